@@ -1,0 +1,58 @@
+# `make` alone lists the targets. Everything runs in $(VENV), which is made on first use and again when
+# pyproject.toml or constraints.txt change.
+#   make setup PYTHON=/path/to/python3.12 VENV=/tmp/env     another interpreter, another place
+#   make test MARK="slow or real"                           other tests than the fast ones
+PYTHON ?= python3
+VENV ?= .venv
+MARK ?= not slow and not real
+
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+# One thread in each of two processes: more only wait for each other on a small machine. `loadgroup` keeps tests that
+# share an expensive fixture in one process if they are marked xdist_group.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format type check clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+
+setup: $(READY) ## make the environment (once; a few minutes the first time)
+	@echo "$(VENV) is ready"
+
+demo: $(READY) ## train a teacher and five students on the embedded tasks, offline, and print their table
+	$(BIN)/distill-run experiment=demo
+
+test: $(READY) ## run the fast tests
+	$(PYTEST) -m "$(MARK)"
+
+test-all: $(READY) ## run every test, also those on real data where it is present
+	$(PYTEST)
+
+lint: $(READY) ## check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(READY) ## mend what `make lint` can mend by itself
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+type: $(READY) ## check types
+	$(BIN)/mypy
+
+check: lint type test-all ## all of the above checks
+
+clean: ## remove caches and build products; the environment and outputs/ stay
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Python 3.11 or later is needed, and '$(PYTHON)' is older or missing." >&2; \
+	  echo "  Name another one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Installing into $(VENV) (a few minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt \
+	  -e '.[dev,wandb,tensorboard,joblib]'
+	@touch $@

@@ -1,0 +1,141 @@
+"""Tokenise once, then padding-free batches with a stable example index.
+
+A batch is one row of tokens: its sequences lie end to end, shortest first, and every layer but the attention works on
+them as they are. For the attention the sequences are taken in groups of equal length after rounding up to a multiple
+of ``GRANULE``; a sequence's padded length then depends on nothing but the sequence, so that what a model computes for an
+example is the same, bit for bit, whatever other examples share its batch (with at least 16 of them; tested on CPU).
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from distill_runner.tasks import Examples
+
+GRANULE = 16
+
+
+@dataclass(frozen=True)
+class Group:
+    """Consecutive sequences of a pack that are attended together, each padded to the same length L.
+
+    ``sequences`` and ``tokens`` are the group's ranges in the batch and in the pack; ``gather`` (n, L) indexes the
+    group's tokens, padding pointing at some real token, and ``real`` (n, L) is True where there is a token.
+    """
+
+    sequences: slice
+    tokens: slice
+    gather: Tensor
+    real: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences of T tokens in all, packed.
+
+    ``input_ids``, ``segments`` and ``positions`` are (T,); ``starts`` (B,) are the rows of the first tokens ([CLS]); ``index``
+    (B,) is the example's number in its split; ``rows`` are the tokens that a token-wise head reads, None for a
+    head on [CLS]; ``labels`` belong to what the head reads.
+    """
+
+    input_ids: Tensor
+    segments: Tensor
+    positions: Tensor
+    starts: Tensor
+    index: Tensor
+    groups: tuple[Group, ...]
+    labels: Tensor | None = None
+    rows: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.index)
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on another device; copies do not block the host."""
+        if device.type == "cpu":
+            return self
+
+        def move(value: Any) -> Any:
+            return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+        groups = tuple(replace(group, gather=move(group.gather), real=move(group.real)) for group in self.groups)
+        moved = {field.name: move(getattr(self, field.name)) for field in fields(self)}
+        return Batch(**moved | {"groups": groups})
+
+    def padded(self) -> tuple[Tensor, Tensor, Tensor]:
+        """``input_ids``, ``segments`` and ``attention_mask``, each (B, L), for backbones that need padding."""
+        bounds = torch.cat([self.starts, self.starts.new_tensor([len(self.input_ids)])])
+        lengths = bounds.diff()
+        columns = torch.arange(int(lengths.max()), device=lengths.device)
+        real = columns < lengths[:, None]
+        gather = self.starts[:, None] + torch.minimum(columns, lengths[:, None] - 1)
+        return self.input_ids[gather] * real, self.segments[gather] * real, real.long()
+
+
+class Tokens:
+    """The tokenised examples of one split, memory-mapped from a folder that ``write`` made."""
+
+    def __init__(self, folder: Path) -> None:
+        def read(name: str) -> Any:
+            return np.load(folder / f"{name}.npy", mmap_mode="r")
+
+        self.ids, self.segments, self.offsets = read("ids"), read("segments"), read("offsets")
+        self.labels = read("labels") if (folder / "labels.npy").exists() else None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @staticmethod
+    def write(folder: Path, examples: "Examples", tokenizer: Any, max_length: int) -> None:
+        """Tokenise and save. Long inputs lose tokens from the longer text first, as in BERT's own recipe."""
+        encoded = tokenizer(*examples.texts, truncation=True, max_length=max_length, return_token_type_ids=True)
+        offsets = np.cumsum([0, *map(len, encoded["input_ids"])], dtype=np.int64)
+        np.save(folder / "ids.npy", np.concatenate(encoded["input_ids"]).astype(np.int32))
+        np.save(folder / "segments.npy", np.concatenate(encoded["token_type_ids"]).astype(np.int8))
+        np.save(folder / "offsets.npy", offsets)
+        if examples.labels is not None:
+            np.save(folder / "labels.npy", examples.labels)
+
+    def batch(self, index: Sequence[int] | np.ndarray, granule: int | None = GRANULE) -> Batch:
+        """Pack the examples of these numbers, shortest first; ``granule=None`` puts all in one attention group."""
+        index = np.asarray(index, dtype=np.int64)
+        lengths = self.offsets[index + 1] - self.offsets[index]
+        order = np.argsort(lengths, kind="stable")
+        index, lengths = index[order], lengths[order]
+        starts = np.cumsum(lengths) - lengths
+        positions = np.arange(lengths.sum()) - np.repeat(starts, lengths)
+        source = np.repeat(self.offsets[index], lengths) + positions
+        labels = None if self.labels is None else torch.from_numpy(np.asarray(self.labels[index]))
+        return Batch(
+            input_ids=torch.from_numpy(self.ids[source].astype(np.int64)),
+            segments=torch.from_numpy(self.segments[source].astype(np.int64)),
+            positions=torch.from_numpy(positions),
+            starts=torch.from_numpy(starts),
+            index=torch.from_numpy(index),
+            groups=tuple(_groups(lengths, starts, granule)),
+            labels=labels,
+        )
+
+
+def _groups(lengths: np.ndarray, starts: np.ndarray, granule: int | None) -> Iterator[Group]:
+    """Cut sequences, sorted by length, where the rounded length changes."""
+    padded = np.full_like(lengths, lengths.max()) if granule is None else -(-lengths // granule) * granule
+    cuts = [0, *(np.flatnonzero(np.diff(padded)) + 1), len(lengths)]
+    for first, last in itertools.pairwise(cuts):
+        here, columns = lengths[first:last, None], np.arange(padded[first])
+        gather = (starts[first:last] - starts[first])[:, None] + np.minimum(columns, here - 1)
+        tokens = slice(int(starts[first]), int(starts[last - 1] + lengths[last - 1]))
+        yield Group(slice(first, last), tokens, torch.from_numpy(gather), torch.from_numpy(columns < here))
+
+
+def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of examples in one epoch: a function of its arguments alone, so that a resumed run can rebuild it."""
+    return np.random.default_rng([seed, epoch]).permutation(size)

@@ -1,0 +1,168 @@
+"""The typed schema of a run, and how a composed configuration becomes one."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+
+from distill_runner.corpora import Corpus
+from distill_runner.errors import Schema, UserError
+from distill_runner.tasks import Task
+from distill_runner.tracking import TrackerConfig
+
+Init = Literal["first", "group_top", "alternate", "random", "embeddings_only"]
+AnySchema = TypeVar("AnySchema", bound=Schema)
+
+
+class ModelConfig(Schema):
+    """Where a model comes from.
+
+    Args:
+        source: a hub id, a folder, ``package:<module>/<folder>`` inside an installed package, ``stage:<name>`` for what an
+            earlier stage yields, or None for a fresh model of ``architecture``.
+        revision: of a hub id; the newest by default.
+        tokenizer: as ``source``, or ``corpus`` for a vocabulary trained on the stage's corpus; the source's own by default.
+        num_layers: keep that many layers; all by default.
+        layers: which of the source's layers are copied (METHODS "Shared terms"): ``first`` (ALP-KD, PKD), ``group_top``
+            (internal representations), ``alternate`` (DistilBERT), ``random`` or ``embeddings_only``.
+        head: ``new``, or ``keep`` the one of a fine-tuned source, its outputs put in the task's order by name.
+        labels: names of a kept head's outputs, for heads that do not say (LABEL_0, ...).
+        architecture: configuration of a fresh model, with its ``model_type``.
+    """
+
+    source: str | None = None
+    revision: str | None = None
+    tokenizer: str | None = None
+    num_layers: int | None = Field(None, ge=1)
+    layers: Init = "first"
+    head: Literal["new", "keep"] = "new"
+    labels: list[str] | None = None
+    architecture: dict[str, Any] | None = None
+
+
+class Optim(Schema):
+    """How weights are updated.
+
+    Args:
+        batch_size: examples of one update, over all ``accumulation`` passes that it is made of.
+        epochs: 0 evaluates the model as it is.
+        max_steps: ends training earlier; the schedule then spans these steps.
+        warmup: share of the steps in which the learning rate rises from 0.
+        weight_decay: not applied to biases and LayerNorm.
+        clip: largest norm of the gradient; None for no limit.
+    """
+
+    name: Literal["adamw", "adam"] = "adamw"
+    lr: float = Field(gt=0)
+    batch_size: int = Field(ge=1)
+    accumulation: int = Field(1, ge=1)
+    epochs: int = Field(ge=0)
+    max_steps: int | None = Field(None, ge=1)
+    schedule: Literal["linear", "constant"] = "linear"
+    warmup: float = Field(0.1, ge=0, le=1)
+    weight_decay: float = Field(0.01, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    clip: float | None = Field(1.0, gt=0)
+
+
+class Runtime(Schema):
+    """What does not change the result, apart from ``precision``.
+
+    Args:
+        targets: read the teacher from a cache or run it live; ``auto`` goes by size and free disk.
+        threads: of torch on the CPU; torch's own choice by default.
+        checkpoint_minutes: how often an epoch in progress is saved, beside the save at each epoch's end.
+        log_every: steps between two lines of metrics.
+    """
+
+    device: str = "auto"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    targets: Literal["auto", "cached", "live"] = "auto"
+    threads: int | None = Field(None, ge=1)
+    checkpoint_minutes: float = Field(5, gt=0)
+    log_every: int = Field(10, ge=1)
+
+
+class StoreConfig(Schema):
+    dir: Path
+
+
+class StageConfig(Schema):
+    """One stage: a model fitted on one data set with one method, optionally against the teacher that another stage yields."""
+
+    task: Task | None = None
+    corpus: Corpus | None = None
+    model: ModelConfig
+    method: dict[str, Any]
+    teacher: str | None = None
+    optim: Optim
+    select: Literal["best", "last"] = "best"
+    seed: int = Field(ge=0)
+
+    def model_post_init(self, _context: Any) -> None:
+        if (self.task is None) == (self.corpus is None):
+            raise UserError(
+                "stages", None, "a stage has either a task or a corpus", "Set one of them, the other to null."
+            )
+
+
+class TeacherConfig(Schema):
+    """The teacher as results name it; the stage ``teacher`` reads the rest of its group by interpolation."""
+
+    name: str
+    source: str
+
+
+class RunConfig(Schema):
+    """A run: the stage ``student`` is what is asked for; the others are there for it."""
+
+    stages: dict[str, StageConfig]
+    runtime: Runtime
+    store: StoreConfig
+    tracker: TrackerConfig
+    teacher: TeacherConfig
+    method: str
+    seed: int
+    plan: bool
+
+
+def typed(schema: type[AnySchema], values: Mapping[str, Any], prefix: str = "") -> AnySchema:
+    """The typed form of a part of a configuration.
+
+    Raises:
+        UserError: its first fault, by key, with the nearest name for an unknown one.
+    """
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join([*([prefix] if prefix else []), *(str(part) for part in first["loc"])])
+        if first["type"] == "extra_forbidden":
+            raise UserError(
+                key, None, "there is no such key", nearest(str(first["loc"][-1]), schema.model_fields)
+            ) from error
+        raise UserError(_as_typed(key), first["input"], first["msg"][:1].lower() + first["msg"][1:]) from error
+
+
+def nearest(name: str, known: Any) -> str:
+    """A remedy for a misspelt name: the nearest known one, and all if they are few."""
+    names = sorted(str(item) for item in known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"Did you mean '{close[0]}'? " if close else ""
+    return f"{hint}Known: {', '.join(names)}." if len(names) <= 40 else hint.strip()
+
+
+def _as_typed(key: str) -> str:
+    """``stages.student.optim.lr`` is set as ``optim.lr`` on the command line."""
+    for long, short in (
+        ("stages.student.model.", "student."),
+        ("stages.student.", ""),
+        ("stages.teacher.model.", "teacher."),
+        ("stages.teacher.optim.", "teacher.optim."),
+    ):
+        if key.startswith(long):
+            return short + key.removeprefix(long)
+    return key

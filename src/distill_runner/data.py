@@ -1,0 +1,104 @@
+"""What a stage trains on and is judged by: a task's labelled examples, or the masked text of a corpus."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from distill_runner.batches import Batch, Tokens, epoch_order
+from distill_runner.corpora import mask_tokens
+from distill_runner.devices import Device
+from distill_runner.encoders import Needs, extract
+from distill_runner.evaluate import by_tokens, predict
+from distill_runner.metrics import score
+from distill_runner.tasks import Task
+
+Evaluation = tuple[dict[str, float], dict[str, np.ndarray]]
+"""Metrics by name, the first of which selects, higher being better; and predictions by split."""
+
+
+class Data(Protocol):
+    """The training examples of a stage in batches, and its evaluation."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: np.ndarray, epoch: int) -> Batch: ...
+
+    def evaluate(self, model: PreTrainedModel) -> Evaluation: ...
+
+
+class TaskData:
+    """A task's training split, and its validation splits of which the first one selects."""
+
+    def __init__(self, task: Task, train: Tokens, validation: Mapping[str, Tokens], device: Device) -> None:
+        self.task, self.train, self.validation, self.device = task, train, validation, device
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def batch(self, index: np.ndarray, epoch: int) -> Batch:
+        return self.train.batch(index, self.device.granule)
+
+    def evaluate(self, model: PreTrainedModel) -> Evaluation:
+        """Scores in 0..1; those of further splits are named ``<split>/<metric>`` (MNLI's mismatched)."""
+        outputs = {name: predict(model, tokens, self.device) for name, tokens in self.validation.items()}
+        metrics: dict[str, float] = {}
+        for number, (name, tokens) in enumerate(self.validation.items()):
+            scores = score(self.task.metrics, outputs[name], np.asarray(tokens.labels))
+            metrics |= {f"{name}/{metric}" if number else metric: value for metric, value in scores.items()}
+        return metrics, outputs
+
+
+class CorpusData:
+    """Passages for masked language modelling, masked anew each epoch, and held-out ones masked once and for all."""
+
+    def __init__(self, train: Tokens, validation: Tokens, tokenizer: Any, seed: int, device: Device) -> None:
+        self.train, self.validation, self.seed, self.device = train, validation, seed, device
+        self.special = torch.tensor(sorted(tokenizer.all_special_ids))
+        self.mask_id, self.vocab_size = tokenizer.mask_token_id, len(tokenizer)
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def batch(self, index: np.ndarray, epoch: int) -> Batch:
+        return self._masked(self.train.batch(index, self.device.granule), epoch + 1)
+
+    def _masked(self, batch: Batch, epoch: int) -> Batch:
+        """Masks depend on seed, epoch and first example alone, so that a resumed run draws the same."""
+        entropy = np.random.SeedSequence([self.seed, epoch, int(batch.index[0])]).generate_state(1)[0]
+        generator = torch.Generator().manual_seed(int(entropy))
+        special = torch.isin(batch.input_ids, self.special)
+        masked, labels = mask_tokens(batch.input_ids, special, self.mask_id, self.vocab_size, generator)
+        rows = torch.nonzero(labels >= 0).squeeze(-1)
+        return replace(batch, input_ids=masked, labels=labels[rows], rows=rows)
+
+    def evaluate(self, model: PreTrainedModel) -> Evaluation:
+        """``masked_accuracy`` and ``perplexity`` of the held-out passages."""
+        model.eval()
+        correct, loss, count = 0, 0.0, 0
+        with torch.inference_mode(), self.device.autocast():
+            for batch in self._held_out():
+                logits = extract(model, batch, Needs(logits=True)).logits
+                assert logits is not None
+                assert batch.labels is not None
+                correct += int((logits.argmax(-1) == batch.labels).sum())
+                loss += float(torch.nn.functional.cross_entropy(logits.float(), batch.labels, reduction="sum"))
+                count += len(batch.labels)
+        model.train()
+        return {"masked_accuracy": correct / count, "perplexity": float(np.exp(loss / count))}, {}
+
+    def _held_out(self) -> Iterator[Batch]:
+        for index in by_tokens(self.validation, budget=4096):
+            yield self.device.move(self._masked(self.validation.batch(index, self.device.granule), epoch=0))
+
+
+def steps(data: Data, batch_size: int, accumulation: int, seed: int, epoch: int) -> Iterator[list[Batch]]:
+    """The updates of one epoch, each a list of ``accumulation`` batches (fewer at the epoch's end)."""
+    order = epoch_order(len(data), seed, epoch)
+    for start in range(0, len(order), batch_size):
+        update = order[start : start + batch_size]
+        parts = np.array_split(update, min(accumulation, len(update)))
+        yield [data.batch(part, epoch) for part in parts]

@@ -1,0 +1,81 @@
+"""Where and in which precision tensors are computed."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+
+from distill_runner.batches import GRANULE, Batch
+from distill_runner.errors import UserError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A torch device and the precision of matrix products on it; weights and losses stay float32."""
+
+    torch: torch.device
+    precision: Precision
+
+    @classmethod
+    def of(cls, name: str, precision: Precision) -> "Device":
+        """``auto`` takes a GPU if there is one.
+
+        Raises:
+            UserError: there is no such device, this build of torch has no kernels for it, or the precision is none of its.
+        """
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise UserError("runtime.device", name, "is no device", "Take auto, cpu, cuda or cuda:<number>.") from error
+        if device.type == "cuda":
+            _check_cuda(name)
+        if precision == "fp16" and device.type != "cuda":
+            raise UserError("runtime.precision", precision, "needs a GPU", "Take bf16 or fp32 on a CPU.")
+        return cls(device, precision)
+
+    @property
+    def granule(self) -> int | None:
+        """On a GPU one attention call for the whole batch beats many small ones."""
+        return GRANULE if self.torch.type == "cpu" else None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.torch.type, _LOW[self.precision])
+
+    def scaler(self) -> GradScaler:
+        """Loss scaling for fp16; does nothing otherwise."""
+        return GradScaler(self.torch.type, enabled=self.precision == "fp16")
+
+    def place(self, module: AnyModule) -> AnyModule:
+        return module.to(self.torch)
+
+    def move(self, batch: Batch) -> Batch:
+        return batch.to(self.torch)
+
+
+def _check_cuda(name: str) -> None:
+    if not torch.cuda.is_available():
+        raise UserError("runtime.device", name, "no GPU is visible to torch", "Take runtime.device=cpu or auto.")
+    if (number := torch.device(name).index or 0) >= torch.cuda.device_count():
+        raise UserError("runtime.device", name, f"there are {torch.cuda.device_count()} GPUs, numbered from 0")
+    major, minor = torch.cuda.get_device_capability(number)
+    built = torch.cuda.get_arch_list()
+    if built and not any(arch in built for arch in (f"sm_{major}{minor}", f"sm_{major}0", f"compute_{major}{minor}")):
+        gpu = torch.cuda.get_device_name(number)
+        problem = f"this torch has no kernels for {gpu} (sm_{major}{minor}; it has {', '.join(built)})"
+        raise UserError(
+            "runtime.device",
+            name,
+            problem,
+            "Install a torch built for it: CUDA 12.6 builds still have sm_70.",
+        )

@@ -1,0 +1,1 @@
+"""Distillation methods: one file per paper, one protocol (``base``)."""

@@ -1,0 +1,119 @@
+"""Distillation of intermediate layers: PKD, CKD and ALP-KD as one term with different data (Eqs. 3-7).
+
+``conf/method/{pkd,ckd,alp,pkd_original}.yaml`` say which mapping, combination and distance make which method.
+"""
+
+from collections.abc import Mapping as Data
+from typing import Any, Literal, TypeVar
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from distill_runner import losses
+from distill_runner.batches import Batch
+from distill_runner.combinations import Attend, Combination, Concatenate, Select
+from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.errors import Schema, UserError
+from distill_runner.mapping import Attention, Mapping
+from distill_runner.methods.base import Kind, Progress, SoftLabels, Term
+
+DISTANCES = {
+    "normalized": losses.normalized_squared_distance,
+    "mse": losses.mean_squared_error,
+    "normalized_mse": losses.normalized_mean_squared_error,
+}
+AnySchema = TypeVar("AnySchema", bound=Schema)
+
+
+class LayerProjection(Term):
+    """Distance between the [CLS] states of student layers and combinations of the teacher's.
+
+    Args:
+        mapping: which teacher layers belong to which student layer.
+        combine: ``select`` the one layer (PKD), ``concatenate`` and project (CKD), or ``attend`` (ALP).
+        distance: ``normalized`` is PKD's Eq. 3, ``mse`` that of Eq. 7; ``normalized_mse`` that of PKD's code.
+        over_layers: ``sum`` over the supervised student layers (the paper) or their ``mean`` (PKD's code).
+        attention: for ``attend`` only; the parameter-free dot product by default.
+        project: for ``concatenate`` only, which side is projected; the teacher's by default.
+
+    ``observed`` has ``alpha_entropy_<j>`` in nats for each student layer that attends: near 0, the raw dot
+    product has saturated the softmax, and one teacher layer takes all.
+    """
+
+    def __init__(
+        self,
+        mapping: Mapping | Data[str, Any],
+        combine: Literal["select", "concatenate", "attend"],
+        distance: Literal["normalized", "mse", "normalized_mse"],
+        over_layers: Literal["sum", "mean"] = "sum",
+        attention: Attention | Data[str, Any] | None = None,
+        project: Literal["teacher", "student"] | None = None,
+    ) -> None:
+        super().__init__()
+        _one_of("combine", combine, ("select", "concatenate", "attend"))
+        _one_of("distance", distance, DISTANCES)
+        _one_of("over_layers", over_layers, ("sum", "mean"))
+        _one_of("project", project, (None, "teacher", "student"))
+        for key, value, owner in (("attention", attention, "attend"), ("project", project, "concatenate")):
+            if value is not None and combine != owner:
+                problem = f"combine={combine} does not use it"
+                raise UserError(key, value, problem, f"Only combine={owner} does.")
+        self.mapping = _typed(Mapping, "mapping", mapping)
+        self.attention = _typed(Attention, "attention", attention or {})
+        self.combine, self.project = combine, project or "teacher"
+        self.distance, self.over_layers = DISTANCES[distance], over_layers
+
+    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
+        if teacher is None:
+            raise UserError("teacher", None, "an intermediate loss needs one", "Without one: method=nkd.")
+        layers = self.mapping.resolve(student.num_layers, teacher.num_layers)
+        if not any(layers):
+            raise UserError(
+                "mapping",
+                layers,
+                f"supervises no layer of a student of {student.num_layers}",
+                "The last layer is left out by default; mapping.supervise_last=true includes it.",
+            )
+        self.combination = self._combination(layers, student.width, teacher.width)
+        self.student_needs = Needs(cls=frozenset(self.combination.layers))
+        self.teacher_needs = Needs(cls=frozenset(k for entry in layers for k in entry))
+
+    def _combination(self, layers: list[list[int]], width_student: int, width_teacher: int) -> Combination:
+        match self.combine:
+            case "select":
+                return Select(layers, width_student, width_teacher)
+            case "concatenate":
+                return Concatenate(layers, width_student, width_teacher, self.project)
+            case "attend":
+                return Attend(layers, width_student, width_teacher, self.attention)
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        sides = self.combination(student.cls, teacher.cls)
+        alphas = self.combination.alpha.items()
+        self.observed = {f"alpha_entropy_{j}": losses.attention_entropy(alpha) for j, alpha in alphas}
+        distances = torch.stack([self.distance(mine, target) for mine, target in sides.values()])
+        return distances.sum() if self.over_layers == "sum" else distances.mean()
+
+
+class SoftLabelsPerClass(SoftLabels):
+    """``SoftLabels`` as in PKD's published code: the mean is over the classes as well as the batch."""
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        assert student.logits is not None
+        return super().forward(student, teacher, batch, progress) / student.logits.shape[-1]
+
+
+def _one_of(key: str, value: Any, known: Any) -> None:
+    if value not in known:
+        raise UserError(key, value, f"is none of {', '.join(str(name) for name in known if name)}")
+
+
+def _typed(schema: type[AnySchema], key: str, value: AnySchema | Data[str, Any]) -> AnySchema:
+    """The typed form of a node of the configuration, its first error as a ``UserError``."""
+    try:
+        return value if isinstance(value, schema) else schema.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([key, *(str(part) for part in first["loc"])])
+        raise UserError(where, first["input"], first["msg"]) from error

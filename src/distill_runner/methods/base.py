@@ -1,0 +1,156 @@
+"""The extension point: a method is a weighted sum of terms, and the loop knows nothing else.
+
+A term says what it reads (``Needs``), builds what it trains in ``bind``, and returns one scalar in ``forward``. A new
+method is a term in a file of this folder, or only a new combination of terms in ``conf/method/``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from distill_runner import losses
+from distill_runner.batches import Batch
+from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.errors import UserError
+
+Kind = Literal["classification", "regression", "masked_lm"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands; schedules of layers or temperatures read it.
+
+    ``epoch`` counts from 0; ``step`` counts optimiser steps from 0 over all epochs.
+    """
+
+    epoch: int
+    step: int
+    num_epochs: int
+    num_steps: int
+
+
+class Term(nn.Module):
+    """One term of a loss. Subclasses set their needs in ``bind``; their parameters join the optimiser.
+
+    ``version`` is raised when a term's meaning changes, so that stored results are not mistaken for it;
+    ``reads_teacher`` is False for a term that needs none.
+    """
+
+    version: ClassVar[int] = 1
+    reads_teacher: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student_needs = Needs()
+        self.teacher_needs = Needs()
+        self.observed: dict[str, Tensor] = {}
+        """Detached scalars of the last forward, logged beside the losses."""
+
+    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
+        """Set the needs and build projections for this pair of models.
+
+        Args:
+            student, teacher: shapes of the two models; ``teacher`` is None in a stage without one.
+            kind: of the task, since a loss may be defined differently for regression.
+        Raises:
+            UserError: the term is impossible for this pair.
+        """
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        """The unweighted term: a scalar, mean over the batch."""
+        raise UserError("method", type(self).__name__, "this term defines no forward")
+
+
+class HardLabels(Term):
+    """Cross entropy with the gold labels (ALP-KD Eq. 1); squared error of the output for regression."""
+
+    reads_teacher = False
+
+    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
+        self.loss = losses.squared_error if kind == "regression" else losses.cross_entropy
+        self.student_needs = Needs(logits=True)
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        assert student.logits is not None
+        assert batch.labels is not None
+        return self.loss(student.logits, batch.labels)
+
+
+class SoftLabels(Term):
+    """Distillation of the predictions (ALP-KD Eq. 2, Hinton et al.); squared error of the outputs for regression.
+
+    Args:
+        temperature: T > 0, of both sides; unused for regression.
+        scale_by_t2: multiply by T², so that the gradient's size does not depend on T. **reading**: the ALP-KD paper
+            does not show it; on by default as in Hinton et al. and in the code of ALP-KD's group.
+    """
+
+    def __init__(self, temperature: float, scale_by_t2: bool = True) -> None:
+        super().__init__()
+        if temperature <= 0:
+            raise UserError(
+                "loss.temperature", temperature, "must be greater than 0", "The paper's grid is 1, 5, 10, 20."
+            )
+        self.temperature, self.scale_by_t2 = temperature, scale_by_t2
+
+    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
+        self.regression = kind == "regression"
+        self.student_needs = self.teacher_needs = Needs(logits=True)
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        assert student.logits is not None
+        assert teacher.logits is not None
+        if self.regression:
+            return losses.squared_error(student.logits, teacher.logits.squeeze(-1))
+        return losses.soft_cross_entropy(student.logits, teacher.logits, self.temperature, self.scale_by_t2)
+
+
+class Method(nn.Module):
+    """A weighted sum of named terms. A term of weight 0 is dropped, with everything that it would have read.
+
+    Args:
+        terms: name -> term, in the order of logging.
+        weights: name -> weight, not negative.
+    """
+
+    def __init__(self, terms: Mapping[str, Term], weights: Mapping[str, float]) -> None:
+        super().__init__()
+        for name, weight in weights.items():
+            if weight < 0:
+                raise UserError(f"method.terms.{name}.weight", weight, "a weight may not be negative")
+        self.weights = {name: float(weight) for name, weight in weights.items() if weight}
+        if not self.weights:
+            raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
+        self.terms = nn.ModuleDict({name: terms[name] for name in self.weights})
+
+    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> "Method":
+        """Bind every term; afterwards ``student_needs`` and ``teacher_needs`` are their unions."""
+        self.student_needs, self.teacher_needs = Needs(), Needs()
+        for term in self.active():
+            term.bind(student, teacher, kind)
+            self.student_needs |= term.student_needs
+            self.teacher_needs |= term.teacher_needs
+        return self
+
+    def reads_teacher(self) -> bool:
+        """Whether any term of non-zero weight needs a teacher."""
+        return any(term.reads_teacher for term in self.active())
+
+    def active(self) -> list[Term]:
+        """The terms, in the order of logging."""
+        return [term for term in self.terms.values() if isinstance(term, Term)]
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> dict[str, Tensor]:
+        """Weighted losses by name; the training loss is their sum, so what is logged adds up."""
+        return {name: self.weights[name] * term(student, teacher, batch, progress) for name, term in self.terms.items()}
+
+    def observed(self) -> dict[str, Tensor]:
+        """Detached scalars that the terms want to see logged, by ``<term>/<name>``."""
+        return {
+            f"{name}/{key}": value
+            for name, term in self.terms.items()
+            if isinstance(term, Term)
+            for key, value in term.observed.items()
+        }

@@ -1,0 +1,1 @@
+"""Results beside the published numbers: rows, tables, model cards."""

@@ -1,0 +1,62 @@
+"""Resolvers of the configuration: derived values, presets, and names of folders."""
+
+import hashlib
+import json
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from distill_runner.errors import UserError
+
+
+def beta(*weights: float) -> float:
+    """Weight of the hard labels, 1 minus the other weights, never set by hand (ALP-KD, after Eq. 7).
+
+    Raises:
+        UserError: the other weights sum to more than 1.
+    """
+    rest = round(1 - sum(weights), 9)
+    if rest < 0:
+        names = ["loss.eta", "loss.lambda"][: len(weights)]
+        key, value = " + ".join(names), " + ".join(f"{weight:g}" for weight in weights)
+        raise UserError(
+            key,
+            value,
+            "beta = 1 - the other weights would be negative",
+            "Choose weights that sum to at most 1.",
+        )
+    return rest
+
+
+def choose(value: Any, *pairs: Any) -> Any:
+    """The value that follows ``value`` in name, value, name, value, ...; ``value`` itself if it is none of the names."""
+    table = dict(zip(map(_spelt, pairs[::2]), pairs[1::2], strict=True))
+    return table.get(_spelt(value), value)
+
+
+def preset(key: str, default: Any, method: str | None = None, *, _root_: DictConfig) -> Any:
+    """What the paper chose for this method and task (``conf/presets``), else ``default``."""
+    name, task = method or _root_.method.name, _root_.task.name
+    chosen = OmegaConf.select(_root_, f"presets.{name}.{task}.{key}")
+    return default if chosen is None else chosen
+
+
+def run_key(*, _root_: DictConfig) -> str:
+    """Name of the run's folder: task, method, and the hash of what the configuration says of the run's stages."""
+    try:
+        stages = OmegaConf.to_container(_root_.stages, resolve=True)
+    except OmegaConfBaseException:  # the run itself will tell what is wrong, in a folder of its own
+        stages = OmegaConf.to_container(_root_, resolve=False)
+    parts = {"stages": stages, "precision": _root_.runtime.precision}
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{_root_.task.name}-{_root_.method.name}-{digest}"
+
+
+def _spelt(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def register() -> None:
+    for resolver in (beta, choose, preset, run_key):
+        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

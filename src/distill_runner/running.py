@@ -1,0 +1,128 @@
+"""One run from a typed configuration to its result: plan, build, report."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+
+from distill_runner.config import RunConfig
+from distill_runner.pipeline import Pipeline, Planned
+from distill_runner.report.result import described_by, environment, finished, write_json
+from distill_runner.report.table import result_row
+from distill_runner.stages import Stage, resolve
+from distill_runner.store import Store
+from distill_runner.terminal import Bar
+from distill_runner.tracking import Tracker, open_tracker
+from distill_runner.train import Log
+
+log = logging.getLogger(__name__)
+
+STUDENT = "student"
+
+
+def run_student(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Build the stage ``student`` with all that it needs, and report it.
+
+    Args:
+        folder: of the run: gets the configuration, versions, ``metrics.jsonl`` and ``result.json``.
+        settings: the resolved configuration, for the record.
+    Raises:
+        UserError: before anything is trained, for all that can be known by then.
+    """
+    quiet()
+    if run.runtime.threads:
+        torch.set_num_threads(run.runtime.threads)
+    stage = resolve(run.stages, STUDENT, run.runtime.precision)
+    pipeline = Pipeline(Store(run.store.dir), run.runtime, lambda name: lambda values, step, epoch: None)
+    planned = pipeline.plan(stage)
+    for line in planned:
+        log.info("%s", describe(line, pipeline))
+    if run.plan:
+        return {"status": "planned", **described_by(run)}
+    if planned[-1].hit:
+        return _report(run, stage, pipeline, folder)
+    record(folder, settings)
+    try:
+        with open_tracker(run.tracker, folder, stage.key, settings, job_type="distill") as tracker:
+            pipeline.report = Reporter(tracker).stage
+            pipeline.build(stage)
+            result = _report(run, stage, pipeline, folder)
+            tracker.summary({key: value for key, value in result.items() if isinstance(value, int | float | str)})
+            tracker.table("results", [_flat(result)])
+    except BaseException as error:
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        failed = {"key": stage.key, "status": status, **described_by(run), "folder": str(folder)}
+        write_json(folder / "result.json", failed | {"error": f"{type(error).__name__}: {error}"})
+        raise
+    return result
+
+
+def describe(planned: Planned, pipeline: Pipeline) -> str:
+    """A line of the plan: the stage, whether it is there, and what it is made of."""
+    stage = planned.stage
+    what = stage.config.task.name if stage.config.task else f"corpus {stage.config.corpus and stage.config.corpus.name}"
+    source = stage.source.name if stage.source else stage.config.model.source or "fresh"
+    size = f"{stage.shape.num_layers} layers x {stage.shape.width}"
+    terms = ", ".join(name for name, weight in stage.config.method["weights"].items() if weight)
+    state = "hit  " if planned.hit else "build"
+    return f"{state} {stage.name:8} {stage.key}  {what}: {size} from {source}; {terms}"
+
+
+class Reporter:
+    """Sends the numbers of each stage to the tracker and the terminal."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+
+    def stage(self, name: str) -> Log:
+        prefix = "" if name == STUDENT else f"{name}/"
+        bar = Bar(name)
+
+        def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
+            bar.show(values, step, epoch)
+            self.tracker.log({f"{prefix}{key}": value for key, value in values.items()}, step=step, epoch=epoch)
+
+        return report
+
+
+def record(folder: Path, settings: Mapping[str, Any]) -> None:
+    """What a reader needs to repeat the run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False))
+    write_json(folder / "environment.json", environment())
+
+
+def quiet() -> None:
+    """Libraries say nothing below an error; this program speaks for them."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> dict[str, Any]:
+    """Write ``result.json`` and the model card, and print the result's rows."""
+    artifact = pipeline.build(stage)
+    teacher = pipeline.build(stage.teacher) if stage.teacher else None
+    result = finished(run, stage, artifact, teacher, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "result.json", result)
+    _link(folder / "model", artifact / "model")
+    print(result_row(result))
+    return result
+
+
+def _link(link: Path, target: Path) -> None:
+    if link.is_symlink():
+        link.unlink()
+    link.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
+
+
+def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result as one row of a table: nested parts as JSON."""
+    return {key: json.dumps(value) if isinstance(value, dict | list) else value for key, value in result.items()}

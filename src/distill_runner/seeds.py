@@ -1,0 +1,41 @@
+"""Random numbers that depend on the seed and the stage, never on what was cached before."""
+
+import hashlib
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def stage_seed(seed: int, stage: str) -> int:
+    """A seed of its own for each stage of a run."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{stage}".encode()).digest()[:4], "big")
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy and torch on all devices."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """The state of all generators, in types that ``torch.load`` reads without running code."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (name, keys.tolist(), *rest),  # type: ignore[union-attr]
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])

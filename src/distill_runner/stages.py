@@ -1,0 +1,239 @@
+"""Stages: what determines each, in which order they must run, and how one is built.
+
+A stage is resolved before anything is trained: its data and model sources are fingerprinted, its method is bound to the
+shapes of both models, and the stages that it really needs are resolved before it. A teacher that no term reads is
+no part of a stage, and is not trained.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import get_class
+from torch import nn
+
+from distill_runner import tasks
+from distill_runner.config import ModelConfig, StageConfig, nearest
+from distill_runner.encoders import Shape
+from distill_runner.errors import UserError
+from distill_runner.methods.base import Kind, Method, Term
+from distill_runner.models import fingerprint, read_shape, read_tokenizer
+from distill_runner.store import Spec, key_of
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+"""Raised when the meaning of an artifact changes; everything is then built again."""
+STAGE, CORPUS = "stage:", "corpus"
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A stage with everything upstream resolved.
+
+    ``source`` is the stage whose model it starts from and ``teacher`` the one it learns from, if any. ``tokenizer`` is a source as in
+    ``ModelConfig``, never a stage, or the name ``corpus``.
+    """
+
+    name: str
+    config: StageConfig
+    shape: Shape
+    tokenizer: str
+    source: "Stage | None"
+    teacher: "Stage | None"
+    precision: str
+
+    @property
+    def kind(self) -> Kind:
+        return self.config.task.kind if self.config.task else "masked_lm"
+
+    @property
+    def upstream(self) -> list["Stage"]:
+        return [stage for stage in (self.source, self.teacher) if stage]
+
+    @cached_property
+    def data_spec(self) -> dict[str, Any]:
+        if self.config.corpus is not None:
+            return {**self.config.corpus.model_dump(), "content": self.config.corpus.fingerprint()}
+        assert self.config.task is not None
+        described = self.config.task.model_dump(exclude={"name", "dataset", "config", "revision", "epochs"})
+        return {**described, "content": tasks.fingerprint(self.config.task)}
+
+    @cached_property
+    def tokenizer_spec(self) -> dict[str, Any]:
+        if self.tokenizer == CORPUS:
+            return self.vocabulary_spec
+        return {"content": fingerprint(self.tokenizer)}
+
+    @cached_property
+    def vocabulary_spec(self) -> dict[str, Any]:
+        """Of a vocabulary trained on the corpus of the first stage of this line."""
+        root: Stage = self
+        while root.source is not None:
+            root = root.source
+        return {"kind": "vocabulary", "schema": SCHEMA, "corpus": root.data_spec}
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """Everything that determines what the stage yields, and nothing else."""
+        model = self.config.model
+        source = {"upstream": key_of(self.source.spec)} if self.source else _source_spec(model)
+        return {
+            "kind": "stage",
+            "schema": SCHEMA,
+            "stage": self.name,
+            "seed": self.config.seed,
+            "data": self.data_spec,
+            "tokenizer": self.tokenizer_spec,
+            "model": {**model.model_dump(exclude={"source", "revision", "tokenizer"}), **source},
+            "method": method_spec(self.config.method),
+            "teacher": key_of(self.teacher.spec) if self.teacher else None,
+            "optim": self.config.optim.model_dump(mode="json"),
+            "select": self.config.select,
+            "precision": self.precision,
+            "versions": {name: version(name).split(".")[0] for name in ("torch", "transformers")},
+        }
+
+    @property
+    def key(self) -> str:
+        return key_of(self.spec)
+
+    def split_spec(self, split: str) -> Spec:
+        """Of a tokenised split: what the texts, their labels and their tokens depend on."""
+        read = ("content", "columns", "label", "labels", "kind", "max_length", "version")
+        return {
+            "kind": "tokens",
+            "schema": SCHEMA,
+            "data": {key: value for key, value in self.data_spec.items() if key in read},
+            "split": split,
+            "tokenizer": self.tokenizer_spec,
+        }
+
+    def method(self, student: Shape | None = None) -> Method:
+        """The stage's method, bound to its models; new parameters are drawn from torch's global generator."""
+        method = make_method(self.config.method)
+        return method.bind(student or self.shape, self.teacher.shape if self.teacher else None, self.kind)
+
+
+def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: tuple[str, ...] = ()) -> Stage:
+    """The stage ``name`` with all that it needs.
+
+    Raises:
+        UserError: a stage that does not exist or needs itself; models, data or methods that do not fit.
+    """
+    if name not in stages:
+        raise UserError("stages", name, "there is no such stage", nearest(name, stages))
+    if name in path:
+        raise UserError("stages", " -> ".join([*path, name]), "a stage needs itself")
+    config = stages[name]
+    if config.task is not None:
+        config = config.model_copy(update={"task": tasks.resolve(config.task)})
+    path = (*path, name)
+    source = None
+    if config.model.source and config.model.source.startswith(STAGE):
+        source = resolve(stages, config.model.source.removeprefix(STAGE), precision, path)
+    shape = _shape(config, source)
+    tokenizer = config.model.tokenizer or (source.tokenizer if source else config.model.source)
+    if tokenizer is None:
+        raise UserError(f"stages.{name}.model.tokenizer", None, "a fresh model needs one")
+    stage = Stage(name, config, shape, tokenizer, source, None, precision)
+    teacher = _needed_teacher(stages, stage, path)
+    return replace(stage, teacher=teacher, tokenizer=teacher.tokenizer) if teacher else stage
+
+
+def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple[str, ...]) -> Stage | None:
+    """The stage's teacher, if its method reads one; binding on the meta device costs nothing and shows misfits early."""
+    wanted = stage.config.teacher
+    method = make_method(stage.config.method)
+    with torch.device("meta"):
+        if not method.reads_teacher():
+            method.bind(stage.shape, None, stage.kind)
+            return None
+        if wanted is None:
+            raise UserError("teacher", None, "this method learns from one, and the stage has none")
+        teacher = resolve(stages, wanted, stage.precision, path)
+        if teacher.tokenizer_spec != stage.tokenizer_spec:
+            require_same_vocabulary(teacher.tokenizer, stage.tokenizer)
+        method.bind(stage.shape, teacher.shape, stage.kind)
+    return teacher
+
+
+def _shape(config: StageConfig, source: Stage | None) -> Shape:
+    if source is None:
+        shape = read_shape(config.model)
+    else:
+        num_layers = config.model.num_layers or source.shape.num_layers
+        if num_layers > source.shape.num_layers:
+            problem = f"the source has {source.shape.num_layers} layers"
+            raise UserError("student.num_layers", num_layers, problem)
+        shape = replace(source.shape, num_layers=num_layers)
+    if config.task is not None:
+        shape = replace(shape, num_labels=len(config.task.labels) if config.task.labels else 1)
+    return shape
+
+
+def _source_spec(model: ModelConfig) -> dict[str, Any]:
+    return {"content": fingerprint(model.source, model.revision)} if model.source else {}
+
+
+def require_same_vocabulary(teacher: str, student: str) -> None:
+    """Both models read the same tokens, so their vocabularies must be equal.
+
+    Raises:
+        UserError: they are not.
+    """
+    if read_tokenizer(teacher).get_vocab() != read_tokenizer(student).get_vocab():
+        problem = f"its tokenizer is not that of the teacher, {teacher}"
+        raise UserError("student", student, problem, "Take a student and a teacher of one family.")
+
+
+def make_method(node: Mapping[str, Any]) -> Method:
+    """Build a method from ``conf/method``: terms by their ``_target_``, with their weights.
+
+    Raises:
+        UserError: a term that does not exist or is no ``Term``, arguments that it does not take, a weight below 0.
+    """
+    terms, weights = node.get("terms", {}), node.get("weights", {})
+    if set(terms) != set(weights):
+        raise UserError("method.weights", dict(weights), f"must name the terms {', '.join(terms)}")
+    for name, weight in weights.items():
+        if not isinstance(weight, int | float):
+            raise UserError(f"method.weights.{name}", weight, "must be a number")
+    return Method({name: _term(name, terms[name]) for name in terms if weights[name]}, weights)
+
+
+def _term(name: str, node: Mapping[str, Any]) -> Term:
+    kind = _term_class(name, node)
+    try:
+        return kind(**{key: value for key, value in node.items() if key != "_target_"})
+    except TypeError as error:
+        raise UserError(f"method.terms.{name}", node["_target_"], str(error)) from error
+
+
+def _term_class(name: str, node: Mapping[str, Any]) -> type[Term]:
+    key, target = f"method.terms.{name}._target_", node.get("_target_")
+    try:
+        kind = get_class(str(target))
+    except (ImportError, ValueError, InstantiationException) as error:
+        raise UserError(key, target, "there is no such class", "Give the import path of a Term.") from error
+    if not (isinstance(kind, type) and issubclass(kind, Term) and issubclass(kind, nn.Module)):
+        raise UserError(key, target, "is no Term", "Only subclasses of distill_runner.methods.base.Term are built.")
+    return kind
+
+
+def method_spec(node: Mapping[str, Any]) -> dict[str, Any]:
+    """What determines a method: its terms of non-zero weight and their versions, whatever the method is called."""
+    return {
+        name: {
+            **node["terms"][name],
+            "weight": float(weight),
+            "version": _term_class(name, node["terms"][name]).version,
+        }
+        for name, weight in sorted(node["weights"].items())
+        if weight
+    }

@@ -1,0 +1,106 @@
+"""The teacher's features for a batch, computed on the spot or read from a cache; a method cannot tell which.
+
+Both ways run the teacher on a multiple of 16 sequences, repeating some if need be. From there on what it computes for an
+example does not depend on the other examples of its batch (see ``batches``), so that cached and live targets are
+equal bit for bit on CPU.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from distill_runner.batches import Batch, Tokens
+from distill_runner.devices import Device
+from distill_runner.encoders import Features, Needs, Shape, extract
+from distill_runner.methods.base import Progress
+
+ROWS = 16
+"""Matrix products of fewer rows may take another kernel."""
+CACHE_BATCH = 64
+
+
+class TeacherTargets(Protocol):
+    """What a method learns from: called once a batch."""
+
+    def __call__(self, batch: Batch, progress: Progress) -> Features: ...
+
+
+class NoTeacher:
+    """Features of nothing, for methods that read no teacher."""
+
+    def __call__(self, batch: Batch, progress: Progress) -> Features:
+        return Features()
+
+
+class Live:
+    """The teacher itself, frozen, in eval mode, run as far as ``needs`` asks."""
+
+    def __init__(self, model: PreTrainedModel, tokens: Tokens, needs: Needs, device: Device) -> None:
+        self.model = device.place(model).eval().requires_grad_(False)
+        self.tokens, self.needs, self.device = tokens, needs, device
+
+    def __call__(self, batch: Batch, progress: Progress | None = None) -> Features:
+        index = batch.index.cpu().numpy()
+        size = -(-len(index) // ROWS) * ROWS
+        run = self.device.move(self.tokens.batch(np.resize(index, size), self.device.granule))
+        with torch.inference_mode(), self.device.autocast():
+            features = extract(self.model, run, self.needs)
+        place = {example: row for row, example in enumerate(run.index.tolist())}
+        rows = torch.tensor([place[example] for example in index.tolist()], device=self.device.torch)
+        logits = None if features.logits is None else features.logits[rows].float()
+        return Features(logits, {layer: cls[rows].float() for layer, cls in features.cls.items()})
+
+
+class Cached:
+    """Targets memory-mapped from a folder that ``write`` made, addressed by example index."""
+
+    def __init__(self, folder: Path, device: Device) -> None:
+        self.device = device
+        self.arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
+
+    def __call__(self, batch: Batch, progress: Progress | None = None) -> Features:
+        rows = batch.index.cpu().numpy()
+        read = {
+            name: torch.from_numpy(array[rows]).to(self.device.torch, non_blocking=True)
+            for name, array in self.arrays.items()
+        }
+        logits = read.pop("logits", None)
+        return Features(logits, {int(name.removeprefix("cls-")): cls for name, cls in read.items()})
+
+    @staticmethod
+    def write(folder: Path, teacher: Live) -> None:
+        """Run the teacher once over all its examples, longest last, and save its features as float32."""
+        tokens = teacher.tokens
+        arrays: dict[str, Any] = {}
+        for index in np.array_split(np.argsort(np.diff(tokens.offsets), kind="stable"), -(-len(tokens) // CACHE_BATCH)):
+            batch = tokens.batch(index)
+            features = teacher(batch)
+            columns = {f"cls-{layer}": cls for layer, cls in features.cls.items()}
+            if features.logits is not None:
+                columns["logits"] = features.logits
+            for name, values in columns.items():
+                if name not in arrays:
+                    shape = (len(tokens), values.shape[1])
+                    arrays[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, shape)
+                arrays[name][batch.index.numpy()] = values.cpu().numpy()
+        for array in arrays.values():
+            array.flush()
+
+
+def cache_bytes(needs: Needs, teacher: Shape, num_examples: int) -> int:
+    """Size of the cache of ``needs``."""
+    return 4 * num_examples * (needs.logits * teacher.num_labels + len(needs.cls) * teacher.width)
+
+
+def choose(mode: Literal["auto", "cached", "live"], size: int, folder: Path) -> tuple[bool, str]:
+    """Whether to cache targets of ``size`` bytes below ``folder``, and why: ``auto`` fills at most half of the free disk."""
+    free = shutil.disk_usage(folder).free
+    what = f"{size / 2**20:.1f} MiB, {free / 2**30:.0f} GiB free"
+    if mode != "auto":
+        return mode == "cached", f"{mode} (runtime.targets={mode}; {what})"
+    cached = size < free / 2
+    return cached, f"{'cached' if cached else 'live'} ({what})"

@@ -1,0 +1,1 @@
+"""The grid sweeper of distill-run, found by Hydra through the namespace package ``hydra_plugins``."""

@@ -1,0 +1,398 @@
+"""PKD, CKD and ALP as terms: float64 NumPy references, numbers by hand, identities, gradients, errors."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from distill_runner.batches import Batch
+from distill_runner.combinations import Attend, Concatenate, KeysQueriesValues
+from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.errors import UserError
+from distill_runner.mapping import Attention
+from distill_runner.methods.alp_kd import LayerProjection, SoftLabelsPerClass
+from distill_runner.methods.base import HardLabels, Method, Progress, SoftLabels, Term
+
+Array = NDArray[np.float64]
+CONF = Path(__file__).parent.parent / "conf"
+PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
+KQV = {"kind": "kqv", "heads": 2, "values": "per_layer", "scale": "sqrt_dim", "normalize": False}
+
+
+def shape(num_layers: int, width: int = 6) -> Shape:
+    return Shape(num_layers=num_layers, width=width, num_heads=2, num_labels=3, vocab_size=9, model_type="bert")
+
+
+def features(num_layers: int, width: int = 6, seed: int = 0, batch: int = 5) -> Features:
+    rng = np.random.default_rng(seed)
+    states = {k: torch.from_numpy(rng.normal(size=(batch, width))) for k in range(1, num_layers + 1)}
+    return Features(logits=torch.from_numpy(rng.normal(size=(batch, 3))), cls=states)
+
+
+def batch(labels: Tensor | None = None) -> Batch:
+    nothing = torch.zeros(0, dtype=torch.long)
+    return Batch(nothing, nothing, nothing, nothing, torch.arange(5), (), labels)
+
+
+def term(m: int = 4, n: int = 12, widths: tuple[int, int] = (6, 6), **options: Any) -> LayerProjection:
+    torch.manual_seed(0)
+    bound = LayerProjection(**{"distance": "mse", **options})
+    bound.bind(shape(m, widths[0]), shape(n, widths[1]), "classification")
+    return bound.double()
+
+
+def value(bound: Term, student: Features, teacher: Features) -> Tensor:
+    return bound(student, teacher, batch(), PROGRESS)
+
+
+def arrays(states: Features) -> dict[int, Array]:
+    return {k: state.detach().numpy() for k, state in states.cls.items()}
+
+
+def softmax(scores: Array) -> Array:
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+PO = [[1, 2, 3, 4, 5], [5, 6, 7, 8, 9], [9, 10, 11, 12], []]
+
+
+def test_pkd_equals_the_reference() -> None:
+    student, teacher = features(4), features(12, seed=1)
+    s, t = arrays(student), arrays(teacher)
+    expected = 0.0
+    for j, k in ((1, 1), (2, 5), (3, 9)):
+        for i in range(5):
+            difference = s[j][i] / np.linalg.norm(s[j][i]) - t[k][i] / np.linalg.norm(t[k][i])
+            expected += difference @ difference / 5
+    pkd = term(mapping={"rule": "skip"}, combine="select", distance="normalized")
+    assert value(pkd, student, teacher).item() == pytest.approx(expected, rel=1e-12)
+    original = term(mapping={"rule": "skip"}, combine="select", distance="normalized_mse", over_layers="mean")
+    assert value(original, student, teacher).item() == pytest.approx(expected / (3 * 6), rel=1e-12)
+
+
+@pytest.mark.parametrize(("scale", "normalize"), [("none", False), ("sqrt_dim", False), ("none", True)])
+def test_alp_equals_the_reference(scale: str, normalize: bool) -> None:
+    student, teacher = features(4), features(12, seed=1)
+    s, t = arrays(student), arrays(teacher)
+    expected = 0.0
+    for j, entry in enumerate(PO[:3], start=1):
+        for i in range(5):
+            scores = np.array([s[j][i] @ t[k][i] for k in entry])
+            if normalize:
+                scores /= np.linalg.norm(s[j][i]) * np.array([np.linalg.norm(t[k][i]) for k in entry])
+            alpha = softmax(scores / (math.sqrt(6) if scale == "sqrt_dim" else 1))
+            combined = sum(a * t[k][i] for a, k in zip(alpha, entry, strict=True))
+            expected += np.mean((s[j][i] - combined) ** 2) / 5
+    attention = {"kind": "dot", "scale": scale, "normalize": normalize}
+    alp = term(mapping={"rule": "po"}, combine="attend", attention=attention)
+    assert value(alp, student, teacher).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("values", ["per_layer", "shared"])
+def test_keys_queries_values_equal_the_reference(values: str) -> None:
+    student, teacher = features(4), features(12, width=10, seed=1)
+    s, t = arrays(student), arrays(teacher)
+    alp = term(mapping={"rule": "po"}, combine="attend", attention=KQV | {"values": values}, widths=(6, 10))
+    weights = {name: parameter.detach().numpy() for name, parameter in alp.combination.named_parameters()}
+    expected = 0.0
+    for j, entry in enumerate(PO[:3], start=1):
+        for i in range(5):
+            query = weights[f"projections.{j}.query.weight"] @ s[j][i]
+            keys = [weights[f"projections.{j}.key.weight"] @ t[k][i] for k in entry]
+            own = [
+                weights[f"projections.{j}.values.{0 if values == 'shared' else at}.weight"] @ t[k][i]
+                for at, k in enumerate(entry)
+            ]
+            heads = []
+            for head in (slice(0, 3), slice(3, 6)):
+                alpha = softmax(np.array([query[head] @ key[head] for key in keys]) / math.sqrt(3))
+                heads.append(sum(a * v[head] for a, v in zip(alpha, own, strict=True)))
+            expected += np.mean((s[j][i] - np.concatenate(heads)) ** 2) / 5
+    assert value(alp, student, teacher).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("project", ["teacher", "student"])
+def test_ckd_equals_the_reference(project: str) -> None:
+    student, teacher = features(4), features(12, width=10, seed=1)
+    s, t = arrays(student), arrays(teacher)
+    ckd = term(mapping={"rule": "po"}, combine="concatenate", project=project, widths=(6, 10))
+    expected = 0.0
+    for j, entry in enumerate(PO[:3], start=1):
+        linear: Any = ckd.combination.get_submodule(f"projections.{j}")
+        weight, bias = linear.weight.detach().numpy(), linear.bias.detach().numpy()
+        assert weight.shape == ((6, len(entry) * 10) if project == "teacher" else (len(entry) * 10, 6))
+        block = np.concatenate([t[k] for k in entry], axis=1)
+        left, right = (s[j], block @ weight.T + bias) if project == "teacher" else (s[j] @ weight.T + bias, block)
+        expected += float(((left - right) ** 2).mean())
+    assert value(ckd, student, teacher).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_alp_by_hand() -> None:
+    # Scores ln 3 and 0 weigh the teacher layers 3/4 and 1/4: C = (0.75 ln 3, 0.5); the student is (1, 0).
+    student = Features(cls={1: torch.tensor([[1.0, 0.0]])})
+    teacher = Features(cls={1: torch.tensor([[math.log(3), 0.0]]), 2: torch.tensor([[0.0, 2.0]])})
+    options: Any = {"mapping": {"rule": "all", "supervise_last": True}, "combine": "attend"}
+    alp = term(m=1, n=2, widths=(2, 2), **options)
+    expected = ((1 - 0.75 * math.log(3)) ** 2 + 0.5**2) / 2
+    assert value(alp, student, teacher).item() == pytest.approx(expected)
+    torch.testing.assert_close(alp.combination.alpha[1], torch.tensor([[[0.75, 0.25]]]))
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert alp.observed["alpha_entropy_1"].item() == pytest.approx(entropy)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mapping": {"rule": "skip"}, "combine": "select", "distance": "normalized"},
+        {
+            "mapping": {"rule": "skip"},
+            "combine": "select",
+            "distance": "normalized_mse",
+            "over_layers": "mean",
+        },
+        {"mapping": {"rule": "no"}, "combine": "concatenate"},
+        {"mapping": {"rule": "no"}, "combine": "concatenate", "project": "student", "distance": "normalized"},
+        {"mapping": {"rule": "all"}, "combine": "attend"},
+        {"mapping": {"rule": "all"}, "combine": "attend", "attention": {"kind": "dot", "normalize": True}},
+        {"mapping": {"rule": "all"}, "combine": "attend", "attention": KQV},
+    ],
+    ids=["pkd", "pkd_original", "ckd", "ckd_student", "alp", "alp_cosine", "alp_kqv"],
+)
+def test_gradient(options: dict[str, Any]) -> None:
+    bound = term(m=3, n=4, **options)
+    teacher = features(4, seed=1, batch=2)
+    states = [state.requires_grad_() for state in features(3, batch=2).cls.values()]
+    parameters = list(bound.parameters())
+
+    def loss(*leaves: Tensor) -> Tensor:
+        return value(bound, Features(cls=dict(enumerate(leaves[:3], start=1))), teacher)
+
+    assert torch.autograd.gradcheck(loss, (*states, *parameters))
+
+
+def test_alp_over_one_layer_is_pkd_without_normalisation() -> None:
+    student, teacher = features(4), features(12, seed=1)
+    one = {"rule": "explicit", "layers": [[2], [7], [12], []]}
+    alp = term(mapping=one, combine="attend")
+    pkd = term(mapping=one, combine="select", distance="mse")
+    assert torch.equal(value(alp, student, teacher), value(pkd, student, teacher))
+    assert {entropy.item() for entropy in alp.observed.values()} == {0.0}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"combine": "select", "distance": "normalized"},
+        {"combine": "select", "distance": "normalized_mse", "over_layers": "mean"},
+        {"combine": "attend"},
+    ],
+    ids=["pkd", "pkd_original", "alp"],
+)
+def test_a_student_equal_to_its_teacher_has_nothing_to_learn(options: dict[str, Any]) -> None:
+    same = features(4)
+    layers = [[1], [2], [3], [4]]
+    assert value(term(n=4, mapping={"rule": "explicit", "layers": layers}, **options), same, same).item() == 0
+
+
+def test_alpha_sums_to_one() -> None:
+    for attention, heads in (({"kind": "dot"}, 1), (KQV, 2)):
+        alp = term(mapping={"rule": "po"}, combine="attend", attention=attention)
+        value(alp, features(4), features(12, seed=1))
+        for j, entry in enumerate(PO[:3], start=1):
+            alpha = alp.combination.alpha[j]
+            assert alpha.shape == (5, heads, len(entry))
+            assert not alpha.requires_grad
+            assert bool((alpha >= 0).all())
+            torch.testing.assert_close(alpha.sum(-1), torch.ones(5, heads, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("attention", [{"kind": "dot"}, KQV | {"values": "shared"}], ids=["dot", "kqv"])
+def test_attention_ignores_the_order_of_teacher_layers(attention: dict[str, Any]) -> None:
+    student, teacher = features(4), features(12, seed=1)
+    order = [7, 2, 12, 1, 9, 4, 3, 11, 5, 10, 6, 8]
+    shuffled = Features(cls={k: teacher.cls[at] for k, at in enumerate(order, start=1)})
+    alp = term(mapping={"rule": "all"}, combine="attend", attention=attention)
+    torch.testing.assert_close(value(alp, student, shuffled), value(alp, student, teacher))
+
+
+def test_gradients_reach_the_student_through_alpha() -> None:
+    student, teacher = features(2), features(3, seed=1)
+    student.cls[1].requires_grad_()
+    alp = term(m=2, n=3, mapping={"rule": "all"}, combine="attend")
+    (gradient,) = torch.autograd.grad(value(alp, student, teacher), student.cls[1])
+    alpha = alp.combination.alpha[1][:, 0]
+    fixed = sum(alpha[:, k - 1, None] * teacher.cls[k] for k in (1, 2, 3))
+    without_alpha = 2 * (student.cls[1].detach() - fixed) / student.cls[1].numel()
+    assert not torch.allclose(gradient, without_alpha)
+
+
+def test_entropy_is_between_zero_and_ln_k() -> None:
+    alp = term(mapping={"rule": "all"}, combine="attend")
+    student, teacher = features(4), features(12, seed=1)
+    value(alp, student, teacher)
+    assert set(alp.observed) == {"alpha_entropy_1", "alpha_entropy_2", "alpha_entropy_3"}
+    assert all(0 < entropy.item() < math.log(12) for entropy in alp.observed.values())
+    still = Features(cls={j: 0 * state for j, state in student.cls.items()})
+    value(alp, still, teacher)
+    assert [entropy.item() for entropy in alp.observed.values()] == pytest.approx([math.log(12)] * 3)
+    loud = Features(cls={j: 1000 * state for j, state in student.cls.items()})
+    value(alp, loud, teacher)  # saturated
+    assert all(entropy.item() < 1e-3 for entropy in alp.observed.values())
+
+
+def test_needs_are_the_layers_that_are_compared() -> None:
+    pkd = term(mapping={"rule": "skip"}, combine="select")
+    assert pkd.student_needs == Needs(cls=frozenset({1, 2, 3}))
+    assert pkd.teacher_needs == Needs(cls=frozenset({1, 5, 9}))
+    holes = term(mapping={"rule": "explicit", "layers": [[], [3, 4], [], [12]]}, combine="attend")
+    assert holes.student_needs == Needs(cls=frozenset({2, 4}))
+    assert holes.teacher_needs == Needs(cls=frozenset({3, 4, 12}))
+    assert pkd.observed == {}
+
+
+def test_number_of_parameters_at_the_papers_size() -> None:
+    with torch.device("meta"):
+        ckd = LayerProjection({"rule": "no"}, "concatenate", "mse")
+        ckd.bind(shape(4, 768), shape(12, 768), "classification")
+        four = LayerProjection({"rule": "all"}, "attend", "mse", attention=KQV | {"heads": 4})
+        four.bind(shape(4, 768), shape(12, 768), "classification")
+        alp = LayerProjection({"rule": "all"}, "attend", "mse")
+        alp.bind(shape(4, 768), shape(12, 768), "classification")
+    assert sum(p.numel() for p in ckd.parameters()) == 3 * (4 * 768 * 768 + 768)
+    assert sum(p.numel() for p in four.parameters()) == 3 * (2 + 12) * 768 * 768
+    assert list(alp.parameters()) == []
+    assert all(p.is_meta for p in [*ckd.parameters(), *four.parameters()])
+
+
+def test_initialisation_depends_on_the_seed_at_bind_alone() -> None:
+    unbound = LayerProjection({"rule": "no"}, "concatenate", "mse")
+    assert list(unbound.parameters()) == []
+    first, second = (term(mapping={"rule": "no"}, combine="concatenate").state_dict() for _ in range(2))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def method(weights: dict[str, float]) -> Method:
+    return Method({"ce": HardLabels(), "kd": SoftLabels(5.0)}, weights)
+
+
+def test_rkd_with_eta_zero_is_nkd() -> None:
+    student, teacher = features(4), features(12, seed=1)
+    labelled = batch(torch.tensor([0, 2, 1, 1, 0]))
+    rkd, nkd = method({"ce": 1 - 0.0, "kd": 0.0}), method({"ce": 1})
+    for one in (rkd, nkd):
+        one.bind(shape(4), shape(12), "classification")
+    theirs, ours = (one(student, teacher, labelled, PROGRESS) for one in (nkd, rkd))
+    assert list(ours) == list(theirs) == ["ce"]
+    assert torch.equal(ours["ce"], theirs["ce"])
+    assert rkd.teacher_needs == Needs()
+
+
+def test_pkds_own_soft_labels_are_a_mean_over_classes_too() -> None:
+    student, teacher = features(4), features(12, seed=1)
+    paper, code = SoftLabels(5.0), SoftLabelsPerClass(5.0)
+    for one in (paper, code):
+        one.bind(shape(4), shape(12), "classification")
+    torch.testing.assert_close(value(code, student, teacher), value(paper, student, teacher) / 3)
+
+
+def refusal(m: int = 4, n: int = 12, widths: tuple[int, int] = (6, 6), **options: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        term(m=m, n=n, widths=widths, **options)
+    return str(caught.value)
+
+
+def test_impossible_pairs_are_refused() -> None:
+    assert refusal(mapping={"rule": "all"}, combine="select") == (
+        "mapping=[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]: "
+        "this method compares student layer 1 with one teacher layer, not with 12\n"
+        "  Take mapping=skip, last or layer, or a method that combines layers: method=ckd or alp."
+    )
+    widths = "student: its states have 6 features, the teacher's 10; "
+    for combine in ("select", "attend"):
+        message = refusal(mapping={"rule": "skip"}, widths=(6, 10), combine=combine)
+        assert message.startswith(widths)
+        assert "method=ckd" in message
+    assert refusal(mapping={"rule": "all"}, combine="attend", attention=KQV | {"heads": 4}) == (
+        "attention.heads=4: must divide the student's width, 6"
+    )
+    assert "mapping.supervise_last=true" in refusal(m=1, mapping={"rule": "all"}, combine="attend")
+    assert refusal(m=12, mapping={"rule": "all"}, combine="attend").startswith("student.num_layers=12: ")
+    with pytest.raises(UserError, match="teacher: an intermediate loss needs one"):
+        LayerProjection({"rule": "skip"}, "select", "mse").bind(shape(4), None, "classification")
+
+
+def test_wrong_options_are_refused() -> None:
+    assert refusal(mapping={"rule": "skip"}, combine="sum") == ("combine=sum: is none of select, concatenate, attend")
+    assert refusal(mapping={"rule": "skip"}, combine="select", distance="cosine") == (
+        "distance=cosine: is none of normalized, mse, normalized_mse"
+    )
+    assert refusal(mapping={"rule": "skip"}, combine="select", attention={}).startswith(
+        "attention={}: combine=select does not use it"
+    )
+    assert refusal(mapping={"rule": "skip"}, combine="attend", project="teacher").startswith(
+        "project=teacher: combine=attend does not use it"
+    )
+    assert refusal(mapping={"rule": "every"}, combine="attend").startswith("mapping.rule=every: Input should be")
+    assert refusal(mapping={"rule": "skip"}, combine="attend", attention={"kind": "dog"}).startswith(
+        "attention.kind=dog: Input should be"
+    )
+
+
+@pytest.mark.parametrize("attention", ["dot", "kqv1", "kqv4"])
+@pytest.mark.parametrize("mapping", ["skip", "no", "po", "all", "layer", "last", "explicit"])
+@pytest.mark.parametrize("name", ["ckd", "alp"])
+def test_every_mapping_and_attention_combines(name: str, mapping: str, attention: str) -> None:
+    settings: Any = shipped(name, mapping, attention)["terms"]["intermediate"]
+    assert settings.pop("_target_").endswith(".LayerProjection")
+    bound = term(widths=(8, 8), **settings)
+    loss = value(bound, features(4, width=8), features(12, width=8, seed=1))
+    assert loss.item() > 0
+    assert isinstance(bound.combination, Attend if name == "alp" else Concatenate)
+    trained = any(isinstance(module, KeysQueriesValues) for module in bound.modules())
+    assert trained == (name == "alp" and attention != "dot")
+
+
+@pytest.mark.parametrize(
+    ("name", "terms", "mapping"),
+    [
+        ("nkd", ["ce"], None),
+        ("rkd", ["ce", "kd"], None),
+        ("pkd", ["ce", "kd", "intermediate"], "skip"),
+        ("pkd_original", ["ce", "kd", "intermediate"], "last"),
+        ("ckd", ["ce", "kd", "intermediate"], "no"),
+        ("alp", ["ce", "kd", "intermediate"], "all"),
+    ],
+)
+def test_shipped_methods(name: str, terms: list[str], mapping: str | None) -> None:
+    path = CONF / f"method/{name}.yaml"
+    assert path.read_text().startswith("# @package _global_\n")
+    whole: Any = OmegaConf.to_container(OmegaConf.load(path))
+    assert whole.get("defaults") == (mapping and [{"override /mapping": mapping}])
+    assert whole["method"]["name"] == name
+    assert list(whole["method"]["terms"]) == list(whole["method"]["weights"]) == terms
+    assert "attention" not in str(whole["method"]) or name == "alp"
+
+
+def shipped(name: str, mapping: str, attention: str) -> dict[str, Any]:
+    """The method's settings with its groups filled in; weights stay out, since their resolver is not ours."""
+    config = OmegaConf.load(CONF / f"method/{name}.yaml")
+    assert isinstance(config, DictConfig)
+    config.mapping = OmegaConf.load(CONF / f"mapping/{mapping}.yaml")
+    config.attention = OmegaConf.load(CONF / f"attention/{attention}.yaml")
+    config.loss = {"temperature": 5, "kd": {"scale_by_t2": True}}
+    del config.method.weights
+    settings: Any = OmegaConf.to_container(config, resolve=True)
+    return settings["method"]
+
+
+def test_typed_settings_are_taken_as_they_are() -> None:
+    attention = Attention(kind="dot", scale="sqrt_dim")
+    assert term(mapping={"rule": "all"}, combine="attend", attention=attention).attention is attention

@@ -1,0 +1,251 @@
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill_runner import corpora
+from distill_runner.corpora import SPLITS, Corpus, embedded, pretraining
+from distill_runner.errors import UserError
+from distill_runner.tasks import Examples
+
+
+@pytest.fixture(scope="module")
+def tasks() -> dict[str, dict[str, Examples]]:
+    return {name: corpora.demo_task(name) for name in ("pairs", "sentences")}
+
+
+def test_the_corpus_is_english_prose_and_large_enough() -> None:
+    sentences = [text for texts in embedded.embedded_sentences().values() for text in texts]
+    assert len(sentences) > 1500
+    assert sum(len(text.split()) for text in sentences) > 25_000
+    for mark in ("::=", ">>>", "***", '"', "_", "  ", "\n"):
+        assert not any(mark in text for text in sentences), mark
+    joined = " ".join(sentences).lower().split()
+    assert joined.count("the") / len(joined) > 0.04
+
+
+def test_plain_takes_markup_off_and_joins_lines() -> None:
+    block = '* The *module* "__main__" (see\n  "exec()") is post-\n  mortem [3], isn’t it ?'
+    assert embedded._plain(block) == "The module main (see exec) is post-mortem, isn't it?"
+
+
+def test_passages_hold_the_sentences_in_order() -> None:
+    sentences = embedded.embedded_sentences()
+    passages = corpora.embedded_passages()
+    assert passages.keys() == sentences.keys()
+    for topic, texts in passages.items():
+        assert " ".join(texts) == " ".join(sentences[topic])
+        assert all(len(text.split()) >= 16 for text in texts[:-1])
+
+
+def test_every_split_has_several_topics_and_no_topic_is_most_of_it() -> None:
+    sizes = {
+        split: {
+            topic: len(texts)
+            for topic, texts in corpora.embedded_passages().items()
+            if embedded.topic_split(topic) == split
+        }
+        for split in SPLITS
+    }
+    total = sum(sum(topics.values()) for topics in sizes.values())
+    for split, topics in sizes.items():
+        assert len(topics) >= 5, split
+        assert max(topics.values()) < 0.5 * sum(topics.values()), split
+        assert sum(topics.values()) > (0.5 if split == "train" else 0.08) * total, split
+
+
+@pytest.mark.parametrize(
+    ("topic", "split"),
+    [
+        ("debugger", "train"),
+        ("types", "train"),
+        ("import", "validation"),
+        ("function", "validation"),
+        ("naming", "test"),
+        ("typesseq", "test"),
+    ],
+)
+def test_the_split_of_a_topic_is_fixed(topic: str, split: str) -> None:
+    assert embedded.topic_split(topic) == split
+
+
+@pytest.mark.parametrize("name", ["pairs", "sentences"])
+def test_no_text_occurs_in_two_splits(name: str, tasks: dict[str, dict[str, Examples]]) -> None:
+    texts = {
+        split: {embedded.normalise(text) for column in examples.texts for text in column}
+        for split, examples in tasks[name].items()
+    }
+    for split in SPLITS:  # sentences and passages also count where the task shows the other kind
+        texts[split] |= {embedded.normalise(text) for text in corpora.embedded_text(split)}
+        for topic, sentences in embedded.embedded_sentences().items():
+            if embedded.topic_split(topic) == split:
+                texts[split] |= {embedded.normalise(text) for text in sentences}
+    assert not texts["train"] & texts["validation"]
+    assert not texts["train"] & texts["test"]
+    assert not texts["validation"] & texts["test"]
+
+
+@pytest.mark.parametrize("name", ["pairs", "sentences"])
+def test_labels_are_balanced_and_mixed(name: str, tasks: dict[str, dict[str, Examples]]) -> None:
+    assert list(tasks[name]) == list(SPLITS)
+    for split, examples in tasks[name].items():
+        assert examples.labels is not None
+        assert examples.labels.dtype == np.int64
+        assert Counter(examples.labels.tolist()) == {0: len(examples) // 2, 1: len(examples) // 2}
+        assert len(examples) > (5000 if split == "train" else 500)
+        assert 0.3 < examples.labels[:100].mean() < 0.7
+
+
+def test_pairs_are_labelled_by_topic_and_no_column_tells_the_label(
+    tasks: dict[str, dict[str, Examples]],
+) -> None:
+    topic_of = {text: topic for topic, texts in corpora.embedded_passages().items() for text in texts}
+    for split, examples in tasks["pairs"].items():
+        first, second = examples.texts
+        assert examples.labels is not None
+        for a, b, label in zip(first, second, examples.labels, strict=True):
+            assert (topic_of[a] == topic_of[b]) == bool(label)
+            assert embedded.topic_split(topic_of[a]) == embedded.topic_split(topic_of[b]) == split
+            assert a != b
+        for column in (first, second):
+            kinds = Counter(zip(column, examples.labels.tolist(), strict=True))
+            assert all(kinds[text, 0] == kinds[text, 1] for text in column)
+
+
+def test_a_corrupted_sentence_shares_split_words_and_ends_with_its_original(
+    tasks: dict[str, dict[str, Examples]],
+) -> None:
+    for examples in tasks["sentences"].values():
+        assert examples.labels is not None
+        by_label: list[list[str]] = [[], []]
+        for text, label in zip(examples.texts[0], examples.labels, strict=True):
+            by_label[label].append(text)
+        corrupted, original = by_label
+        bags = Counter(" ".join(sorted(text.split())) for text in original)
+        assert bags == Counter(" ".join(sorted(text.split())) for text in corrupted)
+        assert not {embedded.normalise(text) for text in corrupted} & {embedded.normalise(t) for t in original}
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), min_size=6, max_size=30), st.integers())
+def test_corrupt_permutes_a_short_window(letters: list[str], seed: int) -> None:
+    words = [f"{letter}{place}" for place, letter in enumerate(letters)]
+    changed = embedded.corrupt(" ".join(words), random.Random(seed)).split()
+    moved = [place for place, (a, b) in enumerate(zip(words, changed, strict=True)) if a != b]
+    assert sorted(changed) == sorted(words)
+    assert 2 <= len(moved) <= 5
+    assert moved[-1] - moved[0] < 5
+    assert moved[0] > 0
+    assert moved[-1] < len(words) - 1
+
+
+def test_examples_do_not_depend_on_global_random_state(tasks: dict[str, dict[str, Examples]]) -> None:
+    random.seed(1)
+    again = corpora.demo_task("pairs")
+    for split in SPLITS:
+        assert again[split].texts == tasks["pairs"][split].texts
+        assert np.array_equal(again[split].labels, tasks["pairs"][split].labels)  # type: ignore[arg-type]
+
+
+def test_another_process_makes_the_same_examples_and_vocabulary(
+    tmp_path: Path, tasks: dict[str, dict[str, Examples]]
+) -> None:
+    """There the sets of Python and the hash maps of `tokenizers` are in another order."""
+    script = (
+        "import sys; from distill_runner import corpora\n"
+        "corpora.train_wordpiece(corpora.embedded_text('train'), 1000, sys.argv[1])\n"
+        "print(corpora.embedded_fingerprint(), corpora.demo_task('sentences')['test'].texts[0][:3])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    there = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "there")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert there == f"{corpora.embedded_fingerprint()} {tasks['sentences']['test'].texts[0][:3]}"
+    corpora.train_wordpiece(corpora.embedded_text("train"), 1000, tmp_path / "here")
+    vocabularies = [
+        json.loads((tmp_path / place / "tokenizer.json").read_text())["model"]["vocab"] for place in ("here", "there")
+    ]
+    assert vocabularies[0] == vocabularies[1]
+
+
+def test_the_tokenizer_folder_loads_and_knows_english(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    corpora.train_wordpiece(corpora.embedded_text("train"), 1200, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.is_fast
+    assert len(tokenizer) == tokenizer.vocab_size == 1200
+    assert tokenizer.convert_tokens_to_ids(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) == [0, 1, 2, 3, 4]
+    assert sorted(tokenizer.all_special_tokens) == sorted(pretraining.SPECIAL_TOKENS)
+    assert tokenizer.tokenize("The Statement") == ["the", "statement"]
+    unseen = "jazzy quixotic zebras, e.g. (a+b)*c == {42}; 3.14~x?"
+    decoded = str(tokenizer.decode(tokenizer(unseen, add_special_tokens=False)["input_ids"]))
+    assert decoded.replace(" ", "") == unseen.replace(" ", "")
+    held_out = tokenizer(corpora.embedded_text("test"))["input_ids"]
+    assert sum(ids.count(tokenizer.unk_token_id) for ids in held_out) < 0.001 * sum(map(len, held_out))
+    pair = tokenizer("the one", "the other")
+    assert pair["input_ids"][0] == 2
+    assert pair["token_type_ids"][-1] == 1
+
+
+def test_masking_follows_bert_and_its_generator() -> None:
+    ids_T = torch.arange(100_000) % 995 + 5
+    special_T = torch.arange(100_000) % 50 == 0
+    masked_T, labels_T = corpora.mask_tokens(ids_T, special_T, 4, 1000, torch.Generator().manual_seed(0))
+    chosen_T = labels_T != -100
+    assert not (chosen_T & special_T).any()
+    assert torch.equal(labels_T[chosen_T], ids_T[chosen_T])
+    assert torch.equal(masked_T[~chosen_T], ids_T[~chosen_T])
+    assert ids_T[0] == 5  # the input was not changed in place
+    assert chosen_T.sum().item() / (~special_T).sum().item() == pytest.approx(0.15, abs=0.005)
+    among_T = masked_T[chosen_T]
+    assert (among_T == 4).float().mean().item() == pytest.approx(0.8 + 0.1 / 1000, abs=0.015)
+    assert (among_T == ids_T[chosen_T]).float().mean().item() == pytest.approx(0.1 + 0.1 / 1000, abs=0.01)
+
+    again_T, _ = corpora.mask_tokens(ids_T, special_T, 4, 1000, torch.Generator().manual_seed(0))
+    other_T, _ = corpora.mask_tokens(ids_T, special_T, 4, 1000, torch.Generator().manual_seed(1))
+    assert torch.equal(again_T, masked_T)
+    assert not torch.equal(other_T, masked_T)
+
+
+def test_masking_with_probability_zero_and_one() -> None:
+    ids_T = torch.tensor([2, 7, 8, 9, 3])
+    special_T = torch.tensor([True, False, False, False, True])
+    generator = torch.Generator().manual_seed(0)
+    masked_T, labels_T = corpora.mask_tokens(ids_T, special_T, 4, 10, generator, probability=0.0)
+    assert masked_T.tolist() == ids_T.tolist()
+    assert labels_T.tolist() == [-100] * 5
+    _, labels_T = corpora.mask_tokens(ids_T, special_T, 4, 10, generator, probability=1.0)
+    assert labels_T.tolist() == [-100, 7, 8, 9, -100]
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    with pytest.raises(UserError, match="embedded:triples"):
+        corpora.demo_task("triples")
+    with pytest.raises(UserError, match=r"corpus\.source=/tmp/x"):
+        Corpus(name="mine", version=1, source="/tmp/x", max_length=64, vocab_size=1000).texts("train")
+
+
+def test_a_python_without_its_documentation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    embedded.embedded_sentences.cache_clear()
+    with pytest.raises(UserError, match="complete installation"):
+        corpora.embedded_passages()
+
+
+def test_a_corpus_gives_its_texts_and_their_hash() -> None:
+    corpus = Corpus(name="python-docs", version=1, max_length=64, vocab_size=1000)
+    assert corpus.texts("train") == corpora.embedded_text("train")
+    assert corpus.fingerprint() == corpora.embedded_fingerprint()

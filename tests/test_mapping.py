@@ -1,0 +1,229 @@
+"""Mappings: the paper's tables literally, properties for any depths, and the errors of impossible ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from pydantic import ValidationError
+
+from distill_runner.errors import UserError
+from distill_runner.mapping import Attention, Mapping
+
+CONF = Path(__file__).parent.parent / "conf"
+EVERY = list(range(1, 13))
+DERIVED = ["skip", "no", "po", "all", "last"]
+
+
+def span(first: int, last: int) -> list[int]:
+    return list(range(first, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("rule", "m", "expected"),
+    [
+        ("skip", 4, [[1], [5], [9], []]),
+        ("no", 4, [span(1, 4), span(5, 8), span(9, 12), []]),
+        ("po", 4, [span(1, 5), span(5, 9), span(9, 12), []]),
+        ("all", 4, [EVERY, EVERY, EVERY, []]),
+        ("skip", 2, [[1], []]),
+        ("no", 2, [EVERY, []]),
+        ("all", 2, [EVERY, []]),
+        ("skip", 6, [[1], [3], [5], [7], [9], []]),
+        ("no", 6, [span(1, 3), span(4, 6), span(7, 8), span(9, 10), span(11, 12), []]),
+        ("po", 6, [span(1, 4), span(4, 7), span(7, 9), span(9, 11), span(11, 12), []]),
+        ("last", 3, [[10], [11], []]),
+        ("last", 6, [[7], [8], [9], [10], [11], []]),
+    ],
+)
+def test_the_papers_tables(rule: Any, m: int, expected: list[list[int]]) -> None:
+    assert Mapping(rule=rule).resolve(m, 12) == expected
+
+
+@pytest.mark.parametrize("layer", [1, 6, 12])
+def test_a_given_layer(layer: int) -> None:
+    assert Mapping(rule="layer", layer=layer).resolve(2, 12) == [[layer], []]
+    assert Mapping(rule="layer", layer=layer).resolve(3, 12) == [[layer], [layer], []]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("skip", [[1], [4], [7], [10]]),
+        ("no", [span(1, 3), span(4, 6), span(7, 9), span(10, 12)]),
+        ("po", [span(1, 4), span(4, 7), span(7, 10), span(10, 12)]),
+        ("all", [EVERY] * 4),
+        ("last", [[9], [10], [11], [12]]),
+    ],
+)
+def test_supervising_the_last_layer_makes_m_buckets(rule: Any, expected: list[list[int]]) -> None:
+    assert Mapping(rule=rule, supervise_last=True).resolve(4, 12) == expected
+
+
+@st.composite
+def depths(draw: st.DrawFn) -> tuple[int, int]:
+    n = draw(st.integers(2, 24))
+    return draw(st.integers(1, n - 1)), n
+
+
+@given(st.sampled_from(DERIVED), depths(), st.booleans())
+def test_any_depths(rule: Any, m_n: tuple[int, int], supervise_last: bool) -> None:
+    m, n = m_n
+    layers = Mapping(rule=rule, supervise_last=supervise_last).resolve(m, n)
+    assert len(layers) == m
+    supervised = layers if supervise_last else layers[:-1]
+    assert all(supervised)
+    assert supervise_last or layers[-1] == []
+    assert all(entry == sorted(set(entry)) and set(entry) <= set(range(1, n + 1)) for entry in supervised)
+
+
+@given(depths(), st.booleans())
+def test_one_layer_rules_rise_without_repetition(m_n: tuple[int, int], supervise_last: bool) -> None:
+    for rule in ("skip", "last"):
+        layers = Mapping(rule=rule, supervise_last=supervise_last).resolve(*m_n)
+        picked = [entry[0] for entry in layers if entry]
+        assert all(len(entry) <= 1 for entry in layers)
+        assert picked == sorted(set(picked))
+
+
+@given(depths())
+def test_no_partitions_and_po_adds_the_next_first(m_n: tuple[int, int]) -> None:
+    m, n = m_n
+    buckets = Mapping(rule="no").resolve(m, n)[:-1]
+    assert [k for bucket in buckets for k in bucket] == (span(1, n) if buckets else [])
+    sizes = [len(bucket) for bucket in buckets]
+    assert sizes == sorted(sizes, reverse=True)
+    assert not sizes or sizes[0] - sizes[-1] <= 1
+    overlapping = Mapping(rule="po").resolve(m, n)[:-1]
+    for bucket, after, both in zip(buckets[:-1], buckets[1:], overlapping[:-1], strict=True):
+        assert both == [*bucket, after[0]]
+    assert overlapping[-1:] == buckets[-1:]
+
+
+@given(depths())
+def test_skip_takes_the_first_of_each_bucket_where_they_are_equal(m_n: tuple[int, int]) -> None:
+    m, n = m_n
+    if m > 1 and n % (m - 1) == 0:
+        buckets = Mapping(rule="no").resolve(m, n)
+        assert Mapping(rule="skip").resolve(m, n) == [bucket[:1] for bucket in buckets]
+
+
+@given(depths())
+def test_all_sees_everything(m_n: tuple[int, int]) -> None:
+    m, n = m_n
+    assert Mapping(rule="all").resolve(m, n) == [span(1, n)] * (m - 1) + [[]]
+
+
+def test_explicit_may_have_any_depths() -> None:
+    layers = [[3, 1], [], [2]]
+    assert Mapping(rule="explicit", layers=layers).resolve(3, 3) == layers
+
+
+@pytest.mark.parametrize(
+    ("keys", "m", "n", "message"),
+    [
+        (
+            {"rule": "skip"},
+            12,
+            12,
+            "student.num_layers=12: mapping=skip needs a student shallower than the teacher, "
+            "which has 12 layers\n"
+            "  Take student.num_layers below 12, or mapping=explicit.",
+        ),
+        (
+            {"rule": "layer", "layer": 13},
+            2,
+            12,
+            "mapping.layer=13: there is no teacher layer 13\n  The teacher has layers 1 to 12.",
+        ),
+        (
+            {"rule": "layer", "layer": 0},
+            2,
+            12,
+            "mapping.layer=0: there is no teacher layer 0\n  The teacher has layers 1 to 12.",
+        ),
+        (
+            {"rule": "explicit", "layers": [[1], [7], []]},
+            3,
+            6,
+            "mapping.layers=[[1], [7], []]: there is no teacher layer 7\n  The teacher has layers 1 to 6.",
+        ),
+        (
+            {"rule": "explicit", "layers": [[1], []]},
+            3,
+            6,
+            "mapping.layers=[[1], []]: has 2 entries, but the student has 3 layers\n"
+            "  Give one list per student layer, [] for a layer that is not supervised.",
+        ),
+        (
+            {"rule": "explicit", "layers": [[2, 2], []]},
+            2,
+            6,
+            "mapping.layers=[[2, 2], []]: [2, 2] names a teacher layer twice",
+        ),
+    ],
+)
+def test_impossible_pairs(keys: dict[str, Any], m: int, n: int, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Mapping(**keys).resolve(m, n)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("keys", "start"),
+    [
+        ({"rule": "layer"}, "mapping.layer: mapping=layer needs it\n"),
+        ({"rule": "explicit"}, "mapping.layers: mapping=explicit needs it\n"),
+        ({"rule": "skip", "layer": 3}, "mapping.layer=3: mapping=skip does not use it\n"),
+        ({"rule": "all", "layers": [[1], []]}, "mapping.layers=[[1], []]: mapping=all does not use it\n"),
+        (
+            {"rule": "explicit", "layers": [[1], []], "supervise_last": True},
+            "mapping.supervise_last=True: mapping=explicit does not use it",
+        ),
+    ],
+)
+def test_keys_of_another_rule_are_refused(keys: dict[str, Any], start: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Mapping(**keys)
+    assert str(caught.value).startswith(start)
+    assert "mapping=" in caught.value.remedy
+
+
+def test_unknown_rules_and_keys_are_refused() -> None:
+    with pytest.raises(ValidationError):
+        Mapping.model_validate({"rule": "every"})
+    with pytest.raises(ValidationError):
+        Mapping.model_validate({"rule": "all", "layerz": 1})
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("mapping/*.yaml")), ids=lambda path: path.stem)
+def test_shipped_mappings(path: Path) -> None:
+    mapping = Mapping.model_validate(OmegaConf.to_container(OmegaConf.load(path)))
+    assert mapping.rule == path.stem
+    assert len(mapping.resolve(4, 12)) == 4
+
+
+def test_every_rule_is_shipped() -> None:
+    assert {path.stem for path in CONF.glob("mapping/*.yaml")} == {*DERIVED, "layer", "explicit"}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("dot", Attention(kind="dot")),
+        ("kqv1", Attention(kind="kqv", heads=1, scale="sqrt_dim")),
+        ("kqv4", Attention(kind="kqv", heads=4, scale="sqrt_dim")),
+    ],
+)
+def test_shipped_attentions(name: str, expected: Attention) -> None:
+    attention = Attention.model_validate(OmegaConf.to_container(OmegaConf.load(CONF / f"attention/{name}.yaml")))
+    assert attention == expected
+
+
+def test_attention_keys_are_checked() -> None:
+    with pytest.raises(UserError, match=r"attention\.heads=4: attention\.kind=dot does not use it"):
+        Attention(kind="dot", heads=4)
+    with pytest.raises(UserError, match=r"attention\.heads=0: must be at least 1"):
+        Attention(kind="kqv", heads=0)

@@ -1,0 +1,302 @@
+"""Trackers: what is logged is read back from the files written, and no fault reaches the training."""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from distill_runner import tracking
+from distill_runner.errors import UserError
+from distill_runner.tracking import MetricsFile, TrackerConfig, open_tracker
+
+CONF = Path(__file__).parents[1] / "conf" / "tracker"
+KEY = "0123456789" * 4
+
+
+class Recorder:
+    """A tracker that remembers its calls, and fails in all of them if told to."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fault = fault
+
+    def _call(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.fault:
+            raise self.fault
+
+    def log(self, values: tracking.Values, *, step: int, epoch: float | None = None) -> None:
+        self._call("log", dict(values), step, epoch)
+
+    def summary(self, values: tracking.Values) -> None:
+        self._call("summary", dict(values))
+
+    def table(self, name: str, rows: Any) -> None:
+        self._call("table", name, rows)
+
+    def finish(self, exit_code: int) -> None:
+        self._call("finish", exit_code)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Stands in for W&B, whose package these tests do not need."""
+    recorder = Recorder()
+    monkeypatch.setitem(tracking.OPTIONAL, "wandb", lambda *_: recorder)
+    return recorder
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_metrics_are_written_without_any_tracker(tmp_path: Path) -> None:
+    with open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill") as tracker:
+        tracker.log({"loss/ce": 0.25, "phase": "warm-up"}, step=1, epoch=0.5)
+        assert len(lines(tmp_path)) == 1, "a line reaches the file at once"
+        tracker.log({"loss/ce": np.float32(0.5), "count": np.int64(3)}, step=2)
+        tracker.summary({"score": 1.0})
+    assert lines(tmp_path) == [
+        {"step": 1, "epoch": 0.5, "loss/ce": 0.25, "phase": "warm-up"},
+        {"step": 2, "loss/ce": 0.5, "count": 3},
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_numbers_that_json_has_not_become_null(tmp_path: Path) -> None:
+    with open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill") as tracker:
+        tracker.log({"nan": float("nan"), "inf": np.float32("inf"), "one": 1.0}, step=1)
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {"step": 1, "nan": None, "inf": None, "one": 1.0}
+
+
+@pytest.mark.parametrize("left_behind", [b'{"step": 1}\n', b'{"step": 1}\n{"step": 2, "lo'])
+def test_a_run_taken_up_again_appends_and_drops_a_torn_line(tmp_path: Path, left_behind: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(left_behind)
+    with open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill") as tracker:
+        tracker.log({}, step=2)
+    assert lines(tmp_path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_file_that_holds_only_a_torn_line_starts_anew(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"st')
+    file = MetricsFile(tmp_path)
+    file.log({}, step=1)
+    file.finish(0)
+    assert lines(tmp_path) == [{"step": 1}]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
+def test_a_full_disk_stops_neither_the_training_nor_leaves_half_a_line(tmp_path: Path) -> None:
+    """A limit on the size of files cuts the third line short, as a full disk does."""
+    code = f"""
+        import resource
+        from pathlib import Path
+        from distill_runner.tracking import TrackerConfig, open_tracker
+        with open_tracker(TrackerConfig(), Path({str(tmp_path)!r}), "run", {{}}, "distill") as tracker:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (30, resource.RLIM_INFINITY))
+            for step in range(5):
+                tracker.log({{}}, step=step)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            tracker.log({{}}, step=5)
+    """
+    environment = os.environ | {"PYTHONPATH": str(Path(tracking.__file__).parents[1])}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert lines(tmp_path) == [{"step": 0}, {"step": 1}, {"step": 5}]
+    assert done.stderr.count("the training goes on") == 1
+
+
+def test_every_tracker_gets_plain_numbers(tmp_path: Path, recorder: Recorder) -> None:
+    with open_tracker(TrackerConfig(name="wandb"), tmp_path, "run", {}, "distill") as tracker:
+        tracker.log({"loss": np.float64(0.5)}, step=3, epoch=1.0)
+        tracker.summary({"score": 0.5})
+        tracker.table("results", [{"a": 1}])
+    assert recorder.calls == [
+        ("log", {"loss": 0.5}, 3, 1.0),
+        ("summary", {"score": 0.5}),
+        ("table", "results", [{"a": 1}]),
+        ("finish", 0),
+    ]
+    assert type(recorder.calls[0][1]["loss"]) is float
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("step 7"), KeyboardInterrupt(), SystemExit(3)])
+def test_an_exception_finishes_with_1_and_passes(tmp_path: Path, recorder: Recorder, fault: BaseException) -> None:
+    config = TrackerConfig(name="wandb")
+    with pytest.raises(type(fault)), open_tracker(config, tmp_path, "run", {}, "distill"):
+        raise fault
+    assert recorder.calls == [("finish", 1)]
+
+
+def test_a_fault_is_logged_once_and_the_file_goes_on(
+    tmp_path: Path, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder.fault = OSError("no space left\nand more")
+    with open_tracker(TrackerConfig(name="wandb"), tmp_path, "run", {}, "distill") as tracker:
+        for step in range(3):
+            tracker.log({}, step=step)
+        tracker.summary({})
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
+    assert len(recorder.calls) == 5, "it is tried again each time"
+    assert [record.message for record in caplog.records] == ["Recorder fails, the training goes on: no space left"]
+
+
+@pytest.mark.parametrize(("name", "module"), [("wandb", "wandb"), ("tensorboard", "torch.utils.tensorboard")])
+def test_a_missing_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    config = TrackerConfig.model_validate({"name": name})
+    with pytest.raises(UserError) as caught, open_tracker(config, tmp_path, "run", {}, "distill"):
+        pass
+    assert f"tracker={name}" in str(caught.value)
+    assert f"pip install 'distill-run[{name}]'" in str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configurations_are_valid(path: Path) -> None:
+    config = TrackerConfig.model_validate(OmegaConf.to_container(OmegaConf.load(path)))
+    assert config.name == path.stem
+    assert config.mode is None, "or it would overrule WANDB_MODE"
+
+
+@pytest.mark.slow
+def test_tensorboard_is_read_back(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = TrackerConfig(name="tensorboard")
+    with open_tracker(config, tmp_path, "run", {"task": "rte"}, "distill") as tracker:
+        tracker.log({"loss": 0.5, "phase": "warm-up"}, step=1)
+        tracker.log({"loss": 0.25}, step=2, epoch=1.0)
+        tracker.summary({"score": 0.75})
+        tracker.table("results", [{"method": "alp", "score": 0.75}, {"method": "nkd"}])
+    events = accumulators.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
+    assert [(event.step, event.value) for event in events.Scalars("epoch")] == [(2, 1.0)]
+
+    def text(name: str) -> str:
+        return events.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0].decode()
+
+    assert text("summary") == "| name | value |\n| --- | --- |\n| score | 0.75 |"
+    assert text("results") == "| method | score |\n| --- | --- |\n| alp | 0.75 |\n| nkd |  |"
+    assert '"task": "rte"' in text("config")
+    assert len(lines(tmp_path)) == 2
+
+
+@pytest.fixture
+def wandb_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """W&B as on a machine where nobody ever logged in; its service reads the environment when it starts."""
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
+    (tmp_path / "home").mkdir()
+    run = tmp_path / "run"
+    run.mkdir()
+    yield run
+    wandb.teardown()
+
+
+def read_back(folder: Path, run_id: str) -> dict[str, Any]:
+    """The one offline run of this id, as W&B's own reader sees it."""
+    (run,) = (folder / "wandb").glob(f"offline-run-*-{run_id}")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", "--json", str(run)]
+    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return found
+
+
+@pytest.mark.slow
+def test_wandb_offline_is_read_back(
+    wandb_home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config = TrackerConfig(name="wandb", project="pilot", tags=("a", "b"), title="alp on rte")
+    with open_tracker(config, wandb_home, "key1", {"task": {"name": "rte"}}, "distill") as tracker:
+        tracker.log({"loss": 0.5, "alpha/entropy": 2.0}, step=1, epoch=0.5)
+        tracker.log({"loss": 0.25}, step=2, epoch=1.0)
+        tracker.log({"loss": 0.125}, step=2, epoch=1.0)  # a step that comes again is not dropped
+        tracker.summary({"score": 0.75})
+        tracker.table("results", [{"method": "alp", "score": 0.75}, {"method": "nkd"}])
+    config = TrackerConfig(name="wandb")
+    with (
+        contextlib.suppress(RuntimeError),
+        open_tracker(config, wandb_home, "key2", {}, "teacher") as tracker,
+    ):
+        tracker.log({"loss": 4.0}, step=1)
+        raise RuntimeError("diverged")
+    first, second = read_back(wandb_home, "key1"), read_back(wandb_home, "key2")
+
+    assert (first["project"], first["name"], first["run_id"]) == ("pilot", "alp on rte", "key1")
+    assert first["tags"] == ["a", "b"]
+    assert first["config"] == {"task": {"name": "rte"}}
+    assert first["exit_code"] == 0
+    summary = first["summary"]
+    assert (summary["loss"], summary["alpha/entropy"], summary["score"], summary["step"]) == (
+        0.125,
+        2.0,
+        0.75,
+        2,
+    )
+    assert summary["_step"] == 3, "three points and a table"
+    (table,) = (wandb_home / "wandb").glob(f"*-key1/files/{summary['results']['path']}")
+    assert json.loads(table.read_text())["data"] == [["alp", 0.75], ["nkd", None]]
+    assert (second["exit_code"], second["summary"]["loss"]) == (1, 4.0)
+    assert capfd.readouterr() == ("", ""), "the console belongs to the progress bar"
+
+
+def fallback(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[float, str]:
+    """Seconds until a run has been opened and closed, and what was said about it."""
+    caplog.set_level(logging.INFO)
+    start = time.perf_counter()
+    with open_tracker(TrackerConfig(name="wandb"), folder, "key", {}, "distill") as tracker:
+        tracker.log({"loss": 0.5}, step=1)
+    seconds = time.perf_counter() - start
+    assert read_back(folder, "key")["summary"]["loss"] == 0.5
+    return seconds, caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [None, "too-short"])
+def test_wandb_without_a_usable_key_goes_offline(
+    wandb_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, key: str | None
+) -> None:
+    if key:
+        monkeypatch.setenv("WANDB_API_KEY", key)
+    seconds, said = fallback(wandb_home, caplog)
+    assert seconds < 20
+    assert "tracking offline" in said
+    assert "API key" in said
+    assert f"wandb sync {wandb_home}" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("listening", [True, False], ids=["never-answers", "refuses"])
+def test_wandb_without_a_network_goes_offline(
+    wandb_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listening: bool
+) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if listening:
+            server.listen()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        monkeypatch.setattr(tracking, "WANDB_INIT_SECONDS", 2.0)
+        seconds, said = fallback(wandb_home, caplog)
+    assert seconds < 20 - 6, "six seconds less than with the real time limit"
+    assert "tracking offline" in said

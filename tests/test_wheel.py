@@ -1,0 +1,87 @@
+"""The package as a user gets it: complete, without duplicates, and working far away from the checkout."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# One process for the whole module, so that its wheel is built once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+
+
+def files_below(folder: Path) -> Iterator[str]:
+    """Names, relative to `folder`, of the files that belong into the package."""
+    for path in folder.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path.relative_to(folder).as_posix()
+
+
+def build(out: Path, *options: str) -> Path:
+    """Build with the installed hatchling, hence offline, and return the wheel."""
+    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("wheel"), "--wheel")
+
+
+def members(wheel: Path) -> Counter[str]:
+    with ZipFile(wheel) as archive:
+        return Counter(name for name in archive.namelist() if ".dist-info/" not in name)
+
+
+def test_wheel_holds_every_file_once(wheel: Path) -> None:
+    conf = {name for name in files_below(ROOT / "conf") if not name.startswith("sweep/")}
+    expected = {f"distill_runner/{name}" for name in files_below(ROOT / "src" / "distill_runner")}
+    expected |= {f"hydra_plugins/{name}" for name in files_below(ROOT / "src" / "hydra_plugins")}
+    expected |= {f"distill_runner/conf/{name}" for name in conf}
+    expected |= {f"distill_runner/conf/sweep/{name}" for name in files_below(ROOT / "sweeps")}
+    assert "distill_runner/conf/config.yaml" in expected
+    assert members(wheel) == Counter(expected)
+
+
+def test_wheel_by_way_of_the_source_distribution_is_the_same(wheel: Path, tmp_path: Path) -> None:
+    assert members(build(tmp_path)) == members(wheel)
+
+
+def test_installed_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
+    # The dependencies of the environment that runs this test. A folder named in a .pth file is not itself
+    # searched for .pth files, so an editable install of the checkout stays invisible.
+    (site_packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    package = run(str(python), "-c", "import distill_runner; print(distill_runner.__file__)")
+    assert Path(package.strip()).is_relative_to(site_packages)
+
+    text = run(str(python.with_name("distill-run")), "--help")
+    groups = {path.name for path in (ROOT / "conf").iterdir() if path.is_dir()} - {"hydra"}
+    assert {"task", "method", "sweep"} <= groups
+    assert [group for group in sorted(groups) if group not in text] == []
+    assert list(elsewhere.iterdir()) == []  # asking for help leaves nothing behind
