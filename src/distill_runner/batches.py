@@ -1,9 +1,10 @@
 """Tokenise once, then padding-free batches with a stable example index.
 
-A batch is one row of tokens: its sequences lie end to end, shortest first, and every layer but the attention works on
-them as they are. For the attention the sequences are taken in groups of equal length after rounding up to a multiple
-of ``GRANULE``; a sequence's padded length then depends on nothing but the sequence, so that what a model computes for an
-example is the same, bit for bit, whatever other examples share its batch (with at least 16 of them; tested on CPU).
+A batch is one row of tokens: its sequences lie end to end, shortest first, and every layer but the attention works
+on them as they are. For the attention the sequences are taken in groups of equal length after rounding up to a
+multiple of ``GRANULE``; a sequence's padded length then depends on nothing but the sequence, so that what a model
+computes for an example is the same, bit for bit, whatever other examples share its batch (on CPU, with a multiple
+of 16 of them: ``teachers`` sees to that).
 """
 
 import itertools
@@ -40,9 +41,9 @@ class Group:
 class Batch:
     """B sequences of T tokens in all, packed.
 
-    ``input_ids``, ``segments`` and ``positions`` are (T,); ``starts`` (B,) are the rows of the first tokens ([CLS]); ``index``
-    (B,) is the example's number in its split; ``rows`` are the tokens that a token-wise head reads, None for a
-    head on [CLS]; ``labels`` belong to what the head reads.
+    ``input_ids``, ``segments`` and ``positions`` are (T,); ``starts`` (B,) are the rows of the first tokens ([CLS]);
+    ``index`` (B,) is the example's number in its split; ``rows`` are the tokens that a token-wise head reads, None for
+    a head on [CLS]; ``labels`` belong to what the head reads.
     """
 
     input_ids: Tensor

@@ -20,10 +20,11 @@ class ModelConfig(Schema):
     """Where a model comes from.
 
     Args:
-        source: a hub id, a folder, ``package:<module>/<folder>`` inside an installed package, ``stage:<name>`` for what an
-            earlier stage yields, or None for a fresh model of ``architecture``.
+        source: a hub id, a folder, ``package:<module>/<folder>`` inside an installed package, ``stage:<name>`` for
+            what an earlier stage yields, or None for a fresh model of ``architecture``.
         revision: of a hub id; the newest by default.
-        tokenizer: as ``source``, or ``corpus`` for a vocabulary trained on the stage's corpus; the source's own by default.
+        tokenizer: as ``source``, or ``corpus`` for a vocabulary trained on the stage's corpus; the source's own by
+            default.
         num_layers: keep that many layers; all by default.
         layers: which of the source's layers are copied (METHODS "Shared terms"): ``first`` (ALP-KD, PKD), ``group_top``
             (internal representations), ``alternate`` (DistilBERT), ``random`` or ``embeddings_only``.
@@ -91,7 +92,7 @@ class StoreConfig(Schema):
 
 
 class StageConfig(Schema):
-    """One stage: a model fitted on one data set with one method, optionally against the teacher that another stage yields."""
+    """A model fitted on one data set with one method, optionally against the teacher that another stage yields."""
 
     task: Task | None = None
     corpus: Corpus | None = None

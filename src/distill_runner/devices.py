@@ -28,7 +28,7 @@ class Device:
         """``auto`` takes a GPU if there is one.
 
         Raises:
-            UserError: there is no such device, this build of torch has no kernels for it, or the precision is none of its.
+            UserError: there is no such device, or torch has no kernels for it, or it lacks the precision.
         """
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -114,7 +114,7 @@ def _layer(layer: Any, h_TH: Tensor, batch: Batch, only_cls: bool) -> Tensor:
 def _attend(q: Tensor, k: Tensor, v: Tensor, batch: Batch, only_cls: bool, dropout: float) -> Tensor:
     """Attention within each sequence of a pack.
 
-    ``q`` is (Q, heads, d) with Q = B if ``only_cls``, else T; ``k`` and ``v`` are (T, heads, d). Returns (Q, heads * d).
+    ``q`` is (Q, heads, d) with Q = B if ``only_cls``, else T; ``k``, ``v`` are (T, heads, d). Returns (Q, heads * d).
     """
     contexts = []
     for group in batch.groups:

@@ -14,13 +14,14 @@ from distill_runner.corpora import train_wordpiece
 from distill_runner.data import CorpusData, Data, TaskData
 from distill_runner.devices import Device
 from distill_runner.encoders import Needs
+from distill_runner.meter import Log
 from distill_runner.models import build, count_parameters, read_tokenizer
 from distill_runner.seeds import seed_all, stage_seed
 from distill_runner.stages import CORPUS, SCHEMA, Stage
 from distill_runner.store import Spec, Store, remove
 from distill_runner.tasks import Examples, load_split
 from distill_runner.teachers import Cached, Live, NoTeacher, TeacherTargets, cache_bytes, choose
-from distill_runner.train import CHECKPOINT, Log, fit
+from distill_runner.train import CHECKPOINT, Training, fit
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Pipeline:
         seed_all(stage_seed(stage.config.seed, stage.name))
         model = self._model(stage, len(tokenizer))
         started = time.monotonic()
-        history = fit(
+        training = Training(
             model,
             stage.method(),
             data,
@@ -83,6 +84,7 @@ class Pipeline:
             folder=folder,
             report=self.report(stage.name),
         )
+        history = fit(training)
         tokenizer.save_pretrained(folder / "model")
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,

@@ -30,7 +30,7 @@ def beta(*weights: float) -> float:
 
 
 def choose(value: Any, *pairs: Any) -> Any:
-    """The value that follows ``value`` in name, value, name, value, ...; ``value`` itself if it is none of the names."""
+    """The value that follows ``value`` in name, value, name, value, ...; ``value`` itself if it is no name there."""
     table = dict(zip(map(_spelt, pairs[::2]), pairs[1::2], strict=True))
     return table.get(_spelt(value), value)
 

@@ -12,6 +12,7 @@ import transformers
 import yaml
 
 from distill_runner.config import RunConfig
+from distill_runner.meter import Log
 from distill_runner.pipeline import Pipeline, Planned
 from distill_runner.report.result import described_by, environment, finished, write_json
 from distill_runner.report.table import result_row
@@ -19,7 +20,6 @@ from distill_runner.stages import Stage, resolve
 from distill_runner.store import Store
 from distill_runner.terminal import Bar
 from distill_runner.tracking import Tracker, open_tracker
-from distill_runner.train import Log
 
 log = logging.getLogger(__name__)
 

@@ -36,8 +36,8 @@ STAGE, CORPUS = "stage:", "corpus"
 class Stage:
     """A stage with everything upstream resolved.
 
-    ``source`` is the stage whose model it starts from and ``teacher`` the one it learns from, if any. ``tokenizer`` is a source as in
-    ``ModelConfig``, never a stage, or the name ``corpus``.
+    ``source`` is the stage whose model it starts from and ``teacher`` the one it learns from, if any. ``tokenizer``
+    is a source as in ``ModelConfig``, never a stage, or the name ``corpus``.
     """
 
     name: str
@@ -147,7 +147,7 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
 
 
 def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple[str, ...]) -> Stage | None:
-    """The stage's teacher, if its method reads one; binding on the meta device costs nothing and shows misfits early."""
+    """The stage's teacher, if its method reads one. Binding on the meta device is free, and shows misfits early."""
     wanted = stage.config.teacher
     method = make_method(stage.config.method)
     with torch.device("meta"):

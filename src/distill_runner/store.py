@@ -1,8 +1,8 @@
 """Artifacts addressed by the hash of everything that determines them.
 
-An artifact is a folder ``<store>/<kind>/<key>`` with ``spec.json`` (what determined it) and ``manifest.json`` (its files with
-sizes and checksums), made in ``<key>.partial`` under a lock and renamed when whole. A build that was cut off finds its
-partial folder again, and may resume from what it left there.
+An artifact is a folder ``<store>/<kind>/<key>`` with ``spec.json`` (what determined it) and ``manifest.json`` (its
+files with sizes and checksums), made in ``<key>.partial`` under a lock and renamed when whole. A build that was cut off
+finds its partial folder again, and may resume from what it left there.
 """
 
 import hashlib

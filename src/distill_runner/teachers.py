@@ -1,8 +1,8 @@
 """The teacher's features for a batch, computed on the spot or read from a cache; a method cannot tell which.
 
-Both ways run the teacher on a multiple of 16 sequences, repeating some if need be. From there on what it computes for an
-example does not depend on the other examples of its batch (see ``batches``), so that cached and live targets are
-equal bit for bit on CPU.
+Both ways run the teacher on a multiple of 16 sequences, repeating some if need be. What it computes for an example then
+does not depend on the other examples of its batch (see ``batches``), and cached and live targets are equal bit for bit
+on CPU.
 """
 
 import shutil
@@ -97,7 +97,7 @@ def cache_bytes(needs: Needs, teacher: Shape, num_examples: int) -> int:
 
 
 def choose(mode: Literal["auto", "cached", "live"], size: int, folder: Path) -> tuple[bool, str]:
-    """Whether to cache targets of ``size`` bytes below ``folder``, and why: ``auto`` fills at most half of the free disk."""
+    """Whether to cache targets of ``size`` bytes below ``folder``, and why: ``auto`` fills up to half the free disk."""
     free = shutil.disk_usage(folder).free
     what = f"{size / 2**20:.1f} MiB, {free / 2**30:.0f} GiB free"
     if mode != "auto":

@@ -100,12 +100,13 @@ def _init(run: RunConfig, stage: Stage) -> str:
 
 def _readings(stage: Stage) -> Iterator[str]:
     """Where a paper is silent: what this run took, so that a reader of the result need not look it up."""
-    yield f"optimiser {stage.config.optim.name}, {stage.config.optim.schedule} decay after {stage.config.optim.warmup:g} warm-up"
+    optim = stage.config.optim
+    yield f"optimiser {optim.name}, schedule {optim.schedule} after {optim.warmup:g} of the steps as warm-up"
     for name, term in stage.config.method["terms"].items():
         if "scale_by_t2" in term and stage.config.method["weights"][name]:
             yield f"{name} scaled by T^2: {str(term['scale_by_t2']).lower()}"
-        if "attention" in term:
-            yield f"attention scale {term['attention']['scale']}, normalize {str(term['attention']['normalize']).lower()}"
+        if attention := term.get("attention"):
+            yield f"attention scale {attention['scale']}, normalize {str(attention['normalize']).lower()}"
     yield (f"the teacher's seed is {stage.teacher.config.seed} for all students" if stage.teacher else "no teacher")
     yield f"the {stage.config.select} epoch by the first metric is reported"
 
