@@ -38,10 +38,14 @@ class Features:
     logits: Tensor | None = None
     cls: dict[int, Tensor] = field(default_factory=dict)
 
-    def float(self) -> "Features":
-        """In float32, in which losses are computed."""
-        logits = None if self.logits is None else self.logits.float()
-        return Features(logits, {layer: cls.float() for layer, cls in self.cls.items()})
+    def full(self, rows: Tensor | slice = slice(None)) -> "Features":
+        """Some rows, in the precision in which losses are computed: float32 at least."""
+
+        def part(values: Tensor) -> Tensor:
+            return values[rows].to(torch.promote_types(values.dtype, torch.float32))
+
+        logits = None if self.logits is None else part(self.logits)
+        return Features(logits, {layer: part(cls) for layer, cls in self.cls.items()})
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Meter:
         if not self.pending:
             return
         names = list(self.pending[0])
-        rows = [torch.stack([row[name].float() for name in names]) for row in self.pending]
+        rows = [torch.stack([row[name].double() for name in names]) for row in self.pending]
         table = torch.stack(rows).cpu()
         if len(bad := torch.nonzero(~table.isfinite())):
             row, column = bad[0].tolist()

@@ -51,8 +51,7 @@ class Live:
             features = extract(self.model, run, self.needs)
         place = {example: row for row, example in enumerate(run.index.tolist())}
         rows = torch.tensor([place[example] for example in index.tolist()], device=self.device.torch)
-        logits = None if features.logits is None else features.logits[rows].float()
-        return Features(logits, {layer: cls[rows].float() for layer, cls in features.cls.items()})
+        return features.full(rows)
 
 
 class Cached:

@@ -130,7 +130,7 @@ class Training:
         targets = self.teacher(batch, progress)
         with self.device.autocast():
             features = extract(self.model, batch, self.method.student_needs)
-        losses = self.method(features.float(), targets, batch, progress)
+        losses = self.method(features.full(), targets, batch, progress)
         self.scaler.scale(share * torch.stack(list(losses.values())).sum()).backward()
         return {f"loss/{name}": value.detach() for name, value in losses.items()} | self.method.observed()
 
