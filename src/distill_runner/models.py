@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -98,7 +99,7 @@ def _from_hub(load: Any, source: str, revision: str | None = None, **options: An
     """Call a ``from_pretrained``, its many errors turned into one that says what to do."""
     try:
         return load(locate(source), revision=revision, **options)
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
             "model",

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from distill_runner.batches import Tokens
 from distill_runner.config import Runtime
 from distill_runner.corpora import train_wordpiece
@@ -18,7 +20,7 @@ from distill_runner.meter import Log
 from distill_runner.models import build, count_parameters, read_tokenizer
 from distill_runner.seeds import seed_all, stage_seed
 from distill_runner.stages import CORPUS, SCHEMA, Stage
-from distill_runner.store import Spec, Store, remove
+from distill_runner.store import Spec, Store, key_of, remove
 from distill_runner.tasks import Examples, load_split
 from distill_runner.teachers import Cached, Live, NoTeacher, TeacherTargets, cache_bytes, choose
 from distill_runner.train import CHECKPOINT, Training, fit
@@ -31,10 +33,15 @@ Report = Callable[[str], Log]
 
 @dataclass(frozen=True)
 class Planned:
-    """A line of the plan: a stage, and whether it is in the store."""
+    """A line of the plan: an artifact, whether it is in the store, and what it is made of."""
 
-    stage: Stage
+    name: str
+    key: str
     hit: bool
+    what: str
+
+    def __str__(self) -> str:
+        return f"{'hit' if self.hit else 'build':5} {self.name:8} {self.key}  {self.what}"
 
 
 class Pipeline:
@@ -49,10 +56,22 @@ class Pipeline:
         self.device = Device.of(runtime.device, runtime.precision)
 
     def plan(self, stage: Stage) -> list[Planned]:
-        """What ``build`` would touch, in its order: a stage whose artifact is there needs nothing before it."""
-        hit = self.store.has(stage.spec)
-        before = [] if hit else [planned for upstream in stage.upstream for planned in self.plan(upstream)]
-        return list({planned.stage.key: planned for planned in [*before, Planned(stage, hit)]}.values())
+        """What ``build`` would touch, in its order, the stage itself last; one that is there needs nothing more."""
+        lines = []
+        if not (hit := self.store.has(stage.spec)):
+            lines = [line for upstream in stage.upstream for line in self.plan(upstream)]
+            if stage.teacher:
+                lines.append(self._plan_targets(stage, stage.teacher))
+        return list(dict.fromkeys([*lines, Planned(stage.name, stage.key, hit, stage.describe())]))
+
+    def _plan_targets(self, stage: Stage, teacher: Stage) -> Planned:
+        with torch.device("meta"):
+            needs = stage.method().teacher_needs
+        spec = targets_spec(stage, needs)
+        read = [*(["logits"] if needs.logits else []), *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls))]
+        what = ", ".join(read if len(read) <= 3 else [*read[:2], "...", read[-1]])
+        mode = "" if self.runtime.targets == "auto" else f" (runtime.targets={self.runtime.targets})"
+        return Planned("targets", key_of(spec), self.store.has(spec), f"{what} of {teacher.name}{mode}")
 
     def build(self, stage: Stage) -> Path:
         """The folder of the stage's artifact, built with all that it needs if it is not there."""

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import yaml
 
 from distill_runner.config import RunConfig
 from distill_runner.meter import Log
-from distill_runner.pipeline import Pipeline, Planned
+from distill_runner.pipeline import Pipeline
+from distill_runner.report.model_card import model_card
 from distill_runner.report.result import described_by, environment, finished, write_json
 from distill_runner.report.table import result_row
 from distill_runner.stages import Stage, resolve
@@ -23,7 +25,7 @@ from distill_runner.tracking import Tracker, open_tracker
 
 log = logging.getLogger(__name__)
 
-STUDENT = "student"
+STUDENT, RESULT = "student", "result.json"
 
 
 def run_student(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -42,10 +44,10 @@ def run_student(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Ma
     pipeline = Pipeline(Store(run.store.dir), run.runtime, lambda name: lambda values, step, epoch: None)
     planned = pipeline.plan(stage)
     for line in planned:
-        log.info("%s", describe(line, pipeline))
+        log.info("%s", line)
     if run.plan:
         return {"status": "planned", **described_by(run)}
-    if planned[-1].hit:
+    if planned[-1].hit and _is_done(folder):
         return _report(run, stage, pipeline, folder)
     record(folder, settings)
     try:
@@ -58,20 +60,9 @@ def run_student(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Ma
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         failed = {"key": stage.key, "status": status, **described_by(run), "folder": str(folder)}
-        write_json(folder / "result.json", failed | {"error": f"{type(error).__name__}: {error}"})
+        write_json(folder / RESULT, failed | {"error": f"{type(error).__name__}: {error}"})
         raise
     return result
-
-
-def describe(planned: Planned, pipeline: Pipeline) -> str:
-    """A line of the plan: the stage, whether it is there, and what it is made of."""
-    stage = planned.stage
-    what = stage.config.task.name if stage.config.task else f"corpus {stage.config.corpus and stage.config.corpus.name}"
-    source = stage.source.name if stage.source else stage.config.model.source or "fresh"
-    size = f"{stage.shape.num_layers} layers x {stage.shape.width}"
-    terms = ", ".join(name for name, weight in stage.config.method["weights"].items() if weight)
-    state = "hit  " if planned.hit else "build"
-    return f"{state} {stage.name:8} {stage.key}  {what}: {size} from {source}; {terms}"
 
 
 class Reporter:
@@ -105,22 +96,35 @@ def quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
+def _is_done(folder: Path) -> bool:
+    try:
+        return bool(json.loads((folder / RESULT).read_text())["status"] == "done")
+    except (OSError, ValueError, KeyError):
+        return False
+
+
 def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> dict[str, Any]:
-    """Write ``result.json`` and the model card, and print the result's rows."""
+    """Write ``result.json``, put the student with its model card into ``model/``, and print the result."""
     artifact = pipeline.build(stage)
     teacher = pipeline.build(stage.teacher) if stage.teacher else None
     result = finished(run, stage, artifact, teacher, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "result.json", result)
-    _link(folder / "model", artifact / "model")
+    _share(artifact / "model", folder / "model")
+    (folder / "model" / "README.md").write_text(model_card(result))
+    write_json(folder / RESULT, result)
     print(result_row(result))
     return result
 
 
-def _link(link: Path, target: Path) -> None:
-    if link.is_symlink():
-        link.unlink()
-    link.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
+def _share(stored: Path, folder: Path) -> None:
+    """The files of ``stored`` in ``folder`` as well, without a second copy where the file system allows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in stored.iterdir():
+        shared = folder / file.name
+        shared.unlink(missing_ok=True)
+        try:
+            os.link(file, shared)
+        except OSError:
+            shutil.copy2(file, shared)
 
 
 def _flat(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,14 @@ class Stage:
     def key(self) -> str:
         return key_of(self.spec)
 
+    def describe(self) -> str:
+        """Data, sizes, origin and terms in a few words."""
+        config = self.config
+        data = config.task.name if config.task else f"corpus {config.corpus.name}" if config.corpus else ""
+        origin = self.source.name if self.source else config.model.source or "fresh"
+        terms = ", ".join(name for name, weight in config.method["weights"].items() if weight)
+        return f"{data}: {self.shape.num_layers} layers x {self.shape.width} from {origin}; {terms}"
+
     def split_spec(self, split: str) -> Spec:
         """Of a tokenised split: what the texts, their labels and their tokens depend on."""
         read = ("content", "columns", "label", "labels", "kind", "max_length", "version")

@@ -68,7 +68,7 @@ def finished(
         "published": found.model_dump() if found else None,
         "readings": list(_readings(stage)),
         "folder": str(folder),
-        "model": str(artifact / "model"),
+        "model": str(folder / "model"),
     }
 
 
