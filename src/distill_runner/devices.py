@@ -1,5 +1,6 @@
 """Where and in which precision tensors are computed."""
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -32,10 +33,9 @@ class Device:
         """
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            device = torch.device(name)
-        except RuntimeError as error:
-            raise UserError("runtime.device", name, "is no device", "Take auto, cpu, cuda or cuda:<number>.") from error
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+            raise UserError("runtime.device", name, "is no device", "Take auto, cpu, cuda or cuda:<number>.")
+        device = torch.device(name)
         if device.type == "cuda":
             _check_cuda(name)
         if precision == "fp16" and device.type != "cuda":

@@ -59,6 +59,8 @@ class Shape:
     vocab_size: int
     model_type: str
 
+    max_length: int = 512
+
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "Shape":
         return cls(
@@ -68,7 +70,13 @@ class Shape:
             config.num_labels or 0,
             config.vocab_size,
             config.model_type,
+            config.max_position_embeddings - _first_position(config),
         )
+
+
+def _first_position(config: PreTrainedConfig) -> int:
+    """RoBERTa's positions start behind the padding index."""
+    return config.pad_token_id + 1 if config.model_type in PACKED_FAMILIES - {"bert"} else 0
 
 
 def extract(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
@@ -81,9 +89,7 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Featu
     backbone: Any = model.base_model
     layers = backbone.encoder.layer
     depth = len(layers) if needs.logits else max(needs.cls, default=0)
-    positions = batch.positions
-    if model.config.model_type != "bert":  # RoBERTa's positions start behind the padding index
-        positions = positions + model.config.pad_token_id + 1
+    positions = batch.positions + _first_position(model.config)
     segments = batch.segments if model.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
     h_1TH = backbone.embeddings(batch.input_ids[None], segments[None], positions[None])
     h_TH, features = h_1TH[0], Features()

@@ -1,8 +1,9 @@
-"""What a user can do wrong, said in one or two lines."""
+"""What a user can do wrong, and how training can end: both said in one or two lines, without a traceback."""
 
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict
+import difflib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 
 class UserError(Exception):
@@ -11,7 +12,8 @@ class UserError(Exception):
     The command line prints it without a traceback and ends with exit code 2.
 
     Args:
-        key: the configuration key (or file) at fault, as typed on the command line.
+        key: the configuration key (or file) at fault, as typed on the command line. One that begins with a dot belongs
+            to the part of the configuration that is being read, which ``within`` names.
         value: its value; ``None`` leaves it out of the message.
         problem: what is wrong with it.
         remedy: what to type or do instead.
@@ -22,11 +24,52 @@ class UserError(Exception):
         super().__init__(key, value, problem, remedy)  # all four, so that it survives pickling between processes
 
     def __str__(self) -> str:
-        subject = self.key if self.value is None else f"{self.key}={self.value}"
+        key = self.key.removeprefix(".")
+        subject = key if self.value is None else f"{key}={as_typed(self.value)}"
         return f"{subject}: {self.problem}" + (f"\n  {self.remedy}" if self.remedy else "")
 
+    def at(self, key: str) -> "UserError":
+        """The same of another key."""
+        return UserError(key, self.value, self.problem, self.remedy)
 
-class Schema(BaseModel):
-    """Base of every typed part of a configuration: immutable, and unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+class TrainingError(Exception):
+    """Training cannot go on, through no fault of the program; the command line ends with exit code 1."""
+
+    remedy: ClassVar[str]
+
+
+@contextmanager
+def within(part: str) -> Iterator[None]:
+    """Completes the keys of errors that belong to this part of the configuration."""
+    try:
+        yield
+    except UserError as error:
+        if not error.key.startswith("."):
+            raise
+        raise error.at(part + error.key) from error
+
+
+def as_typed(value: Any) -> str:
+    """A value as the command line takes it: ``true``, ``[a, b]``."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_typed, value))}]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def brief(error: BaseException) -> str:
+    """The first line of the innermost cause, which is where ``datasets`` and others keep what happened."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}"[:160] if lines else type(error).__name__
+
+
+def nearest(name: Any, known: Iterable[Any]) -> str:
+    """A remedy for a misspelt name: the nearest known one, and all if they are few."""
+    names = sorted(map(str, known))
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = [f"Did you mean '{close[0]}'?"] if close else []
+    return " ".join([*hint, f"Known: {', '.join(names)}."] if 0 < len(names) <= 20 else hint)

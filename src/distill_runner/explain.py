@@ -1,29 +1,71 @@
-"""Errors of Hydra and OmegaConf in a user's words: the key, the value, the remedy."""
+"""Errors in a user's words: the key as it is typed, its value, the remedy."""
 
-import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distill_runner.errors import UserError
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from distill_runner.errors import UserError, nearest
+
+COMPOSING = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError)
+"""What is raised by a configuration that cannot be composed."""
 
 
-def explain(error: BaseException, config_folder: Path) -> str:
-    """One or two lines for an error raised while a configuration was composed or resolved."""
+def explain(error: BaseException, overrides: Sequence[str], config_folder: Path) -> UserError | None:
+    """What a user did wrong for Hydra to raise ``error`` while it composed; ``None`` if it was not the user."""
     for cause in _chain(error):
         if isinstance(cause, UserError):
-            return str(cause)
+            return cause
+    if not isinstance(error, COMPOSING):
+        return None
     text = str(error)
-    if match := re.search(r"Could not find '([^/']+)/([^']+)'|Could not load '([^/']+)/([^']+)'", text):
-        group, name = match[1] or match[3], match[2] or match[4]
-        return str(UserError(group, name, "there is no such choice", _near(name, _choices(config_folder / group))))
-    if match := re.search(r"Could not override '([^']+)'", text):
-        keys = list(_keys(config_folder))
-        group_or_key = match[1].split("@")[0]
-        return str(UserError(group_or_key, None, "there is no such key or group", _near(group_or_key, keys)))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "\n  ".join(lines[:2]) or type(error).__name__
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _no_such_choice(error.missing_cfg_file, error.options or [], overrides, config_folder)
+    if text.startswith("Config group override must be"):
+        pairs = (override.partition("=") for override in overrides)
+        unknown = [f"{key}/{name}" for key, _, name in pairs if name not in (_choices(config_folder, key) or [name])]
+        return _no_such_choice(unknown[0] if unknown else "", [], overrides, config_folder)
+    if found := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'\n", text):
+        each, whole = f"distill-run -m {found[1]}={found[2]}", f"{found[1]}=[{found[2]}]"
+        return UserError(found[1], found[2], "has several values", f"A run for each: {each}. One list: {whole}")
+    if found := re.search(r"Could not (?:override|delete from config\.) '([^'@]+)", text):
+        return _no_such_key(found[1], config_folder)
+    if isinstance(error, OSError) and error.filename:
+        remedy = "Work in a folder that you may write to, or set hydra.run.dir and store.dir."
+        return UserError(str(error.filename), None, error.strerror or "cannot be used", remedy)
+    first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        return UserError(error.full_key, None, first)
+    return UserError("configuration", None, first, rest[0] if rest else "")
+
+
+def as_on_command_line(error: UserError, config: DictConfig) -> UserError:
+    """The error under the key that the user sets: interpolations are followed back to where a value comes from."""
+    if not error.key.startswith("stages."):
+        return error
+    plain, path = OmegaConf.to_container(config, resolve=False), list[str]()
+    for part in error.key.split("."):
+        path.append(part)
+        while (raw := _select(plain, path)) and isinstance(raw, str) and re.fullmatch(r"\$\{.*\}", raw):
+            sources = re.findall(r"\$\{([\w.]+)\}", raw)
+            if not sources:
+                break
+            # Of several, as in ${choose:${a},name,${b}}, the one that has the value.
+            source = next((key for key in sources if OmegaConf.select(config, key) == error.value), sources[0])
+            path = source.split(".")
+    return error.at(".".join(path))
+
+
+def _select(node: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -32,31 +74,49 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _near(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"Did you mean '{close[0]}'? " if close else ""
-    return f"{hint}Known: {', '.join(known)}." if len(known) <= 20 else hint.strip() or "See distill-run --help."
+def _unreadable(override: str) -> UserError:
+    key, equals, value = override.partition("=")
+    if not equals:
+        return UserError(override, None, "is no <key>=<value>", "See distill-run --help.")
+    remedy = f"Brackets and quotes come in pairs; in the shell, quote the whole: '{key}=[a, b]'"
+    return UserError(key, value, "cannot be read", remedy)
 
 
-def _choices(folder: Path) -> list[str]:
+def _no_such_choice(file: str, known: Sequence[str], overrides: Sequence[str], config_folder: Path) -> UserError:
+    keys = [override.partition("=")[0].lstrip("+") for override in overrides]
+    group = next((key for key in keys if file.startswith(f"{key}/")), file.rpartition("/")[0])
+    name = file.removeprefix(f"{group}/")
+    return UserError(group, name, "there is no such choice", nearest(name, _choices(config_folder, group) or known))
+
+
+def _no_such_key(key: str, config_folder: Path) -> UserError:
+    keys = list(_keys(config_folder))
+    if owners := [owner for known, owner in keys if known == key]:
+        return UserError(key, None, "the chosen configuration has no such key", f"It belongs to {' or '.join(owners)}.")
+    remedy = nearest(key, {known for known, _ in keys}) or "See distill-run --help."
+    return UserError(key, None, "there is no such key or group", remedy)
+
+
+def _choices(config_folder: Path, group: str) -> list[str]:
+    folder = config_folder / group
     return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
 
 
-def _keys(config_folder: Path) -> Iterator[str]:
-    """Names of groups, and dotted keys of the root and of every group's files."""
-    from omegaconf import OmegaConf
+def _keys(config_folder: Path) -> Iterator[tuple[str, str]]:
+    """Groups, and dotted keys of all files, each with where it is from."""
+    import yaml
 
     for file in sorted(config_folder.rglob("*.yaml")):
-        group = "" if file.parent == config_folder else f"{file.parent.name}."
-        content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-        if group:
-            yield group[:-1]
-        if isinstance(content, dict) and "hydra" not in file.parts[-3:]:
-            yield from (f"{group}{key}" for key in _flat(content))
+        text = file.read_text()
+        group = file.relative_to(config_folder).parent.as_posix()
+        yield group, group
+        if not group.startswith("hydra"):
+            prefix = "" if group == "." or text.startswith("# @package _global_") else f"{group}."
+            yield from ((f"{prefix}{key}", f"{group}={file.stem}") for key in _flat(yaml.safe_load(text)))
 
 
-def _flat(node: Any, prefix: str = "") -> Iterator[str]:
+def _flat(node: Mapping[str, Any]) -> Iterator[str]:
     for key, value in node.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+        yield key
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{below}" for below in _flat(value))

@@ -8,7 +8,8 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from distill_runner.errors import Schema, UserError
+from distill_runner.errors import UserError
+from distill_runner.schema import Schema
 
 
 class Mapping(Schema):

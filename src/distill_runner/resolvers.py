@@ -10,22 +10,21 @@ from omegaconf.errors import OmegaConfBaseException
 from distill_runner.errors import UserError
 
 
-def beta(*weights: float) -> float:
+def beta(*weights: Any) -> float:
     """Weight of the hard labels, 1 minus the other weights, never set by hand (ALP-KD, after Eq. 7).
 
     Raises:
-        UserError: the other weights sum to more than 1.
+        UserError: the other weights are no numbers, or sum to more than 1.
     """
+    named = dict(zip(("loss.eta", "loss.lambda"), weights, strict=False))
+    for name, weight in named.items():
+        if not isinstance(weight, int | float):
+            raise UserError(name, weight, "must be a number")
     rest = round(1 - sum(weights), 9)
     if rest < 0:
-        names = ["loss.eta", "loss.lambda"][: len(weights)]
-        key, value = " + ".join(names), " + ".join(f"{weight:g}" for weight in weights)
-        raise UserError(
-            key,
-            value,
-            "beta = 1 - the other weights would be negative",
-            "Choose weights that sum to at most 1.",
-        )
+        remedy = "Choose weights that sum to at most 1."
+        value = " + ".join(f"{weight:g}" for weight in weights)
+        raise UserError(" + ".join(named), value, "beta = 1 - the other weights would be negative", remedy)
     return rest
 
 
@@ -48,9 +47,10 @@ def run_key(*, _root_: DictConfig) -> str:
         stages = OmegaConf.to_container(_root_.stages, resolve=True)
     except OmegaConfBaseException:  # the run itself will tell what is wrong, in a folder of its own
         stages = OmegaConf.to_container(_root_, resolve=False)
-    parts = {"stages": stages, "precision": _root_.runtime.precision}
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-    return f"{_root_.task.name}-{_root_.method.name}-{digest}"
+    parts = {"stages": stages, "precision": OmegaConf.select(_root_, "runtime.precision")}
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    names = (OmegaConf.select(_root_, key) for key in ("task.name", "method.name"))
+    return "-".join([*(str(name) for name in names if name), digest])
 
 
 def _spelt(value: Any) -> str:

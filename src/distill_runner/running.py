@@ -49,6 +49,7 @@ def run_student(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Ma
         return {"status": "planned", **described_by(run)}
     if planned[-1].hit and _is_done(folder):
         return _report(run, stage, pipeline, folder)
+    pipeline.prepare(stage)
     record(folder, settings)
     try:
         with open_tracker(run.tracker, folder, stage.key, settings, job_type="distill") as tracker:

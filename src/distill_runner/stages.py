@@ -13,15 +13,13 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import get_class
-from torch import nn
 
 from distill_runner import tasks
-from distill_runner.config import ModelConfig, StageConfig, nearest
+from distill_runner.config import ModelConfig, StageConfig
 from distill_runner.encoders import Shape
-from distill_runner.errors import UserError
-from distill_runner.methods.base import Kind, Method, Term
+from distill_runner.errors import UserError, nearest, within
+from distill_runner.methods.base import Kind, Method
+from distill_runner.methods.make import make_method, method_spec
 from distill_runner.models import fingerprint, read_shape, read_tokenizer
 from distill_runner.store import Spec, key_of
 
@@ -142,15 +140,16 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
     if config.task is not None:
         config = config.model_copy(update={"task": tasks.resolve(config.task)})
     path = (*path, name)
-    source = None
-    if config.model.source and config.model.source.startswith(STAGE):
-        source = resolve(stages, config.model.source.removeprefix(STAGE), precision, path)
-    shape = _shape(config, source)
-    tokenizer = config.model.tokenizer or (source.tokenizer if source else config.model.source)
-    if tokenizer is None:
-        raise UserError(f"stages.{name}.model.tokenizer", None, "a fresh model needs one")
-    stage = Stage(name, config, shape, tokenizer, source, None, precision)
-    teacher = _needed_teacher(stages, stage, path)
+    with within(f"stages.{name}"):
+        source = None
+        if config.model.source and config.model.source.startswith(STAGE):
+            source = resolve(stages, config.model.source.removeprefix(STAGE), precision, path)
+        shape = _shape(config, source)
+        tokenizer = config.model.tokenizer or (source.tokenizer if source else config.model.source)
+        if tokenizer is None:
+            raise UserError(".model.tokenizer", None, "a fresh model needs one")
+        stage = Stage(name, config, shape, tokenizer, source, None, precision)
+        teacher = _needed_teacher(stages, stage, path)
     return replace(stage, teacher=teacher, tokenizer=teacher.tokenizer) if teacher else stage
 
 
@@ -178,8 +177,12 @@ def _shape(config: StageConfig, source: Stage | None) -> Shape:
         num_layers = config.model.num_layers or source.shape.num_layers
         if num_layers > source.shape.num_layers:
             problem = f"the source has {source.shape.num_layers} layers"
-            raise UserError("student.num_layers", num_layers, problem)
+            raise UserError(".model.num_layers", num_layers, problem)
         shape = replace(source.shape, num_layers=num_layers)
+    key, data = ("task", config.task) if config.task else ("corpus", config.corpus)
+    if data and data.max_length > shape.max_length:
+        problem = f"the model has positions for {shape.max_length} tokens"
+        raise UserError(f"{key}.max_length", data.max_length, problem, f"Take {key}.max_length={shape.max_length}.")
     if config.task is not None:
         shape = replace(shape, num_labels=len(config.task.labels) if config.task.labels else 1)
     return shape
@@ -197,51 +200,4 @@ def require_same_vocabulary(teacher: str, student: str) -> None:
     """
     if read_tokenizer(teacher).get_vocab() != read_tokenizer(student).get_vocab():
         problem = f"its tokenizer is not that of the teacher, {teacher}"
-        raise UserError("student", student, problem, "Take a student and a teacher of one family.")
-
-
-def make_method(node: Mapping[str, Any]) -> Method:
-    """Build a method from ``conf/method``: terms by their ``_target_``, with their weights.
-
-    Raises:
-        UserError: a term that does not exist or is no ``Term``, arguments that it does not take, a weight below 0.
-    """
-    terms, weights = node.get("terms", {}), node.get("weights", {})
-    if set(terms) != set(weights):
-        raise UserError("method.weights", dict(weights), f"must name the terms {', '.join(terms)}")
-    for name, weight in weights.items():
-        if not isinstance(weight, int | float):
-            raise UserError(f"method.weights.{name}", weight, "must be a number")
-    return Method({name: _term(name, terms[name]) for name in terms if weights[name]}, weights)
-
-
-def _term(name: str, node: Mapping[str, Any]) -> Term:
-    kind = _term_class(name, node)
-    try:
-        return kind(**{key: value for key, value in node.items() if key != "_target_"})
-    except TypeError as error:
-        raise UserError(f"method.terms.{name}", node["_target_"], str(error)) from error
-
-
-def _term_class(name: str, node: Mapping[str, Any]) -> type[Term]:
-    key, target = f"method.terms.{name}._target_", node.get("_target_")
-    try:
-        kind = get_class(str(target))
-    except (ImportError, ValueError, InstantiationException) as error:
-        raise UserError(key, target, "there is no such class", "Give the import path of a Term.") from error
-    if not (isinstance(kind, type) and issubclass(kind, Term) and issubclass(kind, nn.Module)):
-        raise UserError(key, target, "is no Term", "Only subclasses of distill_runner.methods.base.Term are built.")
-    return kind
-
-
-def method_spec(node: Mapping[str, Any]) -> dict[str, Any]:
-    """What determines a method: its terms of non-zero weight and their versions, whatever the method is called."""
-    return {
-        name: {
-            **node["terms"][name],
-            "weight": float(weight),
-            "version": _term_class(name, node["terms"][name]).version,
-        }
-        for name, weight in sorted(node["weights"].items())
-        if weight
-    }
+        raise UserError(".model.source", student, problem, "Take a student and a teacher of one family.")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from distill_runner.errors import UserError
 
@@ -68,11 +68,12 @@ class Store:
         if _whole(path, checksums=True):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
+        with _locked(path):
             if _whole(path, checksums=True):  # another process built it meanwhile
                 return path
             if path.exists():
                 damaged = path.with_name(f"{path.name}.damaged-{os.getpid()}")
+                remove(damaged)
                 log.warning("%s is damaged: moved to %s and built again", path, damaged.name)
                 path.rename(damaged)
             partial = path.with_name(f"{path.name}.partial")
@@ -82,6 +83,15 @@ class Store:
             _write_manifest(partial)
             partial.rename(path)
         return path
+
+
+def _locked(path: Path) -> AcquireReturnProxy:
+    lock = FileLock(f"{path}.lock")
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        log.info("waiting for another process, which is building %s", path)
+        return lock.acquire()
 
 
 def _checksum(file: Path) -> str:

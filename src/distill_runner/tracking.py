@@ -12,7 +12,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from distill_runner.errors import Schema, UserError
+from distill_runner.errors import UserError
+from distill_runner.schema import Schema
 
 log = logging.getLogger(__name__)
 

@@ -42,7 +42,8 @@ def fit(training: "Training") -> History:
     if not training.num_steps and not training.history.epochs:
         training.end_epoch()
     with interrupts() as interrupted:
-        while training.history.step < training.num_steps:
+        # A position behind the last step: stopped before the evaluation of an epoch that is through.
+        while training.history.step < training.num_steps or training.history.position:
             for update in training.rest_of_epoch():
                 training.step(update)
                 if interrupted or training.checkpoint_due():
@@ -50,6 +51,8 @@ def fit(training: "Training") -> History:
                 if interrupted:
                     raise KeyboardInterrupt
             training.end_epoch()
+            if interrupted:
+                raise KeyboardInterrupt
     return training.history
 
 

@@ -11,7 +11,8 @@ from distill_runner.corpora.embedded import (
     embedded_text,
 )
 from distill_runner.corpora.pretraining import mask_tokens, train_wordpiece
-from distill_runner.errors import Schema, UserError
+from distill_runner.errors import UserError
+from distill_runner.schema import Schema
 
 __all__ = [
     "PAIR_LABELS",

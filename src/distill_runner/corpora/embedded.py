@@ -23,16 +23,16 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 Row = tuple[tuple[str, ...], int]  # texts and label of one example
 PAIR_LABELS = ["different", "same"]
 SENTENCE_LABELS = ["corrupted", "original"]
-VERSION = 1  # raise it when cleaning, splitting or sampling changes
+VERSION = 2  # raise it when cleaning, splitting or sampling changes
 
 _SPLIT_SALT = 104  # under it no topic is more than a third of a split, in CPython 3.11 to 3.13
 _SPLIT_ENDS = {"train": 0.70, "validation": 0.85, "test": 1.0}
 _MIN_SENTENCES = 1000
 _PASSAGE_WORDS = 16
 _NEIGHBOURS = 2  # passages of a "same" pair lie at most so far apart: long topics change their subject
-_COPIES = {"train": 6, "validation": 2, "test": 2}  # examples drawn from a passage or sentence, per label
+_COPIES = {"train": 3, "validation": 2, "test": 2}  # examples drawn from a passage or sentence, per label
 _EXCHANGES = 50  # rounds after which all partners are of another topic, unless one topic is most of the text
-_WINDOW = 5  # consecutive words that a corruption shuffles
+_SHARE_REPLACED = 0.3  # of a sentence's words, by a corruption
 
 _TABLE_OR_CODE = re.compile(r"::=|>>>|^\s*[+|]|^[*=~^-]{3,}$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+(?=[A-Z(])")
@@ -183,24 +183,38 @@ def _near(place: int, size: int) -> list[int]:
 
 
 def _sentences(split: Split, rng: random.Random) -> list[Row]:
+    pool = _replacements()
     rows: list[Row] = []
     for sentences in _of_split(embedded_sentences(), split).values():
         for sentence in sentences * _COPIES[split]:
-            rows += [((sentence,), 1), ((corrupt(sentence, rng),), 0)]
+            if _replaceable(sentence):
+                rows += [((sentence,), 1), ((corrupt(sentence, pool, rng),), 0)]
     return rows
 
 
-def corrupt(sentence: str, rng: random.Random) -> str:
-    """Shuffle a few consecutive words; the first and the last stay, so that case and full stop tell nothing.
+def _replacements() -> list[str]:
+    """The lower-case words of the training topics: a word of their own would give corrupted sentences away."""
+    texts = _of_split(embedded_sentences(), "train").values()
+    return sorted({word for sentences in texts for sentence in sentences for word in sentence.split() if _plain_word(word)})
+
+
+def _plain_word(word: str) -> bool:
+    return re.fullmatch(r"[a-z]+", word) is not None
+
+
+def _replaceable(sentence: str) -> list[int]:
+    return [place for place, word in enumerate(sentence.split()) if _plain_word(word)]
+
+
+def corrupt(sentence: str, pool: list[str], rng: random.Random) -> str:
+    """Replace three words in ten, at least one, by others of ``pool``; case and punctuation tell nothing.
 
     Args:
-        sentence: six words or more, of which no five in a row are equal.
+        sentence: with at least one lower-case word.
+        pool: words to draw from, two or more.
     """
     words = sentence.split()
-    changed = sentence
-    while normalise(changed) == normalise(sentence):
-        start = rng.randint(1, max(1, len(words) - 1 - _WINDOW))
-        end = min(start + _WINDOW, len(words) - 1)
-        shuffled = rng.sample(words[start:end], end - start)
-        changed = " ".join(words[:start] + shuffled + words[end:])
-    return changed
+    places = _replaceable(sentence)
+    for place in rng.sample(places, min(max(1, round(_SHARE_REPLACED * len(words))), len(places))):
+        words[place] = rng.choice([word for word in rng.sample(pool, 2) if word != words[place]])
+    return " ".join(words)

@@ -51,7 +51,7 @@ def mask_tokens(
     generator: "torch.Generator",
     probability: float = 0.15,
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Choose tokens to predict; replace 80 % of them by [MASK], 10 % by a random token, leave 10 %.
+    """Choose tokens to predict, one at least; replace 80 % of them by [MASK], 10 % by a random token, leave 10 %.
 
     Source: BERT (Devlin et al. 2019), section 3.1, task 1.
 
@@ -70,7 +70,8 @@ def mask_tokens(
 
     draw_2T = torch.rand(2, *input_ids_T.shape, generator=generator, device=input_ids_T.device)
     random_T = torch.randint(vocab_size, input_ids_T.shape, generator=generator, device=input_ids_T.device)
-    chosen_T = (draw_2T[0] < probability) & ~special_T
+    lot_T = draw_2T[0].masked_fill(special_T, 1.0)
+    chosen_T = ((lot_T < probability) | (lot_T == lot_T.min())) & ~special_T
     masked_T = input_ids_T.masked_fill(chosen_T & (draw_2T[1] < 0.8), mask_id)
     masked_T = torch.where(chosen_T & (draw_2T[1] >= 0.9), random_T, masked_T)
     return masked_T, input_ids_T.masked_fill(~chosen_T, -100)

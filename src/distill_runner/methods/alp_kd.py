@@ -4,26 +4,25 @@
 """
 
 from collections.abc import Mapping as Data
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from distill_runner import losses
 from distill_runner.batches import Batch
 from distill_runner.combinations import Attend, Combination, Concatenate, Select
 from distill_runner.encoders import Features, Needs, Shape
-from distill_runner.errors import Schema, UserError
+from distill_runner.errors import UserError
 from distill_runner.mapping import Attention, Mapping
 from distill_runner.methods.base import Kind, Progress, SoftLabels, Term
+from distill_runner.schema import typed
 
 DISTANCES = {
     "normalized": losses.normalized_squared_distance,
     "mse": losses.mean_squared_error,
     "normalized_mse": losses.normalized_mean_squared_error,
 }
-AnySchema = TypeVar("AnySchema", bound=Schema)
 
 
 class LayerProjection(Term):
@@ -59,8 +58,8 @@ class LayerProjection(Term):
             if value is not None and combine != owner:
                 problem = f"combine={combine} does not use it"
                 raise UserError(key, value, problem, f"Only combine={owner} does.")
-        self.mapping = _typed(Mapping, "mapping", mapping)
-        self.attention = _typed(Attention, "attention", attention or {})
+        self.mapping = typed(Mapping, mapping, "mapping.")
+        self.attention = typed(Attention, attention or {}, "attention.")
         self.combine, self.project = combine, project or "teacher"
         self.distance, self.over_layers = DISTANCES[distance], over_layers
 
@@ -107,13 +106,3 @@ class SoftLabelsPerClass(SoftLabels):
 def _one_of(key: str, value: Any, known: Any) -> None:
     if value not in known:
         raise UserError(key, value, f"is none of {', '.join(str(name) for name in known if name)}")
-
-
-def _typed(schema: type[AnySchema], key: str, value: AnySchema | Data[str, Any]) -> AnySchema:
-    """The typed form of a node of the configuration, its first error as a ``UserError``."""
-    try:
-        return value if isinstance(value, schema) else schema.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join([key, *(str(part) for part in first["loc"])])
-        raise UserError(where, first["input"], first["msg"]) from error

@@ -119,7 +119,7 @@ class Method(nn.Module):
         super().__init__()
         for name, weight in weights.items():
             if weight < 0:
-                raise UserError(f"method.terms.{name}.weight", weight, "a weight may not be negative")
+                raise UserError(f".method.weights.{name}", weight, "a weight may not be negative")
         self.weights = {name: float(weight) for name, weight in weights.items() if weight}
         if not self.weights:
             raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")

@@ -19,13 +19,10 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 def model_card(result: Result) -> str:
     """Card of the student of a finished run.
 
-    Besides the keys that a table reads, ``dataset`` (hub id or name; default: the task's name) and
-    ``command`` (default: task, method and seed) are taken from the result. The front matter holds scores in
-    0..1, as the metrics define them; the text shows them times 100.
+    The front matter holds scores in 0..1, as the metrics define them; the text shows them times 100.
     """
     student = result["student"]
     front = yaml.safe_dump(_front_matter(result), sort_keys=False, allow_unicode=True)
-    command = result.get("command") or "distill-run task={task} method={method} seed={seed}".format(**result)
     sections = [
         f"---\n{front}---",
         f"# {result['task']} by {label(result)}",
@@ -34,7 +31,7 @@ def model_card(result: Result) -> str:
         f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
         "## Scores on the validation set\n\n" + _scores(result),
         "## Loading\n\n" + LOADING,
-        f"## Training\n\n```sh\n{command}\n```\n\nSeed {result['seed']}, best epoch "
+        f"## Training\n\n```sh\n{result['command']}\n```\n\nSeed {result['seed']}, best epoch "
         f"{result['best_epoch']} of {result['epochs']}, {result['seconds']:.0f} s, "
         f"{result['examples_per_second']:.0f} examples/s. Artifact `{result['key']}`.",
     ]
@@ -45,11 +42,10 @@ def model_card(result: Result) -> str:
 
 
 def _front_matter(result: Result) -> dict[str, Any]:
-    dataset = result.get("dataset") or result["task"]
     metrics = [{"type": name, "name": name, "value": float(value)} for name, value in result["metrics"].items()]
     entry = {
         "task": {"type": "text-classification"},
-        "dataset": {"type": dataset, "name": result["task"], "split": "validation"},
+        "dataset": {"type": result["dataset"], "name": result["task"], "split": "validation"},
         "metrics": metrics,
     }
     name = f"{label(result)} {result['task']}"

@@ -13,7 +13,7 @@ from importlib.resources import files
 
 from pydantic import field_validator
 
-from distill_runner.errors import Schema
+from distill_runner.schema import Schema
 
 TITLES = {"alp_kd": "ALP-KD"}
 BERT_BASE = re.compile(r"(^|/)bert[-_](base([-_](un)?cased.*)?|uncased_L-12_H-768_A-12)$")

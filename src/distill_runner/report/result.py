@@ -59,7 +59,7 @@ def finished(
         "best_epoch": measured["best"],
         "epochs": measured["epoch"],
         "steps": measured["step"],
-        "teacher": run.teacher.name,
+        "teacher": run.teacher.name if stage.teacher else None,
         "teacher_score": teacher["metrics"][metric] if teacher else None,
         "student": measured["shape"] | {"init": _init(run, stage)},
         "num_params": measured["num_params"],
@@ -81,6 +81,7 @@ def described_by(run: RunConfig) -> dict[str, Any]:
     rule = mapping and (f"layer:{mapping['layer']}" if mapping["rule"] == "layer" else mapping["rule"])
     return {
         "task": student.task.name if student.task else None,
+        "dataset": student.task.dataset if student.task else None,
         "method": run.method,
         "mapping": rule,
         "attention": attention and attention["kind"],
@@ -89,6 +90,7 @@ def described_by(run: RunConfig) -> dict[str, Any]:
         "lr": student.optim.lr,
         "temperature": next((term["temperature"] for term in terms if "temperature" in term), None),
         "seed": run.seed,
+        "command": run.command,
     }
 
 

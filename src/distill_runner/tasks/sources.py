@@ -9,11 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from distill_runner.errors import UserError
+from distill_runner.errors import UserError, brief
+from distill_runner.hub import why_unreachable
 from distill_runner.tasks.folders import READERS, local_copies, locate, missing_split, split_files
 from distill_runner.tasks.task import EMBEDDED, Task, is_embedded
-
-SECONDS_TO_REACH_HUB = 5.0
 
 
 @dataclass(frozen=True)
@@ -120,17 +119,17 @@ def _from_files(task: Task, split: str, folder: Path, cache: str) -> Any:
         if "corresponds to no data" in str(error) or not any(file.stat().st_size for file in files):
             raise _empty(task, split, folder) from error
         shown = ", ".join(file.name for file in files[:3]) + (", ..." if len(files) > 3 else "")
-        problem = f"cannot read {shown} in {folder}: {_brief(error)}"
+        problem = f"cannot read {shown} in {folder}: {brief(error)}"
         remedy = "The file is damaged, incomplete or not what its name says: fetch or write it again."
         raise UserError(task.role(split), split, problem, remedy) from error
 
 
 def _from_hub(task: Task, split: str) -> Any:
-    problem = _why_unreachable(task.dataset, task.revision)
+    problem = why_unreachable("dataset", task.dataset, task.revision)
     try:
         found = _load(problem is not None, task.dataset, task.config, revision=task.revision)
     except Exception as error:
-        raise _hub_error(task, problem or _brief(error)) from error
+        raise _hub_error(task, problem or brief(error)) from error
     if split not in found:
         raise missing_split(task, split, list(found), f"{task.dataset} on the hub")
     return found[split]
@@ -155,25 +154,6 @@ def _load(offline: bool, *args: Any, **options: Any) -> Any:
         datasets.config.HF_HUB_OFFLINE = before
 
 
-@lru_cache
-def _why_unreachable(dataset: str, revision: str | None) -> str | None:
-    """One short request; ``load_dataset`` itself would retry for half a minute before it gave up."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
-
-    try:
-        HfApi().dataset_info(dataset, revision=revision, timeout=SECONDS_TO_REACH_HUB)
-    except GatedRepoError:
-        return "the hub gives it only to those who have accepted its terms (hf auth login)"
-    except RepositoryNotFoundError:
-        return "neither a folder here nor a data set on the hub"
-    except OfflineModeIsEnabled:
-        return "not downloaded before, and HF_HUB_OFFLINE forbids asking the hub"
-    except Exception as error:
-        return f"the hub cannot be reached ({_brief(error)})"
-    return None
-
-
 def _hub_error(task: Task, problem: str) -> UserError:
     files = f"{task.config}/" if task.config else "its files"
     if copies := local_copies(task):
@@ -181,14 +161,6 @@ def _hub_error(task: Task, problem: str) -> UserError:
     name = task.dataset.rpartition("/")[2]
     remedy = f"task.dataset=<folder with {files}>, or set DISTILL_DATA_DIR to a folder with {name}/"
     return UserError("task.dataset", task.dataset, problem, remedy)
-
-
-def _brief(error: BaseException) -> str:
-    """The first line of the innermost cause, which is where ``datasets`` keeps what happened."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}"[:160] if lines else type(error).__name__
 
 
 @contextmanager

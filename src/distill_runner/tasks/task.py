@@ -8,8 +8,9 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from distill_runner.errors import Schema, UserError
+from distill_runner.errors import UserError
 from distill_runner.metrics import CLASSIFICATION_METRICS, METRICS, REGRESSION_METRICS
+from distill_runner.schema import Schema
 
 EMBEDDED = "embedded:"
 DEMO_TASKS = (f"{EMBEDDED}pairs", f"{EMBEDDED}sentences")

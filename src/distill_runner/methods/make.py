@@ -1,0 +1,80 @@
+"""From the nodes of ``conf/method`` to a ``Method``: terms by import path, their arguments checked like the rest."""
+
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from math import isfinite
+from typing import Any
+
+from pydantic import create_model
+
+from distill_runner.errors import UserError, nearest
+from distill_runner.methods.base import Method, Term
+from distill_runner.schema import Schema, typed
+
+Node = Mapping[str, Any]
+
+
+def make_method(node: Node) -> Method:
+    """Build a method: terms by their ``_target_``, with their weights.
+
+    Raises:
+        UserError: a term that does not exist or is no ``Term``, arguments that it does not take, a weight below 0.
+    """
+    terms, weights = node.get("terms", {}), node.get("weights", {})
+    if set(terms) != set(weights):
+        raise UserError(".method.weights", list(weights), f"must name the terms {', '.join(terms)}")
+    for name, weight in weights.items():
+        if not isinstance(weight, int | float) or not isfinite(weight):
+            raise UserError(f".method.weights.{name}", weight, "must be a number")
+    return Method({name: _term(name, terms[name]) for name in terms if weights[name]}, weights)
+
+
+def method_spec(node: Node) -> dict[str, Any]:
+    """What determines a method: its terms of non-zero weight and their versions, whatever the method is called."""
+    return {
+        name: {
+            **node["terms"][name],
+            "weight": float(weight),
+            "version": _term_class(name, node["terms"][name]).version,
+        }
+        for name, weight in sorted(node["weights"].items())
+        if weight
+    }
+
+
+def _term(name: str, node: Node) -> Term:
+    kind = _term_class(name, node)
+    given = {key: value for key, value in node.items() if key != "_target_"}
+    arguments = typed(_arguments(kind), given, f".method.terms.{name}.")
+    return kind(**{key: getattr(arguments, key) for key in arguments.model_fields_set})
+
+
+def _term_class(name: str, node: Node) -> type[Term]:
+    """The class, imported. Nothing but a ``Term`` is ever called."""
+    key, target = f".method.terms.{name}._target_", str(node.get("_target_"))
+    module, _, attribute = target.rpartition(".")
+    try:
+        found = vars(import_module(module))
+    except (ImportError, ValueError, TypeError):
+        found = {}
+    if attribute not in found:
+        known = [name for name, value in found.items() if _is_term(value)]
+        raise UserError(key, target, "there is no such class", nearest(attribute, known) or "Give the path of a Term.")
+    kind: type[Term] = found[attribute]
+    if not _is_term(kind):
+        raise UserError(key, target, "is no Term", "Only subclasses of distill_runner.methods.base.Term are built.")
+    return kind
+
+
+def _is_term(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Term)
+
+
+def _arguments(kind: type[Term]) -> type[Schema]:
+    """The constructor's signature as a schema."""
+    fields: dict[str, Any] = {
+        name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
+        for name, parameter in inspect.signature(kind, eval_str=True).parameters.items()
+    }
+    return create_model(kind.__name__, __base__=Schema, **fields)

@@ -1,0 +1,157 @@
+"""Packing: where each token of a batch lies, attention groups, padding; tokenising and reading back."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from distill_runner.batches import Batch, Tokens, epoch_order
+from distill_runner.tasks import Examples
+
+LENGTHS = [*range(1, 71), 16, 16, 32, 5]
+"""Of the ragged examples below: all up to 70, and some twice."""
+
+
+def numbers(texts: list[str], **_options: Any) -> dict[str, list[list[int]]]:
+    """Stands for a tokenizer: a text is its token ids."""
+    ids = [[int(word) for word in text.split()] for text in texts]
+    return {"input_ids": ids, "token_type_ids": [[number % 2 for number in row] for row in ids]}
+
+
+def write(folder: Path, lengths: list[int], labels: np.ndarray | None = None) -> Tokens:
+    """Examples of these lengths, all token ids different and above 0."""
+    ends = np.cumsum(lengths)
+    texts = [" ".join(map(str, range(end - length + 1, end + 1))) for end, length in zip(ends, lengths, strict=True)]
+    Tokens.write(folder, Examples([texts], labels), numbers, max_length=100)
+    return Tokens(folder)
+
+
+@pytest.fixture(scope="module")
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    return write(tmp_path_factory.mktemp("ragged"), LENGTHS, np.arange(len(LENGTHS)) % 3)
+
+
+def ids(tokens: Tokens, example: int) -> list[int]:
+    return tokens.ids[tokens.offsets[example] : tokens.offsets[example + 1]].tolist()
+
+
+def test_a_pack_by_hand(tmp_path: Path) -> None:
+    tokens = write(tmp_path, [3, 1, 18, 3], np.array([0, 1, 2, 3]))
+    assert len(tokens) == 4
+    batch = tokens.batch([2, 3, 1, 0])
+    assert batch.size == 4
+    # Shortest first; examples 3 and 0 are equally long and stay in the order asked for.
+    assert batch.index.tolist() == [1, 3, 0, 2]
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [1, 3, 0, 2]
+    assert batch.starts.tolist() == [0, 1, 4, 7]
+    assert batch.input_ids.tolist() == [4, 23, 24, 25, 1, 2, 3, *range(5, 23)]
+    assert batch.positions.tolist() == [0, 0, 1, 2, 0, 1, 2, *range(18)]
+    assert batch.segments.tolist() == [number % 2 for number in batch.input_ids.tolist()]
+    assert batch.rows is None
+    short, long = batch.groups
+    assert (short.sequences, short.tokens) == (slice(0, 3), slice(0, 7))
+    assert short.gather.tolist() == [[0] * 16, [1, 2] + [3] * 14, [4, 5] + [6] * 14]
+    assert short.real.sum(1).tolist() == [1, 3, 3]
+    assert (long.sequences, long.tokens) == (slice(3, 4), slice(7, 25))
+    assert long.gather.tolist() == [[*range(18), *[17] * 14]]
+    assert long.real.tolist() == [[True] * 18 + [False] * 14]
+
+
+@given(
+    index=st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, max_size=40),
+    granule=st.sampled_from([None, 1, 4, 16, 100]),
+)
+def test_groups_cover_any_batch_once(ragged: Tokens, index: list[int], granule: int | None) -> None:
+    batch = ragged.batch(index, granule)
+    assert sorted(batch.index.tolist()) == sorted(index)  # repeated examples too
+    sequence, token = 0, 0
+    for group in batch.groups:
+        assert (group.sequences.start, group.tokens.start) == (sequence, token)
+        sequence, token = group.sequences.stop, group.tokens.stop
+        examples = batch.index[group.sequences].tolist()
+        attended = batch.input_ids[group.tokens][group.gather]
+        assert [row[real].tolist() for row, real in zip(attended, group.real, strict=True)] == [
+            ids(ragged, example) for example in examples
+        ]
+        # What a sequence is padded to is its own affair, unless all are one group.
+        longest = max(LENGTHS[example] for example in index)
+        padded = longest if granule is None else -(-LENGTHS[examples[0]] // granule) * granule
+        assert attended.shape == (len(examples), padded)
+        assert group.real.any(1).all()
+    assert (sequence, token) == (batch.size, len(batch.input_ids))
+    assert granule is not None or len(batch.groups) == 1
+
+
+@given(index=st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, max_size=40))
+def test_padded_is_the_same_tokens_with_zeros_behind(ragged: Tokens, index: list[int]) -> None:
+    batch = ragged.batch(index)
+    input_ids, segments, mask = batch.padded()
+    length = max(LENGTHS[example] for example in index)
+    for row, example in enumerate(batch.index.tolist()):
+        real, padding = ids(ragged, example), [0] * (length - LENGTHS[example])
+        assert input_ids[row].tolist() == real + padding
+        assert segments[row].tolist() == [number % 2 for number in real] + padding
+        assert mask[row].tolist() == [1] * len(real) + padding
+
+
+def test_a_batch_moves_with_all_its_tensors(ragged: Tokens) -> None:
+    batch = ragged.batch([5, 60])
+    assert batch.to(torch.device("cpu")) is batch
+    moved: Batch = batch.to(torch.device("meta"))
+    tensors = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
+    tensors += [tensor for group in moved.groups for tensor in (group.gather, group.real)]
+    assert len(tensors) == 6 + 2 * 2
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert [group.tokens for group in moved.groups] == [group.tokens for group in batch.groups]
+
+
+@given(size=st.integers(1, 300), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 100))
+def test_the_order_of_an_epoch_is_a_permutation_of_its_own(size: int, seed: int, epoch: int) -> None:
+    order = epoch_order(size, seed, epoch)
+    assert sorted(order.tolist()) == list(range(size))
+    np.random.seed(0)  # the global generator is neither read nor moved
+    assert np.array_equal(order, epoch_order(size, seed, epoch))
+    assert np.random.random() == pytest.approx(0.5488135)
+    if size > 50:
+        assert not np.array_equal(order, epoch_order(size, seed, epoch + 1))
+        assert not np.array_equal(order, epoch_order(size, seed ^ 1, epoch))
+
+
+def test_tokens_read_back_what_the_tokenizer_gave(
+    tiny_bert_folder: Path, tiny_examples: dict[str, Examples], tmp_path: Path
+) -> None:
+    tokenizer, examples = AutoTokenizer.from_pretrained(tiny_bert_folder), tiny_examples["train"]
+    Tokens.write(tmp_path, examples, tokenizer, max_length=48)
+    tokens = Tokens(tmp_path)
+    assert len(tokens) == len(examples) == 64
+    assert isinstance(tokens.ids, np.memmap)
+    assert np.array_equal(tokens.labels, examples.labels)
+    lengths = np.diff(tokens.offsets)
+    assert lengths.max() == 48  # some are cut, most are not
+    assert 2 < (lengths == 48).sum() < 32
+    for number in range(64):
+        expected = tokenizer(*(column[number] for column in examples.texts), truncation=True, max_length=48)
+        batch = tokens.batch([number])
+        assert batch.input_ids.tolist() == expected["input_ids"]
+        assert batch.segments.tolist() == expected["token_type_ids"]
+
+
+def test_a_pair_is_cut_at_its_longer_text(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
+    texts = [["the " * 30, "a river"], ["a river", "the " * 30]]
+    Tokens.write(tmp_path, Examples(texts, None), tokenizer, max_length=16)
+    tokens = Tokens(tmp_path)
+    the, pair = tokenizer.convert_tokens_to_ids("the"), tokenizer.encode("a river", add_special_tokens=False)
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    kept = 16 - 3 - len(pair)
+    assert ids(tokens, 0) == [cls, *[the] * kept, sep, *pair, sep]
+    assert ids(tokens, 1) == [cls, *pair, sep, *[the] * kept, sep]
+    assert tokens.batch([0]).segments.tolist() == [0] * (kept + 2) + [1] * (len(pair) + 1)
+    assert tokens.labels is None
+    assert tokens.batch([0, 1]).labels is None

@@ -1,0 +1,250 @@
+"""Features of a packed batch against the model's own forward, example by example and padded."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DistilBertConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    RobertaConfig,
+)
+
+from distill_runner.batches import Batch, Tokens
+from distill_runner.encoders import PACKED_FAMILIES, Features, Needs, Shape, extract
+
+SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+COMMON = {"vocab_size": 100, "num_labels": 3, "max_position_embeddings": 80, "initializer_range": 0.3}
+FAMILIES: dict[str, Any] = {
+    "bert": lambda **options: BertConfig(**SIZES | COMMON | options),
+    "roberta": lambda **options: RobertaConfig(**SIZES | COMMON | {"type_vocab_size": 1, "pad_token_id": 1} | options),
+    "distilbert": lambda **options: DistilBertConfig(
+        **{"n_layers": 3, "dim": 32, "n_heads": 4, "hidden_dim": 64} | COMMON | options
+    ),
+}
+ALL = Needs(logits=True, cls=frozenset({1, 2, 3}))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    """64 examples of 2 to 60 tokens, two segments each, none of them padding."""
+    folder, rng = tmp_path_factory.mktemp("tokens"), np.random.default_rng(0)
+    lengths = rng.integers(2, 61, size=64)
+    np.save(folder / "ids.npy", rng.integers(5, 100, size=lengths.sum()).astype(np.int32))
+    np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
+    np.save(folder / "segments.npy", np.concatenate([np.arange(n) > n // 2 for n in lengths]).astype(np.int8))
+    return Tokens(folder)
+
+
+def make(config: PreTrainedConfig, masked_lm: bool = False, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    torch.manual_seed(1)
+    auto: Any = AutoModelForMaskedLM if masked_lm else AutoModelForSequenceClassification
+    model: PreTrainedModel = auto.from_config(config)
+    return model.to(dtype=dtype).eval()
+
+
+def inputs(model: PreTrainedModel, input_ids: Tensor, segments: Tensor) -> dict[str, Tensor]:
+    return {"input_ids": input_ids} | ({"token_type_ids": segments} if model.config.model_type == "bert" else {})
+
+
+def alone(model: PreTrainedModel, batch: Batch) -> Features:
+    """Each example by itself through the model's own forward: no packing and no padding."""
+    pieces = zip(batch.input_ids.tensor_split(batch.starts[1:]), batch.segments.tensor_split(batch.starts[1:]), strict=True)
+    outputs = [model(**inputs(model, i[None], s[None]), output_hidden_states=True) for i, s in pieces]
+    cls = {layer: torch.cat([output.hidden_states[layer][:, 0] for output in outputs]) for layer in ALL.cls}
+    return Features(torch.cat([output.logits for output in outputs]), cls)
+
+
+def padded(model: PreTrainedModel, batch: Batch) -> Features:
+    """The batch padded with the model's own padding index, through the model's own forward."""
+    input_ids, segments, mask = batch.padded()
+    input_ids = input_ids.masked_fill(mask == 0, model.config.pad_token_id)
+    output = model(**inputs(model, input_ids, segments), attention_mask=mask, output_hidden_states=True)
+    return Features(output.logits, {layer: output.hidden_states[layer][:, 0] for layer in ALL.cls})
+
+
+def assert_close(ours: Features, reference: Features, tolerance: float) -> None:
+    assert ours.logits is not None
+    assert reference.logits is not None
+    assert ours.cls.keys() == reference.cls.keys()
+    pairs = [(ours.logits, reference.logits), *((ours.cls[layer], reference.cls[layer]) for layer in ours.cls)]
+    for mine, theirs in pairs:
+        assert mine.shape == theirs.shape
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("granule", [16, None])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_packed_equals_padded_and_alone(
+    tokens: Tokens, family: str, granule: int | None, dtype: torch.dtype, tolerance: float
+) -> None:
+    model, batch = make(FAMILIES[family](), dtype=dtype), tokens.batch(range(20), granule)
+    with torch.inference_mode():
+        ours = extract(model, batch, ALL)
+        assert_close(ours, padded(model, batch), tolerance)
+        assert_close(ours, alone(model, batch), tolerance)
+    assert ours.logits is not None
+    assert ours.logits.std(0).min() > 0.01  # examples differ, so that a mix-up of rows could not pass
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("needs", [ALL, Needs(logits=True), Needs(cls=frozenset({2}))])
+def test_gradients_equal_those_of_padding(tokens: Tokens, family: str, needs: Needs) -> None:
+    model = make(FAMILIES[family](), dtype=torch.float64)
+    batch = tokens.batch(range(20))
+    weights = torch.randn(3, 20, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def gradients(features: Features) -> dict[str, Tensor]:
+        """Of a function that every output has its own part in."""
+        parts = [(features.cls[layer] * weights[layer - 1]).sum() for layer in sorted(needs.cls)]
+        if needs.logits:
+            assert features.logits is not None
+            parts.append((features.logits * weights[0, :, :3]).sum())
+        model.zero_grad()
+        torch.stack(parts).sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    ours, reference = gradients(extract(model, batch, needs)), gradients(padded(model, batch))
+    assert ours.keys() == reference.keys()
+    assert len(ours) > 30
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, reference[name], rtol=1e-9, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_token_wise_head_reads_the_given_rows(tokens: Tokens, family: str) -> None:
+    model, batch = make(FAMILIES[family](), masked_lm=True, dtype=torch.float64), tokens.batch(range(20))
+    rows = torch.randperm(len(batch.input_ids), generator=torch.Generator().manual_seed(0))[:50].sort().values
+    with torch.inference_mode():
+        ours = extract(model, Batch(**vars(batch) | {"rows": rows}), ALL)
+        input_ids, segments, mask = batch.padded()
+        output = model(**inputs(model, input_ids, segments), attention_mask=mask, output_hidden_states=True)
+    reference = {layer: output.hidden_states[layer][:, 0] for layer in ALL.cls}
+    assert_close(ours, Features(output.logits[mask.bool()][rows], reference), 1e-10)
+    assert ours.logits is not None
+    assert ours.logits.shape == (50, 100)
+
+
+@pytest.fixture(scope="module", params=["bert", "roberta"])
+def model_and_all(request: pytest.FixtureRequest, tokens: Tokens) -> tuple[PreTrainedModel, Features]:
+    """A model in float32, and its features of all 64 examples at once, in the order of their index."""
+    model = make(FAMILIES[request.param]())
+    batch = tokens.batch(range(64))
+    with torch.inference_mode():
+        features = extract(model, batch, ALL)
+    return model, features.full(batch.index.argsort())
+
+
+@settings(max_examples=20)
+@given(data=st.data(), count=st.sampled_from([16, 32, 48]))
+def test_an_example_does_not_feel_its_batch(
+    tokens: Tokens, model_and_all: tuple[PreTrainedModel, Features], data: st.DataObject, count: int
+) -> None:
+    model, reference = model_and_all
+    index = data.draw(st.lists(st.integers(0, 63), min_size=count, max_size=count))
+    batch = tokens.batch(index)
+    with torch.inference_mode():
+        features = extract(model, batch, ALL)
+    expected = reference.full(batch.index)
+    assert features.logits is not None
+    assert expected.logits is not None
+    assert torch.equal(features.logits, expected.logits)
+    assert all(torch.equal(features.cls[layer], expected.cls[layer]) for layer in ALL.cls)
+
+
+def record(model: nn.Module) -> dict[str, list[int]]:
+    """What runs from now on: rows of the input of each layer's feed-forward and of the classifier, by their names."""
+    seen: dict[str, list[int]] = {}
+    for name, module in model.named_modules():
+        if name.endswith((".intermediate", "classifier")):
+
+            def hook(_module: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
+                seen.setdefault(name.removeprefix("bert.encoder.layer."), []).append(len(args[0]))
+
+            module.register_forward_pre_hook(hook)
+    return seen
+
+
+def test_nothing_runs_that_nobody_reads(tokens: Tokens) -> None:
+    batch = tokens.batch(range(20))
+    total = len(batch.input_ids)
+
+    def runs(needs: Needs, **changes: Any) -> dict[str, list[int]]:
+        model = make(FAMILIES["bert"](num_hidden_layers=4))
+        seen = record(model)
+        extract(model, Batch(**vars(batch) | changes), needs)
+        return {name.removesuffix(".intermediate"): rows for name, rows in seen.items()}
+
+    # The last layer that is read works on the [CLS] rows alone; above it nothing happens, nor in the head.
+    assert runs(Needs(cls=frozenset({2}))) == {"0": [total], "1": [20]}
+    assert runs(Needs(cls=frozenset({1, 3}))) == {"0": [total], "1": [total], "2": [20]}
+    whole = {"0": [total], "1": [total], "2": [total], "3": [20], "classifier": [20]}
+    assert runs(Needs(logits=True)) == whole
+    assert runs(Needs(logits=True, cls=frozenset({4}))) == whole
+    # A token-wise head reads the other rows as well.
+    assert runs(Needs(cls=frozenset({2})), rows=torch.tensor([1, 5])) == {"0": [total], "1": [total]}
+
+
+def test_features_are_those_asked_for(tokens: Tokens) -> None:
+    model, batch = make(FAMILIES["bert"]()), tokens.batch(range(4))
+    features = extract(model, batch, Needs(cls=frozenset({2})))
+    assert features.logits is None
+    assert {layer: tuple(cls.shape) for layer, cls in features.cls.items()} == {2: (4, 32)}
+    features = extract(model, batch, Needs(logits=True))
+    assert features.cls == {}
+    assert features.logits is not None
+    assert features.logits.shape == (4, 3)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("place", ["attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout"])
+def test_dropout_is_that_of_the_configuration(tokens: Tokens, family: str, place: str) -> None:
+    none = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    batch, needs = tokens.batch(range(8)), Needs(logits=True)
+    still, moving = make(FAMILIES[family](**none)), make(FAMILIES[family](**none | {place: 0.5}))
+    reference = extract(still, batch, needs).logits
+    assert reference is not None
+    with torch.no_grad():
+        assert torch.equal(reference, extract(still.train(), batch, needs).logits)  # type: ignore[arg-type]
+        assert torch.equal(reference, extract(moving, batch, needs).logits)  # type: ignore[arg-type]
+        first, second = (extract(moving.train(), batch, needs).logits for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert (first - reference).abs().min() > 0
+    assert (first - second).abs().min() > 0
+
+
+def test_other_families_run_padded() -> None:
+    assert "distilbert" not in PACKED_FAMILIES
+    assert {"bert", "roberta"} <= PACKED_FAMILIES
+
+
+def test_needs_unite() -> None:
+    assert not Needs()
+    assert Needs(logits=True)
+    assert Needs(cls=frozenset({1}))
+    union = Needs(cls=frozenset({1, 2})) | Needs(logits=True, cls=frozenset({2, 5}))
+    assert union == Needs(logits=True, cls=frozenset({1, 2, 5}))
+
+
+def test_losses_see_float32_at_least() -> None:
+    for given_as, seen_as in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
+        features = Features(torch.ones(3, 2, dtype=given_as), {4: torch.arange(3, dtype=given_as)[:, None]}).full()
+        assert features.logits is not None
+        assert (features.logits.dtype, features.cls[4].dtype) == (seen_as, seen_as)
+    assert features.full(torch.tensor([2, 0])).cls[4].tolist() == [[2.0], [0.0]]
+
+
+def test_shapes_come_from_the_configuration() -> None:
+    for family, max_length in (("bert", 80), ("distilbert", 80), ("roberta", 78)):
+        assert Shape.of(FAMILIES[family]()) == Shape(3, 32, 4, 3, 100, family, max_length)

