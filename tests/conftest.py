@@ -51,7 +51,8 @@ def minilm_folder() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-WORDS = "the a river stone cloud garden window letter under over slowly bright heavy green walked found carried".split()
+WORDS = ["the", "a", "river", "stone", "cloud", "garden", "window", "letter", "under", "over", "slowly", "bright"]
+WORDS += ["heavy", "green", "walked", "found", "carried"]
 
 
 @pytest.fixture(scope="session")

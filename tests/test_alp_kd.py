@@ -340,7 +340,8 @@ def test_wrong_options_are_refused() -> None:
     assert refusal(mapping={"rule": "skip"}, combine="attend", project="teacher").startswith(
         "project=teacher: combine=attend does not use it"
     )
-    assert refusal(mapping={"rule": "every"}, combine="attend").startswith("mapping.rule=every: there is no such choice")
+    every = refusal(mapping={"rule": "every"}, combine="attend")
+    assert every.startswith("mapping.rule=every: there is no such choice")
     assert refusal(mapping={"rule": "skip"}, combine="attend", attention={"kind": "dog"}).startswith(
         "attention.kind=dog: there is no such choice"
     )

@@ -131,6 +131,8 @@ def test_tokens_read_back_what_the_tokenizer_gave(
     tokens = Tokens(tmp_path)
     assert len(tokens) == len(examples) == 64
     assert isinstance(tokens.ids, np.memmap)
+    assert tokens.labels is not None
+    assert examples.labels is not None
     assert np.array_equal(tokens.labels, examples.labels)
     lengths = np.diff(tokens.offsets)
     assert lengths.max() == 48  # some are cut, most are not

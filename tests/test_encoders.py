@@ -1,6 +1,5 @@
 """Features of a packed batch against the model's own forward, example by example and padded."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,8 +47,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 def make(config: PreTrainedConfig, masked_lm: bool = False, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     torch.manual_seed(1)
     auto: Any = AutoModelForMaskedLM if masked_lm else AutoModelForSequenceClassification
-    model: PreTrainedModel = auto.from_config(config)
-    return model.to(dtype=dtype).eval()
+    model: PreTrainedModel = auto.from_config(config).to(dtype).eval()
+    return model
 
 
 def inputs(model: PreTrainedModel, input_ids: Tensor, segments: Tensor) -> dict[str, Tensor]:
@@ -58,7 +57,7 @@ def inputs(model: PreTrainedModel, input_ids: Tensor, segments: Tensor) -> dict[
 
 def alone(model: PreTrainedModel, batch: Batch) -> Features:
     """Each example by itself through the model's own forward: no packing and no padding."""
-    pieces = zip(batch.input_ids.tensor_split(batch.starts[1:]), batch.segments.tensor_split(batch.starts[1:]), strict=True)
+    pieces = zip(*(row.tensor_split(batch.starts[1:]) for row in (batch.input_ids, batch.segments)), strict=True)
     outputs = [model(**inputs(model, i[None], s[None]), output_hidden_states=True) for i, s in pieces]
     cls = {layer: torch.cat([output.hidden_states[layer][:, 0] for output in outputs]) for layer in ALL.cls}
     return Features(torch.cat([output.logits for output in outputs]), cls)

@@ -47,9 +47,7 @@ SCORES = TASK.model_copy(update={"labels": None, "kind": "regression", "metrics"
         (12, 4, "embeddings_only", []),
     ],
 )
-def test_the_layers_that_a_student_copies(
-    source_layers: int, num_layers: int, init: Init, expected: list[int]
-) -> None:
+def test_the_layers_that_a_student_copies(source_layers: int, num_layers: int, init: Init, expected: list[int]) -> None:
     assert chosen_layers(source_layers, num_layers, init) == expected
 
 
@@ -84,7 +82,7 @@ def test_a_student_may_start_from_embeddings_or_from_nothing(tiny_bert_folder: P
     source = source_state(tiny_bert_folder)
     for init, copied in (("embeddings_only", "embeddings."), ("random", "nothing")):
         torch.manual_seed(7)
-        weights = state(build(ModelConfig(source=str(tiny_bert_folder), num_layers=2, layers=init), TASK))  # type: ignore[arg-type]
+        weights = state(build(ModelConfig(source=str(tiny_bert_folder), num_layers=2, layers=init), TASK))
         for name, tensor in weights.items():
             # Biases and LayerNorm start at the same constants everywhere; only drawn weights can differ.
             if name.endswith("weight") and "LayerNorm" not in name:
@@ -100,7 +98,7 @@ def test_a_fresh_model_takes_its_sizes_from_the_configuration() -> None:
     assert model.config.vocab_size == 50
     # Tied to the input embeddings, and counted once.
     assert count_parameters(model) == sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight  # type: ignore[union-attr]
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 def test_weights_that_are_drawn_follow_the_seed(tiny_bert_folder: Path) -> None:
@@ -119,9 +117,7 @@ def test_weights_that_are_drawn_follow_the_seed(tiny_bert_folder: Path) -> None:
     ("task", "labels", "problem"),
     [(TASK, {0: "no", 1: "perhaps", 2: "yes"}, "single_label_classification"), (SCORES, {0: "score"}, "regression")],
 )
-def test_a_new_head_names_its_outputs(
-    tiny_bert_folder: Path, task: Task, labels: dict[int, str], problem: str
-) -> None:
+def test_a_new_head_names_its_outputs(tiny_bert_folder: Path, task: Task, labels: dict[int, str], problem: str) -> None:
     model: Any = build(ModelConfig(source=str(tiny_bert_folder)), task)
     assert model.config.id2label == labels
     assert model.config.label2id == {name: number for number, name in labels.items()}

@@ -117,9 +117,7 @@ def shorten(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [change, shorten, Path.unlink])
 @pytest.mark.parametrize("name", ["model/weights", "manifest.json"])
-def test_damage_is_found_and_mended(
-    store: Store, caplog: pytest.LogCaptureFixture, damage: Any, name: str
-) -> None:
+def test_damage_is_found_and_mended(store: Store, caplog: pytest.LogCaptureFixture, damage: Any, name: str) -> None:
     build = Builder()
     damage(store.get(SPEC, build) / name)
     # ``has`` looks at sizes only, ``get`` at every bit.

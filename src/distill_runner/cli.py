@@ -150,7 +150,7 @@ def _typed_run(config: DictConfig) -> "RunConfig":
     return typed(
         RunConfig,
         {
-            "teacher": {key: resolved["teacher"][key] for key in ("name", "source")},
+            "teacher": {key: resolved["teacher"][key] for key in ("name", "source", "fine_tuned")},
             "method": resolved["method"]["name"],
             "command": shlex.join(["distill-run", *overrides]),
             **{key: resolved[key] for key in ("stages", "runtime", "store", "tracker", "seed", "plan")},

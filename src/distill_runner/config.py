@@ -113,16 +113,17 @@ class TeacherConfig(Schema):
 
     name: str
     source: str
+    fine_tuned: bool
 
 
 class RunConfig(Schema):
     """A run: the stage ``student`` is what is asked for; the others are there for it."""
 
+    teacher: TeacherConfig
     stages: dict[str, StageConfig]
     runtime: Runtime
     store: StoreConfig
     tracker: TrackerConfig
-    teacher: TeacherConfig
     method: str
     command: str
     seed: int

@@ -34,7 +34,7 @@ def explain(error: BaseException, overrides: Sequence[str], config_folder: Path)
     if found := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'\n", text):
         each, whole = f"distill-run -m {found[1]}={found[2]}", f"{found[1]}=[{found[2]}]"
         return UserError(found[1], found[2], "has several values", f"A run for each: {each}. One list: {whole}")
-    if found := re.search(r"Could not (?:override|delete from config\.) '([^'@]+)", text):
+    if found := re.search(r"(?:Could not override|Could not delete from config\.|Interpolation key) '([^'@]+)", text):
         return _no_such_key(found[1], config_folder)
     if isinstance(error, OSError) and error.filename:
         remedy = "Work in a folder that you may write to, or set hydra.run.dir and store.dir."
@@ -112,7 +112,8 @@ def _keys(config_folder: Path) -> Iterator[tuple[str, str]]:
         yield group, group
         if not group.startswith("hydra"):
             prefix = "" if group == "." or text.startswith("# @package _global_") else f"{group}."
-            yield from ((f"{prefix}{key}", f"{group}={file.stem}") for key in _flat(yaml.safe_load(text)))
+            owner = file.name if group == "." else f"{group}={file.stem}"
+            yield from ((f"{prefix}{key}", owner) for key in _flat(yaml.safe_load(text)))
 
 
 def _flat(node: Mapping[str, Any]) -> Iterator[str]:

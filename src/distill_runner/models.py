@@ -102,12 +102,14 @@ def _load(load: Any, source: str, revision: str | None = None, **options: Any) -
     """Call a ``from_pretrained``, its many errors turned into one that says what to do."""
     place = locate(source)
     is_folder = Path(place).is_dir()
+    if is_folder and not any((Path(place) / name).is_file() for name in ("config.json", "tokenizer_config.json")):
+        raise UserError(".model.source", source, "cannot be loaded: the folder holds no config.json", FOLDER)
     unreachable = None if is_folder else why_unreachable("model", source, revision)
     try:
         return load(place, revision=revision, local_files_only=is_folder or unreachable is not None, **options)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        problem = f"cannot be loaded: {unreachable or lines[0][:200]}"
+        problem = f"cannot be loaded: {unreachable or lines[0].replace(place, source)[:200]}"
         raise UserError(".model.source", source, problem, FOLDER if is_folder else HUB) from error
 
 

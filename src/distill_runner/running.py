@@ -118,6 +118,8 @@ def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> d
 
 def _share(stored: Path, folder: Path) -> None:
     """The files of ``stored`` in ``folder`` as well, without a second copy where the file system allows."""
+    if folder.is_symlink():  # as earlier versions left it: writing through it would damage the store
+        folder.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     for file in stored.iterdir():
         shared = folder / file.name

@@ -17,6 +17,17 @@ class Schema(BaseModel):
 
 AnySchema = TypeVar("AnySchema", bound=Schema)
 
+PLAIN = {
+    r", (unable|got|not) .*| after validation.*": "",  # repeats the value
+    r"^(Input|Value|List|Tuple|Dictionary) should ": "must ",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid boolean": "true or false",
+    "a valid integer": "a whole number",
+    "a valid ": "a ",
+}
+"""pydantic's words -> plainer ones."""
+
 
 def typed(schema: type[AnySchema], values: Mapping[str, Any] | AnySchema, prefix: str = "") -> AnySchema:
     """The typed form of a part of a configuration.
@@ -47,10 +58,9 @@ def typed(schema: type[AnySchema], values: Mapping[str, Any] | AnySchema, prefix
 
 
 def _plain(message: str) -> str:
-    """pydantic's words without what repeats the value."""
-    message = re.sub(r", (unable|got|not) .*| after validation.*", "", message)
-    message = re.sub(r"^(Input|Value|List|Tuple|Dictionary) should ", "must ", message)
-    return message.replace("a valid integer", "a whole number").replace("a valid ", "a ")
+    for theirs, ours in PLAIN.items():
+        message = re.sub(theirs, ours, message)
+    return message
 
 
 def _names(schema: Any, path: Sequence[int | str]) -> list[str]:

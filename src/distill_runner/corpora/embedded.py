@@ -195,7 +195,9 @@ def _sentences(split: Split, rng: random.Random) -> list[Row]:
 def _replacements() -> list[str]:
     """The lower-case words of the training topics: a word of their own would give corrupted sentences away."""
     texts = _of_split(embedded_sentences(), "train").values()
-    return sorted({word for sentences in texts for sentence in sentences for word in sentence.split() if _plain_word(word)})
+    return sorted(
+        {word for sentences in texts for sentence in sentences for word in sentence.split() if _plain_word(word)}
+    )
 
 
 def _plain_word(word: str) -> bool:

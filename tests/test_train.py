@@ -1,0 +1,619 @@
+"""The loop: resuming to the bit, what is logged, what is kept, what is updated and how."""
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    PreTrainedModel,
+)
+
+from distill_runner.batches import Batch, Tokens
+from distill_runner.checkpoints import History, interrupts
+from distill_runner.config import Optim, Runtime
+from distill_runner.data import CorpusData, Data, Evaluation, TaskData
+from distill_runner.devices import Device
+from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.errors import UserError
+from distill_runner.meter import Diverged, Log
+from distill_runner.methods.base import HardLabels, Kind, Method, Progress, Term
+from distill_runner.methods.make import make_method
+from distill_runner.schedules import constant, linear
+from distill_runner.seeds import seed_all
+from distill_runner.tasks import Examples, Task
+from distill_runner.teachers import Live, NoTeacher, TeacherTargets
+from distill_runner.train import Training, fit
+
+CPU = Device.of("cpu", "fp32")
+TASK = Task(
+    name="tiny",
+    dataset="nowhere",
+    columns=["sentence1", "sentence2"],
+    labels=["no", "yes"],
+    metrics=["accuracy"],
+    max_length=48,
+    epochs=3,
+    validation={"validation": "validation"},
+)
+BASE, LAYERS = "distill_runner.methods.base", "distill_runner.methods.alp_kd.LayerProjection"
+CE = {"_target_": f"{BASE}.HardLabels"}
+KD = {"_target_": f"{BASE}.SoftLabels", "temperature": 5.0}
+CKD = {"_target_": LAYERS, "mapping": {"rule": "no"}, "combine": "concatenate", "distance": "mse"}
+ALP = {"_target_": LAYERS, "mapping": {"rule": "all"}, "combine": "attend", "distance": "mse"}
+KQV = {"kind": "kqv", "heads": 2}
+METHODS: dict[str, dict[str, Any]] = {
+    "nkd": {"terms": {"ce": CE}, "weights": {"ce": 1.0}},
+    "ckd": {"terms": {"ce": CE, "kd": KD, "layers": CKD}, "weights": {"ce": 0.3, "kd": 0.5, "layers": 0.2}},
+    "alp": {"terms": {"ce": CE, "layers": ALP | {"attention": KQV}}, "weights": {"ce": 0.5, "layers": 0.5}},
+}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+Logged = list[tuple[dict[str, Any], int, float]]
+
+
+def bert(num_layers: int, num_labels: int = 2, **options: Any) -> BertConfig:
+    sizes = {"num_hidden_layers": num_layers, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    config: Any = BertConfig
+    return config(vocab_size=200, max_position_embeddings=48, num_labels=num_labels, **sizes, **options)
+
+
+@pytest.fixture(scope="module")
+def splits(
+    tiny_bert_folder: Path, tiny_examples: dict[str, Examples], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Tokens]:
+    tokenizer, folder = AutoTokenizer.from_pretrained(tiny_bert_folder), tmp_path_factory.mktemp("tokens")
+    for split, examples in tiny_examples.items():
+        (folder / split).mkdir()
+        Tokens.write(folder / split, examples, tokenizer, max_length=48)
+    return {split: Tokens(folder / split) for split in tiny_examples}
+
+
+@pytest.fixture(scope="module")
+def data(splits: dict[str, Tokens]) -> TaskData:
+    return TaskData(TASK, splits["train"], {"validation": splits["validation"]}, CPU)
+
+
+@pytest.fixture(scope="module")
+def live(splits: dict[str, Tokens]) -> Live:
+    torch.manual_seed(11)
+    teacher = BertForSequenceClassification(bert(4, initializer_range=0.2))
+    return Live(teacher, splits["train"], Needs(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
+
+
+class Double:
+    """A teacher's features in float64, for references."""
+
+    def __init__(self, teacher: TeacherTargets) -> None:
+        self.teacher = teacher
+
+    def __call__(self, batch: Batch, progress: Progress) -> Features:
+        features = self.teacher(batch, progress)
+        assert features.logits is not None
+        return Features(features.logits.double(), {layer: cls.double() for layer, cls in features.cls.items()})
+
+
+Make = Callable[..., Training]
+
+
+@pytest.fixture(scope="module")
+def make(data: TaskData, live: Live, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A training of a student of 2 layers: 4 updates of 16 examples an epoch, 3 epochs, dropout on."""
+
+    def training(
+        method: str | Method = "nkd",
+        report: Log = lambda values, step, epoch: None,
+        *,
+        seed: int = 0,
+        folder: Path | None = None,
+        examples: Data = data,
+        select_best: bool = False,
+        device: Device = CPU,
+        dtype: torch.dtype = torch.float32,
+        config: Mapping[str, Any] | None = None,
+        runtime: Mapping[str, Any] | None = None,
+        **optim: Any,
+    ) -> Training:
+        seed_all(seed)
+        model: Any = BertForSequenceClassification(bert(2, **config or {})).to(dtype)  # type: ignore[arg-type]
+        if isinstance(method, str):
+            method = make_method(METHODS[method])
+        method.bind(Shape.of(model.config), Shape.of(live.model.config), "classification")
+        return Training(
+            model,
+            method.to(dtype=dtype),
+            examples,
+            Double(live) if dtype == torch.float64 else live if method.reads_teacher() else NoTeacher(),
+            Optim(**{"lr": 3e-3, "batch_size": 16, "epochs": 3} | optim),
+            select_best=select_best,
+            seed=5,
+            device=device,
+            runtime=Runtime(**{"log_every": 1} | dict(runtime or {})),
+            folder=folder or tmp_path_factory.mktemp("training"),
+            report=report,
+        )
+
+    return training
+
+
+@pytest.fixture(scope="module")
+def whole(make: Make) -> Callable[[str], Training]:
+    """An uninterrupted training by each method, select=best."""
+
+    @lru_cache
+    def training(method: str) -> Training:
+        trained = make(method, select_best=True)
+        fit(trained)
+        return trained
+
+    return training
+
+
+def log_into(rows: Logged) -> Log:
+    return lambda values, step, epoch: rows.append((dict(values), step, epoch))
+
+
+def weights(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def told(history: History) -> dict[str, Any]:
+    """All that must not depend on interruptions; seconds do."""
+    return {key: value for key, value in asdict(history).items() if key != "seconds"}
+
+
+def result(training: Training) -> tuple[dict[str, Any], dict[str, Tensor], bytes, bytes]:
+    """Everything that a finished training leaves."""
+    parts = {f"model.{name}": tensor for name, tensor in weights(training.model).items()}
+    parts |= {f"method.{name}": tensor for name, tensor in weights(training.method).items()}
+    kept = [training.folder / "model" / "model.safetensors", *sorted(training.folder.glob("predictions-*.npy"))]
+    return told(training.history), parts, kept[0].read_bytes(), b"".join(file.read_bytes() for file in kept[1:])
+
+
+def assert_same_result(first: Training, second: Training) -> None:
+    (history, parts, model, predictions), (history2, parts2, model2, predictions2) = result(first), result(second)
+    assert history == history2
+    assert same(parts, parts2)
+    assert model == model2
+    assert predictions == predictions2
+
+
+# Interruptions. A resumed training starts from other random numbers and other weights: the checkpoint has them all.
+
+
+def stop_at(when: int, how: str) -> Log:
+    def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
+        if step == when and ("loss" in values) == (how != "signal in evaluation"):
+            if how == "crash":
+                raise RuntimeError("out of memory, say")
+            signal.raise_signal(signal.SIGTERM if how == "SIGTERM" else signal.SIGINT)
+
+    return report
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "when"),
+    [
+        ("nkd", "SIGINT", 1),
+        ("nkd", "SIGINT", 4),  # the last update of an epoch
+        ("nkd", "SIGINT", 12),  # the very last update
+        ("nkd", "signal in evaluation", 8),
+        ("nkd", "signal in evaluation", 12),
+        ("nkd", "crash", 2),  # before the first checkpoint
+        ("nkd", "crash", 7),
+        ("ckd", "SIGINT", 6),
+        ("ckd", "crash", 9),
+        ("alp", "SIGTERM", 6),
+    ],
+)
+def test_interrupted_and_resumed_is_uninterrupted(
+    make: Make, whole: Callable[[str], Training], tmp_path: Path, method: str, how: str, when: int
+) -> None:
+    with pytest.raises(RuntimeError if how == "crash" else KeyboardInterrupt):
+        fit(make(method, stop_at(when, how), folder=tmp_path, select_best=True))
+    # Only where nothing had been saved the seed has to be that of the first call.
+    seed = 0 if how == "crash" and when < 4 else 1
+    resumed = make(method, seed=seed, folder=tmp_path, select_best=True)
+    assert resumed.history.step == (when // 4 * 4 if how == "crash" else when)
+    fit(resumed)
+    assert len(resumed.history.epochs) == 3
+    assert_same_result(whole(method), resumed)
+
+
+def test_any_number_of_interruptions_is_none(make: Make, tmp_path: Path) -> None:
+    uninterrupted = make("ckd", max_steps=6, accumulation=2)
+    fit(uninterrupted)
+    for step in range(1, 7):
+        with pytest.raises(KeyboardInterrupt):
+            fit(make("ckd", stop_at(step, "SIGINT"), seed=step - 1, folder=tmp_path, max_steps=6, accumulation=2))
+    last = make("ckd", seed=9, folder=tmp_path, max_steps=6, accumulation=2)
+    fit(last)
+    assert_same_result(uninterrupted, last)
+
+
+def test_checkpoints_within_an_epoch_change_nothing(
+    make: Make, whole: Callable[[str], Training], tmp_path: Path
+) -> None:
+    often = {"checkpoint_minutes": 1e-9}
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fit(make("nkd", stop_at(7, "crash"), folder=tmp_path, select_best=True, runtime=often))
+    resumed = make(seed=1, folder=tmp_path, select_best=True, runtime=often)
+    assert resumed.history.step == 6  # the seventh update was under way
+    fit(resumed)
+    assert_same_result(whole("nkd"), resumed)
+
+
+def test_a_finished_training_is_not_trained_further(make: Make, whole: Callable[[str], Training]) -> None:
+    again = make(seed=1, folder=whole("nkd").folder, select_best=True)
+    fit(again)
+    assert_same_result(whole("nkd"), again)
+
+
+def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
+
+    def training(name: str, seed: int, report: Log) -> Training:
+        seed_all(seed)
+        (tmp_path / name).mkdir(exist_ok=True)
+        return Training(
+            BertForMaskedLM(bert(2)),
+            make_method(METHODS["nkd"]).bind(Shape.of(bert(2)), None, "masked_lm"),
+            CorpusData(splits["train"], splits["validation"], tokenizer, 3, CPU),
+            NoTeacher(),
+            Optim(lr=3e-3, batch_size=16, epochs=2),
+            select_best=True,
+            seed=5,
+            device=CPU,
+            runtime=Runtime(log_every=1),
+            folder=tmp_path / name,
+            report=report,
+        )
+
+    rows: Logged = []
+    uninterrupted = training("whole", 0, log_into(rows))
+    fit(uninterrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit(training("parts", 0, stop_at(6, "SIGINT")))
+    resumed = training("parts", 1, log_into([]))
+    fit(resumed)
+    assert_same_result(uninterrupted, resumed)
+    losses = [values["loss"] for values, _, _ in rows if "loss" in values]
+    assert losses[-1] < losses[0]
+    assert set(resumed.history.epochs[0]) == {"masked_accuracy", "perplexity"}
+
+
+def test_every_batch_of_passages_has_something_to_predict(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
+    Tokens.write(tmp_path, Examples([["a", "the river"]], None), tokenizer, max_length=16)
+    tokens = Tokens(tmp_path)
+    corpus = CorpusData(tokens, tokens, tokenizer, 3, CPU)
+    for epoch in range(30):
+        batch = corpus.batch(np.array([0]), epoch)
+        assert batch.rows is not None
+        assert batch.labels is not None
+        assert batch.rows.tolist() == [1]  # the only token that is not special
+        assert batch.labels.tolist() == [tokens.ids[1]]
+
+
+def test_a_second_signal_stops_at_once_and_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupts() as received:  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGINT)
+        assert received == [signal.SIGINT]
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("not reached")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# What goes wrong.
+
+
+class Bad(Term):
+    """Not a number at the fifth update."""
+
+    reads_teacher = False
+
+    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
+        self.student_needs = Needs(logits=True)
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        assert student.logits is not None
+        return student.logits.mean() * (float("nan") if progress.step == 4 else 0.0)
+
+
+@pytest.mark.parametrize(
+    "runtime", [{"log_every": 1}, {"log_every": 100}, {"log_every": 3, "checkpoint_minutes": 1e-9}]
+)
+def test_training_stops_where_a_loss_is_no_number(make: Make, runtime: dict[str, Any], tmp_path: Path) -> None:
+    method = Method({"ce": HardLabels(), "bad": Bad()}, {"ce": 1.0, "bad": 0.5})
+    with pytest.raises(Diverged, match=r"^step 5: loss/bad is nan$"):
+        fit(make(method, runtime=runtime, folder=tmp_path))
+    # What lies there is from before.
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert state["history"]["step"] == 4
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_half_precision_needs_a_gpu() -> None:
+    with pytest.raises(UserError, match="needs a GPU"):
+        Device.of("cpu", "fp16")
+
+
+# What is updated, and how.
+
+
+@pytest.mark.parametrize("accumulation", [2, 3, 16])
+def test_accumulation_only_changes_how_much_is_computed_at_once(make: Make, accumulation: int) -> None:
+    rows: dict[int, Logged] = {1: [], accumulation: []}
+    trained = {}
+    for parts in (1, accumulation):
+        training = make(
+            "ckd",
+            log_into(rows[parts]),
+            dtype=torch.float64,
+            config=NO_DROPOUT,
+            accumulation=parts,
+            epochs=1,
+        )
+        fit(training)
+        trained[parts] = weights(training.model) | weights(training.method)
+    for name, tensor in trained[1].items():
+        torch.testing.assert_close(trained[accumulation][name], tensor, rtol=1e-8, atol=1e-8, msg=name)
+    losses = {parts: [values["loss/layers"] for values, _, _ in rows[parts] if "loss" in values] for parts in rows}
+    assert losses[accumulation] == pytest.approx(losses[1], rel=1e-9)
+
+
+def test_an_update_descends_by_adamw(make: Make) -> None:
+    """The first step of AdamW by hand: lr * sign of the gradient, and decay of matrices alone."""
+    training = make(config=NO_DROPOUT, dtype=torch.float64, clip=None, warmup=0.0, weight_decay=0.1, max_steps=1)
+    before = {name: p.detach().clone() for name, p in training.model.named_parameters()}
+    gradients: dict[str, Tensor] = {}
+
+    def keep(*_arguments: Any) -> None:
+        gradients.update({n: p.grad.clone() for n, p in training.model.named_parameters() if p.grad is not None})
+
+    training.optimizer.register_step_pre_hook(keep)
+    fit(training)
+    assert gradients
+    for name, parameter in training.model.named_parameters():
+        gradient = gradients[name]
+        decay = 0.1 if parameter.ndim > 1 else 0.0
+        expected = before[name] * (1 - 3e-3 * decay) - 3e-3 * gradient / (gradient.abs() + 1e-8)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-8, atol=1e-10, msg=name)
+
+
+def test_biases_and_layer_norms_do_not_decay(make: Make) -> None:
+    training = make("ckd", weight_decay=0.25)
+    decays = {id(p): group["weight_decay"] for group in training.optimizer.param_groups for p in group["params"]}
+    named = {**dict(training.model.named_parameters()), **dict(training.method.named_parameters())}
+    assert len(decays) == len(named)
+    for name, parameter in named.items():
+        assert decays[id(parameter)] == (0.0 if "bias" in name or "LayerNorm" in name else 0.25), name
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_the_optimiser_is_the_one_named(make: Make, name: str) -> None:
+    training = make(name=name, betas=(0.8, 0.99), eps=1e-6)
+    assert type(training.optimizer).__name__.lower() == name
+    assert training.optimizer.defaults["betas"] == (0.8, 0.99)
+    assert training.optimizer.defaults["eps"] == 1e-6
+
+
+@pytest.mark.parametrize("clip", [0.01, None])
+def test_the_gradient_is_clipped_over_model_and_method(make: Make, clip: float | None) -> None:
+    training = make("ckd", clip=clip, max_steps=2)
+    norms: list[float] = []
+
+    def measure(*_arguments: Any) -> None:
+        gradients = [p.grad for p in training.parameters if p.grad is not None]
+        norms.append(float(torch.stack([gradient.norm() for gradient in gradients]).norm()))
+
+    training.optimizer.register_step_pre_hook(measure)
+    fit(training)
+    assert len(norms) == 2
+    assert norms == pytest.approx([0.01] * 2, rel=1e-3) if clip else min(norms) > 0.1
+
+
+def test_schedules_by_hand() -> None:
+    eighths = [1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]
+    assert [linear(step, 10, 0.2) for step in range(10)] == pytest.approx([1 / 3, 2 / 3, *eighths])
+    assert [constant(step, 10, 0.2) for step in range(10)] == pytest.approx([1 / 3, 2 / 3, *[1.0] * 8])
+    assert [linear(step, 4, 0.0) for step in range(4)] == [1.0, 0.75, 0.5, 0.25]
+    assert [constant(step, 4, 0.0) for step in range(4)] == [1.0] * 4
+    assert [linear(step, 3, 1.0) for step in range(3)] == [0.25, 0.5, 0.75]
+
+
+@pytest.mark.parametrize(("schedule", "factor"), [("linear", linear), ("constant", constant)])
+def test_max_steps_ends_training_and_the_schedule_spans_it(
+    make: Make, schedule: str, factor: Callable[[int, int, float], float]
+) -> None:
+    rows: Logged = []
+    training = make("nkd", log_into(rows), max_steps=6, schedule=schedule, warmup=0.4, lr=0.01)
+    history = fit(training)
+    assert (history.step, history.epoch, len(history.epochs)) == (6, 2, 2)  # the cut epoch is evaluated too
+    assert history.examples == 96
+    rates = [values["lr"] for values, _, _ in rows if "loss" in values]
+    assert rates == pytest.approx([0.01 * factor(step, 6, 0.4) for step in range(6)])
+    assert [(step, epoch) for _, step, epoch in rows] == [
+        *((step, step / 4) for step in (1, 2, 3, 4)),
+        (4, 1.0),
+        *((step, step / 4) for step in (5, 6)),
+        (6, 1.5),
+    ]
+
+
+class Watching(Term):
+    """Sees every example and the progress, and has nothing to say."""
+
+    reads_teacher = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Progress, list[int]]] = []
+
+    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
+        self.student_needs = Needs(logits=True)
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        self.seen.append((progress, batch.index.tolist()))
+        assert student.logits is not None
+        return student.logits.sum() * 0
+
+
+def test_each_epoch_sees_each_example_once_in_a_new_order(make: Make) -> None:
+    watching = Watching()
+    fit(make(Method({"watching": watching}, {"watching": 1.0}), batch_size=24))
+    assert [progress for progress, _ in watching.seen] == [Progress(step // 3, step, 3, 9) for step in range(9)]
+    epochs = [watching.seen[start : start + 3] for start in (0, 3, 6)]
+    orders = [[sorted(index) for _, index in epoch] for epoch in epochs]
+    for order in orders:
+        assert [len(index) for index in order] == [24, 24, 16]
+        assert sorted(itertools.chain(*order)) == list(range(64))
+    assert orders[0] != orders[1] != orders[2]
+
+
+# What is logged.
+
+
+def test_the_logged_loss_is_the_sum_of_its_terms(make: Make) -> None:
+    rows: Logged = []
+    fit(make("ckd", log_into(rows), epochs=1))
+    for values, _, _ in rows[:4]:
+        assert {name for name in values if name.startswith("loss/")} == {"loss/ce", "loss/kd", "loss/layers"}
+        assert values["loss"] == pytest.approx(values["loss/ce"] + values["loss/kd"] + values["loss/layers"], rel=1e-12)
+        assert values["loss"] > 0
+    assert rows[4][0] == {"validation/accuracy": pytest.approx(rows[4][0]["validation/accuracy"])}
+
+
+def test_a_logged_loss_is_weighted_and_the_mean_since_the_last(make: Make) -> None:
+    single: Logged = []
+    double: Logged = []
+    fit(make("alp", log_into(single), epochs=1))
+    fit(make("alp", log_into(double), epochs=1, runtime={"log_every": 3}))
+    assert [step for values, step, _ in double if "loss" in values] == [3, 4]  # the rest at the end of the epoch
+    for name in ("loss", "loss/ce", "loss/layers", "layers/alpha_entropy_1"):
+        each = [values[name] for values, _, _ in single if "loss" in values]
+        assert double[0][0][name] == pytest.approx(np.mean(each[:3]), rel=1e-6)
+        assert double[1][0][name] == pytest.approx(each[3], rel=1e-6)
+    # Near log 2 before it has learnt anything, times its weight.
+    assert single[0][0]["loss/ce"] == pytest.approx(0.5 * np.log(2), rel=0.1)
+
+
+# What is kept.
+
+
+class Scripted:
+    """Data whose scores are given."""
+
+    def __init__(self, data: Data, scores: list[float]) -> None:
+        self.data, self.scores, self.seen = data, iter(scores), list[dict[str, Tensor]]()
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batch(self, index: np.ndarray, epoch: int) -> Batch:
+        return self.data.batch(index, epoch)
+
+    def evaluate(self, model: PreTrainedModel) -> Evaluation:
+        self.seen.append(weights(model))
+        score = next(self.scores)
+        return {"accuracy": score, "other": 1 - score}, {"validation": np.array([score])}
+
+
+@pytest.mark.parametrize(
+    ("scores", "select_best", "kept"),
+    [
+        ([0.5, 0.9, 0.7], True, 2),
+        ([0.5, 0.9, 0.7], False, 3),
+        ([0.7, 0.7, 0.7], True, 1),  # the first of equals
+        ([-0.2, -0.1, -0.3], True, 2),  # a correlation may be negative
+    ],
+)
+def test_the_best_or_the_last_epoch_is_kept(
+    make: Make, data: TaskData, tmp_path: Path, scores: list[float], select_best: bool, kept: int
+) -> None:
+    scripted = Scripted(data, scores)
+    history = fit(make(examples=scripted, select_best=select_best, folder=tmp_path))
+    assert history.best == kept
+    assert history.best_score == scores[kept - 1]
+    assert history.epochs == [{"accuracy": score, "other": 1 - score} for score in scores]
+    assert same(load_file(tmp_path / "model" / "model.safetensors"), scripted.seen[kept - 1])
+    assert np.load(tmp_path / "predictions-validation.npy").tolist() == [scores[kept - 1]]
+
+
+def test_a_methods_parameters_are_trained_and_stay_with_it(make: Make, tmp_path: Path) -> None:
+    training = make("ckd", folder=tmp_path)
+    before = weights(training.method)
+    assert before
+    fit(training)
+    assert not any(torch.equal(before[name], tensor) for name, tensor in weights(training.method).items())
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    assert same(saved, weights(training.model))
+    loaded: Any
+    loaded, info = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert same(weights(loaded), saved)
+
+
+def test_a_term_of_weight_0_is_not_built() -> None:
+    impossible = {"_target_": f"{BASE}.SoftLabels", "temperature": -1.0}
+    node: dict[str, Any] = {"terms": {"ce": CE, "kd": impossible, "layers": CKD}}
+    method = make_method(node | {"weights": {"ce": 1, "kd": 0, "layers": 0.0}})
+    method.bind(Shape.of(bert(2)), None, "classification")
+    assert list(method.terms) == ["ce"]
+    assert not list(method.parameters())
+    assert not method.reads_teacher()
+    assert (method.student_needs, method.teacher_needs) == (Needs(logits=True), Needs())
+    with pytest.raises(UserError, match="must be greater than 0"):
+        make_method(node | {"weights": {"ce": 1, "kd": 0.1, "layers": 0.0}})
+
+
+def test_no_epochs_judge_the_model_as_it_is(make: Make, tmp_path: Path) -> None:
+    training = make(epochs=0, select_best=True, folder=tmp_path)
+    before = weights(training.model)
+    history = fit(training)
+    assert (history.step, history.best, len(history.epochs)) == (0, 1, 1)
+    assert same(load_file(tmp_path / "model" / "model.safetensors"), before)
+    assert history.best_score == history.epochs[0]["accuracy"]
+
+
+def test_training_learns_and_scores_what_it_predicts(make: Make, splits: dict[str, Tokens], tmp_path: Path) -> None:
+    rows: Logged = []
+    history = fit(make("nkd", log_into(rows), epochs=8, select_best=True, config=NO_DROPOUT, folder=tmp_path))
+    losses = [values["loss"] for values, _, _ in rows if "loss" in values]
+    assert np.mean(losses[-4:]) < 0.7 * np.mean(losses[:4])
+    predictions = np.load(tmp_path / "predictions-validation.npy")
+    assert predictions.shape == (40, 2)
+    assert history.best_score == pytest.approx((predictions.argmax(1) == splits["validation"].labels).mean())
+    assert history.best_score > 0.7
+
+
+def test_bf16_trains_with_weights_in_float32(make: Make, tmp_path: Path) -> None:
+    rows: dict[str, Logged] = {"fp32": [], "bf16": []}
+    for precision in ("fp32", "bf16"):
+        device, folder = Device.of("cpu", precision), tmp_path / precision
+        folder.mkdir()
+        fit(make("ckd", log_into(rows[precision]), device=device, folder=folder, config=NO_DROPOUT, max_steps=4))
+    saved = load_file(tmp_path / "bf16" / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    assert all(tensor.isfinite().all() for tensor in saved.values())
+    full, half = ([values["loss"] for values, _, _ in rows[name] if "loss" in values] for name in rows)
+    assert full != half
+    assert half == pytest.approx(full, rel=0.05)
