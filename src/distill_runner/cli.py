@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner import resolvers
 from distill_runner.errors import TrainingError, UserError
+from distill_runner.help import help_text
 
 if TYPE_CHECKING:
     from distill_runner.config import RunConfig
@@ -50,6 +51,9 @@ def main() -> None:
 def _compose_and_run() -> None:
     resolvers.register()
     sys.argv[1:] = _arguments(sys.argv[1:])
+    if {"--help", "-h"} & set(sys.argv):
+        print(help_text(config_folder()), end="")
+        return
     application = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)
     _RAISED.clear()
     try:

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.errors import UserError, nearest
+from distill_runner.help import choices
 
 COMPOSING = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError)
 """What is raised by a configuration that cannot be composed."""
@@ -29,7 +30,7 @@ def explain(error: BaseException, overrides: Sequence[str], config_folder: Path)
         return _no_such_choice(error.missing_cfg_file, error.options or [], overrides, config_folder)
     if text.startswith("Config group override must be"):
         pairs = (override.partition("=") for override in overrides)
-        unknown = [f"{key}/{name}" for key, _, name in pairs if name not in (_choices(config_folder, key) or [name])]
+        unknown = [f"{key}/{name}" for key, _, name in pairs if name not in (choices(config_folder, key) or [name])]
         return _no_such_choice(unknown[0] if unknown else "", [], overrides, config_folder)
     if found := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'\n", text):
         each, whole = f"distill-run -m {found[1]}={found[2]}", f"{found[1]}=[{found[2]}]"
@@ -86,7 +87,7 @@ def _no_such_choice(file: str, known: Sequence[str], overrides: Sequence[str], c
     keys = [override.partition("=")[0].lstrip("+") for override in overrides]
     group = next((key for key in keys if file.startswith(f"{key}/")), file.rpartition("/")[0])
     name = file.removeprefix(f"{group}/")
-    return UserError(group, name, "there is no such choice", nearest(name, _choices(config_folder, group) or known))
+    return UserError(group, name, "there is no such choice", nearest(name, choices(config_folder, group) or known))
 
 
 def _no_such_key(key: str, config_folder: Path) -> UserError:
@@ -95,11 +96,6 @@ def _no_such_key(key: str, config_folder: Path) -> UserError:
         return UserError(key, None, "the chosen configuration has no such key", f"It belongs to {' or '.join(owners)}.")
     remedy = nearest(key, {known for known, _ in keys}) or "See distill-run --help."
     return UserError(key, None, "there is no such key or group", remedy)
-
-
-def _choices(config_folder: Path, group: str) -> list[str]:
-    folder = config_folder / group
-    return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
 
 
 def _keys(config_folder: Path) -> Iterator[tuple[str, str]]:
