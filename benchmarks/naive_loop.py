@@ -24,10 +24,10 @@ from torch.nn.functional import cross_entropy, mse_loss, softmax
 
 from distill_runner import resolvers
 from distill_runner.batches import Tokens, epoch_order
-from distill_runner.cli import config_folder
 from distill_runner.config import Optim, Runtime, StageConfig
 from distill_runner.data import TaskData
 from distill_runner.devices import Device
+from distill_runner.help import config_folder
 from distill_runner.methods.alp_kd import LayerProjection
 from distill_runner.models import build
 from distill_runner.pipeline import Pipeline
@@ -86,6 +86,7 @@ def ours(student: Any, targets: Any, data: TaskData, stage: Stage, steps: int) -
             targets,
             Optim(lr=LR, batch_size=BATCH, epochs=1, max_steps=steps, schedule="constant", warmup=0),
             select_best=True,
+            pause_after=None,
             seed=0,
             device=data.device,
             runtime=Runtime(log_every=1),

@@ -125,7 +125,8 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
     from omegaconf import DictConfig, OmegaConf
 
     from distill_runner import resolvers
-    from distill_runner.cli import _typed_run, config_folder
+    from distill_runner.composed import typed_run
+    from distill_runner.help import config_folder
 
     defaults = [
         "task=custom",
@@ -154,6 +155,6 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
         early = [override for override in overrides if override not in late]
         config = of_groups((*(defaults if tiny else []), *early))
         here = ["runtime.device=cpu", f"store.dir={tmp_path_factory.mktemp('store')}"]
-        return _typed_run(OmegaConf.merge(config, OmegaConf.from_dotlist([*here, *late])))  # type: ignore[arg-type]
+        return typed_run(OmegaConf.merge(config, OmegaConf.from_dotlist([*here, *late])))  # type: ignore[arg-type]
 
     return composed

@@ -23,8 +23,9 @@ import pytest
 import yaml
 
 from distill_runner import hub
-from distill_runner.cli import config_folder, main
+from distill_runner.cli import main
 from distill_runner.errors import UserError
+from distill_runner.help import config_folder
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "bad-inputs.md"
@@ -323,24 +324,22 @@ def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path, inputs: tup
     assert re.fullmatch(r"step \d+: loss/ce is (nan|inf)", problem)
     assert "optim.lr" in remedy
     assert "Traceback" not in ended.err
-    (result,) = tmp_path.glob("outputs/runs/*/result.json")
-    failed = json.loads(result.read_text())
+    (status,) = tmp_path.glob("outputs/runs/*/status.json")
+    failed = json.loads(status.read_text())
     assert failed["status"] == "failed"
     assert problem in failed["error"]
 
 
-def test_an_interrupted_sweep_stops(workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_says_so(workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     from distill_runner import running
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "run_student", interrupted)
-    for overrides in (["method=nkd"], ["-m", "method=nkd,rkd"]):
-        ended = distill_run(workplace, *inputs, *overrides)
-        assert ended.code == 130
-        assert ended.err.endswith("interrupted: the same command goes on from here\n")
-        assert "#1" not in ended.err
+    monkeypatch.setattr(running, "run_stage", interrupted)
+    ended = distill_run(workplace, *inputs, "method=nkd")
+    assert ended.code == 130
+    assert ended.err.endswith("interrupted: the same command goes on from here\n")
 
 
 def test_a_fault_of_the_program_shows_its_traceback(
@@ -351,7 +350,7 @@ def test_a_fault_of_the_program_shows_its_traceback(
     def faulty(*_: Any) -> None:
         raise OSError("not foreseen")
 
-    monkeypatch.setattr(running, "run_student", faulty)
+    monkeypatch.setattr(running, "run_stage", faulty)
     with pytest.raises(OSError, match="not foreseen"):
         distill_run(workplace, *inputs)
 
@@ -375,7 +374,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path: Path, inputs: tupl
     assert process.returncode == 130
     assert rest.endswith("interrupted: the same command goes on from here\n")
     assert "Traceback" not in rest
-    (file,) = second.glob("outputs/runs/*/result.json")
+    (file,) = second.glob("outputs/runs/*/status.json")
     assert json.loads(file.read_text())["status"] == "interrupted"
     resumed = distill_run(second, *arguments)
     assert "resuming after step" in resumed.err

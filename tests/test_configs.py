@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from distill_runner import models
-from distill_runner.cli import _arguments, config_folder
+from distill_runner.cli import _arguments
 from distill_runner.config import RunConfig
 from distill_runner.errors import UserError
+from distill_runner.help import config_folder
 from distill_runner.pipeline import Pipeline
 from distill_runner.stages import resolve
 from distill_runner.store import Store

@@ -6,11 +6,10 @@ torch and transformers are imported when a run starts, so that ``--help`` and ta
 import logging
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -21,14 +20,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner import resolvers
 from distill_runner.errors import TrainingError, UserError
-from distill_runner.help import help_text
-
-if TYPE_CHECKING:
-    from distill_runner.config import RunConfig
+from distill_runner.help import config_folder, help_text
 
 log = logging.getLogger(__name__)
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
+resolvers.register()  # on import: the workers of a launcher import this module, and need to know them too
 
 
 def main() -> None:
@@ -40,7 +37,7 @@ def main() -> None:
     except (UserError, TrainingError, KeyboardInterrupt) as error:
         if show_everything:
             raise
-        text, code = _told(error)
+        text, code = told(error)
         print(text, file=sys.stderr)
         sys.exit(code)
     finally:
@@ -49,40 +46,29 @@ def main() -> None:
 
 
 def _compose_and_run() -> None:
-    resolvers.register()
     sys.argv[1:] = _arguments(sys.argv[1:])
     if {"--help", "-h"} & set(sys.argv):
-        print(help_text(config_folder()), end="")
+        print(help_text(), end="")
         return
     application = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)
     _RAISED.clear()
     try:
         application()
     except Exception as error:
-        raise _explained(error) from error
+        from distill_runner.explain import explain
+
+        raise explain(error, sys.argv[1:]) or error from error
     if _RAISED:
         raise _RAISED.pop()
 
 
-def _told(error: BaseException) -> tuple[str, int]:
+def told(error: BaseException) -> tuple[str, int]:
     """What is printed of an error, in one or two lines, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted: the same command goes on from here", 130
     if isinstance(error, TrainingError):
         return f"{error}\n  {error.remedy}", 1
     return str(error), 2
-
-
-def _explained(error: Exception) -> Exception:
-    from distill_runner.explain import explain
-
-    return explain(error, sys.argv[1:], config_folder()) or error
-
-
-def config_folder() -> Path:
-    """The configuration inside the installed package, else that of the checkout."""
-    packaged = Path(__file__).parent / "conf"
-    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
 
 
 def _arguments(given: Sequence[str]) -> list[str]:
@@ -104,24 +90,17 @@ _RAISED: list[BaseException] = []
 """What ended a single run; carried past Hydra, which would print a traceback of its own."""
 
 
-def _job(config: DictConfig) -> Mapping[str, Any]:
-    """One point. In a sweep nothing that goes wrong here may stop the other points: it is told in the result."""
-    in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+def _job(config: DictConfig) -> Mapping[str, Any] | None:
+    """What Hydra calls: a run, or a point of a sweep, which gets a process of its own."""
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        from distill_runner.sweeping.isolation import run_apart
+
+        return run_apart(run, config)
     try:
         return run(config)
-    except KeyboardInterrupt as error:
-        if in_sweep:
-            raise
-        _RAISED.append(error)
-        return {"status": "interrupted", **_names(config)}
     except BaseException as error:
-        if not in_sweep:
-            _RAISED.append(error)
-        elif isinstance(error, UserError | TrainingError):
-            log.error("%s", _told(error)[0])
-        else:
-            log.exception("this point failed")
-        return {"status": "failed", "error": f"{type(error).__name__}: {error}", **_names(config)}
+        _RAISED.append(error)
+    return None
 
 
 def run(config: DictConfig) -> Mapping[str, Any]:
@@ -130,42 +109,21 @@ def run(config: DictConfig) -> Mapping[str, Any]:
     Raises:
         UserError: before anything is trained, for all that can be known by then.
     """
-    from distill_runner.explain import as_on_command_line
+    from distill_runner.composed import typed_run
+    from distill_runner.explain import in_words
 
+    overrides = HydraConfig.get().overrides.task
     try:
-        typed_run, settings = _typed_run(config), OmegaConf.to_container(config, resolve=True)
+        typed, settings = typed_run(config, overrides), OmegaConf.to_container(config, resolve=True)
         folder = Path(HydraConfig.get().runtime.output_dir).absolute()
-        from distill_runner.running import run_student  # imports torch
+        from distill_runner.running import run_stage  # imports torch
 
-        return run_student(typed_run, folder, settings)  # type: ignore[arg-type]
-    except UserError as error:
-        raise as_on_command_line(error, config) from error
-    except OmegaConfBaseException as error:
-        raise _explained(error) from error
-
-
-def _typed_run(config: DictConfig) -> "RunConfig":
-    from distill_runner.config import RunConfig
-    from distill_runner.schema import typed
-
-    resolved = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(resolved, dict)
-    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    return typed(
-        RunConfig,
-        {
-            "teacher": {key: resolved["teacher"][key] for key in ("name", "source", "fine_tuned")},
-            "method": resolved["method"]["name"],
-            "command": shlex.join(["distill-run", *overrides]),
-            **{key: resolved[key] for key in ("stages", "runtime", "store", "tracker", "seed", "plan")},
-        },
-    )
-
-
-def _names(config: DictConfig) -> dict[str, Any]:
-    keys = {"task": "task.name", "method": "method.name", "seed": "seed"}
-    return {name: OmegaConf.select(config, key) for name, key in keys.items()}
+        return run_stage(typed, folder, settings)  # type: ignore[arg-type]
+    except (UserError, OmegaConfBaseException) as error:
+        raise in_words(error, config, overrides) from error
 
 
 if __name__ == "__main__":
-    main()
+    from distill_runner import cli  # under its own name, which the workers of a launcher can import
+
+    cli.main()

@@ -71,17 +71,21 @@ class Runtime(Schema):
     """What does not change the result, apart from ``precision``.
 
     Args:
+        workers_per_gpu: processes that share a GPU under ``device: auto``; one more waits.
         targets: read the teacher from a cache or run it live; ``auto`` goes by size and free disk.
         threads: of torch on the CPU; torch's own choice by default.
         checkpoint_minutes: how often an epoch in progress is saved, beside the save at each epoch's end.
+        pause_after: epochs after which the stage that is asked for stops; the same command without it goes on.
         log_every: steps between two lines of metrics.
     """
 
     device: str = "auto"
+    workers_per_gpu: int = Field(1, ge=1)
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"
     threads: int | None = Field(None, ge=1)
     checkpoint_minutes: float = Field(5, gt=0)
+    pause_after: int | None = Field(None, ge=1)
     log_every: int = Field(10, ge=1)
 
 
@@ -117,7 +121,7 @@ class TeacherConfig(Schema):
 
 
 class RunConfig(Schema):
-    """A run: the stage ``student`` is what is asked for; the others are there for it."""
+    """A run: ``stage`` is what is asked for; the others are there for it."""
 
     teacher: TeacherConfig
     stages: dict[str, StageConfig]
@@ -127,4 +131,5 @@ class RunConfig(Schema):
     method: str
     command: str
     seed: int
+    stage: str
     plan: bool

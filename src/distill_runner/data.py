@@ -23,6 +23,10 @@ Evaluation = tuple[dict[str, float], dict[str, np.ndarray]]
 class Data(Protocol):
     """The training examples of a stage in batches, and its evaluation."""
 
+    @property
+    def num_evaluated(self) -> int:
+        """Examples of one evaluation."""
+
     def __len__(self) -> int: ...
 
     def batch(self, index: np.ndarray, epoch: int) -> Batch: ...
@@ -35,6 +39,10 @@ class TaskData:
 
     def __init__(self, task: Task, train: Tokens, validation: Mapping[str, Tokens], device: Device) -> None:
         self.task, self.train, self.validation, self.device = task, train, validation, device
+
+    @property
+    def num_evaluated(self) -> int:
+        return sum(map(len, self.validation.values()))
 
     def __len__(self) -> int:
         return len(self.train)
@@ -59,6 +67,10 @@ class CorpusData:
         self.train, self.validation, self.seed, self.device = train, validation, seed, device
         self.special = torch.tensor(sorted(tokenizer.all_special_ids))
         self.mask_id, self.vocab_size = tokenizer.mask_token_id, len(tokenizer)
+
+    @property
+    def num_evaluated(self) -> int:
+        return len(self.validation)
 
     def __len__(self) -> int:
         return len(self.train)

@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 
 from distill_runner.batches import GRANULE, Batch
 from distill_runner.errors import UserError
+from distill_runner.gpus import claim_visible
 
 Precision = Literal["fp32", "bf16", "fp16"]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -25,14 +26,14 @@ class Device:
     precision: Precision
 
     @classmethod
-    def of(cls, name: str, precision: Precision) -> "Device":
-        """``auto`` takes a GPU if there is one.
+    def of(cls, name: str, precision: Precision, workers_per_gpu: int = 1) -> "Device":
+        """``auto`` takes a GPU if there is one, and waits while others have it; ``cuda`` and ``cuda:1`` do not.
 
         Raises:
             UserError: there is no such device, or torch has no kernels for it, or it lacks the precision.
         """
         if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
+            name = f"cuda:{claim_visible(workers_per_gpu)}" if torch.cuda.is_available() else "cpu"
         if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
             raise UserError("runtime.device", name, "is no device", "Take auto, cpu, cuda or cuda:<number>.")
         device = torch.device(name)

@@ -25,14 +25,20 @@ Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FU
 """
 
 
-def help_text(config_folder: Path) -> str:
-    """The text, with the groups and names of ``config_folder``."""
-    groups = sorted(path.name for path in config_folder.iterdir() if path.is_dir() and path.name != "hydra")
-    lines = [f"{group}: {', '.join(names)}" for group in groups if (names := choices(config_folder, group))]
+def config_folder() -> Path:
+    """The configuration inside the installed package, else that of the checkout."""
+    packaged = Path(__file__).parent / "conf"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
+
+
+def help_text() -> str:
+    """The text, with the groups and their names."""
+    groups = sorted(path.name for path in config_folder().iterdir() if path.is_dir() and path.name != "hydra")
+    lines = [f"{group}: {', '.join(names)}" for group in groups if (names := choices(group))]
     return TEXT.replace("{groups}", "\n".join(lines))
 
 
-def choices(config_folder: Path, group: str) -> list[str]:
+def choices(group: str) -> list[str]:
     """The names that a group takes."""
-    folder = config_folder / group
+    folder = config_folder() / group
     return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))

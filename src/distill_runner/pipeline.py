@@ -54,7 +54,7 @@ class Pipeline:
 
     def __init__(self, store: Store, runtime: Runtime, report: Report) -> None:
         self.store, self.runtime, self.report = store, runtime, report
-        self.device = Device.of(runtime.device, runtime.precision)
+        self.device = Device.of(runtime.device, runtime.precision, runtime.workers_per_gpu)
 
     def plan(self, stage: Stage) -> list[Planned]:
         """What ``build`` would touch, in its order, the stage itself last; one that is there needs nothing more."""
@@ -83,19 +83,23 @@ class Pipeline:
         with within(f"stages.{stage.name}"):
             if stage.source is None and stage.config.model.source:
                 require_weights(stage.config.model.source)
-            self._data(stage, self.tokenizer(stage))
+            self.data(stage)
 
-    def build(self, stage: Stage) -> Path:
-        """The folder of the stage's artifact, built with all that it needs if it is not there."""
+    def build(self, stage: Stage, pause_after: int | None = None) -> Path:
+        """The folder of the stage's artifact, built with all that it needs if it is not there.
+
+        Raises:
+            Paused: after ``pause_after`` epochs of this stage.
+        """
         with within(f"stages.{stage.name}"):
-            return self.store.get(stage.spec, lambda folder: self._fit(stage, folder))
+            return self.store.get(stage.spec, lambda folder: self._fit(stage, folder, pause_after))
 
-    def _fit(self, stage: Stage, folder: Path) -> None:
+    def _fit(self, stage: Stage, folder: Path, pause_after: int | None) -> None:
         for upstream in stage.upstream:
             self.build(upstream)
         log.info("stage %s: building %s", stage.name, stage.key)
         tokenizer = self.tokenizer(stage)
-        data = self._data(stage, tokenizer)
+        data = self.data(stage, tokenizer)
         targets = self._targets(stage)
         # Nothing above may leave a trace in the random numbers below: it may have come from the store.
         seed_all(stage_seed(stage.config.seed, stage.name))
@@ -108,6 +112,7 @@ class Pipeline:
             targets,
             stage.config.optim,
             select_best=stage.config.select == "best",
+            pause_after=pause_after,
             seed=stage_seed(stage.config.seed, stage.name),
             device=self.device,
             runtime=self.runtime,
@@ -165,8 +170,9 @@ class Pipeline:
         assert stage.config.task is not None
         return load_split(stage.config.task, split), stage.config.task.max_length
 
-    def _data(self, stage: Stage, tokenizer: Any) -> Data:
-        task = stage.config.task
+    def data(self, stage: Stage, tokenizer: Any | None = None) -> Data:
+        """What the stage trains on and is judged by, tokenised into the store."""
+        task, tokenizer = stage.config.task, tokenizer or self.tokenizer(stage)
         if task is None:
             train, held_out = (self.tokens(stage, split, tokenizer) for split in ("train", "validation"))
             return CorpusData(train, held_out, tokenizer, stage_seed(stage.config.seed, stage.name), self.device)

@@ -47,9 +47,11 @@ def run_key(*, _root_: DictConfig) -> str:
         stages = OmegaConf.to_container(_root_.stages, resolve=True)
     except OmegaConfBaseException:  # the run itself will tell what is wrong, in a folder of its own
         stages = OmegaConf.to_container(_root_, resolve=False)
-    parts = {"stages": stages, "precision": OmegaConf.select(_root_, "runtime.precision")}
+    stage = OmegaConf.select(_root_, "stage")
+    parts = {"stages": stages, "precision": OmegaConf.select(_root_, "runtime.precision"), "stage": stage}
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    names = (OmegaConf.select(_root_, key) for key in ("task.name", "method.name"))
+    what = OmegaConf.select(_root_, "method.name") if stage == "student" else stage
+    names = (OmegaConf.select(_root_, "task.name"), what)
     return "-".join([*(str(name) for name in names if name), digest])
 
 

@@ -8,61 +8,78 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 import yaml
 
+from distill_runner.checkpoints import Paused
 from distill_runner.config import RunConfig
 from distill_runner.meter import Log
 from distill_runner.pipeline import Pipeline
 from distill_runner.report.model_card import model_card
-from distill_runner.report.result import described_by, environment, finished, write_json
+from distill_runner.report.result import described_by, environment, finished
 from distill_runner.report.table import result_row
 from distill_runner.stages import Stage, resolve
+from distill_runner.status import RESULT, going, read, write, write_json
 from distill_runner.store import Store
 from distill_runner.terminal import Bar
 from distill_runner.tracking import Tracker, open_tracker
+from distill_runner.train import PREDICTIONS
 
 log = logging.getLogger(__name__)
 
-STUDENT, RESULT = "student", "result.json"
+STUDENT = "student"
 
 
-def run_student(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Build the stage ``student`` with all that it needs, and report it.
+def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Build the stage ``run.stage`` with all that it needs, and report it.
 
     Args:
-        folder: of the run: gets the configuration, versions, ``metrics.jsonl`` and ``result.json``.
+        folder: of the run: gets the configuration, versions, ``metrics.jsonl``, ``status.json`` and ``result.json``.
         settings: the resolved configuration, for the record.
     Raises:
         UserError: before anything is trained, for all that can be known by then.
+        Paused: after ``runtime.pause_after`` epochs.
     """
     quiet()
     if run.runtime.threads:
         torch.set_num_threads(run.runtime.threads)
-    stage = resolve(run.stages, STUDENT, run.runtime.precision)
+    stage = resolve(run.stages, run.stage, run.runtime.precision)
     pipeline = Pipeline(Store(run.store.dir), run.runtime, lambda name: lambda values, step, epoch: None)
     planned = pipeline.plan(stage)
     for line in planned:
         log.info("%s", line)
     if run.plan:
         return {"status": "planned", **described_by(run)}
-    if planned[-1].hit and _is_done(folder):
+    if planned[-1].hit and (before := read(folder)) and before["status"] == "done":
         return _report(run, stage, pipeline, folder)
     pipeline.prepare(stage)
-    record(folder, settings)
-    try:
-        with open_tracker(run.tracker, folder, stage.key, settings, job_type="distill") as tracker:
-            pipeline.report = Reporter(tracker).stage
-            pipeline.build(stage)
-            result = _report(run, stage, pipeline, folder)
-            tracker.summary({key: value for key, value in result.items() if isinstance(value, int | float | str)})
-            tracker.table("results", [_flat(result)])
-    except BaseException as error:
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        failed = {"key": stage.key, "status": status, **described_by(run), "folder": str(folder)}
-        write_json(folder / RESULT, failed | {"error": f"{type(error).__name__}: {error}"})
-        raise
+    described = {"key": stage.key, **described_by(run)}
+    with going(folder, described):
+        record(folder, settings)
+        try:
+            result = _tracked(run, stage, pipeline, folder, settings)
+        except Paused as pause:
+            write(folder, "paused", {**described, "history": pause.history.epochs})
+            raise
+        except BaseException as error:
+            ending = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            write(folder, ending, described, f"{type(error).__name__}: {error}")
+            raise
+        write(folder, "done", described)
+    return result
+
+
+def _tracked(
+    run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path, settings: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    with open_tracker(run.tracker, folder, stage.key, settings, job_type="distill") as tracker:
+        pipeline.report = Reporter(tracker).stage
+        pipeline.build(stage, run.runtime.pause_after)
+        result = _report(run, stage, pipeline, folder)
+        tracker.summary({key: value for key, value in result.items() if isinstance(value, int | float | str)})
+        tracker.table("results", [_flat(result)])
     return result
 
 
@@ -97,23 +114,27 @@ def quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def _is_done(folder: Path) -> bool:
-    try:
-        return bool(json.loads((folder / RESULT).read_text())["status"] == "done")
-    except (OSError, ValueError, KeyError):
-        return False
-
-
 def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> dict[str, Any]:
     """Write ``result.json``, put the student with its model card into ``model/``, and print the result."""
     artifact = pipeline.build(stage)
+    if stage.name != STUDENT:
+        log.info("stage %s lies in %s", stage.name, artifact)
+        return {"status": "done", "key": stage.key, **described_by(run)}
     teacher = pipeline.build(stage.teacher) if stage.teacher else None
     result = finished(run, stage, artifact, teacher, folder)
     _share(artifact / "model", folder / "model")
     (folder / "model" / "README.md").write_text(model_card(result))
+    _save_predictions(stage, pipeline, artifact, folder)
     write_json(folder / RESULT, result)
     print(result_row(result))
     return result
+
+
+def _save_predictions(stage: Stage, pipeline: Pipeline, artifact: Path, folder: Path) -> None:
+    """Outputs (N, C) and labels (N,) of each validation split: what paired tests of two methods compare."""
+    for name, split in (stage.config.task.validation if stage.config.task else {}).items():
+        outputs, labels = np.load(artifact / PREDICTIONS.format(name)), pipeline.tokens(stage, split).labels
+        np.savez(folder / f"predictions-{name}.npz", outputs=outputs, labels=np.asarray(labels))
 
 
 def _share(stored: Path, folder: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from distill_runner import checkpoints
 from distill_runner.batches import Batch
-from distill_runner.checkpoints import History, interrupts
+from distill_runner.checkpoints import History, Paused, interrupts
 from distill_runner.config import Optim, Runtime
 from distill_runner.data import Data, steps
 from distill_runner.devices import Device
@@ -37,13 +37,15 @@ def fit(training: "Training") -> History:
 
     Raises:
         Diverged: a loss is not finite.
-        KeyboardInterrupt: after the checkpoint has been written.
+        KeyboardInterrupt, Paused: after the checkpoint has been written.
     """
     if not training.num_steps and not training.history.epochs:
         training.end_epoch()
     with interrupts() as interrupted:
         # A position behind the last step: stopped before the evaluation of an epoch that is through.
         while training.history.step < training.num_steps or training.history.position:
+            if training.pauses():
+                raise Paused(training.history)
             for update in training.rest_of_epoch():
                 training.step(update)
                 if interrupted or training.checkpoint_due():
@@ -61,6 +63,7 @@ class Training:
 
     Args:
         select_best: keep the epoch with the best first metric of ``data``, else the last one.
+        pause_after: stop after that many epochs, if they are not all.
         folder: of the artifact; a checkpoint in it is taken up.
         report: called every ``runtime.log_every`` steps and after every epoch.
     """
@@ -74,6 +77,7 @@ class Training:
         optim: Optim,
         *,
         select_best: bool,
+        pause_after: int | None,
         seed: int,
         device: Device,
         runtime: Runtime,
@@ -83,7 +87,7 @@ class Training:
         self.model, self.method = device.place(model), device.place(method)
         self.data, self.teacher, self.optim = data, teacher, optim
         self.select_best, self.seed, self.device, self.folder, self.report = select_best, seed, device, folder, report
-        self.checkpoint_minutes = runtime.checkpoint_minutes
+        self.checkpoint_minutes, self.pause_after = runtime.checkpoint_minutes, pause_after
         self.optimizer, self.scaler = _optimizer(model, method, optim), device.scaler()
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.parts = {"model": model, "method": method, "optimizer": self.optimizer, "scaler": self.scaler}
@@ -153,6 +157,9 @@ class Training:
         values = {f"validation/{name}": value for name, value in metrics.items()}
         self.report(values, history.step, history.step / self.per_epoch)
         self.save()
+
+    def pauses(self) -> bool:
+        return self.pause_after is not None and self.history.epoch >= self.pause_after and not self.history.position
 
     def checkpoint_due(self) -> bool:
         return time.monotonic() - self.saved > 60 * self.checkpoint_minutes

@@ -3,7 +3,7 @@
 import json
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ def finished(
         "best_epoch": measured["best"],
         "epochs": measured["epoch"],
         "steps": measured["step"],
+        "history": measured["epochs"],
         "teacher": run.teacher.name if stage.teacher else None,
         "teacher_score": teacher["metrics"][metric] if teacher else None,
         "student": measured["shape"] | {"init": _init(run, stage)},
@@ -80,6 +81,7 @@ def described_by(run: RunConfig) -> dict[str, Any]:
     attention = next((term["attention"] for term in terms if "attention" in term), None)
     rule = mapping and (f"layer:{mapping['layer']}" if mapping["rule"] == "layer" else mapping["rule"])
     return {
+        "stage": run.stage,
         "task": student.task.name if student.task else None,
         "dataset": student.task.dataset if student.task else None,
         "method": run.method,
@@ -135,9 +137,3 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Replace ``file`` in one step."""
-    file.with_suffix(".tmp").write_text(json.dumps(content, indent=1, default=str))
-    file.with_suffix(".tmp").replace(file)

@@ -1,19 +1,22 @@
-"""``hydra/sweeper=grid``: Hydra's basic sweeper, that ends with the table of its points whatever happened to them."""
+"""``hydra/sweeper=grid``: every combination of the parameters, taken up where an earlier sweep left them."""
 
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
 
 
 @dataclass
 class GridSweeperConf:
-    """As Hydra's basic sweeper: ``params`` are overrides of the sweep, which those of the command line replace."""
+    """``params`` are overrides of the sweep, which those of the command line replace; see also the keys ``sweep.*``."""
 
     _target_: str = "hydra_plugins.distill_runner_grid.grid.GridSweeper"
-    max_batch_size: int | None = None
     params: dict[str, str] = field(default_factory=dict)
 
 
@@ -21,15 +24,39 @@ ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=GridSweepe
 
 
 class GridSweeper(BasicSweeper):
-    """Every combination of the parameters; a point that fails leaves the others alone, and the exit code is then 1."""
+    """A point that fails leaves the others alone; whatever happened, the table comes at the end, and the exit code."""
 
-    def sweep(self, arguments: list[str]) -> Any:
-        from distill_runner.report.table import methods_table
+    def __init__(self, params: dict[str, str] | None = None) -> None:
+        super().__init__(max_batch_size=None, params=params)
 
-        jobs = [job for batch in super().sweep(arguments) for job in batch]
-        results = [job.return_value for job in jobs]
-        if any(result["status"] != "planned" for result in results):
-            print(methods_table(results))
-        if any(result["status"] == "failed" for result in results):
-            sys.exit(1)
-        return results
+    def sweep(self, arguments: list[str]) -> None:
+        from distill_runner.sweeping.plan import show_plan
+        from distill_runner.sweeping.points import expand
+        from distill_runner.sweeping.sweep import finish, run_grid, sweep_folder
+
+        assert self.config is not None
+        assert self.hydra_context is not None
+        settings, hydra = self.config.sweep, self.config.hydra
+        parameters = [*self._parse_config(), *arguments]
+        grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where)
+        if self.config.plan:
+            show_plan(grid, self._num_workers())
+            return
+        name = hydra.runtime.choices.get("sweep") or "multirun"
+        folder = sweep_folder(Path(hydra.sweep.dir).absolute().parent / "sweeps", name, grid.points)
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(self.config, folder / "multirun.yaml")
+        run_grid(grid, self._launch, settings.retry_failed, settings.halving)
+        if code := finish(grid, folder, name, settings.halving):
+            sys.exit(code)
+
+    def _launch(self, jobs: Sequence[Sequence[str]]) -> Sequence[JobReturn]:
+        assert self.launcher is not None
+        return self.launcher.launch(jobs, initial_job_idx=0)
+
+    def _num_workers(self) -> int:
+        """As far as the launcher says: joblib's ``n_jobs``, submitit's ``array_parallelism``."""
+        assert self.config is not None
+        launcher = self.config.hydra.launcher
+        jobs = launcher.get("n_jobs") or launcher.get("array_parallelism") or 1
+        return jobs if jobs > 0 else os.cpu_count() or 1

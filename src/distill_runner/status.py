@@ -1,0 +1,82 @@
+"""``status.json``: what has become of a run, whatever became of it.
+
+While a run is going its folder is locked, so that a reader can tell a run that is going from one whose process is gone,
+on any machine that shares the folder and whatever has taken over its process number.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+log = logging.getLogger(__name__)
+
+STATUS, RESULT = "status.json", "result.json"
+_LOCK = ".lock"
+
+
+@contextmanager
+def going(folder: Path, described: Mapping[str, Any]) -> Iterator[None]:
+    """Marks the run of ``folder`` as ``running``; one that another process is at is waited for.
+
+    Args:
+        described: names and hyper-parameters, which tables need of runs without a result too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info("waiting for another process, which is at %s", folder)
+        lock.acquire()
+    try:
+        write(folder, "running", described)
+        yield
+    finally:
+        lock.release()
+
+
+def write(folder: Path, status: str, described: Mapping[str, Any], error: str | None = None) -> None:
+    """Replace ``status.json``: ``running``, ``done``, ``failed`` with its ``error``, ``interrupted`` or ``paused``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / STATUS, {**described, "status": status, "error": error, "folder": str(folder)})
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """``result.json`` of a finished run, else ``status.json``; None if the folder holds neither, or half of one.
+
+    A run whose process is gone without a word is ``killed``.
+    """
+    status = _read_json(folder / STATUS)
+    if status is not None and status.get("status") == "done" and (result := _read_json(folder / RESULT)):
+        return {**result, "folder": str(folder)}
+    if status is not None and status.get("status") == "running" and not _is_locked(folder):
+        return {**status, "status": "killed", "error": "its process is gone: out of memory, or ended from outside"}
+    return status
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Replace ``file`` in one step."""
+    partial = file.with_suffix(".tmp")
+    partial.write_text(json.dumps(content, indent=1, default=str))
+    partial.replace(file)
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        FileLock(folder / _LOCK).acquire(timeout=0).lock.release()
+    except Timeout:
+        return True
+    return False

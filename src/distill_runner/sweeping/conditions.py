@@ -1,0 +1,43 @@
+"""``sweep.where``: conditions on the keys of a point, such as ``loss.eta + loss.lambda <= 1``."""
+
+import re
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from simpleeval import EvalWithCompoundTypes, InvalidExpression
+
+from distill_runner.errors import UserError
+
+# Text in quotes is left alone, and so are the words of the language; what remains are keys. They get names of their own
+# because Python knows neither dotted names of mappings nor `lambda` as a name.
+_KEY = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])[A-Za-z_]\w*(?:\.\w+)*""")
+_WORDS = {"and", "or", "not", "in", "is", "if", "else", "True", "False", "None"}
+_ABSENT = object()
+
+
+def holds(condition: str, config: DictConfig) -> bool:
+    """Whether a point meets ``condition``: comparisons and arithmetic over keys, numbers and quoted text; no calls.
+
+    Raises:
+        UserError: a condition that cannot be read, or a key that does not exist.
+    """
+    values: dict[str, Any] = {}
+
+    def name_of(found: re.Match[str]) -> str:
+        word = found[0]
+        if word in _WORDS or word[0] in "'\"":
+            return word
+        name = "_" + word.replace(".", "_")
+        values[name] = OmegaConf.select(config, word, default=_ABSENT)
+        if values[name] is _ABSENT:
+            remedy = f"Text stands in quotes: '{word}'. Keys: distill-run --cfg job"
+            raise UserError("sweep.where", condition, f"there is no key {word}", remedy)
+        return name
+
+    expression = _KEY.sub(name_of, condition)
+    try:
+        return bool(EvalWithCompoundTypes(names=values, functions={}).eval(expression))
+    except (InvalidExpression, SyntaxError, TypeError, ValueError, ArithmeticError) as error:
+        problem = f"is no condition: {str(error).splitlines()[0]}"
+        remedy = "For example: sweep.where=['loss.eta + loss.lambda <= 1']"
+        raise UserError("sweep.where", condition, problem, remedy) from error

@@ -1,0 +1,150 @@
+"""What a stage will cost: seconds from steps that are really taken on this machine, bytes from its shapes."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from distill_runner.batches import Batch
+from distill_runner.encoders import Features, Needs, extract
+from distill_runner.methods.base import Progress
+from distill_runner.models import build, count_parameters
+from distill_runner.pipeline import Pipeline
+from distill_runner.stages import Stage
+from distill_runner.teachers import Live, NoTeacher, TeacherTargets, cache_bytes, choose
+from distill_runner.train import Training
+
+SECONDS = 2.0
+"""Of measuring, after one pass to warm up."""
+START_SECONDS = 2.0
+"""Of a run beside its training: the model's loading, the first batches, the writing of the result."""
+UPDATES = 4
+"""Different updates that are measured, again and again."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of building a stage, its teacher's targets included."""
+
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """Of a model of one shape on one data set: seconds of an update, and of a prediction."""
+
+    update: float
+    prediction: float
+    model_bytes: int
+
+
+class Estimator:
+    """Costs of stages. Stages of one shape on one data set are measured once.
+
+    Args:
+        pipeline: whose store gets the tokenised data; training will need them anyway.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.speeds: dict[str, _Speed] = {}
+
+    def cost(self, stage: Stage) -> Cost:
+        data = self.pipeline.data(stage)
+        optim, speed = stage.config.optim, self._speed(stage)
+        per_epoch = -(-len(data) // optim.batch_size)
+        num_steps = min(optim.epochs * per_epoch, optim.max_steps or optim.epochs * per_epoch)
+        seconds = num_steps * speed.update + -(-num_steps // per_epoch) * data.num_evaluated * speed.prediction
+        num_bytes = speed.model_bytes
+        if stage.teacher is not None and self._is_cached(stage):
+            seconds += len(data) * self._speed(stage.teacher).prediction
+            num_bytes += cache_bytes(stage.method().teacher_needs, stage.teacher.shape, len(data))
+        return Cost(START_SECONDS + seconds, num_bytes)
+
+    def _is_cached(self, stage: Stage) -> bool:
+        assert stage.teacher is not None
+        size = cache_bytes(stage.method().teacher_needs, stage.teacher.shape, len(self.pipeline.data(stage)))
+        return choose(self.pipeline.runtime.targets, size, self.pipeline.store.folder)[0]
+
+    def _speed(self, stage: Stage) -> _Speed:
+        optim, weights = stage.config.optim, stage.config.method["weights"]
+        terms = [name for name, weight in weights.items() if weight]
+        kind = str((stage.data_spec, stage.shape, optim.batch_size, optim.accumulation, terms))
+        if kind not in self.speeds:
+            self.speeds[kind] = self._measure(stage)
+        return self.speeds[kind]
+
+    def _measure(self, stage: Stage) -> _Speed:
+        """With random weights in student and teacher, which do not matter for time."""
+        model = self._random(stage)
+        with TemporaryDirectory() as folder:
+            training = Training(
+                model,
+                stage.method(),
+                self.pipeline.data(stage),
+                self._teacher(stage),
+                stage.config.optim.model_copy(update={"epochs": 1, "max_steps": None}),
+                select_best=False,
+                pause_after=None,
+                seed=0,
+                device=self.pipeline.device,
+                runtime=self.pipeline.runtime,
+                folder=Path(folder),
+                report=lambda values, step, epoch: None,
+            )
+            updates = list(islice(training.rest_of_epoch(), UPDATES))
+            update = _mean_seconds(training.step, updates)
+        model.eval()
+        batches = [self.pipeline.device.move(batch) for update_batches in updates for batch in update_batches]
+        prediction = _mean_seconds(lambda batch: self._predict(model, batch), batches)
+        return _Speed(update, prediction / batches[0].size, 4 * count_parameters(model))
+
+    def _predict(self, model: PreTrainedModel, batch: Batch) -> None:
+        with torch.inference_mode(), self.pipeline.device.autocast():
+            extract(model, batch, Needs(logits=True))
+
+    def _teacher(self, stage: Stage) -> TeacherTargets:
+        if stage.teacher is None or stage.config.task is None:
+            return NoTeacher()
+        tokens = self.pipeline.tokens(stage, stage.config.task.train)
+        live = Live(self._random(stage.teacher), tokens, stage.method().teacher_needs, self.pipeline.device)
+        return _Remembered(live) if self._is_cached(stage) else live
+
+    def _random(self, stage: Stage) -> PreTrainedModel:
+        root = stage
+        while root.source is not None:
+            root = root.source
+        shape = {"num_layers": stage.shape.num_layers, "layers": "random", "head": "new"}
+        vocab_size = len(self.pipeline.tokenizer(stage)) if root.config.model.source is None else None
+        return build(root.config.model.model_copy(update=shape), stage.config.task, vocab_size)
+
+
+class _Remembered:
+    """What a teacher said of a batch before, as fast as from a cache."""
+
+    def __init__(self, teacher: Live) -> None:
+        self.teacher = teacher
+        self.said: dict[bytes, Features] = {}
+
+    def __call__(self, batch: Batch, progress: Progress) -> Features:
+        name = batch.index.cpu().numpy().tobytes()
+        if name not in self.said:
+            self.said[name] = self.teacher(batch, progress)
+        return self.said[name]
+
+
+def _mean_seconds(call: Callable[[Any], None], arguments: list[Any]) -> float:
+    for argument in arguments:
+        call(argument)
+    started, times, again = time.perf_counter(), 0, cycle(arguments)
+    while time.perf_counter() - started < SECONDS:
+        call(next(again))
+        times += 1
+    return (time.perf_counter() - started) / times

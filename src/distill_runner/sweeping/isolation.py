@@ -1,0 +1,107 @@
+"""A process of its own for each point of a sweep, so that nothing that happens to one reaches the others.
+
+The processes are forked from a server that has imported torch once; a point starts in a tenth of a second.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import configure_log
+from omegaconf import DictConfig, OmegaConf
+
+from distill_runner import status
+from distill_runner.checkpoints import Paused
+from distill_runner.cli import told
+from distill_runner.errors import TrainingError, UserError
+
+log = logging.getLogger(__name__)
+
+Run = Callable[[DictConfig], Mapping[str, Any]]
+FAILED, INTERRUPTED = 1, 130
+
+
+def run_apart(run: Run, config: DictConfig) -> Mapping[str, Any]:
+    """Call ``run`` in a process of its own; its folder tells what became of it, whatever that is.
+
+    Returns:
+        the point's status.
+    Raises:
+        KeyboardInterrupt: after the point, which got the same signal, has saved what it had.
+    """
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir).absolute()
+    multiprocessing.set_start_method("forkserver", force=True)  # joblib's own method, which it sets, is not known there
+    multiprocessing.set_forkserver_preload(["distill_runner.running"])
+    process = multiprocessing.Process(target=_apart, args=(run, config, _plain(HydraConfig.instance().cfg)))
+    process.start()
+    try:
+        process.join()
+    except KeyboardInterrupt:
+        process.join()
+        raise
+    if process.exitcode == INTERRUPTED:
+        raise KeyboardInterrupt
+    found = status.read(folder)
+    if process.exitcode and (found is None or found["status"] in ("running", "killed")):
+        error = _cause(process.exitcode)
+        log.error("%s", error)
+        status.write(folder, "failed", found or {}, error)
+    return status.read(folder) or {"status": "planned"}
+
+
+def _plain(config: Any) -> Any:
+    """Without the classes that launchers declare their settings with: not every process can pickle those."""
+    return OmegaConf.create(OmegaConf.to_container(config, resolve=False))
+
+
+def _cause(exitcode: int) -> str:
+    if exitcode > 0:
+        return f"the process ended itself with exit code {exitcode}"
+    name = signal.Signals(-exitcode).name
+    hint = ": out of memory, or killed from outside" if name == "SIGKILL" else ""
+    return f"the process was ended by {name}{hint}"
+
+
+def _apart(run: Run, config: DictConfig, hydra_config: Any) -> None:
+    """In the new process: everything that Hydra had set up in the old one, the run, and the end told in its log."""
+    _end_with_parent()
+    HydraConfig.instance().cfg = hydra_config
+    hydra = HydraConfig.get()
+    configure_log(hydra_config.hydra.job_logging, hydra.verbose)
+    try:
+        run(config)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Paused as pause:
+        log.info("paused %s", pause)
+    except BaseException as error:
+        folder = Path(hydra.runtime.output_dir).absolute()
+        if isinstance(error, UserError | TrainingError):
+            log.error("%s", told(error)[0])
+        else:
+            log.exception("this point failed")
+        found = status.read(folder) or {}
+        status.write(folder, "failed", found, found.get("error") or f"{type(error).__name__}: {error}")
+        sys.exit(FAILED)
+
+
+def _end_with_parent() -> None:
+    """A point whose sweep is gone saves and stops, as on Ctrl-C: the sweep will be taken up as a whole."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        assert parent is not None
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if parent is not None:
+        threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,77 @@
+"""``plan=true`` of a sweep: its points, what is there and what is to be built, and what that will cost."""
+
+from collections.abc import Iterator, Sequence
+from shutil import disk_usage
+
+from distill_runner.pipeline import Pipeline
+from distill_runner.stages import Stage
+from distill_runner.store import Store
+from distill_runner.sweeping.estimate import Estimator
+from distill_runner.sweeping.points import Grid, Point
+from distill_runner.sweeping.sweep import is_built, summary
+
+SHOWN = 20
+"""Lines of a long list."""
+
+
+def show_plan(grid: Grid, num_workers: int) -> None:
+    """Print it.
+
+    Args:
+        num_workers: that take points at the same time.
+    """
+    points, every = grid.points, [*(point.overrides for point in grid.points), *grid.dropped]
+    varying = {override for overrides in every for override in overrides if any(override not in o for o in every)}
+
+    def named(overrides: Sequence[str]) -> str:
+        return " ".join(override for override in overrides if override in varying) or "the only point"
+
+    print(summary(grid))
+    _show("", [f"  {point.result()['status']:8} {named(point.overrides)}" for point in points])
+    _show("dropped by sweep.where:", [f"  {named(overrides)}" for overrides in grid.dropped])
+    same = [f"  {named(point.overrides)}  =  {named(first.overrides)}" for point, first in grid.merged]
+    _show("the same as another point:", same)
+    todo = [point for point in points if point.stage and point.result()["status"] not in ("done", "failed")]
+    if todo:
+        _show_cost(todo, num_workers)
+
+
+def _show(head: str, lines: Sequence[str]) -> None:
+    if lines:
+        more = [f"  ... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+        print("\n".join([*filter(None, [head]), *lines[:SHOWN], *more]))
+
+
+def _show_cost(todo: Sequence[Point], num_workers: int) -> None:
+    run = todo[0].run
+    assert run is not None
+    pipeline = Pipeline(Store(run.store.dir), run.runtime, lambda name: lambda values, step, epoch: None)
+    estimator = Estimator(pipeline)
+    shared = {stage.key: stage for point in todo for stage in _missing_upstream(point, point.stage)}
+    seconds = num_bytes = 0.0
+    print("to build:")
+    for stage in shared.values():
+        cost = estimator.cost(stage)
+        seconds, num_bytes = seconds + cost.seconds, num_bytes + cost.bytes
+        print(f"  {stage.name:8} {stage.key}  {duration(cost.seconds)}  {stage.describe()}")
+    students = [estimator.cost(point.stage) for point in todo if point.stage]
+    each = sum(cost.seconds for cost in students)
+    seconds, num_bytes = seconds + each, num_bytes + sum(cost.bytes for cost in students)
+    print(f"  student  of {len(todo)} points, {duration(each / len(todo))} each")
+    free = disk_usage(pipeline.store.folder).free
+    print(f"disk: {num_bytes / 1e9:.1f} GB of {free / 1e9:.0f} GB that are free")
+    print(f"time: {duration(seconds)} of one worker, {duration(seconds / num_workers)} of {num_workers}")
+
+
+def _missing_upstream(point: Point, stage: Stage | None) -> Iterator[Stage]:
+    for upstream in stage.upstream if stage else []:
+        if not is_built(point, upstream):
+            yield from _missing_upstream(point, upstream)
+            yield upstream
+
+
+def duration(seconds: float) -> str:
+    """In the unit that suits it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,151 @@
+"""The points of a grid: every combination of its values, less those that are dropped, merged or done."""
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from distill_runner import status
+from distill_runner.composed import typed_run
+from distill_runner.config import RunConfig
+from distill_runner.errors import UserError
+from distill_runner.explain import in_words
+from distill_runner.report.result import described_by
+from distill_runner.resolvers import run_key
+from distill_runner.stages import Stage, resolve
+from distill_runner.sweeping.conditions import holds
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One combination of the grid's values.
+
+    Attributes:
+        overrides: that make it of the sweep's configuration.
+        folder: of its run.
+        described: its names, as in its result.
+        error: why it cannot run at all, if so.
+    """
+
+    overrides: tuple[str, ...]
+    folder: Path
+    described: Mapping[str, Any]
+    run: RunConfig | None = None
+    stage: Stage | None = None
+    error: Exception | None = None
+
+    @cached_property
+    def key(self) -> str:
+        """What the point yields has this key in the store."""
+        return self.stage.key if self.stage else self.folder.name
+
+    @property
+    def names(self) -> Mapping[str, Any]:
+        """What it is called, with its key."""
+        return {"key": self.key, **self.described}
+
+    def result(self) -> Mapping[str, Any]:
+        """What has become of it: its result, or its names with a status."""
+        found = status.read(self.folder) or {"status": "not run"}
+        if found.get("key", self.key) != self.key:  # of other data, or of an earlier version
+            found = {"status": "not run"}
+        return {**self.names, "folder": str(self.folder), **found}
+
+    def fail(self, error: str) -> None:
+        """Record that it cannot run."""
+        status.write(self.folder, "failed", self.names, error)
+
+
+@dataclass
+class Grid:
+    """What a sweep's arguments come to.
+
+    Attributes:
+        point: makes one of overrides.
+        dropped: overrides of the points that ``sweep.where`` excludes.
+        merged: points that mean the same as an earlier one, which comes second.
+    """
+
+    point: Callable[[Sequence[str]], Point]
+    points: list[Point] = field(default_factory=list)
+    dropped: list[tuple[str, ...]] = field(default_factory=list)
+    merged: list[tuple[Point, Point]] = field(default_factory=list)
+
+
+def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], where: Sequence[str]) -> Grid:
+    """Every combination of the values in ``arguments``, the last argument varying fastest.
+
+    Args:
+        master: the configuration of the sweep itself.
+    Raises:
+        UserError, HydraException: arguments or conditions that cannot be read.
+    """
+    parser = OverridesParser.create(config_loader=loader)
+    (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(list(arguments)), None)
+    compose = _Composer(master, loader, parser)
+    grid, first = Grid(lambda overrides: _point(overrides, *compose(overrides))), dict[str, Point]()
+    for overrides in combinations:
+        config, given, folder = compose(overrides)
+        if not all(holds(condition, config) for condition in where):
+            grid.dropped.append(tuple(overrides))
+            continue
+        point = _point(overrides, config, given, folder)
+        if point.key in first:
+            grid.merged.append((point, first[point.key]))
+        else:
+            first[point.key] = point
+            grid.points.append(point)
+    return grid
+
+
+class _Composer:
+    """Configurations of points. Hydra composes each choice of groups once; values are then set on copies of it."""
+
+    def __init__(self, master: DictConfig, loader: ConfigLoader, parser: OverridesParser) -> None:
+        self.master, self.loader, self.parser = master, loader, parser
+        self.is_group = cache(lambda key: bool(loader.get_group_options(key)))
+        self.composed: dict[tuple[str, ...], tuple[DictConfig, DictConfig]] = {}
+
+    def __call__(self, overrides: Sequence[str]) -> tuple[DictConfig, list[str], Path]:
+        """The point's configuration without the part of Hydra, its overrides with the sweep's own, its folder."""
+        parsed = self.parser.parse_overrides(list(overrides))
+        values = [override for override in parsed if not self._is_choice(override)]
+        choices = tuple(str(override.input_line) for override in parsed if self._is_choice(override))
+        if choices not in self.composed:
+            composed = self.loader.load_sweep_config(self.master, list(choices))
+            with open_dict(composed):  # parts of Hydra's have a value only while a job runs
+                self.composed[choices] = composed, composed.pop("hydra")
+        composed, hydra = self.composed[choices]
+        config = copy.deepcopy(composed)
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        subdir = hydra.sweep._get_node("subdir")._value().replace("${run_key:}", run_key(_root_=config))
+        given = [*hydra.overrides.task, *(str(value.input_line) for value in values)]
+        return config, given, Path(hydra.sweep.dir, subdir).absolute()
+
+    def _is_choice(self, override: Override) -> bool:
+        return self.is_group(override.key_or_group) or override.is_delete()
+
+
+def _point(overrides: Sequence[str], config: DictConfig, given: Sequence[str], folder: Path) -> Point:
+    keys = {"stage": "stage", "task": "task.name", "method": "method.name", "seed": "seed"}
+    described = {name: OmegaConf.select(config, key) for name, key in keys.items()}
+    try:
+        run = typed_run(config, given)
+        described = described_by(run)
+        stage = resolve(run.stages, run.stage, run.runtime.precision)
+    except (UserError, OmegaConfBaseException) as error:
+        return Point(tuple(overrides), folder, described, error=in_words(error, config, given))
+    return Point(tuple(overrides), folder, described, run, stage)

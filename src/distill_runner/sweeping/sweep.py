@@ -1,0 +1,177 @@
+"""A sweep from its points to its table, whatever happens on the way."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn
+
+from distill_runner import status
+from distill_runner.report.table import label, methods_table
+from distill_runner.stages import Stage
+from distill_runner.store import Store
+from distill_runner.sweeping.halving import ROUNDS, Scores, replay, rungs, survivors
+from distill_runner.sweeping.points import Grid, Point
+
+log = logging.getLogger(__name__)
+
+Launch = Callable[[Sequence[Sequence[str]]], Sequence[JobReturn]]
+"""Runs one job for each list of overrides, and comes back when all have ended."""
+
+
+def run_grid(grid: Grid, launch: Launch, retry_failed: bool, halving: int | None) -> None:
+    """Bring every point to its end that is not there yet, what several of them share first.
+
+    Points that are done are left alone, and so are those that failed, unless ``retry_failed``.
+
+    Args:
+        halving: the share of points, 1 / halving, that is kept at each rung; None keeps all.
+    Raises:
+        UserError: no point can run at all.
+    """
+    if grid.points and all(point.error for point in grid.points):
+        raise grid.points[0].error or AssertionError
+    log.info("%s", summary(grid))
+    todo = [point for point in grid.points if not _has_ended(point, retry_failed)]
+    for point in todo:
+        if point.error:
+            log.error("%s", point.error)
+            point.fail(str(point.error))
+    todo = _with_shared_stages(grid, launch, [point for point in todo if not point.error])
+    if halving:
+        todo = _halve(_cells(grid.points).values(), todo, launch, halving)
+    _launch(launch, [point.overrides for point in todo])
+
+
+def _launch(launch: Launch, jobs: Sequence[Sequence[str]]) -> None:
+    """Points tell by themselves what became of them; what keeps a launcher from starting them is told here."""
+    try:
+        for job in launch(jobs) if jobs else []:
+            _ = job.return_value  # raises what the job did
+    except Exception:
+        log.exception("the launcher has given up")
+
+
+def _has_ended(point: Point, retry_failed: bool) -> bool:
+    ended = point.result()["status"]
+    return ended == "done" or (ended == "failed" and not retry_failed)
+
+
+def _with_shared_stages(grid: Grid, launch: Launch, todo: list[Point]) -> list[Point]:
+    """Build what several points need and is not there, so that they do not wait for each other.
+
+    Returns:
+        the points that have what they need; the others have failed.
+    """
+    users = {stage.key: (stage, points) for stage, points in missing_stages(todo) if len(points) > 1}
+    if users:
+        log.info("first what several points share: %s", ", ".join(stage.name for stage, _ in users.values()))
+    builders = {
+        key: grid.point([*points[0].overrides, f"stage={stage.name}"]) for key, (stage, points) in users.items()
+    }
+    _launch(launch, [builder.overrides for builder in builders.values()])
+    blocked: list[Point] = []
+    for key, (stage, points) in users.items():
+        if not is_built(points[0], stage):
+            for point in points:
+                point.fail(f"its {stage.name} failed: {builders[key].result().get('error')}")
+            blocked += points
+    return [point for point in todo if point not in blocked]
+
+
+def missing_stages(points: Sequence[Point]) -> list[tuple[Stage, list[Point]]]:
+    """The stages right before those of the points that are not there, each with the points that need it."""
+    users: dict[str, tuple[Stage, list[Point]]] = {}
+    for point in points:
+        for stage in point.stage.upstream if point.stage else []:
+            if not is_built(point, stage):
+                users.setdefault(stage.key, (stage, []))[1].append(point)
+    return list(users.values())
+
+
+def is_built(point: Point, stage: Stage) -> bool:
+    assert point.run is not None
+    return Store(point.run.store.dir).has(stage.spec)
+
+
+def _cells(points: Sequence[Point]) -> dict[tuple[Any, ...], list[Point]]:
+    """Points that differ in hyper-parameters alone: those of one cell of the table."""
+    cells: dict[tuple[Any, ...], list[Point]] = {}
+    for point in points:
+        if point.stage is not None:
+            cells.setdefault((point.names["task"], label(point.names), point.stage.shape), []).append(point)
+    return cells
+
+
+def _halve(cells: Iterable[list[Point]], todo: list[Point], launch: Launch, factor: int) -> list[Point]:
+    """Train the points of each cell up to its rungs; returns those of ``todo`` that are to be trained to the end."""
+    left = [[point for point in cell if point in todo or point.result()["status"] == "done"] for cell in cells]
+    for number in range(ROUNDS):
+        here = [(cell, rungs(_num_epochs(cell[0]), factor)[number]) for cell in left if cell]
+        going = [(point, rung) for cell, rung in here for point in cell if len(scores_of(point)) < rung]
+        _launch(launch, [(*point.overrides, f"runtime.pause_after={rung}") for point, rung in going])
+        left = [_survivors(cell, rung, factor) for cell, rung in here]
+    kept = [point for cell in left for point in cell]
+    return [point for point in todo if point in kept]
+
+
+def _survivors(cell: list[Point], rung: int, factor: int) -> list[Point]:
+    kept = survivors({point.key: scores_of(point) for point in cell}, rung, factor)
+    log.info("%s: %d of %d points go on after epoch %d", label(cell[0].names), len(kept), len(cell), rung)
+    return [point for point in cell if point.key in kept]
+
+
+def _num_epochs(point: Point) -> int:
+    assert point.stage is not None
+    return point.stage.config.optim.epochs
+
+
+def scores_of(point: Point) -> Scores:
+    """By the first metric, after each epoch that the point has been trained for."""
+    return [next(iter(metrics.values())) for metrics in point.result().get("history", [])]
+
+
+def summary(grid: Grid) -> str:
+    """How many points there are, and why not more."""
+    ended = [point.result()["status"] for point in grid.points]
+    notes = [f"{ended.count(status)} {status}" for status in dict.fromkeys(ended) if status != "not run"]
+    notes += [f"{len(grid.merged)} more that mean the same as one of them"] if grid.merged else []
+    notes += [f"{len(grid.dropped)} dropped by sweep.where"] if grid.dropped else []
+    return f"{len(grid.points)} points" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def sweep_folder(root: Path, name: str, points: Sequence[Point]) -> Path:
+    """Where a sweep's tables lie: the same for the same points."""
+    digest = hashlib.sha256("".join(point.key for point in points).encode()).hexdigest()[:8]
+    return root / f"{name.replace('/', '-')}-{digest}"
+
+
+def finish(grid: Grid, folder: Path, name: str, halving: int | None) -> int:
+    """Print and save the table of all points; returns the exit code, 1 if any of them has not come to its end."""
+    results = [point.result() for point in grid.points]
+    status.write_json(folder / "sweep.json", {"name": name, "points": [_entry(point) for point in grid.points]})
+    halved = [halving_report(cell, halving) for cell in _cells(grid.points).values()] if halving else []
+    text = "\n\n".join([methods_table(results), *halved])
+    (folder / "table.txt").write_text(text + "\n")
+    print(text)
+    log.info("tables: %s", folder)
+    return int(any(result["status"] not in ("done", "paused") for result in results))
+
+
+def halving_report(cell: Sequence[Point], factor: int) -> str:
+    """What halving saves on a cell, and on one that is known to the end also what it loses."""
+    scores = {point.key: scores_of(point) for point in cell if scores_of(point)}
+    head = f"halving by {factor}, {label(cell[0].names)} on {cell[0].names['task']}"
+    if all(point.result()["status"] == "done" for point in cell):
+        outcome = replay(scores, factor)
+        saved = 1 - outcome.trained / outcome.total
+        found = f"best {100 * outcome.best:.2f} of {100 * outcome.best_of_all:.2f}"
+        return f"{head}: {outcome.trained} of {outcome.total} epochs ({100 * saved:.0f} % saved), {found}"
+    trained, total = sum(map(len, scores.values())), sum(map(_num_epochs, cell))
+    return f"{head}: {trained} of {total} epochs trained ({100 * (1 - trained / total):.0f} % saved)"
+
+
+def _entry(point: Point) -> Mapping[str, Any]:
+    return {"key": point.key, "folder": str(point.folder), "overrides": list(point.overrides)}

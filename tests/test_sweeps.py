@@ -1,0 +1,300 @@
+"""Sweeps: which points there are, what becomes of them under faults, and what is found again."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from distill_runner import status
+from distill_runner.errors import UserError
+from distill_runner.sweeping.conditions import holds
+from distill_runner.sweeping.halving import replay, rungs, survivors
+
+ROOT = Path(__file__).parents[1]
+FAULTS = """
+import os, signal, sys
+from distill_runner.methods.base import HardLabels
+
+class Raises(HardLabels):
+    def forward(self, *_):
+        raise ValueError("this term is broken")
+
+class Exits(HardLabels):
+    def forward(self, *_):
+        sys.exit(3)
+
+class Kills(HardLabels):
+    def forward(self, *_):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+SOUND = "distill_runner.methods.base.HardLabels"
+
+
+# Conditions.
+
+POINT = OmegaConf.create({"loss": {"eta": 0.5, "lambda": 0.7}, "method": {"name": "alp"}, "seed": 3, "lr": 1e-5})
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("loss.eta + loss.lambda <= 1", False),
+        ("loss.eta + loss.lambda <= 1.2", True),
+        ("method.name == 'alp' and not seed < 3", True),
+        ("method.name in ['nkd', 'rkd'] or lr == 1e-5", True),
+        ("method.name != 'loss.eta'", True),
+    ],
+)
+def test_a_condition_reads_the_keys_of_a_point(condition: str, expected: bool) -> None:
+    assert holds(condition, POINT) is expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "problem"),
+    [
+        ("loss.eta <", "is no condition"),
+        ("loss.etta < 1", "there is no key loss.etta"),
+        ("method.name == alp", "there is no key alp"),
+        ("__import__('os').system('true')", "there is no key __import__"),
+        ("loss.eta < 'x'", "is no condition"),
+        ("9 ** 9 ** 9 > 1", "is no condition"),
+    ],
+)
+def test_a_condition_that_cannot_be_read_is_refused(condition: str, problem: str) -> None:
+    with pytest.raises(UserError, match=re.escape(problem)) as raised:
+        holds(condition, POINT)
+    assert raised.value.key == "sweep.where"
+
+
+# Halving.
+
+
+def test_rungs() -> None:
+    assert rungs(20, 3) == [3, 7]
+    assert rungs(8, 2) == [2, 4]
+
+
+def test_the_best_survive_and_ties_keep_the_earlier() -> None:
+    scores = {"a": [0.5, 0.9], "b": [0.6, 0.1], "c": [0.6, 0.8], "d": []}
+    assert survivors(scores, 1, 2) == ["b", "c"]
+    assert survivors(scores, 2, 3) == ["a"]
+
+
+def test_replay_counts_epochs_and_what_is_lost() -> None:
+    # After epoch 1 a and b go on, after epoch 2 b does; c would have been the best in the end.
+    scores = {"a": [0.5, 0.5, 0.5, 0.5], "b": [0.4, 0.6, 0.6, 0.7], "c": [0.3, 0.3, 0.3, 0.9], "d": [0.1] * 4}
+    outcome = replay(scores, 2)
+    assert (outcome.trained, outcome.total) == (4 * 1 + 2 * 1 + 1 * 2, 16)
+    assert (outcome.best, outcome.best_of_all) == (0.7, 0.9)
+
+
+@given(
+    st.dictionaries(st.integers(), st.lists(st.floats(0, 1), min_size=9, max_size=9), min_size=1, max_size=12),
+    st.integers(2, 4),
+)
+def test_halving_never_trains_more_nor_finds_better(scores: dict[int, list[float]], factor: int) -> None:
+    outcome = replay({str(name): values for name, values in scores.items()}, factor)
+    assert outcome.trained <= outcome.total == 9 * len(scores)
+    assert outcome.best <= outcome.best_of_all == max(max(values) for values in scores.values())
+
+
+# Status.
+
+
+def test_a_run_whose_process_is_gone_reads_killed(tmp_path: Path) -> None:
+    assert status.read(tmp_path) is None
+    with status.going(tmp_path, {"method": "alp"}):
+        running = status.read(tmp_path)
+    assert running is not None
+    assert (running["status"], running["method"]) == ("running", "alp")
+    assert (status.read(tmp_path) or {})["status"] == "killed"
+    status.write(tmp_path, "done", {})
+    status.write_json(tmp_path / status.RESULT, {"score": 0.5, "status": "done"})
+    assert (status.read(tmp_path) or {})["score"] == 0.5
+    (tmp_path / status.STATUS).write_text('{"status": "do')
+    assert status.read(tmp_path) is None
+
+
+# GPUs.
+
+
+def test_each_worker_takes_a_place_on_the_emptiest_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distill_runner import gpus
+
+    monkeypatch.setattr(gpus, "_HELD", held := [])
+    taken = [gpus.claim(["a", "b"], 2, tmp_path) for _ in range(4)]
+    assert taken == [0, 1, 0, 1]
+
+    def one_ends(_seconds: float) -> None:
+        held.pop(1).release()
+
+    monkeypatch.setattr(gpus.time, "sleep", one_ends)
+    assert gpus.claim(["a", "b"], 2, tmp_path) == 1
+    assert len(held) == 4
+
+
+# Whole sweeps, in processes of their own.
+
+Sweep = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path) -> list[str]:
+    (tmp_path / "faults.py").write_text(FAULTS)
+    return [
+        *("-m", "task=custom", f"task.dataset={tiny_task_folder}", "task.columns=[sentence1,sentence2]"),
+        *("task.max_length=48", "teacher=base", f"teacher.source={tiny_bert_folder}", "teacher.name=tiny"),
+        *("teacher.optim.lr=3e-3", "teacher.optim.epochs=2", "student.num_layers=2", "optim.lr=3e-3"),
+        *("optim.batch_size=16", "optim.epochs=4", "runtime.device=cpu"),
+    ]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT / "src"), str(tmp_path)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, arguments: list[str], environment: dict[str, str]) -> Sweep:
+    def run(*overrides: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "distill_runner.cli", *arguments, *overrides]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+def statuses(folder: Path) -> dict[str, list[str]]:
+    """By status, the errors of the runs in ``folder``."""
+    found: dict[str, list[str]] = {}
+    for run in sorted(folder.glob("outputs/runs/*")):
+        read = status.read(run)
+        assert read is not None
+        if read["stage"] == "student":
+            found.setdefault(read["status"], []).append(str(read.get("error")))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_faults_of_points_leave_the_others_alone(tmp_path: Path, sweep: Sweep, launcher: str) -> None:
+    if launcher != "basic":
+        pytest.importorskip(f"hydra_plugins.hydra_{launcher}_launcher")
+    targets = f"method.terms.ce._target_=faults.Raises,faults.Exits,faults.Kills,{SOUND}"
+    grid = ["method=nkd", targets, f"hydra/launcher={launcher}"]
+    ended = sweep(*grid)
+    assert ended.returncode == 1, ended.stderr
+    found = statuses(tmp_path)
+    assert {name: len(errors) for name, errors in found.items()} == {"failed": 3, "done": 1}
+    raised, exited, killed = sorted(found["failed"], key=lambda error: "VSt".index(error[0]))
+    assert raised == "ValueError: this term is broken"
+    assert exited == "SystemExit: 3"
+    assert killed.startswith("the process was ended by SIGKILL")
+    for error in found["failed"]:
+        assert error[:40] in ended.stdout
+    logs = [file.read_text() for file in tmp_path.glob("outputs/runs/*/distill-run.log")]
+    assert sum("Traceback" in text for text in logs) == 2
+    assert sum("SIGKILL" in text for text in logs) == 1
+
+    # Once more: nothing that has ended is tried again, until that is asked for.
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("outputs/runs/*/status.json")}
+    again = sweep(*grid)
+    assert (again.returncode, again.stdout.splitlines()[-1]) == (1, ended.stdout.splitlines()[-1])
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+    (tmp_path / "faults.py").write_text(FAULTS.replace("raise ValueError", "return super().forward(*_)  #"))
+    mended = sweep(*grid, "sweep.retry_failed=true")
+    assert mended.returncode == 1
+    assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"failed": 2, "done": 2}
+
+
+@pytest.mark.slow
+def test_what_points_share_is_built_first_and_once(tmp_path: Path, sweep: Sweep) -> None:
+    ended = sweep("method=rkd,alp", "seed=1,2")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("stage teacher: building") == 1
+    assert ended.stderr.index("stage teacher: building") < ended.stderr.index("stage student: building")
+    again = sweep("method=rkd,alp", "seed=1,2")
+    assert (
+        again.stdout == ended.stdout.split("\n\n")[0][ended.stdout.index("     ") :] or "building" not in again.stderr
+    )
+
+
+@pytest.mark.slow
+def test_a_teacher_that_fails_is_not_tried_by_each_point(tmp_path: Path, sweep: Sweep) -> None:
+    ended = sweep("method=rkd", "seed=1,2", "stages.teacher.method.terms.ce._target_=faults.Raises")
+    assert ended.returncode == 1
+    assert ended.stderr.count("stage teacher: building") == 1
+    assert [error[:44] for error in statuses(tmp_path)["failed"]] == [
+        "its teacher failed: ValueError: this term is"
+    ] * 2
+
+
+@pytest.mark.slow
+def test_points_that_mean_the_same_are_run_once(tmp_path: Path, sweep: Sweep) -> None:
+    grid = ["method=nkd,rkd", "loss.eta=0.2,0.7", "loss.lambda=0.2,0.7", "sweep.where=['loss.eta + loss.lambda <= 1']"]
+    planned = sweep(*grid, "plan=true")
+    assert planned.returncode == 0, planned.stderr
+    # eta 0.7 with lambda 0.7 is dropped; of the three that remain NKD reads neither, RKD eta alone.
+    assert planned.stdout.startswith("3 points (3 more that mean the same as one of them; 2 dropped by sweep.where)")
+    assert re.search(r"^time: \d+ s of one worker", planned.stdout, re.MULTILINE)
+    assert not list(tmp_path.glob("outputs/runs/*"))
+    assert sweep(*grid, "optim.epochs=1").returncode == 0
+    assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"done": 3}
+
+
+@pytest.mark.slow
+def test_halving_resumes_the_survivors_exactly(tmp_path: Path, sweep: Sweep) -> None:
+    grid = ["method=nkd", "optim.lr=1e-4,1e-3,3e-3,6e-3"]
+    halved = sweep(*grid, "sweep.halving=2")
+    assert halved.returncode == 0, halved.stderr
+    assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"done": 1, "paused": 3}
+    assert re.search(r"halving by 2, nkd on custom: 8 of 16 epochs trained \(50 % saved\)", halved.stdout)
+    scores = {file.parent.name: json.loads(file.read_text())["history"] for file in tmp_path.rglob("result.json")}
+    full = sweep(*grid, "store.dir=elsewhere", "hydra.sweep.dir=full/runs")
+    assert full.returncode == 0
+    for name, history in scores.items():
+        assert json.loads((tmp_path / "full" / "runs" / name / "result.json").read_text())["history"] == history
+    rest = sweep(*grid)
+    assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"done": 4}
+    table = (tmp_path / "full" / "sweeps").glob("*/table.txt")
+    assert rest.stdout.endswith(next(table).read_text())
+    replayed = sweep(*grid, "sweep.halving=2")
+    assert re.search(r"halving by 2, nkd on custom: 8 of 16 epochs \(50 % saved\), best \d", replayed.stdout)
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_goes_on_to_the_same_table(
+    tmp_path: Path, sweep: Sweep, arguments: list[str], environment: dict[str, str]
+) -> None:
+    grid = ["method=rkd,alp", "optim.lr=1e-3,3e-3", "runtime.checkpoint_minutes=0.001"]
+    undisturbed = sweep(*grid, "store.dir=elsewhere", "hydra.sweep.dir=undisturbed/runs")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGINT):
+        command = [sys.executable, "-m", "distill_runner.cli", *arguments, *grid]
+        log = (tmp_path / "log").open("w")
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        ends = time.monotonic() + 120
+        # In the middle of a student, wherever that is by now.
+        while "student  " not in (tmp_path / "log").read_text() and process.poll() is None and time.monotonic() < ends:
+            time.sleep(0.05)
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+        assert process.wait(60) in (-number, 130, 0)
+    assert sweep(*grid).returncode == 0
+    tables = [
+        next(folder.glob("sweeps/*/table.txt")).read_bytes()
+        for folder in (tmp_path / "outputs", tmp_path / "undisturbed")
+    ]
+    assert tables[0] == tables[1]
