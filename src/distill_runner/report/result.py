@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distill_runner.config import RunConfig
-from distill_runner.report.published import find
+from distill_runner.report.published import Published, find
 from distill_runner.stages import Stage
 
 PACKAGES = (
@@ -38,16 +38,7 @@ def finished(
     teacher = json.loads((teacher_artifact / "metrics.json").read_text()) if teacher_artifact else None
     metric = next(iter(measured["metrics"]))
     described = described_by(run)
-    found = find(
-        described["method"],
-        described["task"],
-        num_layers=stage.shape.num_layers,
-        teacher=run.teacher.source,
-        metric=metric,
-        mapping=described["mapping"],
-        attention=described["attention"],
-        heads=described["heads"],
-    )
+    found = printed(run, stage.shape.num_layers, stage.shape.width, metric)
     return {
         "key": stage.key,
         "status": "done",
@@ -92,6 +83,27 @@ def described_by(run: RunConfig) -> dict[str, Any]:
         "seed": run.seed,
         "command": run.command,
     }
+
+
+def printed(run: RunConfig, num_layers: int, width: int, metric: str) -> Published | None:
+    """The number that a paper prints for a run, whose variant is whatever its terms are set to.
+
+    Args:
+        num_layers, width: of the student.
+        metric: that the run's score is in.
+    """
+    described, method = described_by(run), run.stages["student"].method
+    active = {name: term for name, term in method["terms"].items() if method["weights"][name]}
+    options = {key: value for term in active.values() for key, value in term.items()}
+    return find(
+        described["method"],
+        described["task"],
+        num_layers=num_layers,
+        width=width,
+        teacher=run.teacher.source,
+        metric=metric,
+        variant=options | {"terms": list(active)} | {key: described[key] for key in ("mapping", "attention", "heads")},
+    )
 
 
 def _init(run: RunConfig, stage: Stage) -> str:
