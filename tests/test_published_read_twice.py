@@ -6,25 +6,20 @@ import pytest
 
 from distill_runner.report.published import cells
 
-NINE = {"relations": "qq+kk+vv+qk+kq+qv+vq+kv+vk"}
+NINE = {"pairs": "QQ+KK+VV+QK+KQ+QV+VQ+KV+VK"}
 
 
 @pytest.mark.parametrize(
     ("paper", "table", "value", "at"),
     [
-        ("internal", "1", "67.51", {"method": "teacher", "task": "rte"}),
-        ("internal", "1", "44.56", {"method": "nkd", "task": "cola"}),
+        ("internal", "1", "67.51", {"method": "teacher|internal_1_0", "task": "rte"}),
+        ("internal", "1", "44.56", {"method": "nkd|internal_1_1", "task": "cola"}),
         ("internal", "1", "57.04", {"terms": "soft+cos", "task": "rte"}),
-        ("internal", "1", "45.54", {"schedule": "pid", "task": "cola"}),
-        (
-            "internal",
-            "1",
-            "82.35",
-            {"schedule": "sid", "classification": "at_end", "task": "mrpc", "metric": "accuracy"},
-        ),
+        ("internal", "1", "45.54", {"schedule.rule": "pid", "task": "cola"}),
+        ("internal", "1", "82.35", {"method": "internal|internal_3_4", "task": "mrpc", "metric": "accuracy"}),
         ("internal", "1", "70.10", {"terms": "soft+hard+kl+cos", "task": "mrpc", "metric": "accuracy"}),
         ("internal", "2", "41.4", {"terms": "best_on_dev", "task": "cola"}),
-        ("internal", "2", "84.9", {"method": "teacher", "task": "mrpc", "metric": "f1"}),
+        ("internal", "2", "84.9", {"method": "teacher|internal_1_0", "task": "mrpc", "metric": "f1"}),
         ("internal", "2", "88.0", {"terms": "soft", "task": "qqp", "metric": "accuracy"}),
         ("internal", "3", "1566", {"terms": "soft", "metric": "wrong_where_teacher_right"}),
         ("internal", "3", "36191", {"terms": "soft+kl+cos", "metric": "right_where_teacher_right"}),
@@ -37,7 +32,7 @@ NINE = {"relations": "qq+kk+vv+qk+kq+qv+vq+kv+vk"}
         ("minilmv2", "2", "85.9", {"method": "teacher", "num_layers": 24, "task": "mnli", "split": "test_mismatched"}),
         ("minilmv2", "2", "84.3", {"student": "6x768", "teacher": "BERT-base", "task": "stsb"}),
         ("minilmv2", "3", "89.4", {"student": "12x768", "teacher": "RoBERTa-large", "task": "mnli"}),
-        ("minilmv2", "4", "80.3", {"teacher_layer": "upper_middle", "task": "squad2"}),
+        ("minilmv2", "4", "80.3", {"mapping": "upper_middle", "task": "squad2"}),
         ("minilmv2", "5", "55.8", {"teacher": "mBERT", "task": "xnli_th"}),
         ("minilmv2", "5", "570", {"teacher": "XLM-100", "metric": "params_millions"}),
         ("minilmv2", "5", "60.6", {"method": "minilm", "num_layers": 6, "task": "xnli_ur"}),
@@ -46,10 +41,10 @@ NINE = {"relations": "qq+kk+vv+qk+kq+qv+vq+kv+vk"}
         ("minilmv2", "6", "80.3", {"source": "authors", "task": "mlqa_en", "metric": "f1"}),
         ("minilmv2", "6", "58.6", {"student": "6x384", "teacher": "XLM-R-large", "task": "mlqa_vi", "metric": "f1"}),
         ("minilmv2", "6", "44.7", {"method": "minilm", "num_layers": 12, "task": "average", "metric": "exact_match"}),
-        ("minilmv2", "7", "72.4", {"relations": "qk+vv", "task": "squad2"}),
-        ("minilmv2", "7", "90.6", {"relations": "kk+vv", "task": "sst2"}),
-        ("minilmv2", "8", "74.9", {"teacher": "RoBERTa-base", "relation_heads": "24", "task": "squad2"}),
-        ("minilmv2", "8", "82.4", {"teacher": "BERT-base", "relation_heads": "48", "task": "mnli"}),
+        ("minilmv2", "7", "72.4", {"pairs": "QK+VV", "task": "squad2"}),
+        ("minilmv2", "7", "90.6", {"pairs": "KK+VV", "task": "sst2"}),
+        ("minilmv2", "8", "74.9", {"teacher": "RoBERTa-base", "heads": "24", "task": "squad2"}),
+        ("minilmv2", "8", "82.4", {"teacher": "BERT-base", "heads": "48", "task": "mnli"}),
         ("minilmv2", "9", "51.1", {"method": "mobilebert", "task": "cola"}),
         ("minilmv2", "9", "86.0", {**NINE, "task": "stsb"}),
         ("minilmv2", "10", "87.3", {**NINE, "student": "6x768", "teacher": "RoBERTa-large", "task": "mnli"}),
@@ -73,8 +68,8 @@ NINE = {"relations": "qq+kk+vv+qk+kq+qv+vq+kv+vk"}
         ("pro_kd", "7", "78.05", {"method": "nkd", "task": "qqp"}),
         ("pro_kd", "8", "76", {"method": "prokd", "task": "squad2"}),
         ("pro_kd", "9", "78.54", {"method": "vanilla", "task": "squad1"}),
-        ("pro_kd", "10", "56.33", {"annealed_temperature": "false", "task": "wnli"}),
-        ("pro_kd", "10", "85.41", {"annealed_temperature": "false", "task": "mnli", "split": "dev_mismatched"}),
+        ("pro_kd", "10", "56.33", {"soften": "none", "task": "wnli"}),
+        ("pro_kd", "10", "85.41", {"soften": "none", "task": "mnli", "split": "dev_mismatched"}),
         ("well_read", "1a", "35.4", {"student": "6x512"}),
         ("well_read", "1a", "110.1", {"num_layers": 12, "width": 768}),
         ("well_read", "1b", "65.24", {"student": "2x128"}),

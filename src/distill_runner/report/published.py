@@ -44,11 +44,11 @@ class Cell(Schema):
     """One printed number.
 
     Attributes:
-        method: None for a number that belongs to a model of this size, however it is trained.
-        variant: the settings in which rows of one method differ; ``a|b`` where both mean the same.
+        method: ``a|b`` where a row has two names; None for a number of a model of this size, however it is trained.
+        variant: the settings in which rows of one method differ; ``a|b`` where both mean the same, - for not set.
         student: the paper's name of it; None in a teacher's own rows.
         num_layers, width: of the model scored: the teacher's own in its rows.
-        teacher: the model distilled, or from which a student without distillation is cut; None if there is none.
+        teacher: the model distilled; of a student without distillation, that of the students beside it; None: none.
         metric: None where the paper does not say.
         split: ``dev``, ``test``, of MNLI also ``dev_mismatched`` and ``test_mismatched``; None as for ``metric``.
         value: exactly as printed, zeros at its end included.
@@ -130,7 +130,8 @@ def find(
         variant: all that the run is set to, such as ``mapping``: settings that the paper does not name are ignored.
     """
     stated = {key: _text(value) for key, value in (variant or {}).items() if value is not None}
-    candidates = [cell for cell in _scores() if (cell.method, cell.task) == (method, task) and _agrees(cell, stated)]
+    of_method = (cell for cell in _scores() if cell.task == task and method in str(cell.method).split("|"))
+    candidates = [cell for cell in of_method if _agrees(cell, stated)]
     if not candidates:
         return None
     distance = partial(_distance, num_layers=num_layers, width=width, teacher=teacher, metric=metric, split=split)
@@ -160,7 +161,9 @@ def _is(checkpoint: str | None, teacher: str) -> bool:
 
 def _agrees(cell: Cell, stated: Mapping[str, str]) -> bool:
     """A cell without a mapping (attention, heads) is of a method without one, whatever the run is set to."""
-    return all(any(stated.get(key) == _text(name) for name in names.split("|")) for key, names in cell.variant.items())
+    return all(
+        any(stated.get(key, "-") == _text(name) for name in names.split("|")) for key, names in cell.variant.items()
+    )
 
 
 def _text(value: Any) -> str:

@@ -3,7 +3,7 @@
 import json
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -63,38 +63,17 @@ def finished(
     }
 
 
-def described_by(run: RunConfig) -> dict[str, Any]:
-    """What is known of a run before it starts: its names, whatever becomes of it."""
-    student = run.stages["student"]
-    terms = [term for name, term in student.method["terms"].items() if student.method["weights"][name]]
-    mapping = next((term["mapping"] for term in terms if "mapping" in term), None)
-    attention = next((term["attention"] for term in terms if "attention" in term), None)
-    rule = mapping and (f"layer:{mapping['layer']}" if mapping["rule"] == "layer" else mapping["rule"])
-    return {
-        "task": student.task.name if student.task else None,
-        "dataset": student.task.dataset if student.task else None,
-        "method": run.method,
-        "mapping": rule,
-        "attention": attention and attention["kind"],
-        "heads": attention and attention.get("heads"),
-        "weights": student.method["weights"],
-        "lr": student.optim.lr,
-        "temperature": next((term["temperature"] for term in terms if "temperature" in term), None),
-        "seed": run.seed,
-        "command": run.command,
-    }
-
-
 def printed(run: RunConfig, num_layers: int, width: int, metric: str) -> Published | None:
-    """The number that a paper prints for a run, whose variant is whatever its terms are set to.
+    """The number that a paper prints for a run, whose variant is whatever the methods of its stages are set to.
 
     Args:
         num_layers, width: of the student.
         metric: that the run's score is in.
     """
-    described, method = described_by(run), run.stages["student"].method
-    active = {name: term for name, term in method["terms"].items() if method["weights"][name]}
-    options = {key: value for term in active.values() for key, value in term.items()}
+    described = described_by(run)
+    variant: dict[str, Any] = {}
+    for config in [*run.stages.values(), run.stages["student"]]:  # the student's settings go before those of others
+        variant |= _settings_of(config.method)
     return find(
         described["method"],
         described["task"],
@@ -102,8 +81,55 @@ def printed(run: RunConfig, num_layers: int, width: int, metric: str) -> Publish
         width=width,
         teacher=run.teacher.source,
         metric=metric,
-        variant=options | {"terms": list(active)} | {key: described[key] for key in ("mapping", "attention", "heads")},
+        variant=variant,
     )
+
+
+def _active(method: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The terms that count."""
+    return {name: term for name, term in method["terms"].items() if method["weights"][name]}
+
+
+def _settings_of(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the terms, by their own names, and those of parts beside them as ``schedule.rule``."""
+    terms = _active(method)
+    parts = {name: part for name, part in method.items() if name not in ("terms", "weights") and part}
+    beside = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
+    options = {key: value for term in terms.values() for key, value in term.items()}
+    return beside | options | _layers_read(list(terms.values())) | {"terms": list(terms)}
+
+
+def _layers_read(terms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mapping and attention of the terms that have one, each as a name."""
+    mapping = next((term["mapping"] for term in terms if "mapping" in term), None)
+    attention = next((term["attention"] for term in terms if "attention" in term), None)
+    read: dict[str, Any] = {}
+    if mapping:
+        layer = mapping.get("layer")
+        read["mapping"] = mapping["rule"] if layer is None else f"{mapping['rule']}:{layer}"
+    if attention:
+        read |= {"attention": attention["kind"], "heads": attention.get("heads")}
+    return read
+
+
+def described_by(run: RunConfig) -> dict[str, Any]:
+    """What is known of a run before it starts: its names, whatever becomes of it."""
+    student = run.stages["student"]
+    terms = list(_active(student.method).values())
+    layers = _layers_read(terms)
+    return {
+        "task": student.task.name if student.task else None,
+        "dataset": student.task.dataset if student.task else None,
+        "method": run.method,
+        "mapping": layers.get("mapping"),
+        "attention": layers.get("attention"),
+        "heads": layers.get("heads"),
+        "weights": student.method["weights"],
+        "lr": student.optim.lr,
+        "temperature": next((term["temperature"] for term in terms if "temperature" in term), None),
+        "seed": run.seed,
+        "command": run.command,
+    }
 
 
 def _init(run: RunConfig, stage: Stage) -> str:
