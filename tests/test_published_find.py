@@ -47,7 +47,7 @@ def test_a_result_finds_its_number(query: dict[str, Any], variant: dict[str, Any
     assert (found.value, found.source, found.comparable) == (value, f"ALP-KD Table {table}", True)
 
 
-MINILMV2 = {"pairs": ["KK", "QQ", "VV"], "heads": 48, "mapping": "top"}
+MINILMV2 = {"terms": ["ce"], "pairs": ["KK", "QQ", "VV"], "heads": 48, "mapping": "top"}
 INTERNAL = {"terms": ["soft", "kl", "cos"]}
 ALL = {"schedule.rule": "all"}
 AT_END = {"schedule.classification": "at_end"}
@@ -79,7 +79,12 @@ AT_END = {"schedule.classification": "at_end"}
             83.1,
             "MiniLMv2 Table 3",
         ),
-        (("minilm", "sst2", 6, 768, BERT, "accuracy"), {"mapping": "top:12"}, 92.0, "MiniLMv2 Table 1"),
+        (
+            ("minilm", "sst2", 6, 768, BERT, "accuracy"),
+            {"terms": ["ce"], "mapping": "top:12"},
+            92.0,
+            "MiniLMv2 Table 1",
+        ),
         (("nkd", "rte", 4, 512, "bert_large", "accuracy"), {}, 64.98, "Pro-KD Table 6"),
         (("takd", "rte", 6, 768, "roberta_large", "accuracy"), {}, 71.84, "Pro-KD Table 4"),
         (("prokd", "qnli", 4, 512, "bert_large", "accuracy"), {"soften": "divide"}, 87.88, "Pro-KD Table 6"),
@@ -202,6 +207,7 @@ def test_a_number_whose_split_is_not_said_is_a_reference() -> None:
         ("internal", "rte", INTERNAL | {"schedule.rule": "sid"}),
         ("internal_3_4", "rte", INTERNAL | AT_END | {"schedule.rule": "pid"}),
         ("minilmv2", "squad2", MINILMV2 | {"pairs": ["QQ"]}),
+        ("minilmv2", "rte", MINILMV2 | {"terms": ["relations"]}),
         ("minilmv2", None, MINILMV2),
     ],
 )
