@@ -1,44 +1,81 @@
 """The numbers that the papers print, and which of them belongs beside a result.
 
-One CSV per paper in the folder of the same name, one line per printed cell. ``mapping``, ``attention`` and
-``heads`` are empty where the method has none; a printed average is a line with ``task`` = average. Values are
-percentages.
+One CSV per paper in the folder of the same name, one line per printed cell; docs/published.md lists tables, names
+and the papers' slips. Scores are percentages, as printed. A line without a task is of the model itself: millions of
+parameters, speed-up. An average that a paper prints is a line with ``task`` = average.
 """
 
 import csv
 import re
 from collections.abc import Mapping
-from functools import cache
+from decimal import Decimal
+from functools import cache, partial
 from importlib.resources import files
+from typing import Any
 
 from pydantic import field_validator
 
 from distill_runner.schema import Schema
 
-TITLES = {"alp_kd": "ALP-KD"}
-BERT_BASE = re.compile(r"(^|/)bert[-_](base([-_](un)?cased.*)?|uncased_L-12_H-768_A-12)$")
+TITLES = {
+    "alp_kd": "ALP-KD",
+    "internal": "Internal KD",
+    "minilmv2": "MiniLMv2",
+    "pro_kd": "Pro-KD",
+    "well_read": "Well-Read Students",
+}
+"""Paper -> its name in a source. Of two cells that suit a result equally well, that of the earlier paper is taken."""
+
+_SIZE = r"[-_]{}([-_](un)?cased)?([-_]finetuned.*)?$"
+CHECKPOINTS = {
+    "BERT-base": r"bert[-_](base([-_](un)?cased.*)?|uncased_L-12_H-768_A-12)$",
+    "BERT-large": r"bert" + _SIZE.format("large"),
+    "BERT-large-WWM": r"bert[-_]large[-_](un)?cased[-_]whole[-_]word[-_]masking",
+    "RoBERTa-base": r"roberta" + _SIZE.format("base"),
+    "RoBERTa-large": r"roberta" + _SIZE.format("large"),
+    "XLM-R-base": r"xlm[-_]?r(oberta)?" + _SIZE.format("base"),
+    "XLM-R-large": r"xlm[-_]?r(oberta)?" + _SIZE.format("large"),
+    "mBERT": r"(mbert$|bert[-_]base[-_]multilingual)",
+}
+"""A paper's name of a teacher -> what ends the hub id, folder or configuration's name of the same model."""
 
 
 class Cell(Schema):
-    """One printed number. ``num_layers`` is the depth of the model scored: the teacher's own in its rows."""
+    """One printed number.
+
+    Attributes:
+        method: ``a|b`` where a row has two names; None for a number of a model of this size, however it is trained.
+        variant: the settings in which rows of one method differ; ``a|b`` where both mean the same, - for not set.
+        student: the paper's name of it; None in a teacher's own rows.
+        num_layers, width: of the model scored: the teacher's own in its rows.
+        teacher: the model distilled; of a student without distillation, that of the students beside it; None: none.
+        metric: None where the paper does not say.
+        split: ``dev``, ``test``, of MNLI also ``dev_mismatched`` and ``test_mismatched``; None as for ``metric``.
+        value: exactly as printed, zeros at its end included.
+    """
 
     paper: str
-    table: int
-    method: str
-    mapping: str | None
-    attention: str | None
-    heads: int | None
+    table: str
+    method: str | None
+    variant: Mapping[str, str]
     student: str | None
     num_layers: int
-    teacher: str
-    task: str
-    metric: str
-    value: float
+    width: int | None
+    teacher: str | None
+    task: str | None
+    metric: str | None
+    split: str | None
+    value: Decimal
 
-    @field_validator("mapping", "attention", "heads", "student", mode="before")
+    @field_validator("method", "student", "width", "teacher", "task", "metric", "split", mode="before")
     @classmethod
     def _empty_is_none(cls, value: str) -> str | None:
         return value or None
+
+    @field_validator("variant", mode="before")
+    @classmethod
+    def _settings(cls, value: str) -> dict[str, str]:
+        return dict(setting.split("=") for setting in value.split())
 
 
 class Published(Schema):
@@ -46,13 +83,13 @@ class Published(Schema):
 
     Attributes:
         value: in percent, as printed.
-        metric: the paper's; a run selected by another metric is not comparable.
+        metric: the paper's; a run selected by another metric is not comparable. None where the paper does not say.
         source: paper and table.
-        comparable: whether teacher family, depth and metric are the paper's own.
+        comparable: whether teacher, depth, width, metric and split are the paper's own.
     """
 
     value: float
-    metric: str
+    metric: str | None
     source: str
     comparable: bool
 
@@ -64,50 +101,73 @@ def cells(paper: str) -> tuple[Cell, ...]:
     return tuple(Cell.model_validate(line) for line in csv.DictReader(text.splitlines()))
 
 
+@cache
+def _scores() -> tuple[Cell, ...]:
+    """All papers' cells that are of a method on a task, and not of a model itself."""
+    return tuple(cell for paper in TITLES for cell in cells(paper) if cell.method and cell.task)
+
+
 def find(
     method: str,
     task: str,
     *,
-    num_layers: int,
+    num_layers: int | None,
     teacher: str,
+    width: int | None = None,
     metric: str | None = None,
-    mapping: str | None = None,
-    attention: str | None = None,
-    heads: int | None = None,
+    split: str = "dev",
+    variant: Mapping[str, Any] | None = None,
 ) -> Published | None:
-    """The printed number of the same method, mapping and attention on the same task, or None.
+    """The printed number of the same method in the same variant on the same task, or None.
 
-    Depth and teacher need not match: the number of the nearest depth (of two the deeper) is then a reference.
+    Size, teacher, metric and split need not match: the nearest number (of two depths the deeper) is then a reference.
 
     Args:
-        method: ``teacher``, ``nkd``, ``rkd``, ``pkd``, ``ckd`` or ``alp``.
-        num_layers: of the student; of the teacher itself for ``teacher``.
+        method: as in ``conf/method``, or ``teacher``.
+        num_layers, width: of the student; of the teacher itself for ``teacher``. None: not known, or not of interest.
         teacher: hub id, folder or configuration's name.
         metric: that the run's score is in; None takes the paper's.
-        mapping: ``skip``, ``no``, ``po``, ``all``, or ``layer:6`` for a single teacher layer.
-        attention, heads: ``dot``, or ``kqv`` with its number of heads.
+        variant: all that the run is set to, such as ``mapping``: settings that the paper does not name are ignored.
     """
-    wanted = {"mapping": _canonical(mapping, num_layers), "attention": attention, "heads": heads}
-    candidates = [
-        cell
-        for paper in TITLES
-        for cell in cells(paper)
-        if (cell.method, cell.task) == (method, task) and _agrees(cell, wanted)
-    ]
+    stated = {key: _text(value) for key, value in (variant or {}).items() if value is not None}
+    of_method = (cell for cell in _scores() if cell.task == task and method in str(cell.method).split("|"))
+    candidates = [cell for cell in of_method if _agrees(cell, stated)]
     if not candidates:
         return None
-    cell = min(candidates, key=lambda cell: (abs(cell.num_layers - num_layers), -cell.num_layers))
-    comparable = cell.num_layers == num_layers and metric in (None, cell.metric) and bool(BERT_BASE.search(teacher))
+    distance = partial(_distance, num_layers=num_layers, width=width, teacher=teacher, metric=metric, split=split)
+    cell = min(candidates, key=lambda cell: (*distance(cell), -cell.num_layers, -len(cell.variant)))
     source = f"{TITLES[cell.paper]} Table {cell.table}"
-    return Published(value=cell.value, metric=cell.metric, source=source, comparable=comparable)
+    comparable = cell.metric is not None and not any(distance(cell))
+    return Published(value=float(cell.value), metric=cell.metric, source=source, comparable=comparable)
 
 
-def _agrees(cell: Cell, wanted: Mapping[str, str | int | None]) -> bool:
+def _distance(
+    cell: Cell, *, num_layers: int | None, width: int | None, teacher: str, metric: str | None, split: str
+) -> tuple[float, ...]:
+    """In what a cell differs from a result, the gravest first; all 0 where it is the same experiment."""
+    return (
+        metric is not None and cell.metric not in (None, metric),
+        cell.split != split,
+        not _is(cell.teacher, teacher),
+        width not in (None, cell.width),
+        0 if num_layers is None else abs(cell.num_layers - num_layers),
+    )
+
+
+def _is(checkpoint: str | None, teacher: str) -> bool:
+    pattern = CHECKPOINTS.get(checkpoint or "")
+    return pattern is not None and re.search(rf"(^|/){pattern}", teacher) is not None
+
+
+def _agrees(cell: Cell, stated: Mapping[str, str]) -> bool:
     """A cell without a mapping (attention, heads) is of a method without one, whatever the run is set to."""
-    return all(getattr(cell, key) in (None, value) for key, value in wanted.items())
+    return all(
+        any(stated.get(key, "-") == _text(name) for name in names.split("|")) for key, names in cell.variant.items()
+    )
 
 
-def _canonical(mapping: str | None, num_layers: int) -> str | None:
-    """Two layers leave one supervised, and one bucket: several names mean the same."""
-    same = {"no": "all", "po": "all", "skip": "layer:1"} if num_layers == 2 else {}
-    return same.get(mapping or "", mapping)
+def _text(value: Any) -> str:
+    """A setting in one spelling: the order within a list, or within ``a+b``, means nothing."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "+".join(sorted(str(value).split("+") if isinstance(value, str | int | float) else map(str, value)))

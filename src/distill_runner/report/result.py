@@ -3,13 +3,13 @@
 import json
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from distill_runner.config import RunConfig
-from distill_runner.report.published import find
+from distill_runner.report.published import Published, find
 from distill_runner.stages import Stage
 
 PACKAGES = (
@@ -38,16 +38,7 @@ def finished(
     teacher = json.loads((teacher_artifact / "metrics.json").read_text()) if teacher_artifact else None
     metric = next(iter(measured["metrics"]))
     described = described_by(run)
-    found = find(
-        described["method"],
-        described["task"],
-        num_layers=stage.shape.num_layers,
-        teacher=run.teacher.source,
-        metric=metric,
-        mapping=described["mapping"],
-        attention=described["attention"],
-        heads=described["heads"],
-    )
+    found = printed(run, stage.shape.num_layers, stage.shape.width, metric)
     return {
         "key": stage.key,
         "status": "done",
@@ -73,21 +64,68 @@ def finished(
     }
 
 
+def printed(run: RunConfig, num_layers: int, width: int, metric: str) -> Published | None:
+    """The number that a paper prints for a run, whose variant is whatever the methods of its stages are set to.
+
+    Args:
+        num_layers, width: of the student.
+        metric: that the run's score is in.
+    """
+    described = described_by(run)
+    variant: dict[str, Any] = {}
+    for config in [*run.stages.values(), run.stages["student"]]:  # the student's settings go before those of others
+        variant |= _settings_of(config.method)
+    return find(
+        described["method"],
+        described["task"],
+        num_layers=num_layers,
+        width=width,
+        teacher=run.teacher.source,
+        metric=metric,
+        variant=variant,
+    )
+
+
+def _active(method: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The terms that count."""
+    return {name: term for name, term in method["terms"].items() if method["weights"][name]}
+
+
+def _settings_of(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the terms, by their own names, and those of parts beside them as ``schedule.rule``."""
+    terms = _active(method)
+    parts = {name: part for name, part in method.items() if name not in ("terms", "weights") and part}
+    beside = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
+    options = {key: value for term in terms.values() for key, value in term.items()}
+    return beside | options | _layers_read(list(terms.values())) | {"terms": list(terms)}
+
+
+def _layers_read(terms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mapping and attention of the terms that have one, each as a name."""
+    mapping = next((term["mapping"] for term in terms if "mapping" in term), None)
+    attention = next((term["attention"] for term in terms if "attention" in term), None)
+    read: dict[str, Any] = {}
+    if mapping:
+        layer = mapping.get("layer")
+        read["mapping"] = mapping["rule"] if layer is None else f"{mapping['rule']}:{layer}"
+    if attention:
+        read |= {"attention": attention["kind"], "heads": attention.get("heads")}
+    return read
+
+
 def described_by(run: RunConfig) -> dict[str, Any]:
     """What is known of a run before it starts: its names, whatever becomes of it."""
     student = run.stages["student"]
-    terms = [term for name, term in student.method["terms"].items() if student.method["weights"][name]]
-    mapping = next((term["mapping"] for term in terms if "mapping" in term), None)
-    attention = next((term["attention"] for term in terms if "attention" in term), None)
-    rule = mapping and (f"layer:{mapping['layer']}" if mapping["rule"] == "layer" else mapping["rule"])
+    terms = list(_active(student.method).values())
+    layers = _layers_read(terms)
     return {
         "stage": run.stage,
         "task": student.task.name if student.task else None,
         "dataset": student.task.dataset if student.task else None,
         "method": run.method,
-        "mapping": rule,
-        "attention": attention and attention["kind"],
-        "heads": attention and attention.get("heads"),
+        "mapping": layers.get("mapping"),
+        "attention": layers.get("attention"),
+        "heads": layers.get("heads"),
         "weights": student.method["weights"],
         "lr": student.optim.lr,
         "temperature": next((term["temperature"] for term in terms if "temperature" in term), None),

@@ -111,7 +111,7 @@ def _teacher_rows(results: Sequence[Result]) -> list[Row]:
         scores = {result["task"]: 100 * result["teacher_score"] for result in here}
         numbers = {
             result["task"]: published.find(
-                "teacher", result["task"], num_layers=12, teacher=teacher, metric=result["metric"]
+                "teacher", result["task"], num_layers=None, teacher=teacher, metric=result["metric"]
             )
             for result in here
         }
