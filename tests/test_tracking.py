@@ -192,8 +192,8 @@ def test_a_sweep_is_a_run_in_the_group_of_its_points(tmp_path: Path, monkeypatch
     assert config.tags == ("mine", "rte", "mrpc", "rkd", "nkd", "minilm_l6")
     assert (folder, run_id, settings) == (tmp_path, "sweep-alp_kd-table-1", {"sweep": "alp_kd/table 1"})
     summary, (_, name, rows), *rest = recorder.calls
-    assert summary == ("summary", {"points": 3, "points/done": 2, "points/failed": 1})
-    assert (name, rows[0]["weights/kd"], rows[1].get("weights/kd")) == ("results", 0.2, None)
+    assert summary == ("summary", {"count": 3, "count/done": 2, "count/failed": 1})
+    assert (name, rows[0]["weights/kd"], rows[1].get("weights/kd")) == ("points", 0.2, None)
     assert rest == [
         ("text", "table", "the table"),
         ("picture", "pictures/scores", tmp_path / "scores.png"),

@@ -76,7 +76,7 @@ def open_tracker(
 def track_sweep(
     config: TrackerConfig, folder: Path, name: str, results: Sequence[Values], table: str, pictures: Sequence[Path]
 ) -> None:
-    """One run for a sweep as a whole, in the group of its points: its results as a table, and its pictures.
+    """One run for a sweep as a whole, in the group of its points: all of them as a table, and the sweep's pictures.
 
     A tracker observes: what goes wrong here, even a package that is missing, is logged and ends no sweep.
 
@@ -93,8 +93,8 @@ def track_sweep(
     try:
         with _closing(_optional(config, folder, run_id, {"sweep": name}, job_type="sweep")) as tracker:
             counts = Counter(result["status"] for result in results)
-            tracker.summary({"points": len(results)} | {f"points/{key}": count for key, count in counts.items()})
-            tracker.table("results", [flat(result) for result in results])
+            tracker.summary({"count": len(results)} | {f"count/{status}": count for status, count in counts.items()})
+            tracker.table("points", [flat(result) for result in results])
             tracker.text("table", table)
             for file in pictures:
                 tracker.picture(f"pictures/{file.stem}", file)

@@ -1,7 +1,8 @@
-"""What is written offline reaches W&B's server afterwards by `wandb sync`: a server of our own looks at what comes."""
+"""What reaches W&B's server, seen by one of our own: runs that were written offline, and the dashboard."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,15 +13,19 @@ from typing import Any
 
 import pytest
 
+from distill_runner.errors import UserError
+from distill_runner.report.dashboard import as_json, dashboard, save
 from distill_runner.tracking import TrackerConfig, open_tracker, track_sweep
 
 pytestmark = pytest.mark.slow
 
+KEY = "0123456789" * 4
+
 
 class Server(ThreadingHTTPServer):
-    """Answers as W&B does, as far as an upload needs, and keeps what it was sent.
+    """Answers as W&B does, as far as these tests need, and keeps what it was sent.
 
-    ``runs``: what each run was announced with; ``history``: its points; ``files``: by run and name.
+    ``runs``: what each run was announced with; ``history``: its points; ``files``: by run and name; ``views``.
     """
 
     def __init__(self) -> None:
@@ -29,6 +34,7 @@ class Server(ThreadingHTTPServer):
         self.runs: dict[str, dict[str, Any]] = {}
         self.history: dict[str, list[dict[str, Any]]] = {}
         self.files: dict[str, bytes] = {}
+        self.views: list[dict[str, Any]] = []
 
     def answer(self, operation: str, given: dict[str, Any]) -> dict[str, Any]:
         match operation:
@@ -44,6 +50,13 @@ class Server(ThreadingHTTPServer):
                 sequence = {"id": "1", "latestArtifact": {"id": "1", "versionIndex": 0}}
                 artifact = {"id": "1", "state": "COMMITTED", "artifactSequence": sequence}
                 return {"createArtifact": {"artifact": artifact}}
+            case "Viewer":
+                return {"viewer": {"id": "1", "entity": "me", "flags": "{}", "teams": {"edges": []}}}
+            case "GetDefaultEntity":
+                return {"viewer": {"id": "1", "entity": "me"}}
+            case "UpsertView2":
+                self.views.append(given)
+                return {"upsertView": {"view": {"id": "1", "name": given["name"]}, "inserted": True}}
         return {}
 
 
@@ -71,7 +84,9 @@ class Handler(BaseHTTPRequestHandler):
         body = self._body()
         if self.path == "/graphql":
             asked = json.loads(body)
-            self._reply({"data": self.server.answer(asked["operationName"], asked.get("variables"))})
+            operation = re.search(r"(?:query|mutation)\s+(\w+)", asked["query"])
+            assert operation is not None
+            self._reply({"data": self.server.answer(operation[1], asked.get("variables"))})
             return
         if self.path.endswith("/file_stream"):
             history = json.loads(body).get("files", {}).get("wandb-history.jsonl", {"content": []})
@@ -87,7 +102,9 @@ def server() -> Iterator[Server]:
         server.shutdown()
 
 
-def test_a_point_and_its_sweep(wandb_home: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+def test_wandb_sync_uploads_a_point_and_its_sweep(
+    wandb_home: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     config = TrackerConfig(name="wandb", project="pilot", group="alp_kd/grid").tagged("rte", "rkd")
     with open_tracker(config, wandb_home, "0a1b", {"optim": {"lr": 2e-5}}, "distill") as tracker:
@@ -101,7 +118,7 @@ def test_a_point_and_its_sweep(wandb_home: Path, monkeypatch: pytest.MonkeyPatch
     track_sweep(config, wandb_home, "alp_kd/grid", results, "a < b", [file])
 
     folders = sorted(map(str, (wandb_home / "wandb").glob("offline-run-*")))
-    environment = os.environ | {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "0123456789" * 4, "WANDB_MODE": "online"}
+    environment = os.environ | {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_MODE": "online"}
     command = [sys.executable, "-m", "wandb", "sync", "--yes", *folders]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -121,5 +138,25 @@ def test_a_point_and_its_sweep(wandb_home: Path, monkeypatch: pytest.MonkeyPatch
         return server.files[name]
 
     assert sent("images/pictures/scores") == file.read_bytes()
-    assert json.loads(sent("table/results"))["data"] == [["done", "rte", "rkd", 0.75]]
+    assert json.loads(sent("table/points"))["data"] == [["done", "rte", "rkd", 0.75]]
     assert b"<pre>a &lt; b</pre>" in sent("html/table")
+
+
+@pytest.mark.usefixtures("wandb_home")
+def test_a_dashboard_is_saved_for_the_account(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    pytest.importorskip("wandb_workspaces")
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    view = dashboard("pilot", "", None, ["ce"])
+    address = save(view)
+    (sent,) = server.views
+    assert (sent["entityName"], sent["projectName"], sent["displayName"]) == ("me", "pilot", "Distillation")
+    assert json.loads(sent["spec"]) == json.loads(as_json(view))
+    assert address.startswith(f"{server.url}/me/pilot?nw=")
+
+
+@pytest.mark.usefixtures("wandb_home")
+def test_a_dashboard_without_an_account_says_what_to_do() -> None:
+    pytest.importorskip("wandb_workspaces")
+    with pytest.raises(UserError, match=r"API key(.|\n)*--print"):
+        save(dashboard("pilot", "me", None, ["ce"]))
