@@ -69,7 +69,8 @@ def open_tracker(
     Raises:
         UserError: the tracker's package is missing, or W&B refuses the configuration even offline.
     """
-    with _closing([MetricsFile(folder), *_optional(config, folder, run_id, settings, job_type)]) as tracker:
+    optional = _optional(config, folder, run_id, settings, job_type)
+    with _closing([MetricsFile(folder), *optional]) as tracker:
         yield tracker
 
 
@@ -87,10 +88,10 @@ def track_sweep(
         table: their table as a terminal shows it.
         pictures: PNG files, shown under ``pictures/<stem>``.
     """
-    kinds = [result.get(key) for key in ("task", "method", "teacher") for result in results]
-    config = config.model_copy(update={"group": name, "title": config.title or name}).tagged(*kinds)
     run_id = "sweep-" + re.sub(r"[^\w.-]", "-", name)
     try:
+        kinds = [result.get(key) for key in ("task", "method", "teacher") for result in results]
+        config = config.model_copy(update={"group": name, "title": config.title or name}).tagged(*kinds)
         with _closing(_optional(config, folder, run_id, {"sweep": name}, job_type="sweep")) as tracker:
             counts = Counter(result["status"] for result in results)
             tracker.summary({"count": len(results)} | {f"count/{status}": count for status, count in counts.items()})

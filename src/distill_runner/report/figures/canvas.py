@@ -37,22 +37,20 @@ def legend(figure: "Figure", looks: Mapping[str, Mapping[str, Any]]) -> None:
 
 def style() -> AbstractContextManager[None]:
     """matplotlib's own defaults, whatever the user's are, with a light grid."""
-    import matplotlib
+    from matplotlib.style import context
 
-    return matplotlib.rc_context(
-        {
-            **matplotlib.rcParamsDefault,
-            "savefig.dpi": 150,
-            "font.size": 9,
-            "axes.titlesize": 10,
-            "figure.titlesize": 11,
-            "figure.labelsize": 9,
-            "axes.grid": True,
-            "grid.color": "0.9",
-            "axes.axisbelow": True,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "lines.markersize": 5,
-            "legend.frameon": False,
-        }
-    )
+    own = {
+        "savefig.dpi": 150,
+        "font.size": 9,
+        "axes.titlesize": 10,
+        "figure.titlesize": 11,
+        "figure.labelsize": 9,
+        "axes.grid": True,
+        "grid.color": "0.9",
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "lines.markersize": 5,
+        "legend.frameon": False,
+    }
+    return context(["default", own])
