@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from distill_runner.report import figures
@@ -66,7 +67,7 @@ def test_lines_join_best_and_median_at_each_value() -> None:
     assert [panel.get_xlabel() for panel in figure.axes] == ["learning rate", "temperature T", "weight of kd"]
     assert (by_lr.get_xscale(), by_temperature.get_xscale()) == ("log", "linear")
     rkd = [line for line in by_temperature.lines if line.get_color() == by_temperature.lines[0].get_color()]
-    low, high, best, medians = (list(line.get_ydata()) for line in rkd)  # type: ignore[arg-type]
+    low, high, best, medians = (np.asarray(line.get_ydata()).tolist() for line in rkd)
     assert sorted(low) == pytest.approx([55, 58, 60, 63])  # T = 1: 50 + (2 or 5) + 1 + (2 or 7)
     assert sorted(high) == pytest.approx([64, 67, 69, 72])
     assert best == pytest.approx([63, 72])
@@ -104,7 +105,9 @@ def test_every_score_is_marked_as_what_it_is() -> None:
     assert [text.get_text() for text in rte.texts] == ["of 8"]
     assert [tick.get_text() for tick in rte.get_yticklabels()] == ["rkd", "nkd", "alp all"]
     (spread,) = rte.collections
-    assert spread.get_paths()[0].vertices[:, 0] == pytest.approx([55 - 50**0.5, 55 + 50**0.5])  # sd of 50 and 60
+    assert np.asarray(spread.get_paths()[0].vertices)[:, 0] == pytest.approx(
+        [55 - 50**0.5, 55 + 50**0.5]
+    )  # sd of 50 and 60
 
 
 def test_pictures_that_the_results_give_reason_for(tmp_path: Path) -> None:

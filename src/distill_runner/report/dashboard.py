@@ -109,7 +109,7 @@ def save(view: "Workspace") -> str:
     import wandb
 
     try:
-        view.entity = view.entity or wandb.Api().default_entity
+        view.entity = view.entity or wandb.Api().default_entity or ""
         return str(view.save().url)
     except Exception as error:  # of W&B, of its HTTP client, or of the server's answer
         remedy = "Log in by: wandb login. With --print no account is needed."
@@ -131,7 +131,7 @@ def _sections(terms: Sequence[str]) -> "list[Section]":
 
 def _results() -> "list[PanelTypes]":
     """Bars by task and method, the sweep's table and pictures, and the rows of all runs."""
-    from wandb_workspaces.reports import v2 as wr
+    from wandb_workspaces.reports.v2 import interface as wr
 
     def bars(title: str, of: Literal["mean", "max"]) -> "PanelTypes":
         cells = wr.Config(CELL)
@@ -147,7 +147,7 @@ def _results() -> "list[PanelTypes]":
 
 def _curve(metric: str, x: str = "step") -> "PanelTypes":
     """One line per task and method: the mean of its runs, and the range from the lowest to the highest."""
-    from wandb_workspaces.reports import v2 as wr
+    from wandb_workspaces.reports.v2 import interface as wr
 
     return wr.LinePlot(
         title=metric, x=x, y=[metric], groupby=wr.Config(CELL), groupby_aggfunc="mean", groupby_rangefunc="minmax"
@@ -156,7 +156,7 @@ def _curve(metric: str, x: str = "step") -> "PanelTypes":
 
 def _search(terms: Sequence[str]) -> "list[PanelTypes]":
     """The score against each hyper-parameter, all of them together, and which of them matter."""
-    from wandb_workspaces.reports import v2 as wr
+    from wandb_workspaces.reports.v2 import interface as wr
 
     score, names = wr.SummaryMetric("score"), ["lr", "temperature", *_weights(terms)]
     columns = [wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(name), log=name == "lr" or None) for name in names]

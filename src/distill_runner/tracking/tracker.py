@@ -75,7 +75,7 @@ def point(values: Values, step: int, epoch: float | None) -> dict[str, Any]:
     return {"step": step} | ({} if epoch is None else {"epoch": epoch}) | dict(values)
 
 
-def columns(rows: Sequence[Values]) -> list[str]:
+def columns(rows: Sequence[Values]) -> list[Any]:
     """The union of the rows' keys, in the order in which they come."""
     return list(dict.fromkeys(key for row in rows for key in row))
 

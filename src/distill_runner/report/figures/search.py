@@ -117,11 +117,11 @@ def _heat_panel(
     limits: tuple[float, float],
 ) -> None:
     grid = [[max(cells.get((row, column), [float("nan")])) for column in columns] for row in rows]
-    image = panel.imshow(grid, cmap="cividis", vmin=limits[0], vmax=limits[1], aspect="auto", origin="lower")
+    panel.imshow(grid, cmap="cividis", vmin=limits[0], vmax=limits[1], aspect="auto", origin="lower")
     for y, row in enumerate(rows):
         for x, column in enumerate(columns):
             scores = cells.get((row, column), [])
-            colour = "white" if scores and image.norm(max(scores)) < 0.5 else "black"
+            colour = "white" if scores and max(scores) <= sum(limits) / 2 else "black"
             text = f"{max(scores):.2f}\nof {len(scores)}" if scores else "–"
             panel.text(x, y, text, ha="center", va="center", color=colour, fontsize=8)
     panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
