@@ -4,7 +4,7 @@ import csv
 import importlib.util
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,3 +158,20 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
         return typed_run(OmegaConf.merge(config, OmegaConf.from_dotlist([*here, *late])))  # type: ignore[arg-type]
 
     return composed
+
+
+@pytest.fixture
+def wandb_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """W&B as on a machine where nobody ever logged in; its service reads the environment when it starts."""
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
+    (tmp_path / "home").mkdir()
+    run = tmp_path / "run"
+    run.mkdir()
+    yield run
+    wandb.teardown()

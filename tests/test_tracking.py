@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from omegaconf import OmegaConf
 
 from distill_runner import tracking
 from distill_runner.errors import UserError
-from distill_runner.tracking import MetricsFile, TrackerConfig, open_tracker
+from distill_runner.tracking import MetricsFile, TrackerConfig, flat, open_tracker, track_sweep
 
 CONF = Path(__file__).parents[1] / "conf" / "tracker"
 KEY = "0123456789" * 4
@@ -45,6 +44,12 @@ class Recorder:
 
     def table(self, name: str, rows: Any) -> None:
         self._call("table", name, rows)
+
+    def text(self, name: str, text: str) -> None:
+        self._call("text", name, text)
+
+    def picture(self, name: str, file: Path) -> None:
+        self._call("picture", name, file)
 
     def finish(self, exit_code: int) -> None:
         self._call("finish", exit_code)
@@ -112,12 +117,12 @@ def test_a_full_disk_stops_neither_the_training_nor_leaves_half_a_line(tmp_path:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             tracker.log({{}}, step=5)
     """
-    environment = os.environ | {"PYTHONPATH": str(Path(tracking.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(tracking.__file__).parents[2])}
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path) == [{"step": 0}, {"step": 1}, {"step": 5}]
-    assert done.stderr.count("the training goes on") == 1
+    assert done.stderr.count("the run goes on") == 1
 
 
 def test_every_tracker_gets_plain_numbers(tmp_path: Path, recorder: Recorder) -> None:
@@ -152,7 +157,68 @@ def test_a_fault_is_logged_once_and_the_file_goes_on(
         tracker.summary({})
     assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
     assert len(recorder.calls) == 5, "it is tried again each time"
-    assert [record.message for record in caplog.records] == ["Recorder fails, the training goes on: no space left"]
+    assert [record.message for record in caplog.records] == ["Recorder fails, the run goes on: no space left"]
+
+
+def test_one_level_of_names() -> None:
+    nested = {"task": "rte", "weights": {"ce": 0.5, "kd": {"t": 2}}, "heads": None, "readings": ["a", "b"], "ok": True}
+    assert flat(nested) == {"task": "rte", "weights/ce": 0.5, "weights/kd/t": 2, "readings": "a; b", "ok": True}
+
+
+def test_tags_are_added_once_as_far_as_they_are_known() -> None:
+    tags = TrackerConfig(tags=("mine", "rte")).tagged("rte", None, "x" * 70, "alp").tags
+    assert tags == ("mine", "rte", "x" * 64, "alp")
+
+
+SWEEP: list[dict[str, Any]] = [
+    {"status": "done", "task": "rte", "method": "rkd", "teacher": "minilm_l6", "score": 0.5, "weights": {"kd": 0.2}},
+    {"status": "done", "task": "rte", "method": "nkd", "teacher": None, "score": 0.25},
+    {"status": "failed", "task": "mrpc", "method": "rkd", "error": "loss kd is nan"},
+]
+
+
+def test_a_sweep_is_a_run_in_the_group_of_its_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, opened = Recorder(), []
+
+    def opening(*arguments: Any) -> Recorder:
+        opened.append(arguments)
+        return recorder
+
+    monkeypatch.setitem(tracking.OPTIONAL, "wandb", opening)
+    config, pictures = TrackerConfig(name="wandb", tags=("mine",)), [tmp_path / "scores.png"]
+    track_sweep(config, tmp_path, "alp_kd/table 1", SWEEP, "the table", pictures)
+    ((config, folder, run_id, settings, job_type),) = opened
+    assert (config.group, config.title, job_type) == ("alp_kd/table 1", "alp_kd/table 1", "sweep")
+    assert config.tags == ("mine", "rte", "mrpc", "rkd", "nkd", "minilm_l6")
+    assert (folder, run_id, settings) == (tmp_path, "sweep-alp_kd-table-1", {"sweep": "alp_kd/table 1"})
+    summary, (_, name, rows), *rest = recorder.calls
+    assert summary == ("summary", {"count": 3, "count/done": 2, "count/failed": 1})
+    assert (name, rows[0]["weights/kd"], rows[1].get("weights/kd")) == ("points", 0.2, None)
+    assert rest == [
+        ("text", "table", "the table"),
+        ("picture", "pictures/scores", tmp_path / "scores.png"),
+        ("finish", 0),
+    ]
+    assert list(tmp_path.iterdir()) == [], "a sweep has no metrics.jsonl"
+
+
+def test_no_tracker_no_run_of_the_sweep(tmp_path: Path, recorder: Recorder) -> None:
+    track_sweep(TrackerConfig(), tmp_path, "demo", SWEEP, "", [])
+    assert recorder.calls == []
+
+
+def test_a_fault_of_the_tracker_ends_no_sweep(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder.fault = OSError("no space left")
+    track_sweep(TrackerConfig(name="wandb"), tmp_path, "demo", SWEEP, "", [])
+    assert [call[0] for call in recorder.calls] == ["summary", "table", "text", "finish"]
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    track_sweep(TrackerConfig(name="wandb"), tmp_path, "demo", SWEEP, "", [])
+    first, second = (record.message for record in caplog.records)
+    assert first == "Recorder fails, the run goes on: no space left"
+    assert second.startswith("the sweep is not tracked: tracker=wandb")
 
 
 @pytest.mark.parametrize(("name", "module"), [("wandb", "wandb"), ("tensorboard", "torch.utils.tensorboard")])
@@ -174,6 +240,13 @@ def test_shipped_configurations_are_valid(path: Path) -> None:
     assert config.mode is None, "or it would overrule WANDB_MODE"
 
 
+def picture(folder: Path) -> Path:
+    """Of 3 by 2 red pixels."""
+    image = pytest.importorskip("PIL.Image").new("RGB", (3, 2), "red")
+    image.save(folder / "scores.png")
+    return folder / "scores.png"
+
+
 @pytest.mark.slow
 def test_tensorboard_is_read_back(tmp_path: Path) -> None:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -183,6 +256,8 @@ def test_tensorboard_is_read_back(tmp_path: Path) -> None:
         tracker.log({"loss": 0.25}, step=2, epoch=1.0)
         tracker.summary({"score": 0.75})
         tracker.table("results", [{"method": "alp", "score": 0.75}, {"method": "nkd"}])
+        tracker.text("table", "alp  75.00")
+        tracker.picture("pictures/scores", picture(tmp_path))
     events = accumulators.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
     assert [(event.step, event.value) for event in events.Scalars("epoch")] == [(2, 1.0)]
@@ -193,24 +268,10 @@ def test_tensorboard_is_read_back(tmp_path: Path) -> None:
     assert text("summary") == "| name | value |\n| --- | --- |\n| score | 0.75 |"
     assert text("results") == "| method | score |\n| --- | --- |\n| alp | 0.75 |\n| nkd |  |"
     assert '"task": "rte"' in text("config")
+    assert text("table") == "```\nalp  75.00\n```"
+    (image,) = events.Images("pictures/scores")
+    assert (image.width, image.height) == (3, 2)
     assert len(lines(tmp_path)) == 2
-
-
-@pytest.fixture
-def wandb_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """W&B as on a machine where nobody ever logged in; its service reads the environment when it starts."""
-    wandb = pytest.importorskip("wandb")
-    wandb.teardown()
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("HOME", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-    monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
-    (tmp_path / "home").mkdir()
-    run = tmp_path / "run"
-    run.mkdir()
-    yield run
-    wandb.teardown()
 
 
 def read_back(folder: Path, run_id: str) -> dict[str, Any]:
@@ -296,7 +357,7 @@ def test_wandb_without_a_network_goes_offline(
             server.listen()
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setenv("WANDB_API_KEY", KEY)
-        monkeypatch.setattr(tracking, "WANDB_INIT_SECONDS", 2.0)
+        monkeypatch.setattr("distill_runner.tracking.wandb.WANDB_INIT_SECONDS", 2.0)
         seconds, said = fallback(wandb_home, caplog)
     assert seconds < 20 - 6, "six seconds less than with the real time limit"
     assert "tracking offline" in said

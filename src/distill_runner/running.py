@@ -1,6 +1,5 @@
 """One run from a typed configuration to its result: plan, build, report."""
 
-import json
 import logging
 import os
 import shutil
@@ -19,12 +18,12 @@ from distill_runner.meter import Log
 from distill_runner.pipeline import Pipeline
 from distill_runner.report.model_card import model_card
 from distill_runner.report.result import described_by, environment, finished
-from distill_runner.report.table import result_row
+from distill_runner.report.table import label, result_row
 from distill_runner.stages import Stage, resolve
 from distill_runner.status import RESULT, going, read, write, write_json
 from distill_runner.store import Store
 from distill_runner.terminal import Bar
-from distill_runner.tracking import Tracker, open_tracker
+from distill_runner.tracking import Tracker, flat, open_tracker
 from distill_runner.train import PREDICTIONS
 
 log = logging.getLogger(__name__)
@@ -74,12 +73,15 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
 def _tracked(
     run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path, settings: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    with open_tracker(run.tracker, folder, stage.key, settings, job_type="distill") as tracker:
+    described = described_by(run)
+    config = run.tracker.tagged(described["task"], run.method, run.teacher.name)
+    shown = {**settings, "cell": f"{described['task']} {label(described)}"}
+    with open_tracker(config, folder, stage.key, shown, job_type="distill") as tracker:
         pipeline.report = Reporter(tracker).stage
         pipeline.build(stage, run.runtime.pause_after)
         result = _report(run, stage, pipeline, folder)
-        tracker.summary({key: value for key, value in result.items() if isinstance(value, int | float | str)})
-        tracker.table("results", [_flat(result)])
+        tracker.summary(flat(result))
+        tracker.table("results", [flat(result)])
     return result
 
 
@@ -149,8 +151,3 @@ def _share(stored: Path, folder: Path) -> None:
             os.link(file, shared)
         except OSError:
             shutil.copy2(file, shared)
-
-
-def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as one row of a table: nested parts as JSON."""
-    return {key: json.dumps(value) if isinstance(value, dict | list) else value for key, value in result.items()}

@@ -1,0 +1,44 @@
+"""Results as PNG files: scores by task and method, against each hyper-parameter, and over two of them.
+
+A result is the content of a run's ``result.json``; only finished ones are drawn. Scores lie in 0..1 and are shown
+times 100. Equal results give equal bytes, with the same version of matplotlib.
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+
+from distill_runner.report.figures.canvas import style
+from distill_runner.report.figures.scores import score_figure
+from distill_runner.report.figures.search import heat_map, hyper_parameter_figure, varying
+from distill_runner.report.table import Result
+
+
+def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
+    """Draw all that ``results`` give reason for; nothing if no run has finished.
+
+    - ``scores.png``: by task and method, with the published numbers;
+    - ``hyper-parameters-<task>.png``, if one varies: score against each that does;
+    - ``lr-temperature-<task>.png``, if both vary: best score over the two.
+
+    Args:
+        folder: exists; files of these names in it are replaced.
+    Returns:
+        the files, the scores first.
+    """
+    done = [result for result in results if result["status"] == "done" and isfinite(result["score"])]
+    if not done:
+        return []
+    figures = {"scores": score_figure(done)}
+    for task in dict.fromkeys(result["task"] for result in done):
+        here = [result for result in done if result["task"] == task]
+        if varying(here):
+            figures[f"hyper-parameters-{task}"] = hyper_parameter_figure(here)
+        if {"lr", "temperature"} <= set(varying(here)):
+            figures[f"lr-temperature-{task}"] = heat_map(here)
+    files = []
+    for name, figure in figures.items():
+        files.append(folder / f"{name}.png")
+        with style():  # texts are laid out only now
+            figure.savefig(files[-1], metadata={"Software": None})
+    return files

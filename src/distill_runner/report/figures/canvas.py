@@ -1,0 +1,56 @@
+"""What the figures share: style, colours, panels, legend. matplotlib is imported when something is drawn."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's, told apart by colour-blind readers too (without their yellow, which is too pale)."""
+
+
+def panels(count: int, most: int, width: float, height: float) -> tuple["Figure", list["Axes"]]:
+    """A figure of ``count`` panels of this size in inches, at most so many in a row."""
+    from matplotlib.figure import Figure
+
+    rows = ceil(count / most)
+    columns = ceil(count / rows)
+    figure = Figure(figsize=(max(5.0, width * columns), height * rows + 0.7), layout="constrained")
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for spare in axes[count:]:
+        spare.remove()
+    return figure, list(axes[:count])
+
+
+def legend(figure: "Figure", looks: Mapping[str, Mapping[str, Any]]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
+    inches = 0.6 + 0.07 * max(map(len, looks))
+    columns = max(1, min(len(handles), int(figure.get_figwidth() / inches)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
+def style() -> AbstractContextManager[None]:
+    """matplotlib's own defaults, whatever the user's are, with a light grid."""
+    from matplotlib.style import context
+
+    own = {
+        "savefig.dpi": 150,
+        "font.size": 9,
+        "axes.titlesize": 10,
+        "figure.titlesize": 11,
+        "figure.labelsize": 9,
+        "axes.grid": True,
+        "grid.color": "0.9",
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "lines.markersize": 5,
+        "legend.frameon": False,
+    }
+    return context(["default", own])

@@ -1,0 +1,137 @@
+"""What a search over hyper-parameters found: score against each of them, and over two."""
+
+from collections.abc import Mapping, Sequence
+from math import isclose
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from distill_runner.report.figures.canvas import COLOURS, legend, panels, style
+from distill_runner.report.table import Result, label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARKERS = "osD^vP*X"
+"""Of methods, in order. With seven colours a pair comes again only after 56 methods."""
+AXES = {"lr": "learning rate", "temperature": "temperature T", "heads": "attention heads"}
+"""The hyper-parameters besides the weights of terms, as axes call them."""
+
+
+def hyper_parameters(result: Result) -> dict[str, float]:
+    """The numbers that a search varies: learning rate, temperature, heads, and ``weights/<term>``.
+
+    Of weights that sum to 1 the first is what the others leave (ALP-KD's beta); it is no choice, and left out.
+    """
+    weights = dict(result["weights"])
+    if len(weights) > 1 and isclose(sum(weights.values()), 1):
+        del weights[next(iter(weights))]
+    found = {name: result.get(name) for name in AXES} | {f"weights/{name}": value for name, value in weights.items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def varying(results: Sequence[Result]) -> list[str]:
+    """The hyper-parameters of which some method has runs with several values."""
+    values: dict[tuple[str, str], set[float]] = {}
+    for result in results:
+        for name, value in hyper_parameters(result).items():
+            values.setdefault((name, label(result)), set()).add(value)
+    return list(dict.fromkeys(name for (name, _), found in values.items() if len(found) > 1))
+
+
+def hyper_parameter_figure(results: Sequence[Result]) -> "Figure":
+    """Every finished run of one task against each hyper-parameter that varies, one panel each.
+
+    The upper line of a method joins its best runs at each value, the dashed one the medians: over the other
+    hyper-parameters and seeds, hence neither is a mean over seeds.
+    """
+    with style():
+        names = varying(results)
+        methods = list(dict.fromkeys(label(result) for result in results))
+        figure, axes = panels(len(names), 3, width=3.6, height=3.0)
+        for panel, name in zip(axes, names, strict=True):
+            ticks = sorted({value for result in results if (value := hyper_parameters(result).get(name)) is not None})
+            panel.set_xscale("log" if name == "lr" else "linear")
+            for number, method in enumerate(methods):
+                scores: dict[float, list[float]] = {}
+                for result in results:
+                    if label(result) == method and (value := hyper_parameters(result).get(name)) is not None:
+                        place = _beside(value, ticks, number - (len(methods) - 1) / 2, log=name == "lr")
+                        scores.setdefault(place, []).append(100 * result["score"])
+                if scores:
+                    _score_lines(panel, scores, _look(number))
+            panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            panel.minorticks_off()
+            panel.margins(x=0.1)
+            panel.set_xlabel(_axis(name))
+        figure.supylabel(f"{results[0]['metric']} × 100")
+        figure.suptitle(f"{results[0]['task']}: every run; at each value the best (line) and the median (dashed)")
+        legend(figure, {method: {**_look(number), "linestyle": "-"} for number, method in enumerate(methods)})
+    return figure
+
+
+def _beside(value: float, ticks: Sequence[float], steps: float, log: bool) -> float:
+    """``value``, moved a few hundredths of the axis so that the methods' points do not cover each other."""
+    share, (first, last) = 0.02 * steps, (ticks[0], ticks[-1])
+    return float(value * (last / first) ** share if log else value + (last - first) * share)
+
+
+def _score_lines(panel: "Axes", scores: Mapping[float, Sequence[float]], look: Mapping[str, Any]) -> None:
+    """The points of one method by their place on the axis, with their best and their medians."""
+    places = sorted(scores)
+    for place in places:
+        panel.plot([place] * len(scores[place]), scores[place], **look, linestyle="", alpha=0.45)
+    panel.plot(places, [max(scores[place]) for place in places], color=look["color"])
+    panel.plot(places, [median(scores[place]) for place in places], color=look["color"], linestyle="--", linewidth=1)
+
+
+def heat_map(results: Sequence[Result], across: str = "temperature", down: str = "lr") -> "Figure":
+    """The best score over two hyper-parameters, one panel for each method that has both; all of one task.
+
+    A cell tells how many runs its best is chosen from.
+    """
+    with style():
+        cells: dict[str, dict[tuple[float, float], list[float]]] = {}
+        for result in results:
+            values = hyper_parameters(result)
+            if across in values and down in values:
+                cell = cells.setdefault(label(result), {}).setdefault((values[down], values[across]), [])
+                cell.append(100 * result["score"])
+        rows, columns = (sorted({pair[i] for found in cells.values() for pair in found}) for i in (0, 1))
+        best = [max(scores) for found in cells.values() for scores in found.values()]
+        figure, axes = panels(len(cells), 3, width=1.2 + 0.7 * len(columns), height=1.0 + 0.5 * len(rows))
+        for panel, (method, found) in zip(axes, cells.items(), strict=True):
+            _heat_panel(panel, found, rows, columns, (min(best), max(best)))
+            panel.set_title(method)
+            panel.set_xlabel(_axis(across))
+        figure.supylabel(_axis(down))
+        figure.suptitle(f"{results[0]['task']}: best {results[0]['metric']} × 100 of the runs in each cell")
+    return figure
+
+
+def _heat_panel(
+    panel: "Axes",
+    cells: Mapping[tuple[float, float], Sequence[float]],
+    rows: Sequence[float],
+    columns: Sequence[float],
+    limits: tuple[float, float],
+) -> None:
+    grid = [[max(cells.get((row, column), [float("nan")])) for column in columns] for row in rows]
+    panel.imshow(grid, cmap="cividis", vmin=limits[0], vmax=limits[1], aspect="auto", origin="lower")
+    for y, row in enumerate(rows):
+        for x, column in enumerate(columns):
+            scores = cells.get((row, column), [])
+            colour = "white" if scores and max(scores) <= sum(limits) / 2 else "black"
+            text = f"{max(scores):.2f}\nof {len(scores)}" if scores else "–"
+            panel.text(x, y, text, ha="center", va="center", color=colour, fontsize=8)
+    panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
+    panel.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
+    panel.grid(visible=False)
+
+
+def _axis(name: str) -> str:
+    return AXES.get(name) or f"weight of {name.removeprefix('weights/')}"
+
+
+def _look(number: int) -> dict[str, Any]:
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}

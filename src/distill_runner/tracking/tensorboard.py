@@ -1,0 +1,47 @@
+"""TensorBoard."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from distill_runner.tracking.tracker import TrackerConfig, Values, columns, missing, point
+
+
+class TensorBoardTracker:
+    """Event files in ``<folder>/tensorboard``; texts hold the configuration, the summary and the tables."""
+
+    def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise missing("tensorboard", error) from error
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
+        code = json.dumps({"id": run_id, "job_type": job_type} | dict(settings), indent=1, default=str)
+        self.writer.add_text("config", f"```json\n{code}\n```")
+
+    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
+        for key, value in point(values, step, epoch).items():
+            if key != "step" and isinstance(value, int | float):
+                self.writer.add_scalar(key, value, global_step=step)
+
+    def summary(self, values: Values) -> None:
+        self.table("summary", [{"name": key, "value": value} for key, value in values.items()])
+
+    def table(self, name: str, rows: Sequence[Values]) -> None:
+        names = columns(rows)
+        lines = [names, ["---"] * len(names)]
+        lines += [[str(row.get(column, "")) for column in names] for row in rows]
+        self.writer.add_text(name, "\n".join(f"| {' | '.join(cells)} |" for cells in lines))
+
+    def text(self, name: str, text: str) -> None:
+        self.writer.add_text(name, f"```\n{text}\n```")
+
+    def picture(self, name: str, file: Path) -> None:
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(file) as image:
+            self.writer.add_image(name, np.asarray(image.convert("RGB")), dataformats="HWC")
+
+    def finish(self, exit_code: int) -> None:
+        self.writer.close()

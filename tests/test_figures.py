@@ -1,0 +1,139 @@
+"""Figures: what they draw is read back from their axes, and what they write is a picture, the same each time."""
+
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distill_runner.report import figures
+from distill_runner.report.figures import write_pictures
+from distill_runner.report.figures.scores import BEST, MEAN, ONE, PUBLISHED, REFERENCE, TEACHER, score_figure
+from distill_runner.report.figures.search import heat_map, hyper_parameter_figure, hyper_parameters, varying
+
+PRINTED = {"value": 67.15, "metric": "accuracy", "source": "ALP-KD Table 1", "comparable": True}
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    """A run of RKD with eta = 0.5."""
+    return {
+        "status": "done",
+        "task": "rte",
+        "method": "rkd",
+        "mapping": None,
+        "attention": None,
+        "heads": None,
+        "weights": {"ce": 0.5, "kd": 0.5},
+        "lr": 2e-5,
+        "temperature": 5.0,
+        "seed": 1,
+        "metric": "accuracy",
+        "score": 0.6,
+        "teacher_score": 0.7,
+        "published": None,
+    } | changes
+
+
+ALP = {"method": "alp", "mapping": "all", "attention": "dot", "weights": {"ce": 0.1, "kd": 0.2, "intermediate": 0.7}}
+GRID = [
+    result(lr=lr, temperature=t, weights={"ce": 1 - eta, "kd": eta}, score=0.5 + 1e3 * lr + t / 100 + eta / 10)
+    for lr, t, eta in product((2e-5, 5e-5), (1.0, 10.0), (0.2, 0.7))
+]
+"""RKD at two values of each: its best, at the highest of all, is 0.5 + 0.05 + 0.1 + 0.07."""
+
+
+def test_the_first_of_weights_that_sum_to_one_is_no_choice() -> None:
+    assert hyper_parameters(result()) == {"lr": 2e-5, "temperature": 5.0, "weights/kd": 0.5}
+    alp = hyper_parameters(result(**ALP, heads=4))
+    assert alp == {"lr": 2e-5, "temperature": 5.0, "heads": 4.0, "weights/kd": 0.2, "weights/intermediate": 0.7}
+    free = hyper_parameters(result(weights={"ce": 0.5, "kd": 0.5, "patience": 100}, temperature=None))
+    assert free == {"lr": 2e-5, "weights/ce": 0.5, "weights/kd": 0.5, "weights/patience": 100.0}
+    assert hyper_parameters(result(weights={"ce": 1}))["weights/ce"] == 1, "the only weight is left to nobody"
+
+
+def test_what_varies_between_methods_only_is_no_search() -> None:
+    assert varying([result(lr=2e-5), result(**ALP, lr=5e-5)]) == []
+    assert varying([result(lr=2e-5), result(**ALP, lr=5e-5), result(**ALP, lr=2e-5)]) == ["lr"]
+    assert varying([result(seed=1), result(seed=2)]) == [], "a seed is not chosen"
+    assert varying(GRID) == ["lr", "temperature", "weights/kd"]
+
+
+def test_lines_join_best_and_median_at_each_value() -> None:
+    figure = hyper_parameter_figure([*GRID, result(lr=2e-5, temperature=1.0, method="nkd", weights={"ce": 1})])
+    by_lr, by_temperature, by_eta = figure.axes
+    assert [panel.get_xlabel() for panel in figure.axes] == ["learning rate", "temperature T", "weight of kd"]
+    assert (by_lr.get_xscale(), by_temperature.get_xscale()) == ("log", "linear")
+    rkd = [line for line in by_temperature.lines if line.get_color() == by_temperature.lines[0].get_color()]
+    low, high, best, medians = (np.asarray(line.get_ydata()).tolist() for line in rkd)
+    assert sorted(low) == pytest.approx([55, 58, 60, 63])  # T = 1: 50 + (2 or 5) + 1 + (2 or 7)
+    assert sorted(high) == pytest.approx([64, 67, 69, 72])
+    assert best == pytest.approx([63, 72])
+    assert medians == pytest.approx([59, 68])
+    assert len(by_eta.lines) == 4, "nkd has no such weight"
+    assert "best" in figure.get_suptitle()
+
+
+def test_heat_map_shows_the_best_of_each_cell_and_of_how_many() -> None:
+    holed = [entry for entry in GRID if (entry["lr"], entry["temperature"]) != (5e-5, 1.0)]
+    (panel,) = heat_map([*holed, result(method="nkd", temperature=None)]).axes
+    cells = {text.get_position(): text.get_text() for text in panel.texts}
+    assert cells == {(0, 0): "60.00\nof 2", (1, 0): "69.00\nof 2", (0, 1): "–", (1, 1): "72.00\nof 2"}
+    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["1", "10"]
+    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["2e-05", "5e-05"]
+    assert panel.get_title() == "rkd"
+
+
+def test_every_score_is_marked_as_what_it_is() -> None:
+    entries = [
+        *GRID,  # one seed, many settings
+        result(method="nkd", score=0.5, seed=1, teacher_score=None, published=PRINTED),
+        result(method="nkd", score=0.6, seed=2, teacher_score=None, published=PRINTED),
+        result(**ALP, score=0.625, published={**PRINTED, "comparable": False}),
+        result(task="cola", metric="matthews", score=0.1, teacher_score=0.0),
+    ]
+    rte, cola = score_figure(entries).axes
+
+    def marks(panel: Any) -> dict[str, float]:
+        named = {line.get_label(): line.get_xdata()[0] for line in panel.lines}
+        return {name: value for name, value in named.items() if not name.startswith("_")}
+
+    assert marks(rte) == pytest.approx({TEACHER: 70, BEST: 72, MEAN: 55, PUBLISHED: 67.15, ONE: 62.5, REFERENCE: 67.15})
+    assert marks(cola) == pytest.approx({TEACHER: 0, ONE: 10}), "a score of zero is one"
+    assert [text.get_text() for text in rte.texts] == ["of 8"]
+    assert [tick.get_text() for tick in rte.get_yticklabels()] == ["rkd", "nkd", "alp all"]
+    (spread,) = rte.collections
+    assert np.asarray(spread.get_paths()[0].vertices)[:, 0] == pytest.approx(
+        [55 - 50**0.5, 55 + 50**0.5]
+    )  # sd of 50 and 60
+
+
+def test_pictures_that_the_results_give_reason_for(tmp_path: Path) -> None:
+    others = [{"status": "failed", "task": "rte", "method": "alp"}, result(score=float("nan"))]
+    assert write_pictures(others, tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+    files = write_pictures([result(task="mrpc"), *GRID, *others], tmp_path)
+    assert [file.name for file in files] == ["scores.png", "hyper-parameters-rte.png", "lr-temperature-rte.png"]
+    assert sorted(files) == sorted(tmp_path.iterdir())
+    assert all(file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for file in files)
+
+
+def test_the_same_bytes_whatever_the_reader_has_set(tmp_path: Path) -> None:
+    import matplotlib
+
+    folders = [tmp_path / "own", tmp_path / "theirs"]
+    for folder in folders:
+        folder.mkdir()
+    first = write_pictures(GRID, folders[0])
+    with matplotlib.rc_context({"font.size": 20, "savefig.dpi": 50, "axes.grid": False}):
+        again = write_pictures(GRID, folders[1])
+        assert matplotlib.rcParams["font.size"] == 20
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in again]
+
+
+def test_matplotlib_is_imported_by_the_first_figure_only() -> None:
+    code = f"import sys, {figures.__name__}; sys.exit('matplotlib' in sys.modules)"
+    source = str(Path(figures.__file__).parents[3])
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}).returncode == 0
