@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from distill_runner.errors import UserError
@@ -31,3 +32,21 @@ def ended(script: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def require_folder(out: Path) -> None:
+    """See to it, before any work, that there is a place for a file."""
+    if not out.absolute().parent.is_dir():
+        raise UserError("--out", out, "its folder does not exist")
+
+
+def write(out: Path, content: str | bytes) -> None:
+    """Write a file that a user named.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        out.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise UserError("--out", out, f"cannot be written: {error.strerror}") from error

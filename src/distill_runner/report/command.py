@@ -3,11 +3,12 @@
 import os
 import sys
 from argparse import RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from distill_runner.errors import UserError, nearest
-from distill_runner.report.arguments import Parser, ended
-from distill_runner.report.collect import results
+from distill_runner.report.arguments import Parser, ended, require_folder, write
+from distill_runner.report.collect import Result, results
 from distill_runner.report.compare import compare
 from distill_runner.report.formats import as_csv, latex, markdown
 from distill_runner.report.page import html
@@ -15,6 +16,7 @@ from distill_runner.report.rows import tabulate
 from distill_runner.report.table import terminal
 
 RUNS = Path("outputs/runs")
+REMEDY = "Name run folders, or a folder of them."
 FORMATS = ("terminal", "markdown", "csv", "latex", "html")
 EXAMPLES = """examples:
   distill-run-table                                   all runs in outputs/runs
@@ -35,31 +37,40 @@ def show(arguments: list[str]) -> None:
         UserError: no runs there, names that none of them has, or a file that cannot be written.
     """
     given = _parser().parse_args(arguments)
-    for folder in given.folders:
-        if not folder.is_dir():
-            raise UserError("folder", folder, "there is no such folder", "Name run folders, or a folder of them.")
-    found = results(given.folders)
-    for key in ("task", "method"):
-        if wanted := getattr(given, key):
-            known = {str(result[key]) for result in found}
-            for name in wanted:
-                if name not in known:
-                    raise UserError(f"--{key}", name, "no run has it", nearest(name, known))
-            found = [result for result in found if result[key] in wanted]
-    if not found:
-        raise UserError(
-            "folder", ", ".join(map(str, given.folders)), "holds no runs", "distill-run task=rte method=alp"
-        )
-    table = tabulate(found)
+    if given.out:
+        require_folder(given.out)
+    table = tabulate(_wanted(given.folders, {"task": given.task, "method": given.method}))
     comparisons = compare(table, *given.compare) if given.compare else []
-    write = {
+    formats = {
         "terminal": lambda: terminal(table, comparisons) + "\n",
         "markdown": lambda: markdown(table, comparisons),
         "csv": lambda: as_csv(table),
         "latex": lambda: latex(table, comparisons),
         "html": lambda: html(table, given.title, comparisons, given.picture),
     }
-    _emit(write[given.format](), given.out)
+    text = formats[given.format]()
+    if given.out:
+        write(given.out, text)
+    else:
+        _print(text)
+
+
+def _wanted(folders: Sequence[Path], wanted: Mapping[str, Sequence[str] | None]) -> list[Result]:
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError("folder", folder, "there is no such folder", REMEDY)
+    found = results(folders)
+    if not found:
+        raise UserError(
+            "folder", " ".join(map(str, folders)), "holds no runs", "Name run folders, or a folder of them."
+        )
+    for key, names in wanted.items():
+        known = {str(result[key]) for result in found}
+        for name in names or []:
+            if name not in known:
+                raise UserError(f"--{key}", name, "no run has it", nearest(name, known))
+        found = [result for result in found if not names or result[key] in names]
+    return found
 
 
 def _parser() -> Parser:
@@ -77,13 +88,8 @@ def _parser() -> Parser:
     return parser
 
 
-def _emit(text: str, file: Path | None) -> None:
+def _print(text: str) -> None:
     try:
-        if file is None:
-            print(text, end="", flush=True)
-        else:
-            file.write_text(text, encoding="utf-8")
+        print(text, end="", flush=True)
     except BrokenPipeError:  # `| head` has seen enough; the flush at exit would complain once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        raise UserError("--out", file, f"cannot be written: {error.strerror}") from error

@@ -105,8 +105,8 @@ def _over_examples(first: Point, second: Point) -> tuple[Bootstrap | None, list[
     labels = found[0][0][1]
     if any(not np.array_equal(labels, other) for point in found for _, other in point):
         return None, ["no bootstrap: the runs were judged on different examples"]
-    outputs = [[output for output, _ in point] for point in found]
-    return paired_bootstrap(first.runs[0]["metric"], *outputs, labels), []
+    one, other = ([output for output, _ in point] for point in found)
+    return paired_bootstrap(first.runs[0]["metric"], one, other, labels), []
 
 
 def _kept(run: Result) -> tuple[np.ndarray, np.ndarray] | None:

@@ -49,27 +49,15 @@ class Line:
 Number = Callable[[Cell], float | None]
 
 
-def _seeds(cell: Cell) -> float | None:
-    return cell.chosen and cell.chosen.spread.count
-
-
-def _sd(cell: Cell) -> float | None:
-    return cell.chosen and cell.chosen.spread.sd
-
-
-def _interval(cell: Cell) -> float | None:
-    return cell.chosen and cell.chosen.spread.interval
-
-
-def _best_run(cell: Cell) -> float | None:
-    return cell.best_run if cell.kind == GRID_MEAN else None
+def _spread(name: str) -> Number:
+    return lambda cell: getattr(cell.chosen.spread, name) if cell.chosen else None
 
 
 BENEATH: tuple[tuple[str, Number, str, bool], ...] = (
-    ("sd over seeds", _sd, "{:.2f}", False),
-    ("95 % interval", _interval, "±{:.2f}", False),
-    ("seeds", _seeds, "{:.0f}", False),
-    ("best single run", _best_run, "{:.2f}", True),
+    ("sd over seeds", _spread("sd"), "{:.2f}", False),
+    ("95 % interval", _spread("interval"), "±{:.2f}", False),
+    ("seeds", _spread("count"), "{:.0f}", False),
+    ("best single run", lambda cell: cell.best_run if cell.kind == GRID_MEAN else None, "{:.2f}", True),
     ("mean of grid", lambda cell: cell.grid_mean, "{:.2f}", True),
     ("points of grid", lambda cell: len(cell.points), "{:.0f}", False),
 )
