@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from distill_runner.report.cells import Cell, cell_of
+from distill_runner.report.lines import chosen_settings
 from distill_runner.report.rows import tabulate
 from fake_results import failed, point, result
 
@@ -50,6 +51,11 @@ def test_a_point_with_fewer_seeds_is_not_chosen() -> None:
 
 def test_a_score_that_is_no_number_is_never_the_best() -> None:
     assert cell(point(1e-5, score=float("nan")), point(2e-5, score=0.5)).value == 50
+
+
+def test_points_that_are_as_good_are_counted() -> None:
+    of = cell(point(1e-5, score=0.6), point(2e-5, score=0.7), point(5e-5, score=0.7))
+    assert chosen_settings(of) == "optim.lr 2e-05 (1 more as good)"
 
 
 def test_older_results_are_told_apart_by_their_weights() -> None:

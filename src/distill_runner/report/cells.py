@@ -51,13 +51,17 @@ class Cell:
     unfinished: tuple[Result, ...] = ()
 
     @cached_property
-    def chosen(self) -> Point | None:
-        """The point with the best mean, among those with the most seeds: few seeds are lucky more easily."""
-        if not self.points:
-            return None
-        seeds = max(point.spread.count for point in self.points)
+    def best(self) -> list[Point]:
+        """The points with the best mean, among those with the most seeds: few seeds are lucky more easily."""
+        seeds = max((point.spread.count for point in self.points), default=0)
         candidates = [point for point in self.points if point.spread.count == seeds]
-        return max(candidates, key=lambda point: -inf if isnan(point.spread.mean) else point.spread.mean)
+        means = [-inf if isnan(point.spread.mean) else point.spread.mean for point in candidates]
+        return [point for point, mean in zip(candidates, means, strict=True) if mean == max(means)]
+
+    @property
+    def chosen(self) -> Point | None:
+        """The first of the best."""
+        return self.best[0] if self.best else None
 
     @property
     def kind(self) -> str:

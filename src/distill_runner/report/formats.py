@@ -20,7 +20,7 @@ def markdown(table: Table, comparisons: Sequence[Comparison] = ()) -> str:
     columns, every = lines(table)
     rows = ["", *columns], ["---", *("---:" for _ in columns)], *(_markdown_cells(line, columns) for line in every)
     parts = ["\n".join(f"| {' | '.join(row)} |" for row in rows), *map(_plain, notes(table))]
-    best = [f"{name} on {task}: {values}" for name, task, values in chosen(table) if values]
+    best = [f"{name} on {task}: {values}" for name, task, values in chosen(table)]
     for title, items in (
         ("Chosen of the grid", best),
         ("Comparisons", [sentence(comparison) for comparison in comparisons]),

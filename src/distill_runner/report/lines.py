@@ -86,11 +86,17 @@ def notes(table: Table) -> list[str]:
 def chosen(table: Table) -> list[tuple[str, str, str]]:
     """Row, task and hyper-parameters of each grid's best, those that its points differ in."""
     return [
-        (row.name, task, ", ".join(f"{name} {as_typed(value)}" for name, value in cell.chosen_settings.items()))
+        (row.name, task, chosen_settings(cell))
         for row in table.rows
         for task, cell in row.cells.items()
-        if len(cell.points) > 1
+        if cell.chosen_settings
     ]
+
+
+def chosen_settings(cell: Cell) -> str:
+    """The hyper-parameters of a grid's best, and how many others are as good."""
+    told = ", ".join(f"{name} {as_typed(value)}" for name, value in cell.chosen_settings.items())
+    return f"{told} ({len(cell.best) - 1} more as good)" if len(cell.best) > 1 else told
 
 
 def reasons(table: Table) -> list[str]:

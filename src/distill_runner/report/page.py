@@ -11,7 +11,7 @@ from distill_runner.errors import as_typed
 from distill_runner.report.cells import settings
 from distill_runner.report.collect import Result
 from distill_runner.report.compare import Comparison, sentence
-from distill_runner.report.lines import lines, notes
+from distill_runner.report.lines import chosen_settings, lines, notes
 from distill_runner.report.rows import Table
 
 
@@ -39,6 +39,7 @@ def html(table: Table, title: str, comparisons: Sequence[Comparison] = (), pictu
         pictures=[(file.stem, _data(file)) for file in pictures if file.is_file()],
         typed=as_typed,
         settings=settings,
+        chosen_settings=chosen_settings,
         folder_name=_folder_name,
     )
 

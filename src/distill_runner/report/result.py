@@ -150,7 +150,9 @@ def _settings(config: StageConfig, precision: str) -> dict[str, Any]:
     """What a grid may vary, by dotted name: ``optim.lr``, ``kd.weight``, ``kd.temperature``."""
     weights = {name: weight for name, weight in config.method["weights"].items() if weight}
     terms = {name: {**config.method["terms"][name], "weight": weight} for name, weight in weights.items()}
-    parts = {"optim": config.optim.model_dump(mode="json"), **terms, "select": config.select, "precision": precision}
+    length = {"max_length": config.task.max_length} if config.task else {}
+    optim = config.optim.model_dump(mode="json")
+    parts = {"task": length, "optim": optim, **terms, "select": config.select, "precision": precision}
     return {key: value for key, value in _flat(parts) if not key.endswith("._target_")}
 
 

@@ -50,7 +50,7 @@ def terminal(table: Table, comparisons: Sequence[Comparison] = ()) -> str:
         return "no results"
     columns, every = lines(table)
     parts = [*_blocks(columns, every), *(textwrap.fill(note, WIDTH) for note in notes(table))]
-    if best := [f"{name} on {task}: {values}" for name, task, values in chosen(table) if values]:
+    if best := [f"{name} on {task}: {values}" for name, task, values in chosen(table)]:
         parts.append("Chosen of the grid:\n" + _filled(best, "  "))
     parts.append(_filled([sentence(comparison) for comparison in comparisons]))
     if causes := reasons(table):
