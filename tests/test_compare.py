@@ -35,11 +35,9 @@ def test_seeds_and_examples_are_paired(tmp_path: Path) -> None:
     assert found.difference == pytest.approx(95 - 77.5)
     assert (found.shared, found.seeds_p) == (2, None)
     assert "no t-test: the difference is the same for every seed" in found.remarks
-    outputs = [
-        [np.eye(2)[wrong_at(*range(s))] for s in (1, 2, 3)],
-        [np.eye(2)[wrong_at(*range(5, 11 + s))] for s in (2, 3, 4)],
-    ]
-    assert found.examples == paired_bootstrap("accuracy", *outputs, LABELS)
+    first = [np.eye(2)[wrong_at(*range(seed))] for seed in (1, 2, 3)]
+    second = [np.eye(2)[wrong_at(*range(5, 11 + seed))] for seed in (2, 3, 4)]
+    assert found.examples == paired_bootstrap("accuracy", first, second, LABELS)
     assert "bootstrap over 40 examples: 95 % [" in sentence(found)
 
 

@@ -24,6 +24,11 @@ def label(result: Result) -> str:
     return " ".join(part for part in (result["method"], result.get("mapping"), shown) if part)
 
 
+def is_scored(result: Result) -> bool:
+    """Whether it is of a student that has been trained to the end; a run may also end with another stage."""
+    return result["status"] == "done" and "score" in result
+
+
 def settings(result: Result) -> dict[str, Any]:
     """The hyper-parameters of a run by dotted name."""
     if known := result.get("settings"):
@@ -120,11 +125,11 @@ def cell_of(runs: Sequence[Result]) -> Cell:
     """The cell that these runs of one method on one task make."""
     groups: dict[str, list[Result]] = {}
     for run in runs:
-        if run["status"] == "done":
+        if is_scored(run):
             groups.setdefault(json.dumps(settings(run), sort_keys=True, default=str), []).append(run)
     points: list[Point] = []
     for group in groups.values():
         # A seed that comes twice: such runs differ in something that is not recorded, and have no mean.
         repeated = len({run["seed"] for run in group}) < len(group)
         points += [Point((run,)) for run in group] if repeated else [Point(tuple(group))]
-    return Cell(tuple(points), tuple(run for run in runs if run["status"] != "done"))
+    return Cell(tuple(points), tuple(run for run in runs if not is_scored(run)))

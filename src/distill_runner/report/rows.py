@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distill_runner.report import published
-from distill_runner.report.cells import Cell, cell_of, label, settings
+from distill_runner.report.cells import Cell, cell_of, is_scored, label, settings
 from distill_runner.report.collect import Result
 
 
@@ -45,7 +45,13 @@ class Table:
     @property
     def unfinished(self) -> list[tuple[str, Result]]:
         """Runs that have not finished, with the names of their rows."""
-        return [(row.name, run) for row in self.rows for cell in row.cells.values() for run in cell.unfinished]
+        return [
+            (row.name, run)
+            for row in self.rows
+            for cell in row.cells.values()
+            for run in cell.unfinished
+            if run["status"] != "done"
+        ]
 
 
 def tabulate(results: Iterable[Result]) -> Table:
@@ -66,7 +72,7 @@ def _distinct(results: Iterable[Result]) -> list[Result]:
     kept: dict[Any, Result] = {}
     for number, result in enumerate(results):
         identity = (label(result), result["task"], result.get("key") or number)
-        if identity not in kept or kept[identity]["status"] != "done":
+        if identity not in kept or not is_scored(kept[identity]):
             kept[identity] = result
     return list(kept.values())
 
@@ -109,10 +115,10 @@ def _row_names(results: Sequence[Result]) -> list[str]:
         (label(result), {name: has[name] for name in naming(result)})
         for result, has in zip(results, facets, strict=True)
     ]
-    whole = [key for key, result in zip(keys, results, strict=True) if result["status"] == "done"]
+    whole = [key for key, result in zip(keys, results, strict=True) if is_scored(result)]
     names = []
     for (method, has), result in zip(keys, results, strict=True):
-        if result["status"] != "done":  # what it does not know is taken from a finished run of its kind
+        if not is_scored(result):  # what it does not know is taken from a finished run of its kind
             has = next((other for same, other in whole if same == method and _agree(has, other)), has)
         words = [(_EVERYWHERE | _BY_TASK)[name].format(value) for name, value in has.items() if value is not None]
         names.append(", ".join([method, *words]))
@@ -149,7 +155,7 @@ def _teachers(results: Sequence[Result]) -> list[Teacher]:
     """One row of each teacher; a second one of the same name and another score on a task has its own."""
     rows: dict[str, dict[str, Result]] = {}
     for result in results:
-        if result["status"] != "done" or result.get("teacher_score") is None:
+        if not is_scored(result) or result.get("teacher_score") is None:
             continue
         score = 100 * result["teacher_score"]
         name = f"teacher {result['teacher']}"
