@@ -162,7 +162,7 @@ def test_equal_results_give_equal_bytes_wherever_and_whenever_they_ran(tmp_path:
 
 def runs_folder(root: Path) -> Path:
     for number, entry in enumerate(grid()):
-        run_folder(root / "runs", f"{number}", **{"result" if entry["status"] == "done" else "status": entry})
+        run_folder(root / "runs", f"{number}", result=entry, status=entry)
     return root / "runs"
 
 

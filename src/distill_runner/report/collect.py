@@ -1,17 +1,16 @@
 """Results from the folders of runs: finished, failed, interrupted, or still at work."""
 
-import json
 import logging
 import os
-import socket
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from distill_runner import status
+
 Result = Mapping[str, Any]
 """The content of ``result.json``, or of ``status.json`` for a run that has not finished."""
 
-RESULT, STATUS = "result.json", "status.json"
 NAMES = ("task", "method", "seed", "status")
 """What every run knows of itself, whatever becomes of it."""
 
@@ -24,7 +23,7 @@ def results(roots: Iterable[Path]) -> list[Result]:
     Args:
         roots: run folders, or folders of them (``outputs/runs``). A run that two of them name counts once.
     Returns:
-        One result a run. What cannot be read as one is left out, and told in a log line.
+        One result a run. A folder without a whole one is left out, and told in a log line if it has files of a run.
     """
     found: dict[Path, Result] = {}
     for folder in (folder for root in roots for folder in _run_folders(root)):
@@ -35,23 +34,17 @@ def results(roots: Iterable[Path]) -> list[Result]:
 
 def read(folder: Path) -> Result | None:
     """The result of one run's folder; None if it holds none, or nothing whole."""
-    for name in (RESULT, STATUS):
-        try:
-            content = json.loads((folder / name).read_bytes())
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            log.warning("%s is left out: %s", folder / name, error)
-            continue
-        if _is_result(content):
-            return {**content, "status": _status(content), "folder": str(folder)}
-        log.warning("%s is left out: it is no result of a run", folder / name)
+    content = status.read(folder)
+    if content is not None and _is_result(content):
+        return {**content, "folder": str(folder)}
+    if _has_files(folder):
+        log.warning("%s is left out: it holds no whole result of a run", folder)
     return None
 
 
 def _run_folders(root: Path) -> Iterator[Path]:
     root = root.absolute()
-    if any((root / name).is_file() for name in (RESULT, STATUS)):
+    if _has_files(root):
         yield root
         return
     with os.scandir(root) as entries:
@@ -59,26 +52,13 @@ def _run_folders(root: Path) -> Iterator[Path]:
     yield from (root / name for name in names)
 
 
-def _is_result(content: Any) -> bool:
-    if not isinstance(content, dict) or not all(name in content for name in NAMES):
+def _has_files(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (status.STATUS, status.RESULT))
+
+
+def _is_result(content: Result) -> bool:
+    if not all(name in content for name in NAMES):
         return False
-    is_number = isinstance(content.get("score"), int | float)
-    return content["status"] != "done" or (is_number and isinstance(content.get("student"), dict))
-
-
-def _status(content: Result) -> str:
-    """``running`` becomes ``killed`` if the process was on this host and is gone."""
-    status, pid = str(content["status"]), content.get("pid")
-    if status != "running" or content.get("host") != socket.gethostname() or not isinstance(pid, int):
-        return status
-    return status if _is_alive(pid) else "killed"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
+    if "score" not in content:  # not finished, or ended with another stage than the student
         return True
-    return True
+    return isinstance(content["score"], int | float) and isinstance(content.get("student"), dict)

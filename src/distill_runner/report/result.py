@@ -148,11 +148,12 @@ def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
 
 def _settings(config: StageConfig, precision: str) -> dict[str, Any]:
     """What a grid may vary, by dotted name: ``optim.lr``, ``kd.weight``, ``kd.temperature``."""
-    weights = {name: weight for name, weight in config.method["weights"].items() if weight}
-    terms = {name: {**config.method["terms"][name], "weight": weight} for name, weight in weights.items()}
+    method = config.method
+    terms = {name: {**term, "weight": method["weights"][name]} for name, term in _active(method).items()}
+    beside = {name: part for name, part in method.items() if name not in ("terms", "weights")}
     length = {"max_length": config.task.max_length} if config.task else {}
     optim = config.optim.model_dump(mode="json")
-    parts = {"task": length, "optim": optim, **terms, "select": config.select, "precision": precision}
+    parts = {"task": length, "optim": optim, **terms, **beside, "select": config.select, "precision": precision}
     return {key: value for key, value in _flat(parts) if not key.endswith("._target_")}
 
 

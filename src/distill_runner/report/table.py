@@ -10,6 +10,8 @@ from distill_runner.report.compare import Comparison, sentence
 from distill_runner.report.lines import Line, chosen, lines, notes, reasons
 from distill_runner.report.rows import Table, tabulate
 
+__all__ = ["label", "methods_table", "result_row", "terminal"]
+
 WIDTH = 80
 MOST_REASONS = 20
 
