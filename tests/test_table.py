@@ -9,43 +9,9 @@ from hypothesis import strategies as st
 
 from distill_runner.report.model_card import model_card
 from distill_runner.report.table import methods_table, result_row
+from fake_results import failed, result
 
 TASKS = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]
-
-
-def result(**changes: Any) -> dict[str, Any]:
-    return {
-        "key": "0a1b2c3d",
-        "status": "done",
-        "task": "rte",
-        "method": "alp",
-        "mapping": "all",
-        "attention": "dot",
-        "seed": 1,
-        "metric": "accuracy",
-        "score": 0.6643,
-        "metrics": {"accuracy": 0.6643, "f1": 0.6512},
-        "best_epoch": 12,
-        "epochs": 20,
-        "teacher": "bert_base",
-        "teacher_score": 0.6823,
-        "student": {"num_layers": 4, "width": 768, "init": "first"},
-        "num_params": 52_780_000,
-        "examples_per_second": 412.4,
-        "seconds": 1100.0,
-        "published": {"value": 67.15, "metric": "accuracy", "source": "ALP-KD Table 1", "comparable": True},
-        "readings": ["kd is scaled by T²"],
-        "folder": "outputs/0a1b2c3d",
-        "dataset": "nyu-mll/glue",
-        "command": "distill-run task=rte method=alp seed=1",
-    } | changes
-
-
-def failed(**changes: Any) -> dict[str, Any]:
-    """A failed run knows only what it was asked to do."""
-    keys = ("key", "task", "method", "mapping", "attention", "seed", "folder")
-    known = {key: value for key, value in result().items() if key in keys}
-    return known | {"status": "failed", "error": "loss kd is NaN at step 12\nTraceback"} | changes
 
 
 def test_row_of_a_finished_run() -> None:
@@ -87,22 +53,27 @@ def test_durations(seconds: float, shown: str) -> None:
 def test_table_of_methods_and_tasks() -> None:
     pkd = {"method": "pkd", "mapping": "skip", "attention": None}
     results = [
-        result(score=0.66),
-        result(score=0.68, seed=2),
-        result(task="cola", metric="matthews", score=0.3, teacher_score=0.5731, published=None),
-        result(**pkd, score=0.65, published={"value": 65.7, "source": "ALP-KD Table 1", "comparable": False}),
-        failed(**pkd, task="cola", error="UserError: " + 80 * "x"),
-        failed(**pkd, task="mrpc", status="interrupted", error=None),
+        result(key="1", score=0.66),
+        result(key="2", score=0.68, seed=2),
+        result(key="3", task="cola", metric="matthews", score=0.3, teacher_score=0.5731, published=None),
+        result(key="4", **pkd, score=0.65, published={"value": 65.7, "source": "ALP-KD Table 1", "comparable": False}),
+        failed(key="5", **pkd, task="cola", error="UserError: " + 80 * "x"),
+        failed(key="6", **pkd, task="mrpc", status="interrupted", error=None),
     ]
     assert methods_table(results).splitlines() == [
-        "                           rte         cola         mrpc         mean",
+        "                           rte         cola         mrpc      average",
         "teacher bert_base        68.23        57.31            -            -",
         "  ALP-KD Table 1         68.23        57.31            -            -",
-        "alp all                  67.00        30.00            -            -",
-        "  sd, 2 seeds             1.41            -            -            -",
+        "  difference             +0.00        +0.00            -            -",
+        "alp all                  67.00        30.00      not run            -",
+        "  sd over seeds           1.41            -            -            -",
+        "  95 % interval         ±12.71            -            -            -",  # 12.706 * 1.4142 / sqrt(2)
+        "  seeds                      2            1            -            -",
         "  ALP-KD Table 1         67.15            -            -            -",
+        "  difference             -0.15            -            -            -",
         "pkd skip                 65.00       failed  interrupted            -",
         "  ALP-KD Table 1        (65.70)           -            -            -",
+        "  difference            (-0.70)           -            -            -",
         "",
         "In brackets: the paper's teacher, size or metric is not that of the run.",
         "",
@@ -113,23 +84,57 @@ def test_table_of_methods_and_tasks() -> None:
 
 def test_averages_are_over_complete_rows() -> None:
     cola = {"value": 33.07, "source": "ALP-KD Table 1", "comparable": True}
-    results = [result(), result(task="cola", metric="matthews", score=0.3, teacher_score=0.5, published=cola)]
+    results = [
+        result(key="1"),
+        result(key="2", task="cola", metric="matthews", score=0.3, teacher_score=0.5, published=cola),
+    ]
     lines = methods_table(results).splitlines()
-    assert [line.split()[-1] for line in lines] == ["mean", "59.12", "62.77", "48.22", "50.11"]
-    #  (68.23 + 50) / 2, the printed (68.23 + 57.31) / 2, (66.43 + 30) / 2, the printed (67.15 + 33.07) / 2
+    assert [line.split()[-1] for line in lines] == [
+        "average",
+        "59.12",  # (68.23 + 50) / 2
+        "62.77",  # the printed (68.23 + 57.31) / 2
+        "-3.66",
+        "48.22",  # (66.43 + 30) / 2
+        "50.11",  # the printed (67.15 + 33.07) / 2
+        "-1.89",  # (-0.72 - 3.07) / 2 = -1.895
+    ]
 
 
-def test_the_best_of_a_search_is_called_so() -> None:
-    """Two runs of one seed differ in their settings: their mean would mean nothing, their best is no mean."""
-    text = methods_table([result(score=0.66), result(score=0.68), result(score=0.6, seed=2)])
-    assert "alp all, best of 3  68.00" in text
+def test_the_best_of_a_grid_is_called_so_and_stands_above_its_mean() -> None:
+    points = [
+        result(key=str(n), score=s, lr=lr) for n, (s, lr) in enumerate([(0.66, 1e-5), (0.68, 2e-5), (0.61, 3e-5)])
+    ]
+    text = methods_table(points)
+    assert "alp all, best of grid  68.00\n  mean of grid         65.00\n  points of grid           3" in text
+    assert "Chosen of the grid:\n  alp all on rte: optim.lr 2e-05" in text
+    assert "picked by these very scores" in text
     assert "sd" not in text
 
 
+def test_a_mean_never_shares_a_line_with_the_best_of_a_grid() -> None:
+    grid = [result(key=str(n), score=0.6 + n / 100, lr=n) for n in range(3)]
+    seeds = [result(key=f"s{n}", task="cola", score=0.3 + n / 100, seed=n) for n in range(3)]
+    first, second = (line.split() for line in methods_table([*grid, *seeds]).splitlines() if line.startswith("alp"))
+    assert first == ["alp", "all,", "best", "of", "grid", "62.00", "-", "-"]
+    assert second == ["alp", "all", "-", "31.00", "-"]
+
+
+def test_runs_of_one_seed_whose_difference_is_not_recorded_have_no_mean() -> None:
+    assert "alp all, best of grid  68.00" in methods_table([result(key="1", score=0.66), result(key="2", score=0.68)])
+
+
 def test_attention_and_mapping_make_rows_of_their_own() -> None:
-    text = methods_table([result(), result(mapping="po"), result(attention="kqv-4"), result(mapping=None)])
+    kqv = {"attention": "kqv", "heads": 4}
+    text = methods_table([result(), result(mapping="po"), result(**kqv), result(mapping=None)])
     names = [line.rpartition(" ")[0].strip() for line in text.splitlines()[1:] if not line.startswith("  ")]
     assert names == ["teacher bert_base", "alp all", "alp po", "alp all kqv-4", "alp"]
+
+
+def test_many_reasons_are_cut_and_equal_ones_are_one() -> None:
+    same = [failed(key=str(n), seed=n) for n in range(30)]
+    assert "alp all on rte: 30 runs failed: loss kd is NaN at step 12" in methods_table(same).splitlines()
+    other = methods_table([failed(key=str(n), error=f"cause {n}") for n in range(25)]).splitlines()
+    assert other[-1] == "and 5 more"
 
 
 def test_no_results() -> None:
@@ -140,9 +145,9 @@ def test_no_results() -> None:
     st.lists(
         st.builds(
             lambda task, method, seed, score, done: (
-                result(task=task, method=method, seed=seed, score=score, teacher="models/" + 60 * "t")
+                result(key=None, task=task, method=method, seed=seed, score=score, teacher="models/" + 60 * "t")
                 if done
-                else failed(task=task, method=method, seed=seed, error=200 * "e")
+                else failed(key=None, task=task, method=method, seed=seed, error=200 * "e")
             ),
             st.sampled_from(TASKS),
             st.sampled_from(["nkd", "rkd", "alp", 90 * "m"]),

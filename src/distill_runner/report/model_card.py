@@ -4,7 +4,8 @@ from typing import Any
 
 import yaml
 
-from distill_runner.report.table import Result, label
+from distill_runner.report.cells import label
+from distill_runner.report.collect import Result
 
 LOADING = """\
 ```python

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from distill_runner.config import RunConfig
+from distill_runner.config import RunConfig, StageConfig
 from distill_runner.report.published import Published, find
 from distill_runner.stages import Stage
 
@@ -53,7 +53,7 @@ def finished(
         "history": measured["epochs"],
         "teacher": run.teacher.name if stage.teacher else None,
         "teacher_score": teacher["metrics"][metric] if teacher else None,
-        "student": measured["shape"] | {"init": _init(run, stage)},
+        "student": measured["shape"] | described["student"],
         "num_params": measured["num_params"],
         "examples_per_second": measured["examples_per_second"],
         "seconds": measured["wall_seconds"],
@@ -129,15 +129,40 @@ def described_by(run: RunConfig) -> dict[str, Any]:
         "weights": student.method["weights"],
         "lr": student.optim.lr,
         "temperature": next((term["temperature"] for term in terms if "temperature" in term), None),
+        "settings": _settings(student, run.runtime.precision),
+        "teacher": run.teacher.name,
+        "student": _student(run, student),
         "seed": run.seed,
         "command": run.command,
     }
 
 
-def _init(run: RunConfig, stage: Stage) -> str:
-    source = stage.config.model.source
-    origin = {run.teacher.source: "pretrained", "stage:teacher": "finetuned"}.get(source or "", source)
-    return f"{stage.config.model.layers} of {origin}"
+def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
+    """Origin of the student's weights, and its depth if that is given."""
+    model = config.model
+    origin = {run.teacher.source: "pretrained", "stage:teacher": "finetuned"}.get(model.source or "", model.source)
+    source = run.teacher.name if model.source in (run.teacher.source, "stage:teacher") else model.source
+    depth = {"num_layers": model.num_layers} if model.num_layers else {}
+    return {"init": f"{model.layers} of {origin}", "source": source, **depth}
+
+
+def _settings(config: StageConfig, precision: str) -> dict[str, Any]:
+    """What a grid may vary, by dotted name: ``optim.lr``, ``kd.weight``, ``kd.temperature``."""
+    method = config.method
+    terms = {name: {**term, "weight": method["weights"][name]} for name, term in _active(method).items()}
+    beside = {name: part for name, part in method.items() if name not in ("terms", "weights")}
+    length = {"max_length": config.task.max_length} if config.task else {}
+    optim = config.optim.model_dump(mode="json")
+    parts = {"task": length, "optim": optim, **terms, **beside, "select": config.select, "precision": precision}
+    return {key: value for key, value in _flat(parts) if not key.endswith("._target_")}
+
+
+def _flat(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in parts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _readings(stage: Stage) -> Iterator[str]:

@@ -1,46 +1,37 @@
-"""Results as text for a terminal: the rows at the end of a run, and methods against tasks in 80 columns.
+"""Results as text for a terminal: the lines at the end of a run, and methods against tasks in 80 columns."""
 
-A result is the content of a run's ``result.json``. Its scores lie in 0..1 and are shown times 100, as the
-papers print them. ``mapping`` and ``attention`` are names or None. A result that failed also holds ``error``,
-whose first line says why; it need not hold what only a finished run knows.
-"""
+import textwrap
+from collections.abc import Sequence
+from math import ceil
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import ceil, dist, sqrt
-from statistics import fmean
-from typing import Any
+from distill_runner.report.cells import label
+from distill_runner.report.collect import Result
+from distill_runner.report.compare import Comparison, sentence
+from distill_runner.report.lines import Line, chosen, lines, notes, reasons
+from distill_runner.report.rows import Table, tabulate
 
-from distill_runner.report import published
+__all__ = ["label", "methods_table", "result_row", "terminal"]
 
-Result = Mapping[str, Any]
 WIDTH = 80
-MEAN = "mean"
-
-
-def label(result: Result) -> str:
-    """Method with its mapping and, unless it is the plain dot product, its attention: ``alp po kqv-4``."""
-    attention = result.get("attention")
-    parts = [result["method"], result.get("mapping"), None if attention == "dot" else attention]
-    return " ".join(part for part in parts if part)
+MOST_REASONS = 20
 
 
 def result_row(result: Result) -> str:
     """The end of one run in a few lines: score, teacher, published number, cost, where the student lies."""
     if result["status"] != "done":
-        return f"{_why(result)}\n  folder     {result['folder']}"
+        return f"{reasons(tabulate([result]))[0]}\n  folder     {result['folder']}"
     score, student = 100 * result["score"], result["student"]
-    lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {score:.2f} {result['metric']}"]
+    told = [f"{label(result)} on {result['task']}, seed {result['seed']}: {score:.2f} {result['metric']}"]
     if result.get("teacher_score") is not None:
         teacher = 100 * result["teacher_score"]
-        lines.append(f"  teacher    {teacher:.2f} ({score - teacher:+.2f}), {result['teacher']}")
+        told.append(f"  teacher    {teacher:.2f} ({score - teacher:+.2f}), {result['teacher']}")
     if number := result.get("published"):
         remark = "" if number["comparable"] else "; its teacher, size or metric is another"
         difference = f"({score - number['value']:+.2f})"
-        lines.append(f"  published  {number['value']:.2f} {difference}, {number['source']}{remark}")
+        told.append(f"  published  {number['value']:.2f} {difference}, {number['source']}{remark}")
     return "\n".join(
         [
-            *lines,
+            *told,
             f"  student    {student['num_layers']} layers of width {student['width']}, "
             f"init {student['init']}, {result['num_params'] / 1e6:.1f}M parameters",
             f"  training   best epoch {result['best_epoch']} of {result['epochs']}, "
@@ -50,136 +41,60 @@ def result_row(result: Result) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the table, cells by task.
-
-    Attributes:
-        values: in percent.
-        words: what stands where there is no value; a dash where neither is.
-        bracketed: tasks whose value is a reference only.
-        averaged: whether the mean over the tasks has a meaning.
-    """
-
-    name: str
-    values: Mapping[str, float]
-    words: Mapping[str, str] = field(default_factory=dict)
-    bracketed: frozenset[str] = frozenset()
-    averaged: bool = True
-
-    def cell(self, task: str) -> str:
-        if task not in self.values:
-            return self.words.get(task, "-") + " "
-        return f"({self.values[task]:.2f})" if task in self.bracketed else f"{self.values[task]:.2f} "
-
-    def with_average(self, tasks: Sequence[str]) -> "Row":
-        if not self.averaged or any(task not in self.values for task in tasks):
-            return self
-        values = {**self.values, MEAN: fmean(self.values[task] for task in tasks)}
-        bracketed = self.bracketed | {MEAN} if self.bracketed else self.bracketed
-        return replace(self, values=values, bracketed=bracketed)
-
-
 def methods_table(results: Sequence[Result]) -> str:
-    """Methods × tasks with the teachers first and published numbers beneath the measured ones, in 80 columns.
+    """Methods × tasks of ``results``, see ``terminal``."""
+    return terminal(tabulate(results))
 
-    Several runs of one cell are shown as their mean, with the standard deviation and the number of seeds
-    beneath, if their seeds differ; otherwise they are a search, and the best is shown and called so.
-    """
-    if not results:
+
+def terminal(table: Table, comparisons: Sequence[Comparison] = ()) -> str:
+    """The table in 80 columns with what the best of each grid is, comparisons, and why runs have not finished."""
+    if not table.rows:
         return "no results"
-    tasks = list(dict.fromkeys(result["task"] for result in results))
-    rows = _teacher_rows(results)
-    for name in dict.fromkeys(label(result) for result in results):
-        rows += _method_rows(name, [result for result in results if label(result) == name])
-    if len(tasks) > 1:
-        rows = [row.with_average(tasks) for row in rows]
-        tasks = [*tasks, MEAN]
-    parts = _blocks(tasks, rows)
-    if any(row.bracketed for row in rows):
-        parts.append("In brackets: the paper's teacher, size or metric is not that of the run.")
-    if reasons := [_fit(_why(result)) for result in results if result["status"] != "done"]:
-        parts.append("\n".join(reasons))
-    return "\n\n".join(parts)
+    columns, every = lines(table)
+    parts = [*_blocks(columns, every), *(textwrap.fill(note, WIDTH) for note in notes(table))]
+    if best := [f"{name} on {task}: {values}" for name, task, values in chosen(table)]:
+        parts.append("Chosen of the grid:\n" + _filled(best, "  "))
+    parts.append(_filled([sentence(comparison) for comparison in comparisons]))
+    if causes := reasons(table):
+        left = len(causes) - MOST_REASONS
+        more = [f"and {left} more"] if left > 0 else []
+        parts.append("\n".join(_fit(cause) for cause in [*causes[:MOST_REASONS], *more]))
+    return "\n\n".join(part for part in parts if part)
 
 
-def _teacher_rows(results: Sequence[Result]) -> list[Row]:
-    rows: list[Row] = []
-    taught = [result for result in results if result["status"] == "done" and result.get("teacher_score") is not None]
-    for teacher in dict.fromkeys(result["teacher"] for result in taught):
-        here = [result for result in taught if result["teacher"] == teacher]
-        scores = {result["task"]: 100 * result["teacher_score"] for result in here}
-        numbers = {
-            result["task"]: published.find(
-                "teacher", result["task"], num_layers=None, teacher=teacher, metric=result["metric"]
-            )
-            for result in here
-        }
-        printed = {task: number.model_dump() for task, number in numbers.items() if number}
-        rows += [Row(f"teacher {teacher}", scores), *_published_rows(printed)]
-    return rows
-
-
-def _method_rows(name: str, results: Sequence[Result]) -> list[Row]:
-    values: dict[str, dict[str, float]] = {name: {}}  # row name -> task -> percent
-    spreads: dict[str, dict[str, float]] = {}
-    words: dict[str, str] = {}
-    for task in dict.fromkeys(result["task"] for result in results):
-        here = [result for result in results if result["task"] == task]
-        done = [result for result in here if result["status"] == "done"]
-        scores = [100 * result["score"] for result in done]
-        if not done:
-            words[task] = here[-1]["status"]
-        elif len({result["seed"] for result in done}) < len(done):
-            values.setdefault(f"{name}, best of {len(done)}", {})[task] = max(scores)
-        else:
-            values[name][task] = mean = fmean(scores)
-            if len(done) > 1:
-                spreads.setdefault(f"  sd, {len(done)} seeds", {})[task] = dist(scores, [mean] * len(done)) / sqrt(
-                    len(done) - 1
-                )
-    printed = {result["task"]: result["published"] for result in results if result.get("published")}
-    return [
-        *(Row(row, cells, words if row == name else {}) for row, cells in values.items() if cells or words),
-        *(Row(row, cells, averaged=False) for row, cells in spreads.items()),
-        *_published_rows(printed),
-    ]
-
-
-def _published_rows(printed: Mapping[str, Result]) -> list[Row]:
-    """One row per source, of the published numbers by task."""
-    return [
-        Row(
-            f"  {source}",
-            {task: number["value"] for task, number in printed.items() if number["source"] == source},
-            bracketed=frozenset(task for task, number in printed.items() if not number["comparable"]),
-        )
-        for source in dict.fromkeys(number["source"] for number in printed.values())
-    ]
-
-
-def _blocks(tasks: Sequence[str], rows: Sequence[Row]) -> list[str]:
-    """The table, cut into as few and as equal blocks of tasks as fit the width."""
-    left = min(1 + max(len(row.name) for row in rows), WIDTH // 2)
-    cell = 1 + max(len(text) for task in tasks for text in [f"{task} ", *(row.cell(task) for row in rows)])
-    most = max(1, (WIDTH + 1 - left) // cell)  # the blank that ends a line is cut off
-    count = ceil(len(tasks) / ceil(len(tasks) / most))
+def _blocks(columns: Sequence[str], every: Sequence[Line]) -> list[str]:
+    """The table, cut into as few and as equal blocks of columns as fit the width."""
+    cells = {id(line): {column: _aligned(line, column) for column in columns} for line in every}
+    left = min(1 + max(len(_name(line)) for line in every), WIDTH // 2)
+    width = 1 + max(len(text) for column in columns for text in [f"{column} ", *(c[column] for c in cells.values())])
+    most = max(1, (WIDTH + 1 - left) // width)  # the blank that ends a line is cut off
+    count = ceil(len(columns) / ceil(len(columns) / most))
     blocks = []
-    for part in (tasks[start : start + count] for start in range(0, len(tasks), count)):
-        lines = [" " * left + "".join(f"{task + ' ':>{cell}}" for task in part)]
-        for row in rows:
-            cells = "".join(f"{row.cell(task):>{cell}}" for task in part)
-            lines.append(_fit(row.name, left - 1).ljust(left) + cells)
-        blocks.append("\n".join(line.rstrip() for line in lines))
+    for part in (columns[start : start + count] for start in range(0, len(columns), count)):
+        written = [" " * left + "".join(f"{column + ' ':>{width}}" for column in part)]
+        for line in every:
+            *above, name = textwrap.wrap(_name(line), WIDTH, subsequent_indent="  ", drop_whitespace=False)
+            if len(name) >= left:
+                above, name = [*above, name], ""
+            written += [*above, name.ljust(left) + "".join(f"{cells[id(line)][column]:>{width}}" for column in part)]
+        blocks.append("\n".join(text.rstrip() for text in written))
     return blocks
 
 
-def _why(result: Result) -> str:
-    reason = str(result.get("error") or "").partition("\n")[0]
-    if not reason and result["status"] == "interrupted":
-        reason = "the same command takes it up again"
-    head = f"{label(result)} on {result['task']}, seed {result['seed']} {result['status']}"
-    return f"{head}: {reason}" if reason else head
+def _name(line: Line) -> str:
+    return f"  {line.name}" if line.belongs else line.name
+
+
+def _aligned(line: Line, column: str) -> str:
+    """With a blank where others have a bracket."""
+    text = line.text(column)
+    return text if text.endswith(")") else f"{text} "
+
+
+def _filled(sentences: Sequence[str], indent: str = "") -> str:
+    return "\n".join(
+        textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ") for text in sentences
+    )
 
 
 def _fit(text: str, width: int = WIDTH) -> str:

@@ -9,11 +9,14 @@ from typing import Any
 from hydra.core.utils import JobReturn
 
 from distill_runner import status
-from distill_runner.report.table import label, methods_table
+from distill_runner.report.figures import write_pictures
+from distill_runner.report.table import label
+from distill_runner.report.write import write_report
 from distill_runner.stages import Stage
 from distill_runner.store import Store
 from distill_runner.sweeping.halving import ROUNDS, Scores, replay, rungs, survivors
 from distill_runner.sweeping.points import Grid, Point
+from distill_runner.tracking import track_sweep
 
 log = logging.getLogger(__name__)
 
@@ -152,10 +155,13 @@ def finish(grid: Grid, folder: Path, name: str, halving: int | None) -> int:
     """Print and save the table of all points; returns the exit code, 1 if any of them has not come to its end."""
     results = [point.result() for point in grid.points]
     status.write_json(folder / "sweep.json", {"name": name, "points": [_entry(point) for point in grid.points]})
-    halved = [halving_report(cell, halving) for cell in _cells(grid.points).values()] if halving else []
-    text = "\n\n".join([methods_table(results), *halved])
-    (folder / "table.txt").write_text(text + "\n")
+    pictures = write_pictures(results, folder)
+    text = write_report(results, folder, name, pictures)
     print(text)
+    for cell in _cells(grid.points).values() if halving else []:
+        print(f"\n{halving_report(cell, halving or 1)}")
+    if run := next((point.run for point in grid.points if point.run), None):
+        track_sweep(run.tracker, folder, folder.name, results, text, pictures)
     log.info("tables: %s", folder)
     return int(any(result["status"] not in ("done", "paused") for result in results))
 

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -46,13 +47,16 @@ class GridSweeper(BasicSweeper):
         folder = sweep_folder(Path(hydra.sweep.dir).absolute().parent / "sweeps", name, grid.points)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
-        run_grid(grid, self._launch, settings.retry_failed, settings.halving)
+        run_grid(grid, partial(self._launch, folder.name), settings.retry_failed, settings.halving)
         if code := finish(grid, folder, name, settings.halving):
             sys.exit(code)
 
-    def _launch(self, jobs: Sequence[Sequence[str]]) -> Sequence[JobReturn]:
+    def _launch(self, group: str, jobs: Sequence[Sequence[str]]) -> Sequence[JobReturn]:
+        """Points that are tracked belong to a group of the sweep's name, unless they have one."""
         assert self.launcher is not None
-        return self.launcher.launch(jobs, initial_job_idx=0)
+        assert self.config is not None
+        grouped = [f"tracker.group={group}"] if self.config.tracker.get("group", group) is None else []
+        return self.launcher.launch([[*job, *grouped] for job in jobs], initial_job_idx=0)
 
     def _num_workers(self) -> int:
         """As far as the launcher says: joblib's ``n_jobs``, submitit's ``array_parallelism``."""

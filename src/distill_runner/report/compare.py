@@ -1,0 +1,142 @@
+"""Do two methods differ? Paired over the examples that both predicted, and over the seeds that both ran."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isclose
+from pathlib import Path
+
+import numpy as np
+
+from distill_runner.errors import UserError, nearest
+from distill_runner.metrics import METRICS
+from distill_runner.report.cells import Cell, Point
+from distill_runner.report.collect import Result
+from distill_runner.report.rows import Row, Table
+from distill_runner.report.statistics import Bootstrap, paired_bootstrap, paired_t
+
+PREDICTIONS = "predictions-*.npz"
+"""In a run's folder, one for each validation split: ``outputs`` (N, C) and ``labels`` (N,)."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two rows on one task, the first minus the second.
+
+    Attributes:
+        difference: of the values that the table shows, in percent; None where either is missing.
+        examples: paired over examples, in fractions; None where it cannot be had.
+        shared: seeds that both ran.
+        seeds_p: two-sided p-value over them; None where it cannot be had.
+        remarks: why something cannot be had, and what to beware of.
+    """
+
+    first: str
+    second: str
+    task: str
+    remarks: tuple[str, ...]
+    metric: str | None = None
+    difference: float | None = None
+    examples: Bootstrap | None = None
+    shared: int = 0
+    seeds_p: float | None = None
+
+
+def compare(table: Table, first: str, second: str) -> list[Comparison]:
+    """Two rows on each task of the table.
+
+    Args:
+        first, second: names of rows, or methods that have one row only.
+    Raises:
+        UserError: there is no such row, or more than one.
+    """
+    rows = _row(table, first), _row(table, second)
+    if rows[0] is rows[1]:
+        raise UserError("--compare", f"{first} {second}", "is one row, not two")
+    return [_on_task(task, *rows) for task in table.tasks]
+
+
+def sentence(comparison: Comparison) -> str:
+    """The comparison in words, percentages and p-values."""
+    head = f"{comparison.first} against {comparison.second} on {comparison.task}"
+    told = []
+    if comparison.difference is not None:
+        told.append(f"{comparison.difference:+.2f} {comparison.metric}")
+    if paired := comparison.examples:
+        bounds = f"[{100 * paired.low:+.2f}, {100 * paired.high:+.2f}]"
+        told.append(f"bootstrap over {paired.examples} examples: 95 % {bounds}, p {paired.p:.4f}")
+    if comparison.seeds_p is not None:
+        told.append(f"paired t-test over {comparison.shared} seeds: p {comparison.seeds_p:.4f}")
+    return f"{head}: {'; '.join([*told, *comparison.remarks])}"
+
+
+def _row(table: Table, name: str) -> Row:
+    found = [row for row in table.rows if row.name == name] or [
+        row for row in table.rows if name in (row.result["method"], row.name.partition(",")[0])
+    ]
+    if len(found) == 1:
+        return found[0]
+    names = [row.name for row in found or table.rows]
+    problem = "several rows bear this name" if found else "there is no such row"
+    raise UserError("--compare", name, problem, f"Known: {'; '.join(names)}." if found else nearest(name, names))
+
+
+def _on_task(task: str, first: Row, second: Row) -> Comparison:
+    cells = {row.name: row.cells[task] for row in (first, second)}
+    names = (first.name, second.name, task)
+    if missing := tuple(f"{name} is {cell.status}" for name, cell in cells.items() if cell.chosen is None):
+        return Comparison(*names, missing)
+    one, other = (cell.chosen for cell in cells.values() if cell.chosen)
+    metric = one.runs[0]["metric"]
+    if metric != other.runs[0]["metric"]:
+        return Comparison(*names, ("their metrics differ",))
+    examples, lacking = _over_examples(one, other)
+    scores = _shared_scores(one, other)
+    p = paired_t(*scores)
+    remarks = (*lacking, *_on_seeds(len(scores[0]), p), *_on_grids(list(cells.values())))
+    difference = one.spread.mean - other.spread.mean
+    return Comparison(*names, remarks, metric, difference, examples, len(scores[0]), p)
+
+
+def _over_examples(first: Point, second: Point) -> tuple[Bootstrap | None, list[str]]:
+    kept = [[_kept(run) for run in point.runs] for point in (first, second)]
+    found = [[each for each in point if each] for point in kept]
+    if any(len(have) < len(wanted) for have, wanted in zip(found, kept, strict=True)):
+        return None, ["no bootstrap: predictions are not kept for all runs"]
+    labels = found[0][0][1]
+    if any(not np.array_equal(labels, other) for point in found for _, other in point):
+        return None, ["no bootstrap: the runs were judged on different examples"]
+    one, other = ([output for output, _ in point] for point in found)
+    return paired_bootstrap(first.runs[0]["metric"], one, other, labels), []
+
+
+def _kept(run: Result) -> tuple[np.ndarray, np.ndarray] | None:
+    """Outputs and labels of the split that gave the run's score, which is told by the score itself."""
+    for file in sorted(Path(run["folder"]).glob(PREDICTIONS)):
+        try:
+            with np.load(file) as arrays:
+                outputs, labels = arrays["outputs"], arrays["labels"]
+            if isclose(METRICS[run["metric"]](outputs, labels), run["score"], abs_tol=1e-6):
+                return outputs, labels
+        except (OSError, ValueError, KeyError):  # cut short, or somebody else's
+            continue
+    return None
+
+
+def _shared_scores(first: Point, second: Point) -> tuple[list[float], list[float]]:
+    by_seed = [{run["seed"]: float(run["score"]) for run in point.runs} for point in (first, second)]
+    shared = [seed for seed in by_seed[0] if seed in by_seed[1]]
+    return [by_seed[0][seed] for seed in shared], [by_seed[1][seed] for seed in shared]
+
+
+def _on_seeds(count: int, p: float | None) -> list[str]:
+    if count < 2:
+        return [f"no t-test: it needs two shared seeds, there {'is' if count == 1 else 'are'} {count}"]
+    return ["no t-test: the difference is the same for every seed"] if p is None else []
+
+
+def _on_grids(cells: Sequence[Cell]) -> list[str]:
+    """Maxima of different size favour the larger grid, and p-values after a choice are too small."""
+    points = [len(cell.points) for cell in cells]
+    if max(points) == 1:
+        return []
+    return [f"the best of {points[0]} and of {points[1]} points, chosen on these examples: p is too small"]

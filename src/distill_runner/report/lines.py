@@ -1,0 +1,157 @@
+"""The lines of a table, the same for every format: values, spreads, the grid's own numbers, published ones."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from distill_runner.errors import as_typed
+from distill_runner.report.cells import GRID_MEAN, Cell
+from distill_runner.report.rows import Row, Table, Teacher
+
+AVERAGE = "average"
+BRACKETS = "In brackets: the paper's teacher, size or metric is not that of the run."
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table, its cells by task.
+
+    Attributes:
+        belongs: whether it says more of the line above it that does not.
+        values: numbers, written by ``form``.
+        words: what stands where there is no number.
+        bracketed: tasks whose number is a reference only.
+        averaged: whether the mean over the tasks has a meaning.
+    """
+
+    name: str
+    values: Mapping[str, float]
+    belongs: bool = True
+    form: str = "{:.2f}"
+    words: Mapping[str, str] = field(default_factory=dict)
+    bracketed: frozenset[str] = frozenset()
+    averaged: bool = True
+
+    def text(self, task: str) -> str:
+        if task not in self.values:
+            return self.words.get(task, "-")
+        text = self.form.format(self.values[task])
+        return f"({text})" if task in self.bracketed else text
+
+    def with_average(self, tasks: Sequence[str]) -> "Line":
+        """Also over the tasks, if it has a number on each."""
+        if not self.averaged or any(task not in self.values for task in tasks):
+            return self
+        values = {**self.values, AVERAGE: fmean(self.values[task] for task in tasks)}
+        return replace(self, values=values, bracketed=self.bracketed | ({AVERAGE} if self.bracketed else set()))
+
+
+Number = Callable[[Cell], float | None]
+
+
+def _spread(name: str) -> Number:
+    return lambda cell: getattr(cell.chosen.spread, name) if cell.chosen else None
+
+
+BENEATH: tuple[tuple[str, Number, str, bool], ...] = (
+    ("sd over seeds", _spread("sd"), "{:.2f}", False),
+    ("95 % interval", _spread("interval"), "±{:.2f}", False),
+    ("seeds", _spread("count"), "{:.0f}", False),
+    ("best single run", lambda cell: cell.best_run if cell.kind == GRID_MEAN else None, "{:.2f}", True),
+    ("mean of grid", lambda cell: cell.grid_mean, "{:.2f}", True),
+    ("points of grid", lambda cell: len(cell.points), "{:.0f}", False),
+)
+"""What stands beneath a value: its name, number and form, and whether it is averaged over the tasks."""
+
+
+def lines(table: Table) -> tuple[list[str], list[Line]]:
+    """The columns of a table, and its lines: teachers first."""
+    every = [line for teacher in table.teachers for line in _teacher_lines(teacher)]
+    every += [line for row in table.rows for line in _row_lines(row)]
+    if len(table.tasks) < 2:
+        return table.tasks, every
+    return [*table.tasks, AVERAGE], [line.with_average(table.tasks) for line in every]
+
+
+def notes(table: Table) -> list[str]:
+    """What a reader of the numbers must know, one sentence each."""
+    bracketed = any(line.bracketed for line in lines(table)[1])
+    kinds = {kind for row in table.rows for kind in row.kinds}
+    told = [BRACKETS] if bracketed else []
+    if kinds - {""}:
+        told.append("The best of a grid was picked by these very scores: expect less of it on other data.")
+    return told
+
+
+def chosen(table: Table) -> list[tuple[str, str, str]]:
+    """Row, task and hyper-parameters of each grid's best, those that its points differ in."""
+    return [
+        (row.name, task, chosen_settings(cell))
+        for row in table.rows
+        for task, cell in row.cells.items()
+        if cell.chosen_settings
+    ]
+
+
+def chosen_settings(cell: Cell) -> str:
+    """The hyper-parameters of a grid's best, and how many others are as good."""
+    told = ", ".join(f"{name} {as_typed(value)}" for name, value in cell.chosen_settings.items())
+    return f"{told} ({len(cell.best) - 1} more as good)" if len(cell.best) > 1 else told
+
+
+def reasons(table: Table) -> list[str]:
+    """Why runs have not finished, those of one cause in one line."""
+    groups: dict[tuple[str, str, str, str], list[object]] = {}
+    for name, run in table.unfinished:
+        cause = str(run.get("error") or "").partition("\n")[0]
+        if not cause and run["status"] in ("interrupted", "paused", "killed"):
+            cause = "the same command takes it up again"
+        groups.setdefault((name, run["task"], run["status"], cause), []).append(run["seed"])
+    told = []
+    for (name, task, status, cause), seeds in groups.items():
+        which = f", seed {seeds[0]} {status}" if len(seeds) == 1 else f": {len(seeds)} runs {status}"
+        told.append(f"{name} on {task}{which}" + (f": {cause}" if cause else ""))
+    return told
+
+
+def _teacher_lines(teacher: Teacher) -> list[Line]:
+    first = Line(teacher.name, teacher.scores, belongs=False)
+    differences = {task: teacher.scores[task] - number["value"] for task, number in teacher.published.items()}
+    return [first, *_published_lines(teacher.published, differences)]
+
+
+def _row_lines(row: Row) -> list[Line]:
+    """Each kind of value has lines of its own, so that the best of a grid never stands beside a mean."""
+    waiting = {task: cell.status for task, cell in row.cells.items() if not cell.points}
+    kinds = [kind for kind in row.kinds if any(cell.points for cell in row.cells.values() if cell.kind == kind)]
+    every: list[Line] = []
+    for number, kind in enumerate(kinds or [""]):
+        cells = {task: cell for task, cell in row.cells.items() if cell.kind == kind}
+        values = _numbers(cells, lambda cell: cell.value)
+        name = f"{row.name}, {kind}" if kind else row.name
+        every.append(Line(name, values, belongs=False, words={} if number else waiting))
+        for beneath, of_cell, form, averaged in BENEATH:
+            line = Line(beneath, _numbers(cells, of_cell), form=form, averaged=averaged)
+            if any(line.text(task) not in ("0", "1") for task in line.values):
+                every.append(line)
+        printed = {task: cell.published for task, cell in cells.items() if cell.published}
+        every += _published_lines(printed, _numbers(cells, lambda cell: cell.difference))
+    return every
+
+
+def _numbers(cells: Mapping[str, Cell], of_cell: Number) -> dict[str, float]:
+    found = {task: of_cell(cell) for task, cell in cells.items() if cell.points}
+    return {task: value for task, value in found.items() if value is not None}
+
+
+def _published_lines(printed: Mapping[str, Mapping[str, object]], differences: Mapping[str, float]) -> list[Line]:
+    """For each source of published numbers these, and how far the run is from them."""
+    every = []
+    for source in dict.fromkeys(str(number["source"]) for number in printed.values()):
+        here = {task: number for task, number in printed.items() if number["source"] == source}
+        bracketed = frozenset(task for task, number in here.items() if not number["comparable"])
+        every.append(Line(source, {task: float(number["value"]) for task, number in here.items()}, bracketed=bracketed))  # type: ignore[arg-type]
+        every.append(
+            Line("difference", {task: differences[task] for task in here}, form="{:+.2f}", bracketed=bracketed)
+        )
+    return every

@@ -1,0 +1,53 @@
+"""The table as one HTML page that needs nothing else: pictures lie inside, and there is no script."""
+
+import base64
+import mimetypes
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader
+
+from distill_runner.errors import as_typed
+from distill_runner.report.cells import settings
+from distill_runner.report.collect import Result
+from distill_runner.report.compare import Comparison, sentence
+from distill_runner.report.lines import chosen_settings, lines, notes
+from distill_runner.report.rows import Table
+
+
+def html(table: Table, title: str, comparisons: Sequence[Comparison] = (), pictures: Sequence[Path] = ()) -> str:
+    """The page: table, comparisons, causes of failures, pictures, and each run's settings and command.
+
+    Args:
+        pictures: PNG, JPEG or SVG files; those that do not exist are left out.
+    """
+    columns, every = lines(table)
+    cells = [cell for row in table.rows for cell in row.cells.values()]
+    environment = Environment(
+        loader=PackageLoader("distill_runner.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("page.html")
+    return page.render(
+        title=title,
+        columns=columns,
+        lines=every,
+        rows=table.rows,
+        notes=notes(table),
+        finished=sum(len(point.runs) for cell in cells for point in cell.points),
+        unfinished=table.unfinished,
+        comparisons=[sentence(comparison) for comparison in comparisons],
+        pictures=[(file.stem, _data(file)) for file in pictures if file.is_file()],
+        typed=as_typed,
+        settings=settings,
+        chosen_settings=chosen_settings,
+        folder_name=_folder_name,
+    )
+
+
+def _folder_name(run: Result) -> str:
+    return Path(run["folder"]).name
+
+
+def _data(file: Path) -> str:
+    kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"

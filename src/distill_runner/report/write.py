@@ -1,0 +1,45 @@
+"""The files of a report: one table in every format."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from distill_runner.report.collect import Result
+from distill_runner.report.compare import compare
+from distill_runner.report.formats import as_csv, latex, markdown
+from distill_runner.report.page import html
+from distill_runner.report.rows import tabulate
+from distill_runner.report.table import terminal
+
+
+def write_report(
+    results: Sequence[Result],
+    folder: Path,
+    title: str,
+    pictures: Sequence[Path] = (),
+    comparing: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Write ``table.txt``, ``.md``, ``.csv``, ``.tex`` and ``.html`` into ``folder``; equal results give equal bytes.
+
+    Args:
+        results: in the order in which their rows and tasks are to appear.
+        pictures: files to show on the page.
+        comparing: pairs of rows to test against each other, see ``compare``.
+    Returns:
+        the text for a terminal.
+    """
+    table = tabulate(results)
+    comparisons = [comparison for pair in comparing for comparison in compare(table, *pair)]
+    text = terminal(table, comparisons)
+    files = {
+        "txt": text + "\n",
+        "md": f"# {title}\n\n{markdown(table, comparisons)}",
+        "csv": as_csv(table),
+        "tex": latex(table, comparisons),
+        "html": html(table, title, comparisons, pictures),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for extension, content in files.items():
+        partial = folder / f"table.{extension}.partial"
+        partial.write_text(content, encoding="utf-8")
+        partial.replace(folder / f"table.{extension}")
+    return text

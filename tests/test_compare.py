@@ -1,0 +1,112 @@
+"""Two rows against each other: what is paired, and what is said where nothing can be."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distill_runner.errors import UserError
+from distill_runner.report.compare import Comparison, compare, sentence
+from distill_runner.report.rows import tabulate
+from distill_runner.report.statistics import paired_bootstrap
+from fake_results import failed, point, predicted, result
+
+LABELS = np.arange(40) % 2
+RKD: dict[str, Any] = {"method": "rkd", "mapping": None, "attention": None}
+
+
+def wrong_at(*numbers: int) -> np.ndarray:
+    predictions = LABELS.copy()
+    predictions[list(numbers)] ^= 1
+    return predictions
+
+
+def compared(*runs: dict[str, Any], names: tuple[str, str] = ("alp", "rkd")) -> Comparison:
+    (comparison,) = compare(tabulate(runs), *names)
+    return comparison
+
+
+def test_seeds_and_examples_are_paired(tmp_path: Path) -> None:
+    alp = [predicted(tmp_path, f"a{seed}", wrong_at(*range(seed)), LABELS, seed=seed) for seed in (1, 2, 3)]
+    rkd = [predicted(tmp_path, f"r{s}", wrong_at(*range(5, 11 + s)), LABELS, seed=s, **RKD) for s in (2, 3, 4)]
+    found = compared(*alp, *rkd)
+    # Accuracies 97.5, 95, 92.5 of seeds 1 to 3; 80, 77.5, 75 of seeds 2 to 4. Shared: 95 - 80 and 92.5 - 77.5, both 15.
+    assert found.difference == pytest.approx(95 - 77.5)
+    assert (found.shared, found.seeds_p) == (2, None)
+    assert "no t-test: the difference is the same for every seed" in found.remarks
+    first = [np.eye(2)[wrong_at(*range(seed))] for seed in (1, 2, 3)]
+    second = [np.eye(2)[wrong_at(*range(5, 11 + seed))] for seed in (2, 3, 4)]
+    assert found.examples == paired_bootstrap("accuracy", first, second, LABELS)
+    assert "bootstrap over 40 examples: 95 % [" in sentence(found)
+
+
+def test_p_values_over_seeds_are_told() -> None:
+    scores = {1: (0.62, 0.60), 2: (0.64, 0.60), 3: (0.66, 0.60)}
+    runs = [point(seed=seed, score=alp) for seed, (alp, _) in scores.items()]
+    runs += [point(seed=seed, score=rkd, **RKD) for seed, (_, rkd) in scores.items()]
+    # Differences 2, 4, 6, as in test_statistics but for a factor: p = 0.0742.
+    assert "alp all against rkd on rte: +4.00 accuracy; paired t-test over 3 seeds: p 0.0742" in sentence(
+        compared(*runs)
+    )
+
+
+def test_one_seed_has_no_t_test_and_lost_predictions_no_bootstrap(tmp_path: Path) -> None:
+    runs = [predicted(tmp_path, "a", wrong_at(1), LABELS), predicted(tmp_path, "r", wrong_at(2, 3), LABELS, **RKD)]
+    (tmp_path / "r" / "predictions-validation.npz").write_bytes(b"PK half a file")
+    found = compared(*runs)
+    assert found.examples is None
+    assert found.remarks == (
+        "no bootstrap: predictions are not kept for all runs",
+        "no t-test: it needs two shared seeds, there is 1",
+    )
+
+
+def test_predictions_that_are_not_those_of_the_score_are_not_used(tmp_path: Path) -> None:
+    """As of MNLI's other validation split, whose file lies in the same folder."""
+    alp = predicted(tmp_path, "a", wrong_at(1), LABELS)
+    rkd = predicted(tmp_path, "r", wrong_at(2, 3), LABELS, **RKD)
+    for name in "ar":
+        other = np.eye(2)[wrong_at(*range(20))]
+        np.savez(tmp_path / name / "predictions-mismatched.npz", outputs=other, labels=LABELS)
+    found = compared(alp, rkd).examples
+    assert found is not None
+    assert found.difference == pytest.approx(0.025)
+
+
+def test_other_examples_cannot_be_paired(tmp_path: Path) -> None:
+    alp = predicted(tmp_path, "a", wrong_at(1), LABELS)
+    rkd = predicted(tmp_path, "r", 1 - wrong_at(1), 1 - LABELS, **RKD)
+    assert "no bootstrap: the runs were judged on different examples" in compared(alp, rkd).remarks
+
+
+def test_the_best_of_a_grid_is_no_honest_sample(tmp_path: Path) -> None:
+    alp = [predicted(tmp_path, f"a{n}", wrong_at(*range(n)), LABELS, lr=n * 1e-5) for n in (1, 2, 3)]
+    rkd = predicted(tmp_path, "r", wrong_at(5, 6), LABELS, **RKD)
+    assert compared(*alp, rkd).remarks[-1] == (
+        "the best of 3 and of 1 points, chosen on these examples: p is too small"
+    )
+
+
+def test_what_has_not_finished_or_has_another_metric_is_told() -> None:
+    assert compared(point(), failed(**RKD)).remarks == ("rkd is failed",)
+    runs = [point(), point(task="cola", metric="matthews"), point(task="cola", **RKD, metric="matthews")]
+    rte, cola = compare(tabulate(runs), "alp", "rkd")
+    assert rte.remarks == ("rkd is not run",)
+    assert cola.difference == 0
+    other = [point(**RKD, metric="f1"), point(mapping="po")]
+    assert compared(*other, names=("rkd, by f1", "alp po")).remarks == ("their metrics differ",)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("alp", "rkd"), "several rows bear this name"),
+        (("alp po", "rdk"), "there is no such row"),
+        (("alp po", "alp po"), "is one row, not two"),
+    ],
+)
+def test_rows_that_cannot_be_found(names: tuple[str, str], said: str) -> None:
+    table = tabulate([result(), result(mapping="po"), result(**RKD)])
+    with pytest.raises(UserError, match=said):
+        compare(table, *names)

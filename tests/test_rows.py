@@ -1,0 +1,135 @@
+"""Which runs share a row and a cell, and what the cell's value is."""
+
+from typing import Any
+
+import pytest
+
+from distill_runner.report.cells import Cell, cell_of
+from distill_runner.report.lines import chosen_settings
+from distill_runner.report.rows import tabulate
+from fake_results import failed, point, result
+
+
+def cell(*runs: dict[str, Any]) -> Cell:
+    return cell_of(runs)
+
+
+def test_seeds_of_one_setting_are_one_point() -> None:
+    of = cell(point(seed=1, score=0.66), point(seed=2, score=0.68), point(seed=3, score=0.70))
+    assert (of.kind, len(of.points)) == ("", 1)
+    assert of.chosen is not None
+    assert of.chosen.spread.count == 3
+    assert (of.value, of.chosen.spread.sd) == pytest.approx((68, 2))
+    assert of.grid_mean is None
+    assert of.chosen_settings == {}
+
+
+def test_a_grid_of_one_seed_has_a_best_point() -> None:
+    of = cell(point(1e-5, score=0.66), point(2e-5, score=0.70), point(5e-5, score=0.62))
+    assert of.kind == "best of grid"
+    assert (of.value, of.grid_mean) == pytest.approx((70, 66))
+    assert of.chosen_settings == {"optim.lr": 2e-5}
+
+
+def test_a_grid_of_several_seeds_is_chosen_by_its_means() -> None:
+    of = cell(
+        *(point(1e-5, seed, score) for seed, score in enumerate([0.60, 0.62, 0.61])),
+        *(
+            point(2e-5, seed, score) for seed, score in enumerate([0.70, 0.50, 0.51])
+        ),  # the best run, but not the best mean
+    )
+    assert of.kind == "best mean of grid"
+    assert (of.value, of.best_run) == pytest.approx((61, 70))
+    assert of.chosen_settings == {"optim.lr": 1e-5}
+    assert of.grid_mean == pytest.approx((61 + 57) / 2)
+
+
+def test_a_point_with_fewer_seeds_is_not_chosen() -> None:
+    of = cell(point(1e-5, 1, 0.60), point(1e-5, 2, 0.62), point(2e-5, 1, 0.70))
+    assert of.value == pytest.approx(61)
+
+
+def test_a_score_that_is_no_number_is_never_the_best() -> None:
+    assert cell(point(1e-5, score=float("nan")), point(2e-5, score=0.5)).value == 50
+
+
+def test_points_that_are_as_good_are_counted() -> None:
+    of = cell(point(1e-5, score=0.6), point(2e-5, score=0.7), point(5e-5, score=0.7))
+    assert chosen_settings(of) == "optim.lr 2e-05 (1 more as good)"
+
+
+def test_older_results_are_told_apart_by_their_weights() -> None:
+    of = cell(result(weights={"kd": 0.5}, lr=1e-5, score=0.6), result(weights={"kd": 0.2}, lr=1e-5, score=0.7))
+    assert of.chosen_settings == {"kd.weight": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ([], "not run"),
+        (["failed"], "failed"),
+        (["running", "failed"], "running"),
+        (["paused", "killed"], "killed"),
+        (["failed", "done"], "done"),
+    ],
+)
+def test_why_there_is_no_value(statuses: list[str], expected: str) -> None:
+    runs = [point(seed=n) if status == "done" else failed(seed=n, status=status) for n, status in enumerate(statuses)]
+    assert cell(*runs).status == expected
+
+
+def test_one_run_in_two_folders_counts_once_and_a_failure_since_mended_not_at_all() -> None:
+    table = tabulate([failed(key="1"), result(key="1"), result(key="1"), failed(key="1")])
+    (row,) = table.rows
+    assert len(row.cells["rte"].points) == 1
+    assert table.unfinished == []
+
+
+def student(**changes: Any) -> dict[str, Any]:
+    return result()["student"] | {"source": "bert_base"} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"student": student(num_layers=6)}, ["alp all, 4 layers", "alp all, 6 layers"]),
+        (
+            {"student": student(source="minilm_l6", width=384), "teacher": "minilm_l6"},  # the width follows
+            ["alp all, from bert_base", "alp all, from minilm_l6"],
+        ),
+        (
+            {"student": student(init="random of pretrained")},
+            ["alp all, init first", "alp all, init random of pretrained"],
+        ),
+        ({"teacher": "roberta_base"}, ["alp all, teacher bert_base", "alp all, teacher roberta_base"]),
+        ({"teacher_score": 0.7}, ["alp all, teacher at 68.23", "alp all, teacher at 70.00"]),
+        ({"metric": "f1"}, ["alp all, by accuracy", "alp all, by f1"]),
+        ({"epochs": 3}, ["alp all, 20 epochs", "alp all, 3 epochs"]),
+        ({"dataset": "my/rte"}, ["alp all, data nyu-mll/glue", "alp all, data my/rte"]),
+        ({"seed": 2}, ["alp all"]),
+    ],
+)
+def test_what_differs_makes_a_row_of_its_own(changes: dict[str, Any], names: list[str]) -> None:
+    table = tabulate([result(key="1", student=student()), result(key="2", **{"student": student()} | changes)])
+    assert [row.name for row in table.rows] == names
+
+
+def test_epochs_that_belong_to_the_task_make_no_rows() -> None:
+    table = tabulate([result(key="1"), result(key="2", task="cola", epochs=50, teacher_score=0.5)])
+    assert [row.name for row in table.rows] == ["alp all"]
+
+
+def test_a_failure_joins_the_row_of_its_kind() -> None:
+    """It knows its depth, not its width nor how good its teacher is."""
+    runs = [result(key="4", student=student()), result(key="6", student=student(num_layers=6), teacher_score=0.7)]
+    table = tabulate([*runs, failed(key="f", task="rte", student={"num_layers": 6}, teacher="bert_base")])
+    failures = {row.name: len(row.cells["rte"].unfinished) for row in table.rows}
+    assert failures == {"alp all, 4 layers": 0, "alp all, 6 layers": 1}
+
+
+def test_a_second_teacher_of_one_name_has_a_row_of_its_own() -> None:
+    table = tabulate([result(key="1"), result(key="2", teacher_score=0.7, seed=2), result(key="3", seed=3)])
+    assert [(teacher.name, dict(teacher.scores)) for teacher in table.teachers] == [
+        ("teacher bert_base", {"rte": pytest.approx(68.23)}),
+        ("teacher bert_base at 70.00", {"rte": pytest.approx(70)}),
+    ]

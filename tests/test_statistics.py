@@ -1,0 +1,113 @@
+"""Means over seeds and paired tests, against numbers by hand and independent references in float64."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill_runner.metrics import METRICS
+from distill_runner.report import statistics
+from distill_runner.report.statistics import Spread, paired_bootstrap, paired_t
+
+
+def test_spread_by_hand() -> None:
+    spread = Spread.of([66.0, 68.0, 70.0])
+    # Variance (4 + 0 + 4) / 2 = 4; t(0.975, 2) = 4.302653 of the printed tables; 4.302653 * 2 / sqrt(3) = 4.968276.
+    assert (spread.count, spread.mean, spread.sd) == (3, 68.0, 2.0)
+    assert spread.interval == pytest.approx(4.968276, abs=1e-5)
+
+
+def test_one_value_has_no_spread() -> None:
+    assert Spread.of([66.0]) == Spread(1, 66.0, None, None)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=12))
+def test_the_interval_is_scipys(values: list[float]) -> None:
+    from scipy import stats
+
+    spread = Spread.of(values)
+    assert spread.interval is not None
+    if np.ptp(values) < 1e-6:
+        assert spread.interval == pytest.approx(0, abs=1e-5)
+        return
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
+    assert (spread.mean - spread.interval, spread.mean + spread.interval) == pytest.approx((low, high))
+
+
+def test_paired_t_by_hand() -> None:
+    # Differences 1, 2, 3: mean 2, sd 1, t = 2 sqrt(3) = 3.4641 with 2 degrees of freedom, whose distribution function
+    # is (1 + t / sqrt(2 + t^2)) / 2: p = 1 - 3.4641 / sqrt(14) = 0.074180.
+    assert paired_t([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx(0.074180, abs=1e-6)
+
+
+@pytest.mark.parametrize(("first", "second"), [([], []), ([0.5], [0.4]), ([0.66, 0.68], [0.65, 0.67])])
+def test_no_t_test_without_two_pairs_that_differ(first: list[float], second: list[float]) -> None:
+    assert paired_t(first, second) is None
+
+
+def outputs_and_labels(metric: str, size: int = 60) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+    """Two seeds of a better and two of a worse model; three classes for accuracy and Matthews' correlation."""
+    draw = np.random.default_rng(3)
+    if metric in ("pearson", "spearman"):
+        scores = draw.uniform(0, 5, size).astype(np.float32)
+        noisy = [(scores + draw.normal(0, sd, size)).astype(np.float32)[:, None] for sd in (1, 1.5, 2.5, 3)]
+        return noisy[:2], noisy[2:], scores
+    classes = 2 if metric == "f1" else 3
+    labels = draw.integers(classes, size=size)
+    models = []
+    for noise in (1, 1.2, 2, 2.2):
+        models.append((np.eye(classes)[labels] + draw.normal(0, noise, (size, classes))).astype(np.float32))
+    return models[:2], models[2:], labels
+
+
+def reference(metric: str, first: list[np.ndarray], second: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
+    """The differences of 100 resamples, example by example, with scikit-learn's and scipy's own metrics."""
+    draw, size = np.random.default_rng(statistics.SEED), len(labels)
+    of = METRICS[metric]
+    rows = draw.integers(size, size=(100, size))
+    return np.array(
+        [np.mean([of(m[r], labels[r]) for m in first]) - np.mean([of(m[r], labels[r]) for m in second]) for r in rows]
+    )
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "matthews", "pearson", "spearman"])
+def test_bootstrap_is_that_of_a_plain_loop(metric: str) -> None:
+    first, second, labels = outputs_and_labels(metric)
+    found = paired_bootstrap(metric, first, second, labels, resamples=100)
+    differences = reference(metric, first, second, labels)
+    of = METRICS[metric]
+    observed = np.mean([of(m, labels) for m in first]) - np.mean([of(m, labels) for m in second])
+    assert found.difference == pytest.approx(observed, abs=1e-12)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(differences, [0.025, 0.975])), abs=1e-12)
+    far = sum(abs(difference - observed) >= abs(observed) - 1e-12 for difference in differences)
+    assert found.p == (1 + far) / 101
+    assert found.examples == len(labels)
+
+
+def test_bootstrap_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, labels = outputs_and_labels("matthews")
+    whole = paired_bootstrap("matthews", first, second, labels, resamples=101)
+    monkeypatch.setattr(statistics, "CHUNK", 7 * len(labels))
+    assert paired_bootstrap("matthews", first, second, labels, resamples=101) == whole
+
+
+def test_a_constant_prediction_has_no_correlation_in_any_resample() -> None:
+    labels = np.array([0, 1] * 10)
+    constant = [np.tile([1.0, 0.0], (20, 1))]
+    assert paired_bootstrap("matthews", constant, constant, labels, resamples=50).difference == 0
+
+
+def test_equal_models_do_not_differ() -> None:
+    first, _, labels = outputs_and_labels("accuracy")
+    found = paired_bootstrap("accuracy", first, first, labels, resamples=100)
+    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
+
+
+def test_under_the_null_small_p_values_are_rare() -> None:
+    """Two models that are right as often: of 200 data sets about 10 have p < 0.05, and 22 would be 4 sd more."""
+    draw, rejected = np.random.default_rng(0), 0
+    for _ in range(200):
+        labels = draw.integers(2, size=100)
+        models = [np.eye(2)[np.where(draw.random(100) < 0.7, labels, 1 - labels)] for _ in range(2)]
+        rejected += paired_bootstrap("accuracy", [models[0]], [models[1]], labels, resamples=400).p < 0.05
+    assert rejected <= 22

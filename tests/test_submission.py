@@ -1,0 +1,192 @@
+"""Submissions to GLUE's server and predictions for files, by tiny students on data in hub layout."""
+
+import csv
+import io
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+import yaml
+
+from distill_runner.errors import UserError
+from distill_runner.report import submission
+from distill_runner.report.submission import FILES, submit
+
+CONF = Path(__file__).parent.parent / "conf" / "task"
+SENTENCES = ["the green river", "a heavy stone over the garden", "slowly", "the letter found under a window", "bright"]
+Student = Callable[..., Path]
+
+
+@pytest.fixture
+def glue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in hub layout with test splits of 5 examples, without labels or with -1 as on the hub."""
+    from datasets import Dataset
+
+    root = tmp_path / "data" / "glue"
+    pairs = {"sentence1": SENTENCES, "sentence2": SENTENCES[::-1]}
+    nli = {"premise": SENTENCES, "hypothesis": SENTENCES[::-1], "label": [-1] * 5}
+    for name, files in {
+        "rte": {"test": {**pairs, "label": [-1] * 5}},
+        "cola": {"test": {"sentence": SENTENCES, "label": [-1] * 5}},
+        "stsb": {"test": {**pairs, "label": [-1.0] * 5}},
+        "mnli": {"test_matched": nli, "test_mismatched": {**nli, "premise": SENTENCES[1:] + SENTENCES[:1]}},
+        "ax": {"test": nli},
+    }.items():
+        (root / name).mkdir(parents=True)
+        for split, columns in files.items():
+            Dataset.from_dict(columns).to_parquet(root / name / f"{split}-00000-of-00001.parquet")
+    monkeypatch.setenv("DISTILL_DATA_DIR", str(root.parent))
+    monkeypatch.setattr(submission, "FILES", tuple(replace(file, size=5) for file in FILES))
+    return root
+
+
+@pytest.fixture
+def student(tmp_path: Path, tiny_bert_folder: Path) -> Student:
+    """A run's folder with a random student of a task of ``conf/task``, its head's classes in the order of ``names``."""
+
+    def make(task: str, names: list[str] | None = None, **changes: Any) -> Path:
+        import torch
+        from transformers import AutoModelForSequenceClassification
+
+        described = yaml.safe_load((CONF / f"{task}.yaml").read_text()) | {"max_length": 48} | changes
+        names = names or described["labels"] or ["score"]
+        torch.manual_seed(1)
+        model = AutoModelForSequenceClassification.from_pretrained(tiny_bert_folder, num_labels=len(names))
+        model.config.id2label = dict(enumerate(names))
+        model.config.problem_type = None
+        torch.nn.init.normal_(model.classifier.weight)
+        folder = tmp_path / f"{task}-run"
+        model.save_pretrained(folder / "model")
+        for file in tiny_bert_folder.glob("token*"):
+            shutil.copy(file, folder / "model")
+        (folder / "config.yaml").write_text(yaml.safe_dump({"stages": {"student": {"task": described}}}))
+        return folder
+
+    return make
+
+
+def expected_logits(folder: Path, *texts: list[str]) -> np.ndarray:
+    """By transformers' own padded forward."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    with torch.no_grad():
+        logits: np.ndarray = model(**tokenizer(*texts, padding=True, return_tensors="pt")).logits.numpy()
+    return logits
+
+
+def read_tsv(archive: Path, name: str) -> list[list[str]]:
+    with ZipFile(archive) as zipped:
+        return list(csv.reader(io.StringIO(zipped.read(name).decode()), delimiter="\t"))
+
+
+def test_the_servers_files() -> None:
+    assert [file.name.removesuffix(".tsv") for file in FILES] == (
+        ["AX", "CoLA", "MNLI-m", "MNLI-mm", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B", "WNLI"]
+    )
+    assert {file.task for file in FILES} <= {path.stem for path in CONF.glob("*.yaml")}
+
+
+def test_names_numbers_and_scores(
+    glue: Path, student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = {task: student(task) for task in ("rte", "cola", "stsb")}
+    out = tmp_path / "submission.zip"
+    submit([*map(str, folders.values()), "--out", str(out), "--device", "cpu"])
+    pairs = (SENTENCES, SENTENCES[::-1])
+    rte = np.array(["entailment", "not_entailment"])[expected_logits(folders["rte"], *pairs).argmax(1)]
+    cola = expected_logits(folders["cola"], SENTENCES).argmax(1)
+    stsb = expected_logits(folders["stsb"], *pairs)[:, 0].clip(0, 5)
+    assert read_tsv(out, "RTE.tsv") == [["index", "prediction"], *([str(i), name] for i, name in enumerate(rte))]
+    assert read_tsv(out, "CoLA.tsv") == [["index", "prediction"], *([str(i), str(c)] for i, c in enumerate(cola))]
+    rows = read_tsv(out, "STS-B.tsv")[1:]
+    assert all(len(score.partition(".")[2]) == 3 for _, score in rows)
+    assert [float(score) for _, score in rows] == pytest.approx(stsb, abs=6e-4)
+    assert sorted(ZipFile(out).namelist()) == ["CoLA.tsv", "RTE.tsv", "STS-B.tsv"]
+    told = capsys.readouterr().out
+    assert "MRPC.tsv: missing, no student of mrpc" in told
+    assert f"{out}: 3 of 11 files" in told
+
+
+def test_one_student_of_mnli_predicts_three_files_by_name(glue: Path, student: Student, tmp_path: Path) -> None:
+    """Also if its head has the classes in another order than the task."""
+    names = ["contradiction", "entailment", "neutral"]
+    folder, out = student("mnli", names), tmp_path / "submission.zip"
+    submit([str(folder), "--out", str(out), "--device", "cpu"])
+    for name, premises in (
+        ("AX.tsv", SENTENCES),
+        ("MNLI-m.tsv", SENTENCES),
+        ("MNLI-mm.tsv", SENTENCES[1:] + SENTENCES[:1]),
+    ):
+        expected = np.array(names)[expected_logits(folder, premises, SENTENCES[::-1]).argmax(1)]
+        assert [prediction for _, prediction in read_tsv(out, name)[1:]] == expected.tolist()
+
+
+def test_filled_files_are_whole_and_equal_archives_have_equal_bytes(
+    glue: Path, student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out, again = student("rte"), tmp_path / "a.zip", tmp_path / "b.zip"
+    for file in (out, again):
+        submit([str(folder), "--out", str(file), "--fill", "--device", "cpu"])
+    assert out.read_bytes() == again.read_bytes()
+    assert sorted(ZipFile(out).namelist()) == [file.name for file in FILES]
+    assert all(len(read_tsv(out, file.name)) == 6 for file in FILES)
+    assert "STS-B.tsv: no student of stsb, filled with 0.000" in capsys.readouterr().out
+
+
+def test_a_split_that_is_not_whole_is_told(
+    glue: Path, student: Student, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submission, "FILES", FILES)
+    submit([str(student("rte")), "--out", str(tmp_path / "a.zip"), "--device", "cpu"])
+    assert "RTE.tsv: 5 predictions" in (told := capsys.readouterr().out)
+    assert "the server expects 3000" in told
+
+
+def test_a_file_of_ones_own(student: Student, tmp_path: Path) -> None:
+    folder, out = student("rte"), tmp_path / "predictions.csv"
+    file = tmp_path / "mine.csv"
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows([["sentence1", "sentence2"], *zip(SENTENCES, SENTENCES, strict=True)])
+    (tmp_path / "mine-2.csv").write_text("of,another\n1,2\n")
+    submit([str(folder), "--file", str(file), "--out", str(out), "--device", "cpu"])
+    names = np.array(["entailment", "not_entailment"])[expected_logits(folder, SENTENCES, SENTENCES).argmax(1)]
+    assert out.read_text() == "index,prediction\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{rte}", "{rte}", "--out", "{tmp}/a.zip"], "is a student of rte too"),
+        (["{tmp}", "--out", "{tmp}/a.zip"], "holds no student"),
+        (["{custom}", "--out", "{tmp}/a.zip"], "is none of GLUE's"),
+        (["{rte}", "--out", "{tmp}/nowhere/a.zip"], "its folder does not exist"),
+        (["{rte}", "--out", "{tmp}/a.csv", "--file", "{tmp}/nothing.csv"], "there is no such file"),
+        (["{rte}", "--out", "{tmp}/a.csv", "--file", "{rte}/config.yaml"], "is of no kind that can be read"),
+        (["{rte}"], "the following arguments are required: --out"),
+    ],
+)
+def test_mistakes_are_told(student: Student, tmp_path: Path, arguments: list[str], said: str) -> None:
+    names = {"rte": student("rte"), "custom": student("wnli", dataset="my/data"), "tmp": tmp_path}
+    with pytest.raises(UserError, match=said) as caught:
+        submit([argument.format(**names) for argument in arguments])
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("task", "name"), [("rte", "RTE.tsv"), ("stsb", "STS-B.tsv"), ("wnli", "WNLI.tsv")])
+def test_real_test_splits_are_as_long_as_the_server_expects(
+    data_dir: Path, student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, name: str
+) -> None:
+    out = tmp_path / "submission.zip"
+    submit([str(student(task)), "--out", str(out), "--device", "cpu"])
+    (size,) = (file.size for file in FILES if file.name == name)
+    assert len(read_tsv(out, name)) == size + 1
+    assert "the server expects" not in capsys.readouterr().out
