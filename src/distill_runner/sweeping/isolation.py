@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 Run = Callable[[DictConfig], Mapping[str, Any]]
 FAILED, INTERRUPTED = 1, 130
+GRACE_SECONDS = 10.0
+"""A sweep that ends by Ctrl-C is gone while its points, which got the signal too, still save: a second one would hurt."""
 
 
 def run_apart(run: Run, config: DictConfig) -> Mapping[str, Any]:
@@ -101,6 +104,7 @@ def _end_with_parent() -> None:
     def watch() -> None:
         assert parent is not None
         wait([parent.sentinel])
+        time.sleep(GRACE_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
     if parent is not None:
