@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from distill_runner.report.model_card import model_card
 from distill_runner.report.result import described_by, environment, finished, write_json
 from distill_runner.report.table import result_row
 from distill_runner.stages import Stage, resolve
-from distill_runner.store import Store
+from distill_runner.store import Store, share
 from distill_runner.terminal import Bar
 from distill_runner.tracking import Tracker, open_tracker
 
@@ -107,7 +106,7 @@ def _is_done(folder: Path) -> bool:
 def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> dict[str, Any]:
     """Write ``result.json``, put the student with its model card into ``model/``, and print the result."""
     artifact = pipeline.build(stage)
-    teacher = pipeline.build(stage.teacher) if stage.teacher else None
+    teacher = pipeline.build(stage.first_teacher) if stage.first_teacher else None
     result = finished(run, stage, artifact, teacher, folder)
     _share(artifact / "model", folder / "model")
     (folder / "model" / "README.md").write_text(model_card(result))
@@ -120,14 +119,7 @@ def _share(stored: Path, folder: Path) -> None:
     """The files of ``stored`` in ``folder`` as well, without a second copy where the file system allows."""
     if folder.is_symlink():  # as earlier versions left it: writing through it would damage the store
         folder.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in stored.iterdir():
-        shared = folder / file.name
-        shared.unlink(missing_ok=True)
-        try:
-            os.link(file, shared)
-        except OSError:
-            shutil.copy2(file, shared)
+    share(stored, folder)
 
 
 def _flat(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,11 @@ class Store:
         """Whether the artifact exists, by the sizes of its files: milliseconds."""
         return _whole(self.path(spec), checksums=False)
 
+    def find(self, spec: Spec) -> Path | None:
+        """The artifact of ``spec`` if it exists and its checksums are right."""
+        path = self.path(spec)
+        return path if _whole(path, checksums=True) else None
+
     def get(self, spec: Spec, build: Callable[[Path], None]) -> Path:
         """The artifact of ``spec``, built if it is missing or damaged.
 
@@ -115,6 +120,19 @@ def _whole(folder: Path, checksums: bool) -> bool:
         )
     except (OSError, ValueError, KeyError):
         return False
+
+
+def share(source: Path, target: Path) -> None:
+    """All that lies below ``source`` below ``target`` as well, without a second copy where the file system allows."""
+    shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    Path(target).unlink(missing_ok=True)  # never written through: it may be shared itself
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def remove(path: Path) -> None:
