@@ -304,6 +304,56 @@ def test_a_run_killed_in_any_phase_goes_on_to_the_same_end(compose: Compose, pro
     assert run.trained[0] == stage
 
 
+# Compositions.
+
+
+def test_an_intermediate_loss_while_checkpoints_are_followed(compose: Compose) -> None:
+    """ALP-KD's term in Pro-KD's phase I reads the layers of each checkpoint."""
+    run, points = Run(compose("experiment=pro_kd/with_alp", "optim.epochs=1", "runtime.log_every=1")), []
+
+    def report(name: str) -> Callable[[Mapping[str, Any], int, float], None]:
+        return lambda values, step, epoch: points.append((name, values))
+
+    run.pipeline.report = report
+    weights = run.build()
+    losses = [values for name, values in points if name == "phase1" and "loss" in values]
+    assert all(
+        {"loss/logits", "loss/intermediate", "intermediate/alpha_entropy_1"} <= values.keys() for values in losses
+    )
+    assert [values["logits/temperature"] for values in losses] == [2.0] * 8 + [1.0] * 4
+    caches = {frozenset(file.stem for file in folder.glob("*.npy")) for folder in run.store.folder.glob("targets/*/")}
+    assert caches == {frozenset({"logits", "cls-1", "cls-2", "cls-3", "cls-4"})}
+    without = Run(compose("experiment=pro_kd/with_alp", "optim.epochs=1", "loss.lambda=0.0"))
+    assert without.stage.key == Run(compose("method=prokd", "optim.epochs=1")).stage.key
+    assert without.build() != weights
+
+
+def test_scores_are_followed_as_classes_are(compose: Compose, tmp_path: Path, tiny_task_folder: Path) -> None:
+    for split in ("train", "validation"):
+        lines = (tiny_task_folder / f"{split}.csv").read_text().splitlines()
+        scores = [line.replace(",yes", ",4.5").replace(",no", ",0.5") for line in lines]
+        (tmp_path / f"{split}.csv").write_text("\n".join(scores) + "\n")
+    kind = [f"task.dataset={tmp_path}", "task.labels=null", "task.kind=regression", "task.metrics=[pearson_spearman]"]
+    run = Run(compose("method=prokd", *kind, "optim.epochs=1"))
+    assert run.phase1.shape.num_labels == 1
+    run.build()
+    metrics = json.loads((run.store.path(run.stage.spec) / "metrics.json").read_text())["metrics"]
+    assert -1 <= metrics["pearson_spearman"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["vanilla", "takd", "rco", "annealing", "prokd"])
+def test_on_the_embedded_task(compose: Compose, method: str) -> None:
+    small = [f"stages.pretrain.model.architecture.{key}" for key in ("hidden_size=16", "num_hidden_layers=3")]
+    few = ["stages.pretrain.optim.max_steps=2", "teacher.optim.epochs=2", "optim.epochs=2", "task.max_length=16"]
+    sizes = ["corpus.max_length=16", "corpus.vocab_size=300", "student.num_layers=1"]
+    assistant = ["assistant.num_layers=2"] if method == "takd" else []
+    run = Run(compose("experiment=demo", f"method={method}", *small, *few, *sizes, *assistant, tiny=False))
+    run.build()
+    between = {"takd": ["assistant"], "annealing": ["phase1"], "prokd": ["phase1"]}.get(method, [])
+    assert run.trained == ["pretrain", "teacher", *between, "student"]
+
+
 # Identities.
 
 SMALL = ("student.num_layers=1", "optim.epochs=2", "+stages.teacher.select=last")
