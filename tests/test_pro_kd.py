@@ -317,9 +317,8 @@ def test_an_intermediate_loss_while_checkpoints_are_followed(compose: Compose) -
     run.pipeline.report = report
     weights = run.build()
     losses = [values for name, values in points if name == "phase1" and "loss" in values]
-    assert all(
-        {"loss/logits", "loss/intermediate", "intermediate/alpha_entropy_1"} <= values.keys() for values in losses
-    )
+    terms = {"loss/logits", "loss/intermediate", "intermediate/alpha_entropy_1"}
+    assert all(terms <= values.keys() for values in losses)
     assert [values["logits/temperature"] for values in losses] == [2.0] * 8 + [1.0] * 4
     caches = {frozenset(file.stem for file in folder.glob("*.npy")) for folder in run.store.folder.glob("targets/*/")}
     assert caches == {frozenset({"logits", "cls-1", "cls-2", "cls-3", "cls-4"})}
