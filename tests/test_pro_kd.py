@@ -36,7 +36,8 @@ def progress(epoch: int, num_epochs: int = 8) -> Progress:
 
 def matching(student: torch.Tensor, teacher: torch.Tensor, epoch: int, **arguments: Any) -> torch.Tensor:
     """The term's value in float64 with two epochs per temperature."""
-    term = LogitMatching(**{"tau_max": 4, "soften": "divide", "steps": {"epochs": 2}} | arguments)
+    given: dict[str, Any] = {"tau_max": 4, "soften": "divide", "steps": {"epochs": 2}} | arguments
+    term = LogitMatching(**given)
     shape = Shape(2, 32, 4, student.shape[1], 100, "bert")
     term.bind(shape, shape, "classification" if student.shape[1] > 1 else "regression")
     return term(Features(student.double()), Features(teacher.double()), BATCH, progress(epoch))
@@ -302,6 +303,17 @@ def test_a_run_killed_in_any_phase_goes_on_to_the_same_end(compose: Compose, pro
     run.pipeline.report = run.report
     assert run.build() == prokd.build()
     assert run.trained[0] == stage
+
+
+def test_a_stage_without_a_route_has_the_key_it_always_had(compose: Compose) -> None:
+    names = {"kind", "schema", "stage", "seed", "data", "tokenizer", "model", "method", "teacher", "optim", "select"}
+    stage, followed = Run(compose("method=rkd")).stage, Run(compose("method=rco")).stage
+    assert stage.spec.keys() == names | {"precision", "versions"}
+    assert followed.spec.keys() - stage.spec.keys() == {"route"}
+    needs = stage.method().teacher_needs
+    plain = {"kind", "schema", "teacher", "tokens", "needs", "precision"}
+    assert stage.targets_spec(needs, None).keys() == plain
+    assert stage.targets_spec(needs, 2).keys() == plain | {"checkpoint"}
 
 
 # Compositions.

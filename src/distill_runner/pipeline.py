@@ -103,7 +103,10 @@ class Pipeline:
             return self.store.get(stage.spec, lambda folder: self._yield(stage, folder))
 
     def checkpoints(self, stage: Stage) -> Path:
-        """The folder of the stage's model after each of its epochs, and in ``YIELD`` of all that the stage yields."""
+        """The folder of the stage's model after each of its epochs, and in ``YIELD`` of all that the stage yields.
+
+        A stage that was built without is trained again: to the same end on a CPU, to a similar one elsewhere.
+        """
 
         def train(folder: Path) -> None:
             if not (folder / YIELD / CHECKPOINT).exists():
@@ -231,6 +234,7 @@ class Pipeline:
             spec = stage.targets_spec(needs, checkpoint)
             return Cached(self.store.get(spec, lambda folder: Cached.write(folder, live(checkpoint))), self.device)
 
+        of: Callable[[int | None], TeacherTargets]
         if cached:
             of = {checkpoint: from_cache(checkpoint) for checkpoint in stage.followed}.__getitem__
         else:

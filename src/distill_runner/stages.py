@@ -113,7 +113,7 @@ class Stage:
     @property
     def followed(self) -> list[int | None]:
         """The checkpoints of the teacher that this stage reads; None is the model that the teacher yields."""
-        return sorted(set(self.route)) if self.route else [None]
+        return [*sorted(set(self.route))] if self.route else [None]
 
     @property
     def checkpoints_spec(self) -> Spec:
@@ -239,11 +239,7 @@ def _source_spec(model: ModelConfig) -> dict[str, Any]:
 
 
 def require_same_vocabulary(teacher: str, student: str) -> None:
-    """Both models read the same tokens, so their vocabularies must be equal.
-
-    Raises:
-        UserError: they are not, or one of them does not exist yet, so that it cannot be said.
-    """
+    """Both models read the same tokens: UserError if not, or if only one vocabulary is still to be trained."""
     if CORPUS in (teacher, student):
         problem = "teacher and student cannot read the same words: only one has a vocabulary of the run's own corpus"
         raise UserError(".model.source", None, problem, "Start both from what was pre-trained on it, or neither.")
