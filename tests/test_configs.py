@@ -15,17 +15,13 @@ from distill_runner import models
 from distill_runner.cli import _arguments
 from distill_runner.config import RunConfig
 from distill_runner.errors import UserError
-from distill_runner.help import config_folder
+from distill_runner.help import choices, config_folder
 from distill_runner.pipeline import Pipeline
 from distill_runner.stages import resolve
 from distill_runner.store import Store
 
 CONF = config_folder()
 Compose = Callable[..., RunConfig]
-
-
-def names(group: str) -> list[str]:
-    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
 def header(file: Path) -> str:
@@ -65,9 +61,9 @@ def test_the_command_in_a_header_composes(file: Path, compose: Compose) -> None:
 def test_a_sweep_names_choices_that_exist(file: Path) -> None:
     content = yaml.safe_load(file.read_text())
     assert content["hydra"]["mode"] == "MULTIRUN"
-    for group, choices in content["hydra"]["sweeper"]["params"].items():
+    for group, chosen in content["hydra"]["sweeper"]["params"].items():
         if (CONF / group).is_dir():
-            assert set(choices.split(",")) <= set(names(group))
+            assert set(chosen.split(",")) <= set(choices(group))
 
 
 # Training.
@@ -78,15 +74,17 @@ READING = (*SELECTING, "ckd", "alp")
 
 def combinations() -> list[tuple[str, ...]]:
     """Every method with every mapping and attention that it reads."""
-    plain = [(f"method={method}",) for method in names("method")]
-    mapped = [(f"method={method}", f"mapping={mapping}") for method in READING for mapping in names("mapping")]
-    attended = [("method=alp", f"attention={attention}") for attention in names("attention")]
+    plain = [(f"method={method}",) for method in choices("method")]
+    mapped = [(f"method={method}", f"mapping={mapping}") for method in READING for mapping in choices("mapping")]
+    attended = [("method=alp", f"attention={attention}") for attention in choices("attention")]
     return [*plain, *mapped, *attended]
 
 
 @pytest.mark.parametrize("overrides", combinations(), ids=" ".join)
 def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, tmp_path: Path) -> None:
-    values = [f"store.dir={tmp_path}", "teacher.optim.epochs=0", "optim.max_steps=2", "runtime.log_every=1"]
+    values = [f"store.dir={tmp_path}", "teacher.optim.epochs=1", "optim.max_steps=2", "runtime.log_every=1"]
+    if "method=takd" in overrides:
+        values.append("assistant.num_layers=3")
     if "mapping=explicit" in overrides:
         values.append("mapping.layers=[[2],[]]")
     run, points = compose(*overrides, *values), list[Mapping[str, Any]]()
@@ -138,8 +136,8 @@ def located(monkeypatch: pytest.MonkeyPatch, tiny_bert_folder: Path) -> list[str
 
 
 def test_every_teacher_is_known_here() -> None:
-    assert names("teacher") == sorted(TEACHERS)
-    assert names("student") == ["compact", "pretrained", "truncated"]
+    assert choices("teacher") == sorted(TEACHERS)
+    assert choices("student") == ["compact", "pretrained", "truncated"]
 
 
 @pytest.mark.parametrize("teacher", sorted(TEACHERS.keys() - {"demo"}))
@@ -239,6 +237,50 @@ def test_what_the_paper_chose_reaches_the_run(
     assert student.task is not None
     assert (student.optim.batch_size, student.optim.epochs) == (32, student.task.epochs)
     assert teacher.optim.epochs == student.task.epochs
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides", "lr", "epochs", "phase1_epochs", "teacher_epochs"),
+    [
+        ("bert_small", ["task=rte", "method=prokd"], 5e-5, 10, 8, 7),
+        ("bert_small", ["task=cola", "method=annealing"], 2e-5, 10, 8, 7),
+        ("bert_small", ["task=mrpc", "method=vanilla"], 5e-5, 18, None, 7),
+        ("distilroberta", ["task=rte", "method=prokd"], 2e-5, 10, 12, 5),
+        ("distilroberta", ["task=wnli", "method=takd"], 2e-5, 22, None, 5),
+        ("distilroberta", ["task=mnli", "method=rco"], 2e-5, 22, None, 5),
+    ],
+)
+def test_pro_kds_recipes(
+    experiment: str,
+    overrides: list[str],
+    lr: float,
+    epochs: int,
+    phase1_epochs: int | None,
+    teacher_epochs: int,
+    compose: Compose,
+) -> None:
+    """Pro-KD's Tables 11 to 13 and section 5.2."""
+    stages = compose(f"experiment=pro_kd/{experiment}", *overrides, tiny=False).stages
+    student, teacher = stages["student"], stages["teacher"]
+    assert (student.optim.lr, student.optim.epochs, student.optim.batch_size) == (lr, epochs, 32)
+    assert (teacher.optim.epochs, student.optim.clip) == (teacher_epochs, 1.0)
+    assert student.task is not None
+    assert student.task.max_length == 128
+    assert ("phase1" in stages) == (phase1_epochs is not None)
+    if phase1_epochs is not None:
+        assert (stages["phase1"].optim.lr, stages["phase1"].optim.epochs) == (lr, phase1_epochs)
+        assert stages["phase1"].method["terms"]["logits"]["tau_max"] == teacher_epochs
+    if "assistant" in stages:
+        assert stages["assistant"].model.source == "FacebookAI/roberta-base"
+        assert stages["assistant"].model.num_layers is None
+        assert (stages["assistant"].teacher, student.teacher) == ("teacher", "assistant")
+
+
+def test_where_glue_has_two_metrics_their_mean_selects(compose: Compose) -> None:
+    for name, metric in (("mrpc", "accuracy_f1"), ("stsb", "pearson_spearman"), ("cola", "matthews")):
+        task = compose("experiment=pro_kd/bert_small", f"task={name}", tiny=False).stages["teacher"].task
+        assert task is not None
+        assert task.metrics[0] == metric
 
 
 def test_weights_may_not_sum_to_more_than_1(compose: Compose) -> None:

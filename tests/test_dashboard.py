@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from distill_runner.cli import config_folder
 from distill_runner.config import RunConfig
+from distill_runner.help import config_folder
 from distill_runner.report.dashboard import CELL, as_json, dashboard, main, terms
 
 TERMS = ["ce", "kd", "intermediate"]
@@ -102,12 +102,12 @@ def test_a_missing_package_says_what_to_install(
 def test_it_shows_nothing_that_no_run_sends(
     compose: Callable[..., RunConfig], wandb_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distill_runner.running import run_student
+    from distill_runner.running import run_stage
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     metrics = "task.metrics=[accuracy,f1,matthews]"
     run = compose("method=alp", "tracker=wandb", metrics, "runtime.log_every=1", "tracker.group=pilot")
-    run_student(run, wandb_home, {"seed": run.seed})
+    run_stage(run, wandb_home, {"seed": run.seed})
     (written,) = (wandb_home / "wandb").glob("offline-run-*")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", "--json", str(written)]
     sent = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)

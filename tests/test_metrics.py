@@ -39,6 +39,7 @@ CONFUSION = (logits([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 1, 0, 0]))
         ("accuracy", 4 / 6),
         ("f1", 2 * 2 / (2 * 2 + 1 + 1)),
         ("matthews", (2 * 2 - 1 * 1) / math.sqrt(3 * 3 * 3 * 3)),
+        ("accuracy_f1", 2 / 3),  # both are
     ],
 )
 def test_classification_by_hand(metric: str, expected: float) -> None:
@@ -48,7 +49,11 @@ def test_classification_by_hand(metric: str, expected: float) -> None:
 @pytest.mark.parametrize(
     ("metric", "expected"),
     # x = 1 2 3 6, y = 1 3 2 4: means 3 and 2.5; sum xy 7, xx 14, yy 5; ranks differ by 0 1 1 0
-    [("pearson", 7 / math.sqrt(14 * 5)), ("spearman", 1 - 6 * 2 / (4 * 15))],
+    [
+        ("pearson", 7 / math.sqrt(14 * 5)),
+        ("spearman", 1 - 6 * 2 / (4 * 15)),
+        ("pearson_spearman", (7 / math.sqrt(14 * 5) + 0.8) / 2),
+    ],
 )
 def test_correlation_by_hand(metric: str, expected: float) -> None:
     outputs, labels = column([1, 2, 3, 6]), np.array([1, 3, 2, 4], dtype=np.float32)
@@ -102,4 +107,4 @@ def test_importing_is_light() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-    assert set(METRICS) == {"accuracy", "f1", "matthews", "pearson", "spearman"}
+    assert set(METRICS) == {"accuracy", "f1", "matthews", "accuracy_f1", "pearson", "spearman", "pearson_spearman"}

@@ -154,6 +154,7 @@ def test_data_count_by_content_wherever_they_lie(
         (["student.init.source=finetuned", "student.num_layers=5"], r"num_layers=5: the source has 4 layers"),
         (["student.num_layers=1"], r"supervises no layer of a student of 1"),
         (["teacher.source=/no/such/folder"], r"there is no such folder"),
+        (["+stages.student.model.head=keep"], r"model.num_layers=2: a model that keeps its head keeps its layers too"),
     ],
 )
 def test_what_cannot_be_is_refused_before_training(
@@ -170,6 +171,13 @@ def test_a_student_reads_the_words_of_its_teacher(
     train_wordpiece(["quite other words"], 160, other)
     with pytest.raises(UserError, match="its tokenizer is not that of the teacher"):
         stage(f"student.init.source={other}")
+
+
+def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
+    compose: Compose, tiny_bert_folder: Path
+) -> None:
+    with pytest.raises(UserError, match="only one has a vocabulary of the run's own corpus"):
+        student(compose("experiment=demo", "method=rkd", f"student.init.source={tiny_bert_folder}", tiny=False))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -131,14 +132,15 @@ def test_a_run_whose_process_is_gone_reads_killed(tmp_path: Path) -> None:
 def test_each_worker_takes_a_place_on_the_emptiest_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from distill_runner import gpus
 
-    monkeypatch.setattr(gpus, "_HELD", held := [])
+    held: list[FileLock] = []
+    monkeypatch.setattr(gpus, "_HELD", held)
     taken = [gpus.claim(["a", "b"], 2, tmp_path) for _ in range(4)]
     assert taken == [0, 1, 0, 1]
 
     def one_ends(_seconds: float) -> None:
         held.pop(1).release()
 
-    monkeypatch.setattr(gpus.time, "sleep", one_ends)
+    monkeypatch.setattr(time, "sleep", one_ends)
     assert gpus.claim(["a", "b"], 2, tmp_path) == 1
     assert len(held) == 4
 

@@ -334,7 +334,7 @@ def test_match_labels_of_a_regression_head() -> None:
     ("fields", "parts"),
     [
         ({"metrics": ["acuracy"]}, ["task.metrics=acuracy", "Did you mean accuracy?"]),
-        ({"metrics": ["xyz"]}, ["Known: accuracy, f1, matthews, pearson, spearman."]),
+        ({"metrics": ["xyz"]}, ["Known: accuracy, f1, matthews, accuracy_f1, pearson, spearman, pearson_spearman."]),
         ({"metrics": ["pearson"]}, ["task.metrics=pearson", "Choose from accuracy, f1, matthews."]),
         ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, ["task.metrics=f1", "two classes, the task has 3"]),
         ({"kind": "regression", "labels": None}, ["accuracy", "Choose from pearson, spearman."]),

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from distill_runner.corpora import Corpus
 from distill_runner.errors import UserError
+from distill_runner.routes import Route
 from distill_runner.schema import Schema
 from distill_runner.tasks import Task
 from distill_runner.tracking import TrackerConfig
@@ -94,15 +95,23 @@ class StoreConfig(Schema):
 
 
 class StageConfig(Schema):
-    """A model fitted on one data set with one method, optionally against the teacher that another stage yields."""
+    """A model fitted on one data set with one method, optionally against the teacher that another stage yields.
+
+    Args:
+        route: follow the teacher's checkpoints instead of learning from the model that it ends with.
+        keep_checkpoints: keep the model after every epoch. A run that follows them keeps them by itself; this spares
+            training the teacher twice where a run that does not comes first. No part of what the stage yields.
+    """
 
     task: Task | None = None
     corpus: Corpus | None = None
     model: ModelConfig
     method: dict[str, Any]
     teacher: str | None = None
+    route: Route | None = None
     optim: Optim
     select: Literal["best", "last"] = "best"
+    keep_checkpoints: bool = False
     seed: int = Field(ge=0)
 
     def model_post_init(self, _context: Any) -> None:

@@ -59,8 +59,27 @@ def _correlation(corr: Callable[..., Any], outputs: np.ndarray, labels: np.ndarr
     return 0.0 if np.isnan(value) else value
 
 
-CLASSIFICATION_METRICS: dict[str, Metric] = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
-REGRESSION_METRICS: dict[str, Metric] = {"pearson": pearson, "spearman": spearman}
+def accuracy_f1(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the two, by which GLUE ranks MRPC and QQP."""
+    return (accuracy(outputs, labels) + f1(outputs, labels)) / 2
+
+
+def pearson_spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the two, by which GLUE ranks STS-B."""
+    return (pearson(outputs, labels) + spearman(outputs, labels)) / 2
+
+
+CLASSIFICATION_METRICS: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "matthews": matthews,
+    "accuracy_f1": accuracy_f1,
+}
+REGRESSION_METRICS: dict[str, Metric] = {
+    "pearson": pearson,
+    "spearman": spearman,
+    "pearson_spearman": pearson_spearman,
+}
 METRICS: dict[str, Metric] = CLASSIFICATION_METRICS | REGRESSION_METRICS
 
 

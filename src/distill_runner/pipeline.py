@@ -5,28 +5,31 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from distill_runner.batches import Tokens
-from distill_runner.config import Runtime
+from distill_runner.config import ModelConfig, Runtime
 from distill_runner.corpora import train_wordpiece
 from distill_runner.data import CorpusData, Data, TaskData
 from distill_runner.devices import Device
-from distill_runner.encoders import Needs
 from distill_runner.errors import within
 from distill_runner.meter import Log
 from distill_runner.models import build, count_parameters, read_tokenizer, require_weights
 from distill_runner.seeds import seed_all, stage_seed
-from distill_runner.stages import CORPUS, SCHEMA, Stage
-from distill_runner.store import Spec, Store, key_of, remove
+from distill_runner.stages import CORPUS, Stage
+from distill_runner.store import Spec, Store, key_of, remove, share
 from distill_runner.tasks import Examples, load_split
-from distill_runner.teachers import Cached, Live, NoTeacher, TeacherTargets, cache_bytes, choose
-from distill_runner.train import CHECKPOINT, Training, fit
+from distill_runner.teachers import Cached, Follow, Live, NoTeacher, TeacherTargets, cache_bytes, choose
+from distill_runner.train import CHECKPOINT, EPOCH, Training, fit
 
 log = logging.getLogger(__name__)
+
+YIELD = "stage"
+"""Folder within a stage's checkpoints of all that the stage yields."""
 
 Report = Callable[[str], Log]
 """Gives the sink for the numbers of a stage, by its name."""
@@ -62,17 +65,26 @@ class Pipeline:
         if not (hit := self.store.has(stage.spec)):
             lines = [line for upstream in stage.upstream for line in self.plan(upstream)]
             if stage.teacher:
-                lines.append(self._plan_targets(stage, stage.teacher))
+                lines += self._plan_targets(stage, stage.teacher)
         return list(dict.fromkeys([*lines, Planned(stage.name, stage.key, hit, stage.describe())]))
 
-    def _plan_targets(self, stage: Stage, teacher: Stage) -> Planned:
+    def _plan_targets(self, stage: Stage, teacher: Stage) -> list[Planned]:
         with torch.device("meta"):
             needs = stage.method().teacher_needs
-        spec = targets_spec(stage, needs)
         read = [*(["logits"] if needs.logits else []), *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls))]
         what = ", ".join(read if len(read) <= 3 else [*read[:2], "...", read[-1]])
         mode = "" if self.runtime.targets == "auto" else f" (runtime.targets={self.runtime.targets})"
-        return Planned("targets", key_of(spec), self.store.has(spec), f"{what} of {teacher.name}{mode}")
+        lines = []
+        for checkpoint in stage.followed:
+            of = f"{teacher.name} after its epoch {checkpoint}" if checkpoint else teacher.name
+            lines.append(self._planned("targets", stage.targets_spec(needs, checkpoint), f"{what} of {of}{mode}"))
+        if stage.route and not all(line.hit for line in lines):
+            again = "; trains it again" if self.store.has(teacher.spec) else ""
+            lines.insert(0, self._planned("checkpoints", teacher.checkpoints_spec, f"of {teacher.name}{again}"))
+        return lines
+
+    def _planned(self, name: str, spec: Spec, what: str) -> Planned:
+        return Planned(name, key_of(spec), self.store.has(spec), what)
 
     def prepare(self, stage: Stage) -> None:
         """Read what training will read, in all stages to build: what is missing is told before anything is trained."""
@@ -92,9 +104,32 @@ class Pipeline:
             Paused: after ``pause_after`` epochs of this stage.
         """
         with within(f"stages.{stage.name}"):
-            return self.store.get(stage.spec, lambda folder: self._fit(stage, folder, pause_after))
+            return self.store.get(stage.spec, lambda folder: self._yield(stage, folder, pause_after))
 
-    def _fit(self, stage: Stage, folder: Path, pause_after: int | None) -> None:
+    def checkpoints(self, stage: Stage) -> Path:
+        """The folder of the stage's model after each of its epochs, and in ``YIELD`` of all that the stage yields.
+
+        A stage that was built without is trained again: to the same end on a CPU, to a similar one elsewhere.
+        """
+
+        def train(folder: Path) -> None:
+            if not (folder / YIELD / CHECKPOINT).exists():
+                remove(folder / YIELD)  # of a build that was cut off at its end: shares files with the epochs
+            (folder / YIELD).mkdir(exist_ok=True)
+            self._fit(stage, folder / YIELD, keep=folder)
+
+        return self.store.get(stage.checkpoints_spec, train)
+
+    def _yield(self, stage: Stage, folder: Path, pause_after: int | None) -> None:
+        kept = self.checkpoints(stage) if stage.config.keep_checkpoints else self.store.find(stage.checkpoints_spec)
+        if kept is not None:
+            share(kept / YIELD, folder)
+        else:
+            self._fit(stage, folder, pause_after=pause_after)
+
+    def _fit(self, stage: Stage, folder: Path, keep: Path | None = None, pause_after: int | None = None) -> None:
+        if stage.teacher and stage.route and not self.store.has(stage.teacher.spec):
+            self.checkpoints(stage.teacher)  # first, so that what the teacher yields comes from the same training
         for upstream in stage.upstream:
             self.build(upstream)
         log.info("stage %s: building %s", stage.name, stage.key)
@@ -118,8 +153,11 @@ class Pipeline:
             runtime=self.runtime,
             folder=folder,
             report=self.report(stage.name),
+            keep=keep,
         )
         history = fit(training)
+        if keep is not None:
+            share(keep / EPOCH.format(history.best), folder / "model")
         self.tokenizer(stage).save_pretrained(folder / "model")  # unlike ``tokenizer``, never set to truncate
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
@@ -186,36 +224,26 @@ class Pipeline:
         task, teacher, needs = stage.config.task, stage.teacher, stage.method().teacher_needs
         assert task is not None
         tokens = self.tokens(stage, task.train)
-        size = cache_bytes(needs, teacher.shape, len(tokens))
+        size = cache_bytes(needs, teacher.shape, len(tokens)) * len(stage.followed)
         cached, why = choose(self.runtime.targets, size, self.store.folder)
         log.info("stage %s: teacher targets %s", stage.name, why)
 
-        def live() -> Live:
-            kept = teacher.config.model.model_copy(
-                update={
-                    "source": str(self.build(teacher) / "model"),
-                    "revision": None,
-                    "head": "keep",
-                    "labels": None,
-                }
-            )
-            return Live(build(kept, task), tokens, needs, self.device)
+        @cache
+        def weights() -> Path:
+            return self.checkpoints(teacher) if stage.route else self.build(teacher)
 
-        if not cached:
-            return live()
-        folder = self.store.get(targets_spec(stage, needs), lambda folder: Cached.write(folder, live()))
-        return Cached(folder, self.device)
+        def live(checkpoint: int | None) -> Live:
+            folder = weights() / (EPOCH.format(checkpoint) if checkpoint else "model")
+            return Live(build(ModelConfig(source=str(folder), head="keep"), task), tokens, needs, self.device)
 
+        def from_cache(checkpoint: int | None) -> Cached:
+            spec = stage.targets_spec(needs, checkpoint)
+            return Cached(self.store.get(spec, lambda folder: Cached.write(folder, live(checkpoint))), self.device)
 
-def targets_spec(stage: Stage, needs: Needs) -> Spec:
-    """Of the cached features of a stage's teacher on its training split."""
-    assert stage.teacher is not None
-    assert stage.config.task is not None
-    return {
-        "kind": "targets",
-        "schema": SCHEMA,
-        "teacher": stage.teacher.key,
-        "tokens": stage.split_spec(stage.config.task.train),
-        "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
-        "precision": stage.precision,
-    }
+        of: Callable[[int | None], TeacherTargets]
+        if cached:
+            of = {checkpoint: from_cache(checkpoint) for checkpoint in stage.followed}.__getitem__
+        else:
+            weights()  # now, not between two steps of training
+            of = live
+        return Follow(stage.route, of) if stage.route else of(None)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -34,6 +35,25 @@ def choose(value: Any, *pairs: Any) -> Any:
     return table.get(_spelt(value), value)
 
 
+def count(items: Any, otherwise: Any) -> Any:
+    """How many items a list has; ``otherwise`` of null."""
+    return otherwise if items is None else len(items)
+
+
+def phase_epochs(steps: int, epochs: Any, warmup: Any) -> int:
+    """Epochs of a phase of so many steps, ``epochs`` and ``warmup`` as in ``routes.Steps``.
+
+    Raises:
+        UserError: numbers that are none.
+    """
+    each = [epochs] * steps if isinstance(epochs, int) else epochs
+    if not isinstance(each, Sequence) or not all(isinstance(number, int) for number in each):
+        raise UserError("route.epochs", epochs, "must be a whole number, or a list of them")
+    if not isinstance(warmup, int):
+        raise UserError("route.warmup", warmup, "must be a whole number")
+    return sum(each) + warmup
+
+
 def preset(key: str, default: Any, method: str | None = None, *, _root_: DictConfig) -> Any:
     """What the paper chose for this method and task (``conf/presets``), else ``default``."""
     name, task = method or _root_.method.name, _root_.task.name
@@ -60,5 +80,5 @@ def _spelt(value: Any) -> str:
 
 
 def register() -> None:
-    for resolver in (beta, choose, preset, run_key):
+    for resolver in (beta, choose, count, phase_epochs, preset, run_key):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

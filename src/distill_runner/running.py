@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from distill_runner.report.result import described_by, environment, finished
 from distill_runner.report.table import label, result_row
 from distill_runner.stages import Stage, resolve
 from distill_runner.status import RESULT, going, read, write, write_json
-from distill_runner.store import Store
+from distill_runner.store import Store, share
 from distill_runner.terminal import Bar
 from distill_runner.tracking import Tracker, flat, open_tracker
 from distill_runner.train import PREDICTIONS
@@ -122,7 +121,7 @@ def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> d
     if stage.name != STUDENT:
         log.info("stage %s lies in %s", stage.name, artifact)
         return {"status": "done", "key": stage.key, **described_by(run)}
-    teacher = pipeline.build(stage.teacher) if stage.teacher else None
+    teacher = pipeline.build(stage.first_teacher) if stage.first_teacher else None
     result = finished(run, stage, artifact, teacher, folder)
     _share(artifact / "model", folder / "model")
     (folder / "model" / "README.md").write_text(model_card(result))
@@ -143,11 +142,4 @@ def _share(stored: Path, folder: Path) -> None:
     """The files of ``stored`` in ``folder`` as well, without a second copy where the file system allows."""
     if folder.is_symlink():  # as earlier versions left it: writing through it would damage the store
         folder.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in stored.iterdir():
-        shared = folder / file.name
-        shared.unlink(missing_ok=True)
-        try:
-            os.link(file, shared)
-        except OSError:
-            shutil.copy2(file, shared)
+    share(stored, folder)

@@ -2,6 +2,8 @@
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -39,3 +41,13 @@ def restore_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """What is done within leaves no trace in the random numbers."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)

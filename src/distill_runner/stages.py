@@ -16,7 +16,7 @@ import torch
 
 from distill_runner import tasks
 from distill_runner.config import ModelConfig, StageConfig
-from distill_runner.encoders import Shape
+from distill_runner.encoders import Needs, Shape
 from distill_runner.errors import UserError, nearest, within
 from distill_runner.methods.base import Kind, Method
 from distill_runner.methods.make import make_method, method_spec
@@ -35,7 +35,8 @@ class Stage:
     """A stage with everything upstream resolved.
 
     ``source`` is the stage whose model it starts from and ``teacher`` the one it learns from, if any. ``tokenizer``
-    is a source as in ``ModelConfig``, never a stage, or the name ``corpus``.
+    is a source as in ``ModelConfig``, never a stage, or the name ``corpus``. ``route`` is, for each of its epochs, the
+    epoch of the teacher (from 1) whose checkpoint it learns from; None to learn from the model that the teacher yields.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Stage:
     source: "Stage | None"
     teacher: "Stage | None"
     precision: str
+    route: tuple[int, ...] | None = None
 
     @property
     def kind(self) -> Kind:
@@ -95,11 +97,28 @@ class Stage:
             "select": self.config.select,
             "precision": self.precision,
             "versions": {name: version(name).split(".")[0] for name in ("torch", "transformers")},
-        }
+        } | ({"route": self.route} if self.route else {})
 
     @property
     def key(self) -> str:
         return key_of(self.spec)
+
+    @property
+    def first_teacher(self) -> "Stage | None":
+        """The teacher that all goes back to: an assistant's own, or that of the phase this stage goes on from."""
+        if self.teacher is not None:
+            return self.teacher.first_teacher or self.teacher
+        return self.source.first_teacher if self.source else None
+
+    @property
+    def followed(self) -> list[int | None]:
+        """The checkpoints of the teacher that this stage reads; None is the model that the teacher yields."""
+        return [*sorted(set(self.route))] if self.route else [None]
+
+    @property
+    def checkpoints_spec(self) -> Spec:
+        """Of the model after each epoch, beside what the stage yields."""
+        return {"kind": "checkpoints", "schema": SCHEMA, "stage": self.key}
 
     def describe(self) -> str:
         """Data, sizes, origin and terms in a few words."""
@@ -119,6 +138,19 @@ class Stage:
             "split": split,
             "tokenizer": self.tokenizer_spec,
         }
+
+    def targets_spec(self, needs: Needs, checkpoint: int | None) -> Spec:
+        """Of the cached features of the teacher, or of one of its checkpoints, on the training split."""
+        assert self.teacher is not None
+        assert self.config.task is not None
+        return {
+            "kind": "targets",
+            "schema": SCHEMA,
+            "teacher": self.teacher.key,
+            "tokens": self.split_spec(self.config.task.train),
+            "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
+            "precision": self.precision,
+        } | ({"checkpoint": checkpoint} if checkpoint else {})
 
     def method(self, student: Shape | None = None) -> Method:
         """The stage's method, bound to its models; new parameters are drawn from torch's global generator."""
@@ -150,7 +182,9 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
             raise UserError(".model.tokenizer", None, "a fresh model needs one")
         stage = Stage(name, config, shape, tokenizer, source, None, precision)
         teacher = _needed_teacher(stages, stage, path)
-    return replace(stage, teacher=teacher, tokenizer=teacher.tokenizer) if teacher else stage
+        if teacher is None:
+            return stage
+        return replace(stage, teacher=teacher, tokenizer=teacher.tokenizer, route=_route(config, teacher))
 
 
 def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple[str, ...]) -> Stage | None:
@@ -170,7 +204,19 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
     return teacher
 
 
+def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
+    if config.route is None:
+        return None
+    if (max_steps := teacher.config.optim.max_steps) is not None:
+        problem = "ends the training of a teacher whose epochs are followed"
+        raise UserError(f"stages.{teacher.name}.optim.max_steps", max_steps, problem, "Set its epochs instead.")
+    return config.route.resolve(teacher.config.optim.epochs, config.optim.epochs)
+
+
 def _shape(config: StageConfig, source: Stage | None) -> Shape:
+    if config.model.head == "keep" and config.model.num_layers is not None:
+        problem = "a model that keeps its head keeps its layers too"
+        raise UserError(".model.num_layers", config.model.num_layers, problem, "Leave it out, or take head=new.")
     if source is None:
         shape = read_shape(config.model)
     else:
@@ -193,11 +239,10 @@ def _source_spec(model: ModelConfig) -> dict[str, Any]:
 
 
 def require_same_vocabulary(teacher: str, student: str) -> None:
-    """Both models read the same tokens, so their vocabularies must be equal.
-
-    Raises:
-        UserError: they are not.
-    """
+    """Both models read the same tokens: UserError if not, or if only one vocabulary is still to be trained."""
+    if CORPUS in (teacher, student):
+        problem = "teacher and student cannot read the same words: only one has a vocabulary of the run's own corpus"
+        raise UserError(".model.source", None, problem, "Start both from what was pre-trained on it, or neither.")
     if read_tokenizer(teacher).get_vocab() != read_tokenizer(student).get_vocab():
         problem = f"its tokenizer is not that of the teacher, {teacher}"
         raise UserError(".model.source", student, problem, "Take a student and a teacher of one family.")

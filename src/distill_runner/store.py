@@ -54,7 +54,12 @@ class Store:
 
     def has(self, spec: Spec) -> bool:
         """Whether the artifact exists, by the sizes of its files: milliseconds."""
-        return _whole(self.path(spec), checksums=False)
+        return is_whole(self.path(spec))
+
+    def find(self, spec: Spec) -> Path | None:
+        """The artifact of ``spec`` if it exists and its checksums are right."""
+        path = self.path(spec)
+        return path if is_whole(path, checksums=True) else None
 
     def get(self, spec: Spec, build: Callable[[Path], None]) -> Path:
         """The artifact of ``spec``, built if it is missing or damaged.
@@ -65,11 +70,11 @@ class Store:
             the artifact's folder; its checksums have been verified.
         """
         path = self.path(spec)
-        if _whole(path, checksums=True):
+        if is_whole(path, checksums=True):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
-            if _whole(path, checksums=True):  # another process built it meanwhile
+            if is_whole(path, checksums=True):  # another process built it meanwhile
                 return path
             if path.exists():
                 damaged = path.with_name(f"{path.name}.damaged-{os.getpid()}")
@@ -83,6 +88,22 @@ class Store:
             _write_manifest(partial)
             partial.rename(path)
         return path
+
+    def delete(self, path: Path) -> bool:
+        """Delete an artifact's folder, or what is left of one; cut off midway, what remains is taken for no artifact.
+
+        Returns:
+            False if some process is building it; it is then left alone.
+        """
+        key = path.name.partition(".")[0]
+        try:
+            with FileLock(path.with_name(f"{key}.lock"), timeout=0):
+                doomed = path.with_name(f"{key}.deleted-{os.getpid()}")
+                path.rename(doomed)
+                remove(doomed)
+        except Timeout:
+            return False
+        return True
 
 
 def _locked(path: Path) -> AcquireReturnProxy:
@@ -105,7 +126,8 @@ def _write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
-def _whole(folder: Path, checksums: bool) -> bool:
+def is_whole(folder: Path, checksums: bool = False) -> bool:
+    """Whether a folder holds the files of its manifest, by their sizes, with ``checksums`` by their content."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         return all(
@@ -115,6 +137,19 @@ def _whole(folder: Path, checksums: bool) -> bool:
         )
     except (OSError, ValueError, KeyError):
         return False
+
+
+def share(source: Path, target: Path) -> None:
+    """All that lies below ``source`` below ``target`` as well, without a second copy where the file system allows."""
+    shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    Path(target).unlink(missing_ok=True)  # never written through: it may be shared itself
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def remove(path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The teacher's features for a batch, computed on the spot or read from a cache; a method cannot tell which.
+"""The teacher's features for a batch, computed on the spot or read from a cache, of one teacher or of a series of its
+checkpoints; a method cannot tell which.
 
 Both ways run the teacher on a multiple of 16 sequences, repeating some if need be. What it computes for an example then
 does not depend on the other examples of its batch (see ``batches``), and cached and live targets are equal bit for bit
@@ -6,6 +7,7 @@ on CPU.
 """
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,6 +19,7 @@ from distill_runner.batches import Batch, Tokens
 from distill_runner.devices import Device
 from distill_runner.encoders import Features, Needs, Shape, extract
 from distill_runner.methods.base import Progress
+from distill_runner.seeds import undisturbed
 
 ROWS = 16
 """Matrix products of fewer rows may take another kernel."""
@@ -88,6 +91,29 @@ class Cached:
                 arrays[name][batch.index.numpy()] = values.cpu().numpy()
         for array in arrays.values():
             array.flush()
+
+
+class Follow:
+    """A series of teachers, one after the other: the checkpoints that one left behind.
+
+    Args:
+        route: for each of the student's epochs, the number of the checkpoint to learn from.
+        open_checkpoint: its targets, by its number; asked for when its turn comes, the one before being let go.
+    """
+
+    def __init__(self, route: Sequence[int], open_checkpoint: Callable[[int], TeacherTargets]) -> None:
+        self.route, self.open_checkpoint = route, open_checkpoint
+        self.number = 0
+        self.targets: TeacherTargets = NoTeacher()
+
+    def __call__(self, batch: Batch, progress: Progress) -> Features:
+        number = self.route[progress.epoch]
+        if number != self.number:
+            self.targets = NoTeacher()  # lets the model before go, ahead of loading the next
+            with undisturbed():  # building a model draws random numbers, reading a cache does not
+                self.targets = self.open_checkpoint(number)
+            self.number = number
+        return self.targets(batch, progress)
 
 
 def cache_bytes(needs: Needs, teacher: Shape, num_examples: int) -> int:

@@ -26,7 +26,7 @@ from distill_runner.teachers import TeacherTargets
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT, PREDICTIONS = "checkpoint.pt", "predictions-{}.npy"
+CHECKPOINT, EPOCH, PREDICTIONS = "checkpoint.pt", "epoch-{}", "predictions-{}.npy"
 
 
 def fit(training: "Training") -> History:
@@ -65,6 +65,7 @@ class Training:
         select_best: keep the epoch with the best first metric of ``data``, else the last one.
         pause_after: stop after that many epochs, if they are not all.
         folder: of the artifact; a checkpoint in it is taken up.
+        keep: where the model after each epoch goes, as ``EPOCH``, beside the one to keep; nowhere by default.
         report: called every ``runtime.log_every`` steps and after every epoch.
     """
 
@@ -83,11 +84,13 @@ class Training:
         runtime: Runtime,
         folder: Path,
         report: Log,
+        keep: Path | None = None,
     ) -> None:
         self.model, self.method = device.place(model), device.place(method)
         self.data, self.teacher, self.optim = data, teacher, optim
         self.select_best, self.seed, self.device, self.folder, self.report = select_best, seed, device, folder, report
-        self.checkpoint_minutes, self.pause_after = runtime.checkpoint_minutes, pause_after
+        self.keep, self.pause_after = keep, pause_after
+        self.checkpoint_minutes = runtime.checkpoint_minutes
         self.optimizer, self.scaler = _optimizer(model, method, optim), device.scaler()
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.parts = {"model": model, "method": method, "optimizer": self.optimizer, "scaler": self.scaler}
@@ -148,6 +151,8 @@ class Training:
         metrics, predictions = self.data.evaluate(self.model)
         history.epochs.append(metrics)
         history.epoch, history.position = history.epoch + 1, 0
+        if self.keep is not None:
+            self.model.save_pretrained(self.keep / EPOCH.format(history.epoch))
         score = next(iter(metrics.values()))
         if not self.select_best or score > history.best_score:
             history.best, history.best_score = history.epoch, score

@@ -47,7 +47,7 @@ def main() -> None:
         "--print", action="store_true", help="print its JSON instead; needs neither account nor network"
     )
     given = parser.parse_args()
-    from distill_runner.cli import config_folder
+    from distill_runner.help import config_folder
 
     try:
         view = dashboard(given.project, given.entity or "", given.sweep, terms(config_folder()))

@@ -51,7 +51,7 @@ def finished(
         "epochs": measured["epoch"],
         "steps": measured["step"],
         "history": measured["epochs"],
-        "teacher": run.teacher.name if stage.teacher else None,
+        "teacher": run.teacher.name if stage.first_teacher else None,
         "teacher_score": teacher["metrics"][metric] if teacher else None,
         "student": measured["shape"] | described["student"],
         "num_params": measured["num_params"],
@@ -174,7 +174,8 @@ def _readings(stage: Stage) -> Iterator[str]:
             yield f"{name} scaled by T^2: {str(term['scale_by_t2']).lower()}"
         if attention := term.get("attention"):
             yield f"attention scale {attention['scale']}, normalize {str(attention['normalize']).lower()}"
-    yield (f"the teacher's seed is {stage.teacher.config.seed} for all students" if stage.teacher else "no teacher")
+    teacher = stage.first_teacher
+    yield (f"the teacher's seed is {teacher.config.seed} for all students" if teacher else "no teacher")
     yield f"the {stage.config.select} epoch by the first metric is reported"
 
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 Run = Callable[[DictConfig], Mapping[str, Any]]
 FAILED, INTERRUPTED = 1, 130
 GRACE_SECONDS = 10.0
-"""A sweep that ends by Ctrl-C is gone while its points, which got the signal too, still save: a second one would hurt."""
+"""On Ctrl-C a sweep is gone while its points, which got the signal too, still save: a second one would hurt."""
 
 
 def run_apart(run: Run, config: DictConfig) -> Mapping[str, Any]:

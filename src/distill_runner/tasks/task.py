@@ -105,7 +105,7 @@ class Task(Schema):
             if metric not in fitting:
                 choices = f"Choose from {', '.join(fitting)}."
                 raise UserError("task.metrics", metric, f"does not fit task.kind={self.kind}", choices)
-            if metric == "f1" and self.labels is not None and len(self.labels) != 2:
+            if metric in ("f1", "accuracy_f1") and self.labels is not None and len(self.labels) != 2:
                 problem = f"is defined for two classes, the task has {len(self.labels)}"
                 raise UserError("task.metrics", metric, problem, "task.metrics=[accuracy]")
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
+from distill_runner.report.collect import Result
 from distill_runner.report.figures.canvas import style
 from distill_runner.report.figures.scores import score_figure
 from distill_runner.report.figures.search import heat_map, hyper_parameter_figure, varying
-from distill_runner.report.table import Result
 
 
 def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:

@@ -1,0 +1,408 @@
+"""Pro-KD and its baselines: their losses by hand, the methods that they contain, and checkpoints that come and go."""
+
+import json
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill_runner.batches import Batch
+from distill_runner.config import RunConfig
+from distill_runner.encoders import Features, Shape
+from distill_runner.errors import UserError
+from distill_runner.methods.base import Progress
+from distill_runner.methods.pro_kd import LogitMatching
+from distill_runner.pipeline import Pipeline
+from distill_runner.stages import Stage, resolve
+from distill_runner.store import Store
+from distill_runner.teachers import Follow
+
+Compose = Callable[..., RunConfig]
+BATCH: Any = None  # which no term of this file reads
+
+
+# Losses.
+
+
+def progress(epoch: int, num_epochs: int = 8) -> Progress:
+    return Progress(epoch=epoch, step=0, num_epochs=num_epochs, num_steps=num_epochs)
+
+
+def matching(student: torch.Tensor, teacher: torch.Tensor, epoch: int, **arguments: Any) -> torch.Tensor:
+    """The term's value in float64 with two epochs per temperature."""
+    given: dict[str, Any] = {"tau_max": 4, "soften": "divide", "steps": {"epochs": 2}} | arguments
+    term = LogitMatching(**given)
+    shape = Shape(2, 32, 4, student.shape[1], 100, "bert")
+    term.bind(shape, shape, "classification" if student.shape[1] > 1 else "regression")
+    return term(Features(student.double()), Features(teacher.double()), BATCH, progress(epoch))
+
+
+STUDENT, TEACHER = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[8.0, -4.0], [4.0, 12.0]])
+
+
+@pytest.mark.parametrize(
+    ("epoch", "arguments", "expected"),
+    [
+        # T = 4: the teacher's logits become [2, -1] and [1, 3], every difference is 1.
+        (0, {}, 2.0),
+        (1, {}, 2.0),
+        # T = 2: [4, -2] and [2, 6]: 9 + 4 and 4 + 16.
+        (4, {}, 16.5),
+        (4, {"over_classes": "mean"}, 8.25),
+        # T = 1, also behind the last step: [8, -4] and [4, 12]: 49 + 16 and 16 + 100.
+        (7, {}, 90.5),
+        (8, {}, 90.5),
+        # phi(4) = 1/4; phi(3) = 1/2; phi(1) = 1.
+        (0, {"soften": "scale"}, 2.0),
+        (2, {"soften": "scale"}, 16.5),
+        (7, {"soften": "scale"}, 90.5),
+        (0, {"soften": "none"}, 90.5),
+        (3, {"steps": {"epochs": 2, "warmup": 2}}, 2.0),
+        (0, {"tau_max": 1}, 90.5),
+    ],
+)
+def test_logit_matching_by_hand(epoch: int, arguments: dict[str, Any], expected: float) -> None:
+    assert float(matching(STUDENT, TEACHER, epoch, **arguments)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_score_is_matched_as_a_logit_is() -> None:
+    student, teacher = torch.tensor([[1.0], [2.0]]), torch.tensor([[4.0], [16.0]])
+    for over_classes in ("sum", "mean"):
+        assert float(matching(student, teacher, 0, over_classes=over_classes)) == pytest.approx(2.0)
+
+
+@given(tau_max=st.integers(1, 9), each=st.integers(1, 4), warmup=st.integers(0, 3))
+def test_temperatures_fall_by_one_to_1(tau_max: int, each: int, warmup: int) -> None:
+    term = LogitMatching(tau_max, "divide", {"epochs": each, "warmup": warmup})
+    temperatures = [term.temperature(progress(epoch)) for epoch in range(tau_max * each + warmup)]
+    assert temperatures == sorted(temperatures, reverse=True)
+    assert set(temperatures) == set(range(1, tau_max + 1))
+    assert temperatures.count(tau_max) == each + warmup
+
+
+def test_the_gradient_is_the_students_alone() -> None:
+    student = STUDENT.double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda logits: matching(logits, TEACHER, 2), (student,))
+
+
+def test_a_temperature_below_1_is_refused() -> None:
+    with pytest.raises(UserError, match="tau_max=0: must be at least 1"):
+        LogitMatching(0, "divide", {"epochs": 1})
+
+
+# Following.
+
+
+def test_a_checkpoint_is_opened_when_its_turn_comes_and_the_one_before_let_go() -> None:
+    events: list[str] = []
+
+    class Targets:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            torch.rand(3)  # as building a model does
+            events.append(f"open {number}")
+
+        def __call__(self, batch: Batch, progress: Progress) -> Features:
+            return Features(torch.tensor(float(self.number)))
+
+        def __del__(self) -> None:
+            events.append(f"close {self.number}")
+
+    def followed(epoch: int) -> float:
+        logits = follow(BATCH, progress(epoch)).logits
+        assert logits is not None
+        return float(logits)
+
+    follow = Follow((3, 3, 1, 2), Targets)
+    before = torch.get_rng_state()
+    assert [followed(epoch) for epoch in (0, 0, 1, 2, 3)] == [3, 3, 3, 1, 2]
+    assert events == ["open 3", "close 3", "open 1", "close 1", "open 2"]
+    assert torch.equal(torch.get_rng_state(), before)
+    # A training that is taken up in its third epoch.
+    follow = Follow((3, 3, 1, 2), Targets)
+    assert [followed(epoch) for epoch in (2, 3)] == [1, 2]
+
+
+# Runs.
+
+
+class Run:
+    """A run's pipeline, and the stages that it trained."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.stage, self.trained = resolve(run.stages, "student", run.runtime.precision), list[str]()
+        self.pipeline = Pipeline(Store(run.store.dir), run.runtime, self.report)
+        self.store = self.pipeline.store
+
+    def report(self, name: str) -> Callable[[Mapping[str, Any], int, float], None]:
+        self.trained.append(name)
+        return lambda values, step, epoch: None
+
+    def build(self) -> bytes:
+        """The student's weights."""
+        return (self.pipeline.build(self.stage) / "model" / "model.safetensors").read_bytes()
+
+    @property
+    def teacher(self) -> Stage:
+        found = self.stage.first_teacher
+        assert found is not None
+        return found
+
+    @property
+    def phase1(self) -> Stage:
+        assert self.stage.source is not None
+        return self.stage.source
+
+    def checkpoints(self) -> Path:
+        return self.store.path(self.teacher.checkpoints_spec)
+
+    def forget(self, *kinds: str) -> None:
+        for kind in kinds:
+            shutil.rmtree(self.store.folder / kind)
+
+
+PROKD = ("method=prokd", "teacher.optim.epochs=3", "optim.epochs=1", "student.num_layers=1")
+
+
+@pytest.fixture(scope="module")
+def prokd(compose: Compose) -> Run:
+    run = Run(compose(*PROKD))
+    run.build()
+    return run
+
+
+@pytest.fixture
+def used(compose: Compose, prokd: Run, tmp_path: Path) -> Run:
+    """The same run on a copy of the store that it has filled, hard links kept."""
+    store = shutil.copytree(prokd.store.folder, tmp_path / "store")
+    return Run(compose(*PROKD, f"store.dir={store}"))
+
+
+def test_phases_and_their_epochs(prokd: Run) -> None:
+    assert prokd.trained == ["teacher", "phase1", "student"]
+    assert prokd.phase1.route == (1, 1, 2, 3)
+    assert prokd.phase1.config.optim.epochs == 4
+    assert prokd.stage.route is None
+    assert prokd.stage.teacher is None
+    assert (prokd.stage.shape.num_layers, prokd.phase1.shape.num_layers) == (1, 1)
+    assert prokd.stage.spec["model"]["head"] == "keep"
+
+
+def test_phase_two_goes_on_from_the_end_of_phase_one(compose: Compose) -> None:
+    untrained = Run(compose(*PROKD, "optim.epochs=0"))
+    weights = untrained.build()
+    phase1 = untrained.store.path(untrained.phase1.spec) / "model" / "model.safetensors"
+    assert weights == phase1.read_bytes()
+
+
+@pytest.mark.parametrize("select", ["best", "last"])
+def test_which_epoch_of_phase_one_goes_on(compose: Compose, select: str) -> None:
+    assert Run(compose(*PROKD, f"student.phase1.select={select}")).phase1.config.select == select
+
+
+def test_the_best_epoch_is_stored_once(prokd: Run) -> None:
+    kept = prokd.checkpoints()
+    assert {folder.name for folder in kept.glob("epoch-*")} == {"epoch-1", "epoch-2", "epoch-3"}
+    teacher = prokd.store.path(prokd.teacher.spec)
+    best = json.loads((teacher / "metrics.json").read_text())["best"]
+    places = [
+        folder / "model.safetensors" for folder in (kept / f"epoch-{best}", kept / "stage/model", teacher / "model")
+    ]
+    assert len({place.stat().st_ino for place in places}) == 1
+    weights = {(kept / f"epoch-{epoch}" / "model.safetensors").read_bytes() for epoch in (1, 2, 3)}
+    assert len(weights) == 3
+    assert not list(kept.rglob("checkpoint.pt"))
+
+
+def test_cached_and_live_checkpoints_give_the_same_student(compose: Compose, prokd: Run) -> None:
+    live = Run(compose(*PROKD, "runtime.targets=live"))
+    assert live.build() == prokd.build()
+    assert not (live.store.folder / "targets").exists()
+    assert len(list((prokd.store.folder / "targets").glob("*/logits.npy"))) == 3
+
+
+def test_the_plan_names_checkpoints_and_their_targets(compose: Compose, prokd: Run, used: Run) -> None:
+    fresh = Run(compose(*PROKD))
+    lines = fresh.pipeline.plan(fresh.stage)
+    assert [line.name for line in lines] == ["teacher", "checkpoints", *["targets"] * 3, "phase1", "student"]
+    assert not any(line.hit for line in lines)
+    assert "logits of teacher after its epoch 2" in lines[3].what
+    used.forget("checkpoints", "targets")
+    shutil.rmtree(used.store.path(used.stage.spec))
+    shutil.rmtree(used.store.path(used.phase1.spec))
+    lines = used.pipeline.plan(used.stage)
+    assert [(line.name, line.hit) for line in lines[:2]] == [("teacher", True), ("checkpoints", False)]
+    assert "trains it again" in lines[1].what
+
+
+def test_checkpoints_may_be_deleted(prokd: Run, used: Run) -> None:
+    used.forget("checkpoints")
+    assert used.build() == prokd.build()
+    assert used.trained == []
+    # Their targets are enough to train the student again,
+    used.forget("stage/" + used.stage.key, "stage/" + used.phase1.key)
+    assert used.build() == prokd.build()
+    assert used.trained == ["phase1", "student"]
+    # and without those the teacher is trained again, to the same end.
+    used.forget("targets", "stage/" + used.stage.key, "stage/" + used.phase1.key)
+    assert used.build() == prokd.build()
+    assert used.trained == ["phase1", "student", "teacher", "phase1", "student"]
+    for epoch in (1, 2, 3):
+        files = [run.checkpoints() / f"epoch-{epoch}" / "model.safetensors" for run in (prokd, used)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_teacher_whose_checkpoints_are_there_is_not_trained(prokd: Run, used: Run) -> None:
+    teacher = used.store.path(used.teacher.spec)
+    files = {file.relative_to(teacher): file.read_bytes() for file in teacher.rglob("*") if file.is_file()}
+    shutil.rmtree(teacher)
+    used.pipeline.build(used.teacher)
+    assert {file.relative_to(teacher): file.read_bytes() for file in teacher.rglob("*") if file.is_file()} == files
+    assert used.trained == []
+
+
+def test_damage_does_not_travel_from_checkpoints_to_the_teacher(used: Run) -> None:
+    shutil.rmtree(used.store.path(used.teacher.spec))
+    weights = used.checkpoints() / "stage" / "model" / "model.safetensors"
+    whole, damaged = weights.read_bytes(), bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(bytes(damaged))
+    assert (used.pipeline.build(used.teacher) / "model" / "model.safetensors").read_bytes() == whole
+    assert used.trained == ["teacher"]
+
+
+def test_a_run_that_follows_nothing_keeps_no_checkpoints_unless_told(compose: Compose) -> None:
+    vanilla = ("method=vanilla", "student.num_layers=1", "optim.epochs=1")
+    plain = Run(compose(*vanilla))
+    weights = plain.build()
+    assert not (plain.store.folder / "checkpoints").exists()
+    told = Run(compose(*vanilla, "+stages.teacher.keep_checkpoints=true"))
+    assert told.stage.key == plain.stage.key
+    assert told.build() == weights
+    assert told.trained == ["teacher", "student"]
+    assert {folder.name for folder in told.checkpoints().glob("*/")} == {"epoch-1", "epoch-2", "stage"}
+
+
+@pytest.mark.parametrize(("stage", "step"), [("teacher", 3), ("phase1", 6), ("student", 2)])
+def test_a_run_killed_in_any_phase_goes_on_to_the_same_end(compose: Compose, prokd: Run, stage: str, step: int) -> None:
+    run = Run(compose(*PROKD, "runtime.log_every=1"))
+
+    def interrupting(name: str) -> Callable[[Mapping[str, Any], int, float], None]:
+        now = name == stage
+        return lambda values, done, epoch: signal.raise_signal(signal.SIGINT) if now and done == step else None
+
+    run.pipeline.report = interrupting
+    with pytest.raises(KeyboardInterrupt):
+        run.build()
+    run.pipeline.report = run.report
+    assert run.build() == prokd.build()
+    assert run.trained[0] == stage
+
+
+def test_a_stage_without_a_route_has_the_key_it_always_had(compose: Compose) -> None:
+    names = {"kind", "schema", "stage", "seed", "data", "tokenizer", "model", "method", "teacher", "optim", "select"}
+    stage, followed = Run(compose("method=rkd")).stage, Run(compose("method=rco")).stage
+    assert stage.spec.keys() == names | {"precision", "versions"}
+    assert followed.spec.keys() - stage.spec.keys() == {"route"}
+    needs = stage.method().teacher_needs
+    plain = {"kind", "schema", "teacher", "tokens", "needs", "precision"}
+    assert stage.targets_spec(needs, None).keys() == plain
+    assert stage.targets_spec(needs, 2).keys() == plain | {"checkpoint"}
+
+
+# Compositions.
+
+
+def test_an_intermediate_loss_while_checkpoints_are_followed(compose: Compose) -> None:
+    """ALP-KD's term in Pro-KD's phase I reads the layers of each checkpoint."""
+    run, points = Run(compose("experiment=pro_kd/with_alp", "optim.epochs=1", "runtime.log_every=1")), []
+
+    def report(name: str) -> Callable[[Mapping[str, Any], int, float], None]:
+        return lambda values, step, epoch: points.append((name, values))
+
+    run.pipeline.report = report
+    weights = run.build()
+    losses = [values for name, values in points if name == "phase1" and "loss" in values]
+    terms = {"loss/logits", "loss/intermediate", "intermediate/alpha_entropy_1"}
+    assert all(terms <= values.keys() for values in losses)
+    assert [values["logits/temperature"] for values in losses] == [2.0] * 8 + [1.0] * 4
+    caches = {frozenset(file.stem for file in folder.glob("*.npy")) for folder in run.store.folder.glob("targets/*/")}
+    assert caches == {frozenset({"logits", "cls-1", "cls-2", "cls-3", "cls-4"})}
+    without = Run(compose("experiment=pro_kd/with_alp", "optim.epochs=1", "loss.lambda=0.0"))
+    assert without.stage.key == Run(compose("method=prokd", "optim.epochs=1")).stage.key
+    assert without.build() != weights
+
+
+def test_scores_are_followed_as_classes_are(compose: Compose, tmp_path: Path, tiny_task_folder: Path) -> None:
+    for split in ("train", "validation"):
+        lines = (tiny_task_folder / f"{split}.csv").read_text().splitlines()
+        scores = [line.replace(",yes", ",4.5").replace(",no", ",0.5") for line in lines]
+        (tmp_path / f"{split}.csv").write_text("\n".join(scores) + "\n")
+    kind = [f"task.dataset={tmp_path}", "task.labels=null", "task.kind=regression", "task.metrics=[pearson_spearman]"]
+    run = Run(compose("method=prokd", *kind, "optim.epochs=1"))
+    assert run.phase1.shape.num_labels == 1
+    run.build()
+    metrics = json.loads((run.store.path(run.stage.spec) / "metrics.json").read_text())["metrics"]
+    assert -1 <= metrics["pearson_spearman"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["vanilla", "takd", "rco", "annealing", "prokd"])
+def test_on_the_embedded_task(compose: Compose, method: str) -> None:
+    small = [f"stages.pretrain.model.architecture.{key}" for key in ("hidden_size=16", "num_hidden_layers=3")]
+    few = ["stages.pretrain.optim.max_steps=2", "teacher.optim.epochs=2", "optim.epochs=2", "task.max_length=16"]
+    sizes = ["corpus.max_length=16", "corpus.vocab_size=300", "student.num_layers=1"]
+    assistant = ["assistant.num_layers=2"] if method == "takd" else []
+    run = Run(compose("experiment=demo", f"method={method}", *small, *few, *sizes, *assistant, tiny=False))
+    run.build()
+    between = {"takd": ["assistant"], "annealing": ["phase1"], "prokd": ["phase1"]}.get(method, [])
+    assert run.trained == ["pretrain", "teacher", *between, "student"]
+
+
+# Identities.
+
+SMALL = ("student.num_layers=1", "optim.epochs=2", "+stages.teacher.select=last")
+
+
+def test_takd_without_an_assistant_is_vanilla(compose: Compose) -> None:
+    alone = Run(compose("method=takd", "stages.student.teacher=teacher"))
+    assert alone.stage.key == Run(compose("method=vanilla")).stage.key
+    assert Run(compose("method=takd", "assistant.num_layers=3")).stage.key != alone.stage.key
+
+
+def test_vanilla_is_rkd_with_equal_weights(compose: Compose) -> None:
+    vanilla = Run(compose("method=vanilla", "loss.temperature=2.0"))
+    assert vanilla.stage.key == Run(compose("method=rkd", "loss.eta=0.5", "loss.temperature=2.0")).stage.key
+
+
+def test_rco_with_one_anchor_is_vanilla(compose: Compose) -> None:
+    vanilla = Run(compose("method=vanilla", *SMALL))
+    weights = vanilla.build()
+    last, first = (
+        Run(compose("method=rco", *SMALL, f"route.checkpoints=[{epoch}]", f"store.dir={vanilla.store.folder}"))
+        for epoch in (2, 1)
+    )
+    assert last.build() == weights
+    assert first.build() != weights
+
+
+def test_rco_takes_its_anchors_in_turn(compose: Compose) -> None:
+    rco = Run(compose("method=rco", "route.checkpoints=[2,1]", "optim.epochs=5"))
+    assert rco.stage.route == (2, 2, 1, 1, 1)
+    assert Run(compose("method=rco", "optim.epochs=5")).stage.route == (1, 1, 2, 2, 2)
+
+
+def test_prokd_with_one_temperature_is_logit_matching_then_the_labels(compose: Compose) -> None:
+    """Also with the whole teacher instead of its only checkpoint, by the other factor, or by none."""
+    one = ("teacher.optim.epochs=1", "loss.tau_max=1", "student.num_layers=1", "optim.epochs=1")
+    runs = [Run(compose(*one, *other)) for other in (["method=prokd"], ["method=annealing"])]
+    runs.append(Run(compose(*one, "method=annealing", "loss.soften=none")))
+    assert [run.phase1.route for run in runs] == [(1, 1), None, None]
+    assert len({run.build() for run in runs}) == 1
+    assert len({run.phase1.key for run in runs}) == 3

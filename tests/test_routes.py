@@ -1,0 +1,85 @@
+"""Which checkpoint, and which temperature, each epoch of a student goes by."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill_runner.errors import UserError
+from distill_runner.resolvers import count, phase_epochs
+from distill_runner.routes import Route, Steps
+
+
+@pytest.mark.parametrize(
+    ("steps", "items", "num_epochs", "expected"),
+    [
+        # Pro-KD's recipe for DistilRoBERTa, and that for BERT-small (its section 5.2).
+        ({"epochs": 2, "warmup": 2}, "12345", 12, "111122334455"),
+        ({"epochs": 1, "warmup": 1}, "1234567", 8, "11234567"),
+        ({"epochs": [1, 3, 2]}, "abc", 6, "abbbcc"),
+        ({"epochs": [1, 3, 2], "warmup": 2}, "abc", 8, "aaabbbcc"),
+        # Shared out: floor(E / steps) epochs each, as in the code of Annealing-KD, the rest to the last.
+        ({}, "abc", 6, "aabbcc"),
+        ({}, "abc", 8, "aabbcccc"),
+        ({"warmup": 2}, "abc", 8, "aaaabbcc"),
+        ({}, "abc", 2, "abc"),
+        ({}, "a", 4, "aaaa"),
+    ],
+)
+def test_steps_by_hand(steps: dict[str, Any], items: str, num_epochs: int, expected: str) -> None:
+    assert "".join(Steps(**steps).spread(items, num_epochs)) == expected
+
+
+lengths = st.one_of(st.integers(1, 5), st.lists(st.integers(1, 5), min_size=1, max_size=8))
+
+
+@given(epochs=lengths, warmup=st.integers(0, 4), number=st.integers(1, 8))
+def test_every_checkpoint_has_its_epochs_and_the_first_its_warmup(
+    epochs: int | list[int], warmup: int, number: int
+) -> None:
+    each = [epochs] * number if isinstance(epochs, int) else epochs
+    total = phase_epochs(len(each), epochs, warmup)
+    route = Route(epochs=epochs, warmup=warmup).resolve(len(each), total)
+    assert len(route) == total == sum(each) + warmup
+    runs = [(checkpoint, len(list(group))) for checkpoint, group in itertools.groupby(route)]
+    assert runs == [(i, n + warmup * (i == 1)) for i, n in enumerate(each, start=1)]
+
+
+@given(anchors=st.lists(st.integers(1, 9), min_size=1, max_size=6, unique=True), more=st.integers(0, 20))
+def test_shared_out_no_epoch_is_lost(anchors: list[int], more: int) -> None:
+    route = Route(checkpoints=anchors).resolve(9, len(anchors) + more)
+    assert len(route) == len(anchors) + more
+    assert list(dict.fromkeys(route)) == anchors
+    shares = [route.count(anchor) for anchor in anchors]
+    assert set(shares[:-1]) <= {min(shares)}
+    assert shares[-1] - min(shares) < len(anchors)
+
+
+@pytest.mark.parametrize(
+    ("route", "teacher_epochs", "student_epochs", "message"),
+    [
+        ({"checkpoints": [1, 4]}, 3, 6, "route.checkpoints=4: the teacher trains 3 epochs"),
+        ({"checkpoints": [0]}, 3, 6, "route.checkpoints=0: the teacher trains 3 epochs"),
+        ({}, 0, 6, "route: the teacher trains no epoch"),
+        ({"epochs": 2}, 3, 5, "route: its 3 checkpoints take 6 epochs; the student trains 5"),
+        ({"epochs": 1, "warmup": 1}, 3, 6, "route: its 3 checkpoints take 4 epochs; the student trains 6"),
+        ({}, 3, 2, "route: its 3 checkpoints take 3 epochs; the student trains 2"),
+        ({"epochs": [1, 2]}, 3, 3, r"route.epochs=\[1, 2\]: has 2 numbers for 3 steps"),
+        ({"epochs": [0, 2, 1]}, 3, 3, r"route.epochs=\[0, 2, 1\]: a step takes 1 epoch at least"),
+    ],
+)
+def test_a_route_that_cannot_be_walked_is_refused(
+    route: dict[str, Any], teacher_epochs: int, student_epochs: int, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        Route(**route).resolve(teacher_epochs, student_epochs)
+
+
+def test_the_resolvers_of_the_configuration() -> None:
+    assert (count(None, 7), count([2, 4], 7)) == (7, 2)
+    assert phase_epochs(5, 2, 2) == 12
+    for epochs, warmup in (("two", 1), ([1, "two"], 1), (1, None)):
+        with pytest.raises(UserError, match=r"route\.\w+.*must be a whole number"):
+            phase_epochs(2, epochs, warmup)
