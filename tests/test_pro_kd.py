@@ -289,7 +289,14 @@ def test_a_run_that_follows_nothing_keeps_no_checkpoints_unless_told(compose: Co
     assert {folder.name for folder in told.checkpoints().glob("*/")} == {"epoch-1", "epoch-2", "stage"}
 
 
-@pytest.mark.parametrize(("stage", "step"), [("teacher", 3), ("phase1", 6), ("student", 2)])
+@pytest.mark.parametrize(
+    ("stage", "step"),
+    [
+        pytest.param("teacher", 3, marks=pytest.mark.slow),
+        ("phase1", 6),
+        pytest.param("student", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_killed_in_any_phase_goes_on_to_the_same_end(compose: Compose, prokd: Run, stage: str, step: int) -> None:
     run = Run(compose(*PROKD, "runtime.log_every=1"))
 
