@@ -90,7 +90,11 @@ class StoreConfig(Schema):
 
 
 class StageConfig(Schema):
-    """A model fitted on one data set with one method, optionally against the teacher that another stage yields."""
+    """A model fitted on one data set with one method, optionally against the teacher that another stage yields.
+
+    Args:
+        share: of the task's training examples that are used, always the same ones, a smaller share within a larger.
+    """
 
     task: Task | None = None
     corpus: Corpus | None = None
@@ -100,12 +104,15 @@ class StageConfig(Schema):
     optim: Optim
     select: Literal["best", "last"] = "best"
     seed: int = Field(ge=0)
+    share: float = Field(1.0, gt=0, le=1)
 
     def model_post_init(self, _context: Any) -> None:
         if (self.task is None) == (self.corpus is None):
             raise UserError(
                 "stages", None, "a stage has either a task or a corpus", "Set one of them, the other to null."
             )
+        if self.share < 1 and self.task is None:
+            raise UserError(".share", self.share, "is of a task, and the stage has a corpus")
 
 
 class TeacherConfig(Schema):

@@ -81,7 +81,8 @@ class Stage:
         """Everything that determines what the stage yields, and nothing else."""
         model = self.config.model
         source = {"upstream": key_of(self.source.spec)} if self.source else _source_spec(model)
-        return {
+        share = {"share": self.config.share} if self.config.share < 1 else {}
+        return share | {
             "kind": "stage",
             "schema": SCHEMA,
             "stage": self.name,
