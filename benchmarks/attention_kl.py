@@ -6,8 +6,8 @@
 ``internal`` is forward and backward of soft + kl + cos (12 heads, a teacher of 12 layers, a student of 6), against
 padded batches, eager attention and ``output_attentions`` of both models. ``relations`` is MiniLMv2's loss alone (48
 relation heads, widths 768 and 384, Q-Q, K-K and V-V), against whole distributions and autograd. Sequences have
-between a quarter of the length and all of it. Each measurement has a process of its own, in the order A B A B, after one
-update that is not counted; memory is what the process grows by over models and inputs. Medians and their ratios.
+between a quarter of the length and all of it. Each measurement has a process of its own, in the order A B A B, after
+one update that is not counted; memory is what the process grows by over models and inputs. Medians and ratios.
 """
 
 import argparse

@@ -80,7 +80,7 @@ class LayerSchedule(Schema):
             raise UserError(f"{KEY}.rule", self.rule, problem, "Without a schedule of layers: schedule=all.")
         if self.thresholds is not None and self.watch not in layered:
             problem = "is no term of the method that supervises layers"
-            raise UserError(f"{KEY}.watch", self.watch, problem, f"Known: {', '.join(layered)}.")
+            raise UserError(f"{KEY}.watch", self.watch, problem, f"Known: {', '.join(sorted(layered))}.")
 
 
 def _spread(values: list[Value], count: int) -> list[Value]:
