@@ -33,7 +33,8 @@ KL = {"_target_": "distill_runner.methods.relations.Relations", "mapping": TOP, 
 SOFT = {"_target_": "distill_runner.methods.base.SoftLabels", "temperature": 1.0}
 TERMS = {"soft": SOFT, "kl": KL, "cos": COS}
 STUDENT, TEACHER = Shape(3, 8, 2, 2, 9, "bert"), Shape(6, 8, 2, 2, 9, "bert")
-BATCH = Batch(*[torch.zeros(0, dtype=torch.long)] * 4, torch.arange(2), ())
+NOTHING = torch.zeros(0, dtype=torch.long)
+BATCH = Batch(NOTHING, NOTHING, NOTHING, NOTHING, torch.arange(2), ())
 
 
 def node(schedule: Mapping[str, Any] | None, terms: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Relations(LayeredTerm):
         super().__init__(mapping, over_layers)
         if not pairs or len(set(pairs)) < len(pairs) or not set(pairs) <= set(get_args(Pair)):
             raise UserError("relations.pairs", pairs, "must be different pairs of Q, K and V", "[QQ, KK, VV]")
-        self.pairs = [(LETTERS[first], LETTERS[second]) for first, second in pairs]
+        self.pairs = [(LETTERS[pair[0]], LETTERS[pair[1]]) for pair in pairs]
         self.given_heads, self.over_rows = heads, over_rows
 
     def build(self, layers: list[list[int]], student: Shape, teacher: Shape) -> None:
