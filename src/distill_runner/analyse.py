@@ -82,15 +82,16 @@ class Run:
         """Attention probabilities (heads, L, L) of every layer for one example, by layer."""
         import torch
 
-        from distill_runner.encoders import Needs, extract
+        from distill_runner.encoders import Needs, Projection, extract
         from distill_runner.models import build
 
         source = {"source": str(self.pipeline.build(stage) / "model"), "revision": None}
         config = stage.config.model.model_copy(update=source | {"head": "keep", "labels": None})
         model = build(config, stage.config.task).eval()
-        places = [(name, layer) for layer in range(1, stage.shape.num_layers + 1) for name in ("query", "key")]
+        names: tuple[Projection, ...] = ("query", "key")
+        places = frozenset((name, layer) for layer in range(1, stage.shape.num_layers + 1) for name in names)
         with torch.inference_mode():
-            read = extract(model, self.tokens.batch([example]), Needs(projections=frozenset(places)))  # type: ignore[arg-type]
+            read = extract(model, self.tokens.batch([example]), Needs(projections=places))
             heads = {
                 place: states.unflatten(1, (stage.shape.num_heads, -1)).transpose(0, 1)
                 for place, states in read.projections.items()

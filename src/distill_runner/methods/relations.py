@@ -7,6 +7,7 @@ from collections.abc import Mapping as Data
 from itertools import chain
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from distill_runner.batches import Batch
@@ -84,5 +85,5 @@ class Relations(LayeredTerm):
             return relation_kl(taught, learnt, self.heads, batch.groups, weights)
 
         return self.reduced(
-            [sum(divergence(x, y, j, k) for x, y in self.pairs) for j, (k,) in self.supervised.items()]  # type: ignore[misc]
+            [torch.stack([divergence(x, y, j, k) for x, y in self.pairs]).sum() for j, (k,) in self.supervised.items()]
         )
