@@ -331,8 +331,8 @@ def test_impossible_pairs_are_refused() -> None:
 
 def test_wrong_options_are_refused() -> None:
     assert refusal(mapping={"rule": "skip"}, combine="sum") == ("combine=sum: is none of select, concatenate, attend")
-    assert refusal(mapping={"rule": "skip"}, combine="select", distance="cosine") == (
-        "distance=cosine: is none of normalized, mse, normalized_mse"
+    assert refusal(mapping={"rule": "skip"}, combine="select", distance="l1") == (
+        "distance=l1: is none of normalized, mse, normalized_mse, cosine"
     )
     assert refusal(mapping={"rule": "skip"}, combine="select", attention={}).startswith(
         "attention={}: combine=select does not use it"

@@ -182,7 +182,7 @@ def test_a_damaged_cache_is_written_again(tokens: Tokens, live: Live, cached: Ca
 
 
 def test_without_a_teacher_there_are_no_features(tokens: Tokens) -> None:
-    assert NoTeacher()(tokens.batch([0]), PROGRESS) == Features()
+    assert NoTeacher()(tokens.batch([0]), PROGRESS, Needs()) == Features()
 
 
 @pytest.mark.real

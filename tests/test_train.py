@@ -100,8 +100,8 @@ class Double:
     def __init__(self, teacher: TeacherTargets) -> None:
         self.teacher = teacher
 
-    def __call__(self, batch: Batch, progress: Progress) -> Features:
-        features = self.teacher(batch, progress)
+    def __call__(self, batch: Batch, progress: Progress, needs: Needs) -> Features:
+        features = self.teacher(batch, progress, needs)
         assert features.logits is not None
         return Features(features.logits.double(), {layer: cls.double() for layer, cls in features.cls.items()})
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from distill_runner.errors import UserError
-from distill_runner.mapping import Attention
+from distill_runner.mapping import Attention, single
 
 
 class Combination(nn.Module):
@@ -39,10 +39,12 @@ class Combination(nn.Module):
             )
 
     def forward(self, student: dict[int, Tensor], teacher: dict[int, Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
-        """From states (B, H) by layer to the two sides of the comparison by student layer."""
+        """From states (B, H) by layer to the two sides of the comparison, for the student layers that are given."""
+        self.alpha.clear()
         return {
             j: self.sides(j, student[j], torch.stack([teacher[k] for k in entry], dim=1))
             for j, entry in self.layers.items()
+            if j in student
         }
 
     def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,14 +58,7 @@ class Select(Combination):
 
     def __init__(self, layers: list[list[int]], width_student: int, width_teacher: int) -> None:
         super().__init__(layers, width_student, width_teacher)
-        for j, entry in self.layers.items():
-            if len(entry) > 1:
-                raise UserError(
-                    "mapping",
-                    entry,
-                    f"this method compares student layer {j} with one teacher layer, not with {len(entry)}",
-                    "Take mapping=skip, last or layer, or a method that combines layers: method=ckd or alp.",
-                )
+        single(layers)
 
     def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
         return student_BH, teacher_BKH[:, 0]

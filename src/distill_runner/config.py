@@ -101,6 +101,7 @@ class StageConfig(Schema):
         route: follow the teacher's checkpoints instead of learning from the model that it ends with.
         keep_checkpoints: keep the model after every epoch. A run that follows them keeps them by itself; this spares
             training the teacher twice where a run that does not comes first. No part of what the stage yields.
+        share: of the task's training examples that are used, always the same ones, a smaller share within a larger.
     """
 
     task: Task | None = None
@@ -113,12 +114,15 @@ class StageConfig(Schema):
     select: Literal["best", "last"] = "best"
     keep_checkpoints: bool = False
     seed: int = Field(ge=0)
+    share: float = Field(1.0, gt=0, le=1)
 
     def model_post_init(self, _context: Any) -> None:
         if (self.task is None) == (self.corpus is None):
             raise UserError(
                 "stages", None, "a stage has either a task or a corpus", "Set one of them, the other to null."
             )
+        if self.share < 1 and self.task is None:
+            raise UserError(".share", self.share, "is of a task, and the stage has a corpus")
 
 
 class TeacherConfig(Schema):

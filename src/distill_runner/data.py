@@ -35,20 +35,25 @@ class Data(Protocol):
 
 
 class TaskData:
-    """A task's training split, and its validation splits of which the first one selects."""
+    """A task's training split, or a share of it, and its validation splits of which the first one selects."""
 
-    def __init__(self, task: Task, train: Tokens, validation: Mapping[str, Tokens], device: Device) -> None:
+    def __init__(
+        self, task: Task, train: Tokens, validation: Mapping[str, Tokens], device: Device, share: float = 1.0
+    ) -> None:
         self.task, self.train, self.validation, self.device = task, train, validation, device
+        # Numbers in the whole split, so that a teacher's targets serve every share.
+        order = np.random.default_rng(0).permutation(len(train))
+        self.chosen = np.sort(order[: max(1, round(share * len(train)))])
 
     @property
     def num_evaluated(self) -> int:
         return sum(map(len, self.validation.values()))
 
     def __len__(self) -> int:
-        return len(self.train)
+        return len(self.chosen)
 
     def batch(self, index: np.ndarray, epoch: int) -> Batch:
-        return self.train.batch(index, self.device.granule)
+        return self.train.batch(self.chosen[index], self.device.granule)
 
     def evaluate(self, model: PreTrainedModel) -> Evaluation:
         """Scores in 0..1; those of further splits are named ``<split>/<metric>`` (MNLI's mismatched)."""

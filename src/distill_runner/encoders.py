@@ -4,48 +4,63 @@ Together with ``models`` the only module that knows attribute names of ``transfo
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from distill_runner.batches import Batch
+from distill_runner.errors import UserError
 
 PACKED_FAMILIES = frozenset({"bert", "roberta", "xlm-roberta", "camembert"})
 """Model types whose layers are read attribute by attribute below; the others run padded."""
+Projection = Literal["query", "key", "value"]
+"""What an attention layer makes of its input, after the bias and before the attention; all heads side by side."""
+PROJECTIONS = get_args(Projection)
+RECORDING = "distill_runner_recording"
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What is read of a model: its logits, and the [CLS] outputs of layers (1-based; the embeddings are no layer)."""
+    """What is read of a model: its logits, the [CLS] outputs of layers, and projections in layers.
+
+    Layers count from 1; the embeddings are no layer.
+    """
 
     logits: bool = False
     cls: frozenset[int] = frozenset()
+    projections: frozenset[tuple[Projection, int]] = frozenset()
 
     def __or__(self, other: "Needs") -> "Needs":
-        return Needs(self.logits or other.logits, self.cls | other.cls)
+        return Needs(self.logits or other.logits, self.cls | other.cls, self.projections | other.projections)
 
     def __bool__(self) -> bool:
-        return self.logits or bool(self.cls)
+        return self.logits or bool(self.cls) or bool(self.projections)
 
 
 @dataclass
 class Features:
-    """What ``Needs`` asked for: ``logits`` (B, C), and ``cls`` by layer, each (B, H)."""
+    """What ``Needs`` asked for: ``logits`` (B, C), ``cls`` by layer (B, H), and ``projections`` (T, H), packed."""
 
     logits: Tensor | None = None
     cls: dict[int, Tensor] = field(default_factory=dict)
+    projections: dict[tuple[Projection, int], Tensor] = field(default_factory=dict)
 
-    def full(self, rows: Tensor | slice = slice(None)) -> "Features":
-        """Some rows, in the precision in which losses are computed: float32 at least."""
+    def full(self, rows: Tensor | slice = slice(None), tokens: Tensor | slice = slice(None)) -> "Features":
+        """Some examples and their tokens, in the precision in which losses are computed: float32 at least."""
 
-        def part(values: Tensor) -> Tensor:
-            return values[rows].to(torch.promote_types(values.dtype, torch.float32))
+        def part(values: Tensor, chosen: Tensor | slice) -> Tensor:
+            return values[chosen].to(torch.promote_types(values.dtype, torch.float32))
 
-        logits = None if self.logits is None else part(self.logits)
-        return Features(logits, {layer: part(cls) for layer, cls in self.cls.items()})
+        return Features(
+            None if self.logits is None else part(self.logits, rows),
+            {layer: part(cls, rows) for layer, cls in self.cls.items()},
+            {place: part(states, tokens) for place, states in self.projections.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -88,15 +103,20 @@ def extract(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
 def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
     backbone: Any = model.base_model
     layers = backbone.encoder.layer
-    depth = len(layers) if needs.logits else max(needs.cls, default=0)
+    whole = len(layers) if needs.logits else max(needs.cls, default=0)
+    deepest = max([whole, *(number for _, number in needs.projections)])
     positions = batch.positions + _first_position(model.config)
     segments = batch.segments if model.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
     h_1TH = backbone.embeddings(batch.input_ids[None], segments[None], positions[None])
     h_TH, features = h_1TH[0], Features()
-    for number, layer in enumerate(layers[:depth], start=1):
+    for number, layer in enumerate(layers[:deepest], start=1):
+        read = {name: _project(layer, name, h_TH) for name in PROJECTIONS if (name, number) in needs.projections}
+        features.projections |= {(name, number): states for name, states in read.items()}
+        if number == deepest > whole:
+            break  # nobody reads what this layer makes of its projections
         # Nobody reads the other tokens of the last layer, unless the head is token-wise.
-        only_cls = number == depth and batch.rows is None
-        h_TH = _layer(layer, h_TH, batch, only_cls)
+        only_cls = number == deepest and batch.rows is None
+        h_TH = _layer(layer, h_TH, batch, only_cls, read)
         if number in needs.cls:
             features.cls[number] = h_TH if only_cls else h_TH[batch.starts]
     if needs.logits:
@@ -104,15 +124,27 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Featu
     return features
 
 
-def _layer(layer: Any, h_TH: Tensor, batch: Batch, only_cls: bool) -> Tensor:
-    """One post-norm Transformer layer over packed tokens; with ``only_cls`` its output at the [CLS] rows alone."""
+def _project(layer: Any, name: Projection, h_TH: Tensor) -> Tensor:
+    projected: Tensor = getattr(layer.attention.self, name)(h_TH)
+    return projected
+
+
+def _layer(layer: Any, h_TH: Tensor, batch: Batch, only_cls: bool, read: dict[Projection, Tensor]) -> Tensor:
+    """One post-norm Transformer layer over packed tokens; with ``only_cls`` its output at the [CLS] rows alone.
+
+    ``read`` has those of its projections (T, H) that are computed already.
+    """
     attention = layer.attention.self
     queried_QH = h_TH[batch.starts] if only_cls else h_TH
+    if "query" in read:
+        query_QH = read["query"][batch.starts] if only_cls else read["query"]
+    else:
+        query_QH = _project(layer, "query", queried_QH)
     heads = (-1, attention.num_attention_heads, attention.attention_head_size)
     context_QH = _attend(
-        attention.query(queried_QH).view(heads),
-        attention.key(h_TH).view(heads),
-        attention.value(h_TH).view(heads),
+        query_QH.view(heads),
+        (read["key"] if "key" in read else _project(layer, "key", h_TH)).view(heads),
+        (read["value"] if "value" in read else _project(layer, "value", h_TH)).view(heads),
         batch,
         only_cls,
         dropout=attention.dropout.p if attention.training else 0.0,
@@ -151,14 +183,42 @@ def _head(model: Any, h_RH: Tensor) -> Tensor:
     return model.classifier(h_RH[:, None])
 
 
-def _extract_padded(model: nn.Module, batch: Batch, needs: Needs) -> Features:
+def _extract_padded(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
     """The same through the model's own forward on padded input: the reference, and the way for other families."""
     input_ids, segments, mask = batch.padded()
-    inputs = {"input_ids": input_ids, "attention_mask": mask}
+    inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
     if getattr(model.config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = segments
-    output = model(**inputs, output_hidden_states=bool(needs.cls))
+    tape: list[tuple[Tensor, ...]] = []
+    if needs.projections:
+        model.set_attn_implementation(RECORDING)
+        inputs["tape"] = tape
+    output: Any = model(**inputs, output_hidden_states=bool(needs.cls))
+    if needs.projections and not tape:
+        problem = f"models of type {model.config.model_type} do not give away their queries, keys and values"
+        raise UserError("method", None, problem, "Take a model of another family, or a method without attention.")
     logits = output.logits if needs.logits else None
     if logits is not None and batch.rows is not None:
         logits = logits[mask.bool()][batch.rows]
-    return Features(logits, {layer: output.hidden_states[layer][:, 0] for layer in needs.cls})
+    return Features(
+        logits,
+        {layer: output.hidden_states[layer][:, 0] for layer in needs.cls},
+        {
+            (name, layer): tape[layer - 1][PROJECTIONS.index(name)].transpose(1, 2).flatten(2)[mask.bool()]
+            for name, layer in needs.projections
+        },
+    )
+
+
+def _recording_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """``sdpa``, which puts its inputs, each (B, heads, L, d), on the list ``tape`` that the caller gave the model."""
+    if (tape := options.pop("tape", None)) is not None:
+        tape.append((query, key, value))
+    context, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    return context, None
+
+
+AttentionInterface.register(RECORDING, _recording_attention)
+AttentionMaskInterface.register(RECORDING, sdpa_mask)  # without it padding would silently be attended to

@@ -47,6 +47,11 @@ def normalized_mean_squared_error(student_BH: Tensor, teacher_BH: Tensor) -> Ten
     return mean_squared_error(_normalized(student_BH), _normalized(teacher_BH))
 
 
+def cosine_distance(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
+    """1 minus the cosine of the states: 0 to 2 (internal representations, Eq. 3)."""
+    return (1 - functional.cosine_similarity(student_BH, teacher_BH, dim=-1)).mean()
+
+
 def attention_entropy(alpha_BK: Tensor) -> Tensor:
     """Entropy of a row of weights in nats, 0 (one layer takes all) to ln K (uniform); mean over the rows."""
     return -torch.xlogy(alpha_BK, alpha_BK).sum(dim=-1).mean()

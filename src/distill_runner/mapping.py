@@ -13,7 +13,9 @@ from distill_runner.schema import Schema
 
 
 class Mapping(Schema):
-    """A rule that yields a mapping for any depths, or the mapping itself (ALP-KD, Eqs. 3-6, experiments).
+    """A rule that yields a mapping for any depths, or the mapping itself.
+
+    The rules are those of ALP-KD (Eqs. 3-6, experiments), internal representations and MiniLMv2.
 
     With c supervised student layers (m - 1: the last one has no peer, unless ``supervise_last``):
 
@@ -27,13 +29,17 @@ class Mapping(Schema):
     - ``layer``: the one teacher layer ``layer`` (PKD-1, PKD-6, PKD-12 of Table 3, all with m = 2).
       **reading** for m > 2: it supervises every supervised layer, as in ``all``.
     - ``last``: the layers just below the top, n - m + 1, n - m + 2, ... (PKD's "last": 12 to 3 gives 10, 11).
+    - ``group_top``: teacher layer j * n / m for student layer j, the top of each of m equal groups (internal
+      representations). **reading** where m does not divide n: the groups' bounds are rounded down.
+    - ``top``: the student's last layer, whatever ``supervise_last``, learns from the one teacher layer ``layer``, the
+      last one by default (MiniLMv2). The student may be as deep as the teacher.
     - ``explicit``: ``layers`` as given; what is supervised is seen from the list itself.
 
     Raises:
         UserError: a key is missing, or belongs to another rule.
     """
 
-    rule: Literal["skip", "no", "po", "all", "layer", "last", "explicit"]
+    rule: Literal["skip", "no", "po", "all", "layer", "last", "group_top", "top", "explicit"]
     layer: int | None = None
     layers: list[list[int]] | None = None
     supervise_last: bool = False
@@ -43,7 +49,7 @@ class Mapping(Schema):
         for key, rule, value in (("layer", "layer", self.layer), ("layers", "explicit", self.layers)):
             if self.rule == rule and value is None:
                 raise UserError(f"mapping.{key}", None, f"mapping={rule} needs it", _EXAMPLES[rule])
-            if self.rule != rule and value is not None:
+            if self.rule not in (rule, "top" if key == "layer" else rule) and value is not None:
                 problem = f"mapping={self.rule} does not use it"
                 raise UserError(f"mapping.{key}", value, problem, _EXAMPLES[rule])
         if self.rule == "explicit" and self.supervise_last:
@@ -60,6 +66,10 @@ class Mapping(Schema):
         m, n = student_layers, teacher_layers
         if self.layers is not None:
             return _checked(self.layers, m, n)
+        if self.rule == "top":
+            layer = n if self.layer is None else self.layer
+            _in_range("mapping.layer", layer, [layer], n)
+            return [*([] for _ in range(m - 1)), [layer]]
         if m >= n:
             raise UserError(
                 "student.num_layers",
@@ -83,9 +93,28 @@ class Mapping(Schema):
                 return [list(range(1, n + 1)) for _ in range(count)]
             case "last":
                 return [[n - m + j] for j in range(1, count + 1)]
+            case "group_top":
+                return [[j * n // m] for j in range(1, count + 1)]
         assert self.layer is not None
         _in_range("mapping.layer", self.layer, [self.layer], n)
         return [[self.layer] for _ in range(count)]
+
+
+def single(layers: list[list[int]]) -> dict[int, int]:
+    """The teacher layer of each supervised student layer, for methods that compare layers one by one.
+
+    Raises:
+        UserError: some student layer has several.
+    """
+    for j, entry in enumerate(layers, start=1):
+        if len(entry) > 1:
+            raise UserError(
+                "mapping",
+                entry,
+                f"this method compares student layer {j} with one teacher layer, not with {len(entry)}",
+                "Take mapping=skip, last or layer, or a method that combines layers: method=ckd or alp.",
+            )
+    return {j: entry[0] for j, entry in enumerate(layers, start=1) if entry}
 
 
 _EXAMPLES = {

@@ -23,7 +23,7 @@ from distill_runner.seeds import seed_all, stage_seed
 from distill_runner.stages import CORPUS, Stage
 from distill_runner.store import Spec, Store, key_of, remove, share
 from distill_runner.tasks import Examples, load_split
-from distill_runner.teachers import Cached, Follow, Live, NoTeacher, TeacherTargets, cache_bytes, choose
+from distill_runner.teachers import Cached, Follow, Live, NoTeacher, TeacherTargets, cache_bytes, choose, why_live
 from distill_runner.train import CHECKPOINT, EPOCH, Training, fit
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,14 @@ class Pipeline:
     def _plan_targets(self, stage: Stage, teacher: Stage) -> list[Planned]:
         with torch.device("meta"):
             needs = stage.method().teacher_needs
-        read = [*(["logits"] if needs.logits else []), *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls))]
+        read = [
+            *(["logits"] if needs.logits else []),
+            *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls)),
+            *(f"{name} of layer {layer}" for name, layer in sorted(needs.projections, key=lambda place: place[1])),
+        ]
         what = ", ".join(read if len(read) <= 3 else [*read[:2], "...", read[-1]])
+        if why := why_live(self.runtime.targets, needs):
+            return [Planned("targets", "-" * 16, False, f"{what} of {teacher.name}, {why}")]
         mode = "" if self.runtime.targets == "auto" else f" (runtime.targets={self.runtime.targets})"
         lines = []
         for checkpoint in stage.followed:
@@ -215,7 +221,7 @@ class Pipeline:
             train, held_out = (self.tokens(stage, split, tokenizer) for split in ("train", "validation"))
             return CorpusData(train, held_out, tokenizer, stage_seed(stage.config.seed, stage.name), self.device)
         validation = {name: self.tokens(stage, split, tokenizer) for name, split in task.validation.items()}
-        return TaskData(task, self.tokens(stage, task.train, tokenizer), validation, self.device)
+        return TaskData(task, self.tokens(stage, task.train, tokenizer), validation, self.device, stage.config.share)
 
     def _targets(self, stage: Stage) -> TeacherTargets:
         """Cached or live, whichever fits; both give the same numbers."""
@@ -224,8 +230,10 @@ class Pipeline:
         task, teacher, needs = stage.config.task, stage.teacher, stage.method().teacher_needs
         assert task is not None
         tokens = self.tokens(stage, task.train)
-        size = cache_bytes(needs, teacher.shape, len(tokens)) * len(stage.followed)
-        cached, why = choose(self.runtime.targets, size, self.store.folder)
+        cached, why = False, why_live(self.runtime.targets, needs)
+        if why is None:
+            size = cache_bytes(needs, teacher.shape, len(tokens)) * len(stage.followed)
+            cached, why = choose(self.runtime.targets, size, self.store.folder)
         log.info("stage %s: teacher targets %s", stage.name, why)
 
         @cache

@@ -83,21 +83,26 @@ class Stage:
         """Everything that determines what the stage yields, and nothing else."""
         model = self.config.model
         source = {"upstream": key_of(self.source.spec)} if self.source else _source_spec(model)
-        return {
-            "kind": "stage",
-            "schema": SCHEMA,
-            "stage": self.name,
-            "seed": self.config.seed,
-            "data": self.data_spec,
-            "tokenizer": self.tokenizer_spec,
-            "model": {**model.model_dump(exclude={"source", "revision", "tokenizer"}), **source},
-            "method": method_spec(self.config.method),
-            "teacher": key_of(self.teacher.spec) if self.teacher else None,
-            "optim": self.config.optim.model_dump(mode="json"),
-            "select": self.config.select,
-            "precision": self.precision,
-            "versions": {name: version(name).split(".")[0] for name in ("torch", "transformers")},
-        } | ({"route": self.route} if self.route else {})
+        share = {"share": self.config.share} if self.config.share < 1 else {}
+        return (
+            share
+            | {
+                "kind": "stage",
+                "schema": SCHEMA,
+                "stage": self.name,
+                "seed": self.config.seed,
+                "data": self.data_spec,
+                "tokenizer": self.tokenizer_spec,
+                "model": {**model.model_dump(exclude={"source", "revision", "tokenizer"}), **source},
+                "method": method_spec(self.config.method),
+                "teacher": key_of(self.teacher.spec) if self.teacher else None,
+                "optim": self.config.optim.model_dump(mode="json"),
+                "select": self.config.select,
+                "precision": self.precision,
+                "versions": {name: version(name).split(".")[0] for name in ("torch", "transformers")},
+            }
+            | ({"route": self.route} if self.route else {})
+        )
 
     @property
     def key(self) -> str:

@@ -13,11 +13,13 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill_runner.batches import Batch, Tokens
 from distill_runner.devices import Device
 from distill_runner.encoders import Features, Needs, Shape, extract
+from distill_runner.errors import UserError
 from distill_runner.methods.base import Progress
 from distill_runner.seeds import undisturbed
 
@@ -27,34 +29,46 @@ CACHE_BATCH = 64
 
 
 class TeacherTargets(Protocol):
-    """What a method learns from: called once a batch."""
+    """What a method learns from: called once a batch, with what the method reads of it at present."""
 
-    def __call__(self, batch: Batch, progress: Progress) -> Features: ...
+    def __call__(self, batch: Batch, progress: Progress, needs: Needs) -> Features: ...
 
 
 class NoTeacher:
     """Features of nothing, for methods that read no teacher."""
 
-    def __call__(self, batch: Batch, progress: Progress) -> Features:
+    def __call__(self, batch: Batch, progress: Progress, needs: Needs) -> Features:
         return Features()
 
 
 class Live:
-    """The teacher itself, frozen, in eval mode, run as far as ``needs`` asks."""
+    """The teacher itself, frozen, in eval mode, run as far as ``needs`` asks.
+
+    A call may ask for less. That is heeded only if the targets could not be cached, for a teacher that is run less far
+    gives other bits than the cache has.
+    """
 
     def __init__(self, model: PreTrainedModel, tokens: Tokens, needs: Needs, device: Device) -> None:
         self.model = device.place(model).eval().requires_grad_(False)
         self.tokens, self.needs, self.device = tokens, needs, device
 
-    def __call__(self, batch: Batch, progress: Progress | None = None) -> Features:
+    def __call__(self, batch: Batch, progress: Progress | None = None, needs: Needs | None = None) -> Features:
+        asked = needs if needs is not None and self.needs.projections else self.needs
         index = batch.index.cpu().numpy()
         size = -(-len(index) // ROWS) * ROWS
         run = self.device.move(self.tokens.batch(np.resize(index, size), self.device.granule))
         with torch.inference_mode(), self.device.autocast():
-            features = extract(self.model, run, self.needs)
+            features = extract(self.model, run, asked)
         place = {example: row for row, example in enumerate(run.index.tolist())}
         rows = torch.tensor([place[example] for example in index.tolist()], device=self.device.torch)
-        return features.full(rows)
+        return features.full(rows, _tokens(run, rows, batch) if asked.projections else slice(None))
+
+
+def _tokens(run: Batch, rows: Tensor, batch: Batch) -> Tensor:
+    """Where the tokens of ``batch`` lie in ``run``, whose sequences ``rows`` are the same as those of ``batch``."""
+    bounds = torch.cat([batch.starts, batch.starts.new_tensor([len(batch.positions)])])
+    first = run.starts[rows].repeat_interleave(bounds.diff(), output_size=len(batch.positions))
+    return first + batch.positions
 
 
 class Cached:
@@ -64,7 +78,7 @@ class Cached:
         self.device = device
         self.arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
 
-    def __call__(self, batch: Batch, progress: Progress | None = None) -> Features:
+    def __call__(self, batch: Batch, progress: Progress | None = None, needs: Needs | None = None) -> Features:
         rows = batch.index.cpu().numpy()
         read = {
             name: torch.from_numpy(array[rows]).to(self.device.torch, non_blocking=True)
@@ -106,14 +120,28 @@ class Follow:
         self.number = 0
         self.targets: TeacherTargets = NoTeacher()
 
-    def __call__(self, batch: Batch, progress: Progress) -> Features:
+    def __call__(self, batch: Batch, progress: Progress, needs: Needs) -> Features:
         number = self.route[progress.epoch]
         if number != self.number:
             self.targets = NoTeacher()  # lets the model before go, ahead of loading the next
             with undisturbed():  # building a model draws random numbers, reading a cache does not
                 self.targets = self.open_checkpoint(number)
             self.number = number
-        return self.targets(batch, progress)
+        return self.targets(batch, progress, needs)
+
+
+def why_live(mode: Literal["auto", "cached", "live"], needs: Needs) -> str | None:
+    """Why there can be no cache of ``needs``; None if there can.
+
+    Raises:
+        UserError: there can be none, and ``mode`` insists on one.
+    """
+    if not needs.projections:
+        return None
+    why = "queries, keys and values are not cached: they take as much as the teacher's states of every token"
+    if mode == "cached":
+        raise UserError("runtime.targets", mode, why, "Take runtime.targets=auto or live.")
+    return f"live ({why})"
 
 
 def cache_bytes(needs: Needs, teacher: Shape, num_examples: int) -> int:

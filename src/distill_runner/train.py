@@ -102,10 +102,16 @@ class Training:
         self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, report)
         self.saved = time.monotonic()
 
+    @property
+    def progress(self) -> Progress:
+        epochs = math.ceil(self.num_steps / self.per_epoch)
+        return Progress(self.history.epoch, self.history.step, epochs, self.num_steps)
+
     def rest_of_epoch(self) -> Iterator[list[Batch]]:
         """The updates of the current epoch that are not done yet."""
         self.model.train()
         self.method.train()
+        self.method.begin_epoch(self.progress)
         self.meter.restart()
         history = self.history
         remaining = min(self.per_epoch - history.position, self.num_steps - history.step)
@@ -115,7 +121,7 @@ class Training:
     def step(self, update: list[Batch]) -> None:
         """One step of the optimiser over the batches of ``update``."""
         history, optim = self.history, self.optim
-        progress = Progress(history.epoch, history.step, math.ceil(self.num_steps / self.per_epoch), self.num_steps)
+        progress = self.progress
         num_examples = sum(batch.size for batch in update)
         logged: dict[str, Tensor] = {}
         for batch in update:
@@ -137,9 +143,10 @@ class Training:
 
     def _backward(self, batch: Batch, progress: Progress, share: float) -> dict[str, Tensor]:
         """Add the gradient of ``share`` times the loss; returns the losses and what the method observed."""
-        targets = self.teacher(batch, progress)
+        student_needs, teacher_needs = self.method.needs
+        targets = self.teacher(batch, progress, teacher_needs)
         with self.device.autocast():
-            features = extract(self.model, batch, self.method.student_needs)
+            features = extract(self.model, batch, student_needs)
         losses = self.method(features.full(), targets, batch, progress)
         self.scaler.scale(share * torch.stack(list(losses.values())).sum()).backward()
         return {f"loss/{name}": value.detach() for name, value in losses.items()} | self.method.observed()

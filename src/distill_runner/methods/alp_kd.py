@@ -1,12 +1,12 @@
 """Distillation of intermediate layers: PKD, CKD and ALP-KD as one term with different data (Eqs. 3-7).
 
-``conf/method/{pkd,ckd,alp,pkd_original}.yaml`` say which mapping, combination and distance make which method.
+``conf/method/{pkd,ckd,alp,pkd_original}.yaml`` say which mapping, combination and distance make which method; the
+``cos`` term of ``internal.yaml`` is one more.
 """
 
 from collections.abc import Mapping as Data
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from distill_runner import losses
@@ -15,23 +15,26 @@ from distill_runner.combinations import Attend, Combination, Concatenate, Select
 from distill_runner.encoders import Features, Needs, Shape
 from distill_runner.errors import UserError
 from distill_runner.mapping import Attention, Mapping
-from distill_runner.methods.base import Kind, Progress, SoftLabels, Term
+from distill_runner.methods.base import Progress, SoftLabels
+from distill_runner.methods.layered import LayeredTerm
 from distill_runner.schema import typed
 
 DISTANCES = {
     "normalized": losses.normalized_squared_distance,
     "mse": losses.mean_squared_error,
     "normalized_mse": losses.normalized_mean_squared_error,
+    "cosine": losses.cosine_distance,
 }
 
 
-class LayerProjection(Term):
+class LayerProjection(LayeredTerm):
     """Distance between the [CLS] states of student layers and combinations of the teacher's.
 
     Args:
         mapping: which teacher layers belong to which student layer.
         combine: ``select`` the one layer (PKD), ``concatenate`` and project (CKD), or ``attend`` (ALP).
-        distance: ``normalized`` is PKD's Eq. 3, ``mse`` that of Eq. 7; ``normalized_mse`` that of PKD's code.
+        distance: ``normalized`` is PKD's Eq. 3, ``mse`` that of Eq. 7; ``normalized_mse`` that of PKD's code;
+            ``cosine`` that of internal representations (Eq. 3).
         over_layers: ``sum`` over the supervised student layers (the paper) or their ``mean`` (PKD's code).
         attention: for ``attend`` only; the parameter-free dot product by default.
         project: for ``concatenate`` only, which side is projected; the teacher's by default.
@@ -44,39 +47,28 @@ class LayerProjection(Term):
         self,
         mapping: Mapping | Data[str, Any],
         combine: Literal["select", "concatenate", "attend"],
-        distance: Literal["normalized", "mse", "normalized_mse"],
+        distance: Literal["normalized", "mse", "normalized_mse", "cosine"],
         over_layers: Literal["sum", "mean"] = "sum",
         attention: Attention | Data[str, Any] | None = None,
         project: Literal["teacher", "student"] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(mapping, over_layers)
         _one_of("combine", combine, ("select", "concatenate", "attend"))
         _one_of("distance", distance, DISTANCES)
-        _one_of("over_layers", over_layers, ("sum", "mean"))
         _one_of("project", project, (None, "teacher", "student"))
         for key, value, owner in (("attention", attention, "attend"), ("project", project, "concatenate")):
             if value is not None and combine != owner:
                 problem = f"combine={combine} does not use it"
                 raise UserError(key, value, problem, f"Only combine={owner} does.")
-        self.mapping = typed(Mapping, mapping, "mapping.")
         self.attention = typed(Attention, attention or {}, "attention.")
         self.combine, self.project = combine, project or "teacher"
-        self.distance, self.over_layers = DISTANCES[distance], over_layers
+        self.distance = DISTANCES[distance]
 
-    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
-        if teacher is None:
-            raise UserError("teacher", None, "an intermediate loss needs one", "Without one: method=nkd.")
-        layers = self.mapping.resolve(student.num_layers, teacher.num_layers)
-        if not any(layers):
-            raise UserError(
-                "mapping",
-                layers,
-                f"supervises no layer of a student of {student.num_layers}",
-                "The last layer is left out by default; mapping.supervise_last=true includes it.",
-            )
+    def build(self, layers: list[list[int]], student: Shape, teacher: Shape) -> None:
         self.combination = self._combination(layers, student.width, teacher.width)
-        self.student_needs = Needs(cls=frozenset(self.combination.layers))
-        self.teacher_needs = Needs(cls=frozenset(k for entry in layers for k in entry))
+
+    def needs_of(self, layers: Data[int, list[int]]) -> tuple[Needs, Needs]:
+        return Needs(cls=frozenset(layers)), Needs(cls=frozenset(k for entry in layers.values() for k in entry))
 
     def _combination(self, layers: list[list[int]], width_student: int, width_teacher: int) -> Combination:
         match self.combine:
@@ -88,11 +80,10 @@ class LayerProjection(Term):
                 return Attend(layers, width_student, width_teacher, self.attention)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        sides = self.combination(student.cls, teacher.cls)
+        sides = self.combination({j: student.cls[j] for j in self.supervised}, teacher.cls)
         alphas = self.combination.alpha.items()
         self.observed = {f"alpha_entropy_{j}": losses.attention_entropy(alpha) for j, alpha in alphas}
-        distances = torch.stack([self.distance(mine, target) for mine, target in sides.values()])
-        return distances.sum() if self.over_layers == "sum" else distances.mean()
+        return self.reduced([self.distance(mine, target) for mine, target in sides.values()])
 
 
 class SoftLabelsPerClass(SoftLabels):

@@ -4,7 +4,7 @@ A term says what it reads (``Needs``), builds what it trains in ``bind``, and re
 method is a term in a file of this folder, or only a new combination of terms in ``conf/method/``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -126,31 +126,49 @@ class Method(nn.Module):
         self.terms = nn.ModuleDict({name: terms[name] for name in self.weights})
 
     def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> "Method":
-        """Bind every term; afterwards ``student_needs`` and ``teacher_needs`` are their unions."""
-        self.student_needs, self.teacher_needs = Needs(), Needs()
+        """Bind every term; afterwards ``student_needs`` and ``teacher_needs`` are what training reads in all."""
         for term in self.active():
             term.bind(student, teacher, kind)
-            self.student_needs |= term.student_needs
-            self.teacher_needs |= term.teacher_needs
+        self.needs = self.union(self.active())
+        self.student_needs, self.teacher_needs = self.needs
         return self
+
+    def begin_epoch(self, progress: Progress) -> None:
+        """Called before the updates of an epoch, and again when an interrupted one is taken up.
+
+        A method that changes as training goes on does so here: the terms that ``running`` names, and ``needs``, which
+        is what the next forward reads of the student and of the teacher.
+        """
 
     def reads_teacher(self) -> bool:
         """Whether any term of non-zero weight needs a teacher."""
         return any(term.reads_teacher for term in self.active())
 
-    def active(self) -> list[Term]:
+    def by_name(self) -> dict[str, Term]:
         """The terms, in the order of logging."""
-        return [term for term in self.terms.values() if isinstance(term, Term)]
+        return {name: term for name, term in self.terms.items() if isinstance(term, Term)}
+
+    def active(self) -> list[Term]:
+        return list(self.by_name().values())
+
+    def running(self) -> dict[str, Term]:
+        """The terms that the next forward computes."""
+        return self.by_name()
+
+    @staticmethod
+    def union(terms: Iterable[Term]) -> tuple[Needs, Needs]:
+        """What these terms together read of the student and of the teacher."""
+        student, teacher = Needs(), Needs()
+        for term in terms:
+            student, teacher = student | term.student_needs, teacher | term.teacher_needs
+        return student, teacher
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> dict[str, Tensor]:
         """Weighted losses by name; the training loss is their sum, so what is logged adds up."""
-        return {name: self.weights[name] * term(student, teacher, batch, progress) for name, term in self.terms.items()}
+        return {
+            name: self.weights[name] * term(student, teacher, batch, progress) for name, term in self.running().items()
+        }
 
     def observed(self) -> dict[str, Tensor]:
         """Detached scalars that the terms want to see logged, by ``<term>/<name>``."""
-        return {
-            f"{name}/{key}": value
-            for name, term in self.terms.items()
-            if isinstance(term, Term)
-            for key, value in term.observed.items()
-        }
+        return {f"{name}/{key}": value for name, term in self.running().items() for key, value in term.observed.items()}

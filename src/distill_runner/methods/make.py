@@ -10,13 +10,16 @@ from pydantic import create_model
 
 from distill_runner.errors import UserError, nearest
 from distill_runner.methods.base import Method, Term
+from distill_runner.methods.scheduled import LayerSchedule, ScheduledMethod
 from distill_runner.schema import Schema, typed
 
 Node = Mapping[str, Any]
+SCHEDULE = "method.schedule"
+"""Key of the schedule among the terms of a spec; no term can be called so, since torch allows no dot in a name."""
 
 
 def make_method(node: Node) -> Method:
-    """Build a method: terms by their ``_target_``, with their weights.
+    """Build a method: terms by their ``_target_``, with their weights, under a schedule of layers if there is one.
 
     Raises:
         UserError: a term that does not exist or is no ``Term``, arguments that it does not take, a weight below 0.
@@ -27,12 +30,16 @@ def make_method(node: Node) -> Method:
     for name, weight in weights.items():
         if not isinstance(weight, int | float) or not isfinite(weight):
             raise UserError(f".method.weights.{name}", weight, "must be a number")
-    return Method({name: _term(name, terms[name]) for name in terms if weights[name]}, weights)
+    made = {name: _term(name, terms[name]) for name in terms if weights[name]}
+    if schedule := node.get("schedule"):
+        return ScheduledMethod(made, weights, typed(LayerSchedule, schedule, ".method.schedule."))
+    return Method(made, weights)
 
 
 def method_spec(node: Node) -> dict[str, Any]:
-    """What determines a method: its terms of non-zero weight and their versions, whatever the method is called."""
-    return {
+    """What determines a method: its terms of non-zero weight, their versions, its schedule; not what it is called."""
+    schedule = {SCHEDULE: typed(LayerSchedule, given).model_dump()} if (given := node.get("schedule")) else {}
+    return schedule | {
         name: {
             **node["terms"][name],
             "weight": float(weight),

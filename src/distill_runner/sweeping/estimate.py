@@ -133,10 +133,10 @@ class _Remembered:
         self.teacher = teacher
         self.said: dict[bytes, Features] = {}
 
-    def __call__(self, batch: Batch, progress: Progress) -> Features:
+    def __call__(self, batch: Batch, progress: Progress, needs: Needs) -> Features:
         name = batch.index.cpu().numpy().tobytes()
         if name not in self.said:
-            self.said[name] = self.teacher(batch, progress)
+            self.said[name] = self.teacher(batch, progress, needs)
         return self.said[name]
 
 

@@ -1,0 +1,210 @@
+"""Losses on attention against the naive way: examples per second and peak memory, both sides in turns.
+
+    python benchmarks/attention_kl.py internal [--length 64] [--width 768] [--batch 32]
+    python benchmarks/attention_kl.py relations [--length 512] [--batch 8]
+
+``internal`` is forward and backward of soft + kl + cos (12 heads, a teacher of 12 layers, a student of 6), against
+padded batches, eager attention and ``output_attentions`` of both models. ``relations`` is MiniLMv2's loss alone (48
+relation heads, widths 768 and 384, Q-Q, K-K and V-V), against whole distributions and autograd. Sequences have
+between a quarter of the length and all of it. Each measurement has a process of its own, in the order A B A B, after
+one update that is not counted; memory is what the process grows by over models and inputs. Medians and ratios.
+"""
+
+import argparse
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+from transformers import BertConfig, BertForSequenceClassification
+
+from distill_runner.batches import Batch, Tokens
+from distill_runner.encoders import Shape, extract
+from distill_runner.methods.base import Progress
+from distill_runner.methods.make import make_method
+from distill_runner.relation_kl import relation_kl, row_weights
+
+LAYERS, HEADS, RELATION_HEADS = (12, 6), 12, 48
+TOP = {"rule": "group_top", "supervise_last": True}
+TERMS: dict[str, dict[str, Any]] = {
+    "soft": {"_target_": "distill_runner.methods.base.SoftLabels", "temperature": 1.0},
+    "kl": {"_target_": "distill_runner.methods.relations.Relations", "mapping": TOP, "pairs": ["QK"]},
+    "cos": {
+        "_target_": "distill_runner.methods.alp_kd.LayerProjection",
+        "mapping": TOP,
+        "combine": "select",
+        "distance": "cosine",
+    },
+}
+Update = Callable[[], Tensor]
+
+
+def batch_of(length: int, size: int) -> Batch:
+    """Ragged sequences of random tokens."""
+    rng = np.random.default_rng(0)
+    lengths = np.sort(rng.integers(length // 4, length + 1, size=size))
+    lengths[-1] = length
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.save(folder / "ids.npy", rng.integers(1, 1000, size=lengths.sum()).astype(np.int32))
+        np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
+        np.save(folder / "segments.npy", np.zeros(lengths.sum(), dtype=np.int8))
+        return Tokens(folder).batch(range(size))
+
+
+def models(width: int, length: int, attention: str) -> list[Any]:
+    built = []
+    for num_layers in LAYERS:
+        sizes = {"num_hidden_layers": num_layers, "hidden_size": width, "intermediate_size": 4 * width}
+        config: Any = BertConfig
+        config = config(vocab_size=1000, num_attention_heads=HEADS, max_position_embeddings=length, **sizes)
+        config._attn_implementation = attention
+        torch.manual_seed(num_layers)
+        built.append(BertForSequenceClassification(config))
+    return [built[0].eval().requires_grad_(False), built[1].eval()]  # no dropout, so that the losses can be compared
+
+
+def internal_ours(options: argparse.Namespace) -> Update:
+    batch, (teacher, student) = batch_of(options.length, options.batch), models(options.width, options.length, "sdpa")
+    method = make_method({"terms": TERMS, "weights": dict.fromkeys(TERMS, 1.0)})
+    method.bind(Shape.of(student.config), Shape.of(teacher.config), "classification")
+
+    def update() -> Tensor:
+        student_needs, teacher_needs = method.needs
+        with torch.no_grad():
+            taught = extract(teacher, batch, teacher_needs)
+        losses = method(extract(student, batch, student_needs), taught, batch, Progress(0, 0, 1, 1))
+        return torch.stack(list(losses.values())).sum()
+
+    return update
+
+
+def internal_naive(options: argparse.Namespace) -> Update:
+    """As a first script would have it, written without the package's losses and features."""
+    batch, (teacher, student) = batch_of(options.length, options.batch), models(options.width, options.length, "eager")
+    ids, segments, mask = batch.padded()
+    inputs = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
+    asked = {"output_attentions": True, "output_hidden_states": True}
+
+    def update() -> Tensor:
+        with torch.no_grad():
+            taught = teacher(**inputs, **asked)
+        learnt = student(**inputs, **asked)
+        loss = -(taught.logits.softmax(-1) * learnt.logits.log_softmax(-1)).sum(-1).mean()
+        for j in range(LAYERS[1]):
+            k = 2 * j + 1
+            p, q = (attention.clamp_min(1e-30) for attention in (taught.attentions[k], learnt.attentions[j]))
+            rows = (p * (p.log() - q.log())).sum(-1) * mask[:, None]
+            loss = loss + ((rows.sum((1, 2)) / mask.sum(1)).mean() / HEADS) / LAYERS[1]
+            cls = (states[at + 1][:, 0] for states, at in ((taught.hidden_states, k), (learnt.hidden_states, j)))
+            loss = loss + (1 - cosine_similarity(*cls)).mean()
+        return loss
+
+    return update
+
+
+def projections(batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+    """Q, K and V of a teacher of 768 and of a student of 384, packed."""
+    torch.manual_seed(0)
+    sizes = ((768, False), (384, True))
+    teacher, student = (
+        [torch.randn(len(batch.input_ids), width, requires_grad=learns) for _ in "QKV"] for width, learns in sizes
+    )
+    return teacher, student
+
+
+def relations_ours(options: argparse.Namespace) -> Update:
+    batch = batch_of(options.length, options.batch)
+    teacher, student = projections(batch)
+    weights = row_weights(batch, "sequence")
+
+    def update() -> Tensor:
+        pairs = zip(teacher, student, strict=True)
+        return torch.stack([relation_kl((t, t), (s, s), RELATION_HEADS, batch.groups, weights) for t, s in pairs]).sum()
+
+    return update
+
+
+def relations_naive(options: argparse.Namespace) -> Update:
+    batch = batch_of(options.length, options.batch)
+    _, _, mask = batch.padded()
+    teacher, student = projections(batch)
+
+    def relation(side: Tensor) -> Tensor:
+        padded = torch.zeros(*mask.shape, side.shape[1])
+        padded[mask.bool()] = side
+        heads = padded.unflatten(-1, (RELATION_HEADS, -1)).transpose(1, 2)
+        scores = heads @ heads.transpose(2, 3) / heads.shape[-1] ** 0.5
+        return scores.masked_fill(mask[:, None, None] == 0, -1e9).log_softmax(-1)
+
+    def update() -> Tensor:
+        loss = torch.zeros(())
+        for t, s in zip(teacher, student, strict=True):
+            taught, learnt = relation(t), relation(s)
+            rows = (taught.exp() * (taught - learnt)).sum(-1) * mask[:, None]
+            loss = loss + (rows.sum((1, 2)) / mask.sum(1)).mean() / RELATION_HEADS
+        return loss
+
+    return update
+
+
+SIDES = {
+    "internal": {"naive": internal_naive, "ours": internal_ours},
+    "relations": {"naive": relations_naive, "ours": relations_ours},
+}
+
+
+def measure(what: str, side: str, options: argparse.Namespace) -> tuple[float, float, float]:
+    """Examples per second, MiB that the updates add to the process, and the loss."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    update = SIDES[what][side](options)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    update().backward()
+    started, loss = time.perf_counter(), torch.zeros(())
+    for _ in range(options.updates):
+        loss = update()
+        loss.backward()
+    rate = options.updates * options.batch / (time.perf_counter() - started)
+    return rate, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, loss.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=SIDES)
+    parser.add_argument("--length", type=int, help="64 or 512 by default")
+    parser.add_argument("--batch", type=int, help="32 or 8 by default")
+    parser.add_argument("--width", type=int, default=768, help="of both models, for `internal`")
+    parser.add_argument("--updates", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="of torch; its own choice by default")
+    options = parser.parse_args()
+    options.length = options.length or {"internal": 64, "relations": 512}[options.what]
+    options.batch = options.batch or {"internal": 32, "relations": 8}[options.what]
+    found: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES[options.what]}
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for _ in range(options.repeats):
+            for side, results in found.items():
+                results.append(pool.apply(measure, (options.what, side, options)))
+    medians = {}
+    for side, results in found.items():
+        rates, memories, losses = zip(*results, strict=True)
+        medians[side] = statistics.median(rates), statistics.median(memories)
+        spread = f"(min {min(rates):.2f}, max {max(rates):.2f})"
+        print(
+            f"{side:6} {medians[side][0]:8.2f} examples/s {spread}  {medians[side][1]:7.0f} MiB  loss {losses[0]:.6f}"
+        )
+    rate, memory = (medians["ours"][at] / medians["naive"][at] for at in (0, 1))
+    print(f"ratio  {rate:.2f} of the speed, {memory:.2f} of the memory")
+
+
+if __name__ == "__main__":
+    main()

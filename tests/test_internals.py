@@ -1,0 +1,110 @@
+"""Agreement with the teacher, the course of layers and attention maps: by hand, and from a run's folder."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distill_runner import analyse
+from distill_runner.config import RunConfig
+from distill_runner.report.internals import (
+    agreement,
+    agreement_table,
+    course,
+    divergence,
+    draw_attention,
+    draw_courses,
+)
+
+
+def logits(*classes: int) -> np.ndarray:
+    return np.eye(2)[list(classes)]
+
+
+def test_agreement_by_hand() -> None:
+    labels = np.array([0, 0, 1, 1, 1])
+    counts = agreement(logits(0, 0, 1, 0, 0), logits(0, 1, 1, 1, 0), labels)
+    assert counts == {
+        "teacher_right_student_right": 2,
+        "teacher_right_student_wrong": 1,
+        "teacher_wrong_student_right": 1,
+        "teacher_wrong_student_wrong": 1,
+    }
+    header, _, row = agreement_table({"internal": counts}).splitlines()
+    assert "teacher right (3)" in header
+    assert "teacher wrong (2)" in header
+    assert row == "| internal | 2 | 1 | 1 | 1 |"
+
+
+def test_course_by_hand(tmp_path: Path) -> None:
+    points = [
+        {"schedule/layer": 1, "loss": 2.0},
+        {"teacher/validation/accuracy": 0.9},
+        {"validation/accuracy": 0.5, "validation/f1": 0.1},
+        {"schedule/layer": 1},
+        {"validation/accuracy": 0.6, "validation/f1": 0.1},
+        {"schedule/layer": 3},
+        {"validation/accuracy": 0.7, "validation/f1": 0.1},
+        {"schedule/layer": 0},
+        {"validation/accuracy": 0.8, "validation/f1": 0.1},
+    ]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(point) + "\n" for point in points))
+    scores, ends = course(file)
+    assert scores == [0.5, 0.6, 0.7, 0.8]
+    assert ends == [(1, 2), (3, 3)]
+    (axes,) = draw_courses({"sid": (scores, ends), "soft": ([0.5, 0.5], [])}).axes
+    assert [text.get_text() for text in axes.texts] == ["L1", "L3"]
+    assert [text.xy for text in axes.texts] == [(2, 60.0), (3, 70.0)]  # type: ignore[attr-defined]
+
+
+def test_attention_maps_stand_side_by_side() -> None:
+    uniform, sharp = np.full((2, 2, 2), 0.5), np.array([[[0.75, 0.25], [0.5, 0.5]]] * 2)
+    expected = (0.75 * np.log(1.5) + 0.25 * np.log(0.5)) / 2
+    np.testing.assert_allclose(divergence(sharp, uniform), [expected] * 2)
+    assert divergence(sharp, sharp).tolist() == [0, 0]
+    students = {"soft": {1: uniform, 2: uniform}, "internal": {1: sharp, 2: sharp}}
+    figure = draw_attention(["[CLS]", "[SEP]"], {2: sharp, 4: sharp}, students, {1: 2, 2: 4}, head=1)
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles[:3] == ["teacher, layer 2", f"soft, layer 1\nKL {expected:.3f}", "internal, layer 1\nKL 0.000"]
+    assert len(titles) == 6
+
+
+def analysed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["distill-run-analyse", *arguments])
+    analyse.main()
+
+
+@pytest.mark.slow
+def test_a_run_is_analysed(
+    compose: Callable[..., RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from distill_runner.running import run_stage
+
+    options = ["method=internal", "schedule=pid", f"store.dir={tmp_path}/store", "optim.epochs=3"]
+    run = compose(*options)
+    settings = json.loads(run.model_dump_json()) | {"method": {"name": run.method}}
+    run_stage(run, tmp_path / "run", settings)
+    capsys.readouterr()
+    analysed(monkeypatch, "agreement", str(tmp_path / "run"))
+    row = capsys.readouterr().out.splitlines()[-1]
+    cells = [int(cell) for cell in row.split("|")[2:-1]]
+    assert sum(cells) == 40
+    for what in ("course", "attention"):
+        analysed(monkeypatch, what, str(tmp_path / "run"), "--out", str(tmp_path / f"{what}.png"))
+        assert (tmp_path / f"{what}.png").stat().st_size > 10_000
+
+
+def test_a_folder_that_is_no_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        analysed(monkeypatch, "agreement", str(tmp_path))
+    assert caught.value.code == 2
+    assert "is no folder of a run" in capsys.readouterr().err

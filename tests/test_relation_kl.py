@@ -1,0 +1,185 @@
+"""The divergence of relations: a float64 reference written out row by row, gradients, blocks, padding, memory."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from distill_runner.batches import Batch, Tokens
+from distill_runner.relation_kl import relation_kl, row_weights
+
+Array = NDArray[np.float64]
+RAGGED = (1, 3, 5, 16, 17, 20, 40)
+
+
+def pack(lengths: Sequence[int], folder: Path, granule: int | None = 16) -> Batch:
+    np.save(folder / "ids.npy", np.arange(sum(lengths), dtype=np.int32))
+    np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
+    np.save(folder / "segments.npy", np.zeros(sum(lengths), dtype=np.int8))
+    return Tokens(folder).batch(range(len(lengths)), granule)
+
+
+def sides(batch: Batch, width: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    size = (2, len(batch.input_ids), width)
+    return tuple(torch.randn(size, generator=generator, dtype=torch.float64))  # type: ignore[return-value]
+
+
+def reference(teacher: tuple[Tensor, Tensor], student: tuple[Tensor, Tensor], heads: int, batch: Batch) -> Array:
+    """The divergence of every row, one at a time, mean over heads: (T,)."""
+
+    def relation(x: Array, y: Array) -> Array:
+        scores = x @ y.T / math.sqrt(x.shape[1])
+        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+        rows: Array = powers / powers.sum(axis=1, keepdims=True)
+        return rows
+
+    bounds = [*batch.starts.tolist(), len(batch.input_ids)]
+    rows = np.zeros(bounds[-1])
+    for start, stop in itertools.pairwise(bounds):
+        for head in range(heads):
+            taught, learnt = (
+                relation(
+                    *(np.split(side[start:stop].detach().numpy(), heads, axis=1)[head] for side in of_model),
+                )
+                for of_model in (teacher, student)
+            )
+            rows[start:stop] += (taught * np.log(taught / learnt)).sum(axis=1) / heads
+    return rows
+
+
+@pytest.mark.parametrize("granule", [16, None])
+@pytest.mark.parametrize("block", [None, 1, 1000])
+@pytest.mark.parametrize(("widths", "heads"), [((12, 12), 4), ((24, 12), 6), ((12, 30), 3), ((10, 15), 5)])
+def test_equals_the_reference_on_ragged_lengths(
+    granule: int | None, block: int | None, widths: tuple[int, int], heads: int, tmp_path: Path
+) -> None:
+    batch = pack(RAGGED, tmp_path, granule)
+    teacher, student = sides(batch, widths[0], 0), sides(batch, widths[1], 1)
+    rows = reference(teacher, student, heads, batch)
+    lengths = np.diff([*batch.starts.tolist(), len(rows)])
+    expected = {
+        "token": rows.mean(),
+        "sequence": np.mean([part.mean() for part in np.split(rows, batch.starts[1:].numpy())]),
+    }
+    assert lengths.tolist() == sorted(RAGGED)
+    assert abs(expected["token"] - expected["sequence"]) > 1e-3
+    for over in ("token", "sequence"):
+        found = relation_kl(teacher, student, heads, batch.groups, row_weights(batch, over), block)  # type: ignore[arg-type]
+        assert found.item() == pytest.approx(expected[over], rel=1e-12)
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    # Two tokens, one head of one feature: scores are products. The teacher's rows are (3/4, 1/4) and (1/2, 1/2).
+    batch = pack([2], tmp_path)
+    teacher = (torch.tensor([[1.0], [0.0]]), torch.tensor([[math.log(3)], [0.0]]))
+    student = (torch.zeros(2, 1), torch.ones(2, 1))  # rows (1/2, 1/2)
+    expected = (0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2
+    found = relation_kl(teacher, student, 1, batch.groups, row_weights(batch, "sequence"))
+    assert found.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["x and y", "x with itself"])
+def test_gradients_are_the_numerical_ones(same: bool, tmp_path: Path) -> None:
+    batch = pack([1, 3, 4, 18], tmp_path)
+    teacher = sides(batch, 12, 0)
+    x, y = (side[:, :6].clone().requires_grad_() for side in sides(batch, 6, 1))
+    weights = row_weights(batch, "token")
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return 3 * relation_kl(teacher, (x, x if same else y), 2, batch.groups, weights, block=700)
+
+    assert gradcheck(loss, (x, y))
+    assert gradcheck(lambda y: loss(x.detach(), y), (y,))
+
+
+def test_gradients_equal_those_of_autograd_through_padded_attention(tmp_path: Path) -> None:
+    """Against what a first script would write: padded, masked, both distributions whole."""
+    batch, heads = pack(RAGGED, tmp_path), 4
+    teacher, student = sides(batch, 8, 0), sides(batch, 12, 1)
+    _, _, mask = batch.padded()
+
+    def relation(x: Tensor, y: Tensor) -> Tensor:
+        padded = [torch.zeros(*mask.shape, x.shape[1], dtype=x.dtype) for _ in "xy"]
+        for whole, side in zip(padded, (x, y), strict=True):
+            whole[mask.bool()] = side
+        x_BALD, y_BALD = (whole.unflatten(-1, (heads, -1)).transpose(1, 2) for whole in padded)
+        scores = x_BALD @ y_BALD.transpose(2, 3) / x_BALD.shape[-1] ** 0.5
+        return scores.masked_fill(mask[:, None, None] == 0, -1e9).log_softmax(-1)
+
+    def naive(x: Tensor, y: Tensor) -> Tensor:
+        taught, learnt = relation(*teacher), relation(x, y)
+        rows_BAL = (taught.exp() * (taught - learnt)).sum(-1) * mask[:, None]
+        return (rows_BAL.sum((1, 2)) / mask.sum(1)).mean() / heads
+
+    def ours(x: Tensor, y: Tensor) -> Tensor:
+        return relation_kl(teacher, (x, y), heads, batch.groups, row_weights(batch, "sequence"))
+
+    values = []
+    for loss in (naive, ours):
+        inputs = [side.clone().requires_grad_() for side in student]
+        value = loss(*inputs)
+        value.backward()
+        values.append([value.detach(), *(side.grad for side in inputs)])
+    for mine, theirs in zip(*values, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-14)
+
+
+@settings(max_examples=25)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), heads=st.sampled_from([1, 2, 3, 6]))
+def test_it_is_never_negative_and_nothing_for_equal_models(
+    lengths: list[int], heads: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    batch = pack(lengths, tmp_path_factory.mktemp("pack"))
+    teacher, student = sides(batch, 6, 0), sides(batch, 6, 1)
+    weights = row_weights(batch, "sequence")
+    assert weights.sum().item() == pytest.approx(1)
+    assert relation_kl(teacher, student, heads, batch.groups, weights).item() >= 0
+    equal = [side.requires_grad_() for side in sides(batch, 6, 0)]
+    value = relation_kl(teacher, (equal[0], equal[1]), heads, batch.groups, weights)
+    value.backward()
+    assert value.item() == pytest.approx(0, abs=1e-14)
+    assert all(side.grad is not None and side.grad.abs().max() < 1e-14 for side in equal)
+
+
+def test_float32_is_close_to_float64(tmp_path: Path) -> None:
+    batch = pack(RAGGED, tmp_path)
+    teacher, student = sides(batch, 24, 0), sides(batch, 12, 1)
+    values = [
+        relation_kl(
+            (3 * teacher[0].to(dtype), 3 * teacher[1].to(dtype)),
+            (student[0].to(dtype), student[1].to(dtype)),
+            6,
+            batch.groups,
+            row_weights(batch, "sequence"),
+        ).item()
+        for dtype in (torch.float32, torch.float64)
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+
+
+def test_no_more_relations_live_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, sizes = pack(RAGGED, tmp_path), []
+    whole = torch.bmm
+
+    def bmm(*arguments: Tensor, **options: Tensor) -> Tensor:
+        sizes.append(max(tensor.numel() for tensor in (*arguments, *options.values())))
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(torch, "bmm", bmm)
+    teacher, student = sides(batch, 12, 0), sides(batch, 12, 1)
+    student[0].requires_grad_()
+    weights = row_weights(batch, "token")
+    for block in (48**2, 3 * 48**2):  # 48 is the longest padded length
+        sizes.clear()
+        relation_kl(teacher, student, 6, batch.groups, weights, block)
+        assert 0 < max(sizes) <= block

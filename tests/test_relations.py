@@ -1,0 +1,259 @@
+"""Relations as a term of a method, and the features that it reads: packed and padded, in the teacher's order."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    PreTrainedModel,
+)
+
+from distill_runner.batches import Batch, Tokens
+from distill_runner.devices import Device
+from distill_runner.encoders import PROJECTIONS, Features, Needs, Projection, Shape, _extract_padded, extract
+from distill_runner.errors import UserError
+from distill_runner.methods.alp_kd import LayerProjection
+from distill_runner.methods.base import Progress, Term
+from distill_runner.methods.relations import Relations
+from distill_runner.teachers import Live, why_live
+
+CPU = Device.of("cpu", "fp32")
+PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
+TOP = {"rule": "group_top", "supervise_last": True}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    """40 examples of 2 to 40 tokens."""
+    folder, rng = tmp_path_factory.mktemp("tokens"), np.random.default_rng(0)
+    lengths = rng.integers(2, 41, size=40)
+    np.save(folder / "ids.npy", rng.integers(5, 100, size=lengths.sum()).astype(np.int32))
+    np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
+    np.save(folder / "segments.npy", np.zeros(lengths.sum(), dtype=np.int8))
+    return Tokens(folder)
+
+
+def bert(num_layers: int, heads: int = 4, width: int = 32, seed: int = 1) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config: Any = BertConfig
+    sizes = {"num_hidden_layers": num_layers, "hidden_size": width, "num_attention_heads": heads}
+    built = config(vocab_size=100, intermediate_size=64, max_position_embeddings=48, initializer_range=0.3, **sizes)
+    return BertForSequenceClassification(built).double().eval()
+
+
+def bound(term: Term, student: PreTrainedModel, teacher: PreTrainedModel) -> Any:
+    term.bind(Shape.of(student.config), Shape.of(teacher.config), "classification")
+    return term
+
+
+def value(term: Term, student: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> Tensor:
+    taught, learnt = extract(teacher, batch, term.teacher_needs), extract(student, batch, term.student_needs)
+    found: Tensor = term(learnt, taught, batch, PROGRESS)
+    return found
+
+
+def probabilities(model: PreTrainedModel, batch: Batch, example: int) -> list[Tensor]:
+    """Attention of every layer as transformers itself gives it, of one example without padding: (heads, L, L)."""
+    bounds = [*batch.starts.tolist(), len(batch.input_ids)]
+    ids = batch.input_ids[bounds[example] : bounds[example + 1]]
+    model.set_attn_implementation("eager")
+    attentions = model(ids[None], output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    return [attention[0] for attention in attentions]
+
+
+def test_kl_is_that_of_the_attention_probabilities(tokens: Tokens) -> None:
+    student, teacher, batch = bert(2), bert(4, seed=2), tokens.batch(range(9))
+    expected = {"mean": 0.0, "sum": 0.0}
+    with torch.no_grad():
+        for example in range(9):
+            taught, learnt = probabilities(teacher, batch, example), probabilities(student, batch, example)
+            matched = [(taught[1], learnt[0]), (taught[3], learnt[1])]
+            by_layer = [(ours * (ours / theirs).log()).sum(-1).mean().item() for ours, theirs in matched]
+            expected["sum"] += sum(by_layer) / 9
+            expected["mean"] += sum(by_layer) / 2 / 9
+        for over_layers, number in expected.items():
+            term = bound(Relations(TOP, ["QK"], over_layers=over_layers), student, teacher)  # type: ignore[arg-type]
+            assert value(term, student, teacher, batch).item() == pytest.approx(number, rel=1e-9)
+    assert expected["mean"] > 0.01
+
+
+def test_minilmv2_for_unequal_widths_and_heads(tokens: Tokens) -> None:
+    """A student of 18 with 3 heads and a teacher of 24 with 4, in 6 relation heads, against rows written out."""
+    student, teacher, batch = bert(2, heads=3, width=18), bert(4, heads=4, width=24, seed=2), tokens.batch(range(7))
+    pairs, last = ["QQ", "KK", "VV", "QK"], {"rule": "top", "layer": 3}
+    term = bound(Relations(last, pairs, heads=6), student, teacher)  # type: ignore[arg-type]
+    assert term.student_needs == Needs(projections=frozenset((name, 2) for name in PROJECTIONS))
+    assert term.teacher_needs == Needs(projections=frozenset((name, 3) for name in PROJECTIONS))
+    names: dict[str, Projection] = {"Q": "query", "K": "key", "V": "value"}
+    expected, bounds = 0.0, [*batch.starts.tolist(), len(batch.input_ids)]
+    with torch.no_grad():
+        taught, learnt = extract(teacher, batch, term.teacher_needs), extract(student, batch, term.student_needs)
+        for first, second in pairs:
+            for start, stop in itertools.pairwise(bounds):
+                for head in range(6):
+                    relation = {}
+                    for name, features, layer, d in (("T", taught, 3, 4), ("S", learnt, 2, 3)):
+                        x, y = (
+                            features.projections[names[letter], layer][start:stop, head * d : (head + 1) * d].numpy()
+                            for letter in (first, second)
+                        )
+                        powers = np.exp(x @ y.T / math.sqrt(d))
+                        relation[name] = powers / powers.sum(1, keepdims=True)
+                    divergence = (relation["T"] * np.log(relation["T"] / relation["S"])).sum(1)
+                    expected += divergence.mean() / 6 / 7
+        assert value(term, student, teacher, batch).item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("pairs", [["QK"], ["QQ", "KK", "VV"]])
+def test_equal_models_are_at_no_distance(tokens: Tokens, pairs: Any) -> None:
+    model, batch = bert(3), tokens.batch(range(20))
+    identity = {"rule": "explicit", "layers": [[1], [2], [3]]}
+    for term in (
+        Relations(identity, pairs),
+        LayerProjection(identity, "select", "cosine"),
+    ):
+        found = value(bound(term, model, model), model, model, batch)
+        found.backward()
+        assert found.item() == pytest.approx(0, abs=1e-12)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        assert gradients
+        assert max(gradient.abs().max().item() for gradient in gradients) < 1e-10
+        model.zero_grad()
+
+
+def test_cosine_by_hand() -> None:
+    # Angles of 60 and 90 degrees in layer 1, 0 and 180 in layer 2: (1/2 + 1) / 2 + (0 + 2) / 2.
+    root = math.sqrt(3) / 2
+    student = Features(cls={1: torch.tensor([[2.0, 0.0], [0.0, 1.0]]), 2: torch.tensor([[1.0, 1.0], [3.0, 0.0]])})
+    teacher = Features(cls={2: torch.tensor([[0.5, root], [4.0, 0.0]]), 4: torch.tensor([[5.0, 5.0], [-1.0, 0.0]])})
+    term = LayerProjection(TOP, "select", "cosine")
+    shapes = [Shape(layers, 2, 1, 2, 9, "bert") for layers in (2, 4)]
+    term.bind(*shapes, "classification")
+    found = term(student, teacher, Batch(*[torch.zeros(0)] * 5, groups=()), PROGRESS)
+    assert found.item() == pytest.approx(0.75 + 1.0)
+
+
+# Features.
+
+EVERY = frozenset(itertools.product(PROJECTIONS, (1, 2, 3)))
+ALL = Needs(logits=True, cls=frozenset({1, 3}), projections=EVERY)
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        ALL,
+        Needs(projections=frozenset({("query", 3), ("key", 3)})),
+        Needs(cls=frozenset({2}), projections=frozenset({("query", 2), ("value", 1)})),
+        Needs(cls=frozenset({1}), projections=frozenset({("key", 3)})),
+    ],
+)
+@pytest.mark.parametrize("granule", [16, None])
+def test_packed_projections_are_the_padded_ones(tokens: Tokens, needs: Needs, granule: int | None) -> None:
+    model, batch = bert(3), tokens.batch(range(20), granule)
+    results = []
+    for read in (extract, _extract_padded):
+        features = read(model, batch, needs)
+        assert features.projections.keys() == needs.projections
+        states = [*(features.projections[place] for place in sorted(needs.projections))]
+        states += [features.cls[layer] for layer in sorted(needs.cls)]
+        model.zero_grad()
+        torch.stack([(state * torch.arange(32)).sin().sum() for state in states]).sum().backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None and p.grad.abs().max() > 0]
+        results.append([*states, *gradients])
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-8, atol=1e-8)
+
+
+def test_other_families_give_their_projections_too(tokens: Tokens) -> None:
+    torch.manual_seed(0)
+    config: Any = DistilBertConfig
+    sizes = {"n_layers": 3, "dim": 32, "n_heads": 4, "hidden_dim": 64}
+    model = DistilBertForSequenceClassification(config(vocab_size=100, initializer_range=0.3, **sizes)).double().eval()
+    batch = tokens.batch(range(12))
+    seen: dict[str, Tensor] = {}
+    linear: Any = model.distilbert.transformer.layer[1].attention.k_lin
+    handle = linear.register_forward_hook(lambda _module, _inputs, output: seen.update(key=output))
+    with torch.no_grad():
+        before = extract(model, batch, Needs(logits=True))
+        features = extract(model, batch, Needs(logits=True, projections=frozenset({("key", 2)})))
+    handle.remove()
+    _, _, mask = batch.padded()
+    torch.testing.assert_close(features.projections["key", 2], seen["key"][mask.bool()])
+    torch.testing.assert_close(features.logits, before.logits)
+
+
+def test_a_model_stops_at_what_is_read_of_its_last_layer(tokens: Tokens) -> None:
+    model, ran = bert(4), []
+    for name, module in model.named_modules():
+        if name.endswith((".query", ".key", ".value", ".intermediate")):
+            module.register_forward_hook(lambda *_args, name=name: ran.append(name.removeprefix("bert.encoder.layer.")))
+    extract(model, tokens.batch(range(4)), Needs(projections=frozenset({("query", 2), ("value", 2)})))
+    whole = [f"0.attention.self.{name}" for name in PROJECTIONS]
+    assert ran == [*whole, "0.intermediate", "1.attention.self.query", "1.attention.self.value"]
+
+
+def test_a_live_teacher_gives_projections_in_the_order_of_the_batch(tokens: Tokens) -> None:
+    teacher, needs = bert(3), Needs(projections=frozenset({("query", 2)}), cls=frozenset({3}))
+    live, batch = Live(teacher, tokens, needs, CPU), tokens.batch([7, 3, 39, 12, 0])
+    with torch.no_grad():
+        expected = extract(teacher, batch, needs)
+    found = live(batch, PROGRESS, needs)
+    torch.testing.assert_close(found.projections["query", 2], expected.projections["query", 2], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.cls[3], expected.cls[3], rtol=1e-10, atol=1e-10)
+    assert live(batch, PROGRESS, Needs(cls=frozenset({1}))).projections == {}
+
+
+# Refusals.
+
+
+def refusal(term: Term, student: Shape, teacher: Shape | None) -> str:
+    with pytest.raises(UserError) as caught:
+        term.bind(student, teacher, "classification")
+    return str(caught.value).splitlines()[0]
+
+
+def test_impossible_pairs_are_refused() -> None:
+    student, teacher = Shape(2, 30, 3, 2, 9, "bert"), Shape(4, 32, 4, 2, 9, "bert")
+    kl, cos = Relations(TOP, ["QK"]), LayerProjection(TOP, "select", "cosine")
+    assert refusal(kl, student, teacher) == "student: it has 3 attention heads, the teacher 4; each has its peer"
+    assert refusal(cos, student, teacher).startswith("student: its states have 30 features, the teacher's 32")
+    assert refusal(kl, student, None) == "teacher: an intermediate loss needs one"
+    divisor = "relations.heads=4: must divide the width of the student, 30"
+    assert refusal(Relations(TOP, ["QQ"], heads=4), student, teacher) == divisor
+    several = Relations({"rule": "all"}, ["QQ"], heads=2)
+    assert "compares student layer 1 with one teacher layer, not with 4" in refusal(several, student, teacher)
+    assert refusal(Relations({"rule": "top", "layer": 5}, ["QQ"], heads=2), student, teacher).startswith(
+        "mapping.layer=5: there is no teacher layer 5"
+    )
+    Relations(TOP, ["QQ"], heads=2).bind(student, teacher, "classification")
+    for pairs in ([], ["QQ", "QQ"], ["QX"]):
+        with pytest.raises(UserError, match=r"relations\.pairs"):
+            Relations(TOP, pairs)  # type: ignore[arg-type]
+
+
+def test_projections_are_never_cached() -> None:
+    needs = Needs(logits=True, projections=frozenset({("query", 1)}))
+    assert why_live("auto", Needs(logits=True)) is None
+    assert (why_live("auto", needs) or "").startswith("live (queries, keys and values are not cached")
+    with pytest.raises(UserError, match=r"runtime\.targets=cached: queries, keys and values are not cached"):
+        why_live("cached", needs)
+
+
+@pytest.mark.parametrize(("n", "m", "layers"), [(12, 6, [2, 4, 6, 8, 10, 12]), (12, 5, [2, 4, 7, 9, 12]), (4, 1, [4])])
+def test_group_top(n: int, m: int, layers: list[int]) -> None:
+    from distill_runner.mapping import Mapping
+
+    assert Mapping(rule="group_top", supervise_last=True).resolve(m, n) == [[layer] for layer in layers]
+    assert Mapping(rule="group_top").resolve(m, n) == [*([layer] for layer in layers[:-1]), []]
+    assert Mapping(rule="top").resolve(m, n) == [*([] for _ in range(m - 1)), [n]]
+    assert Mapping(rule="top", layer=3).resolve(12, n) == [*([] for _ in range(11)), [3]]

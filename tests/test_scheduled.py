@@ -1,0 +1,298 @@
+"""Schedules of layers: when a layer is left, what is computed meanwhile, identities, and resuming within a layer."""
+
+import itertools
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from distill_runner.batches import Batch
+from distill_runner.config import RunConfig
+from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.errors import UserError
+from distill_runner.methods.base import HardLabels, Method, Progress, SoftLabels, Term
+from distill_runner.methods.make import make_method, method_spec
+from distill_runner.methods.scheduled import LayerSchedule, ScheduledMethod
+from distill_runner.pipeline import Pipeline
+from distill_runner.stages import resolve
+from distill_runner.store import Store
+
+Compose = Callable[..., RunConfig]
+TOP = {"rule": "group_top", "supervise_last": True}
+COS = {
+    "_target_": "distill_runner.methods.alp_kd.LayerProjection",
+    "mapping": TOP,
+    "combine": "select",
+    "distance": "cosine",
+}
+KL = {"_target_": "distill_runner.methods.relations.Relations", "mapping": TOP, "pairs": ["QK"]}
+SOFT = {"_target_": "distill_runner.methods.base.SoftLabels", "temperature": 1.0}
+TERMS = {"soft": SOFT, "kl": KL, "cos": COS}
+STUDENT, TEACHER = Shape(3, 8, 2, 2, 9, "bert"), Shape(6, 8, 2, 2, 9, "bert")
+NOTHING = torch.zeros(0, dtype=torch.long)
+BATCH = Batch(NOTHING, NOTHING, NOTHING, NOTHING, torch.arange(2), ())
+
+
+def node(schedule: Mapping[str, Any] | None, terms: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    chosen = TERMS if terms is None else terms
+    return {"terms": chosen, "weights": dict.fromkeys(chosen, 1.0)} | ({"schedule": schedule} if schedule else {})
+
+
+def method(terms: Mapping[str, Any] | None = None, **schedule: Any) -> ScheduledMethod:
+    made = make_method(node(schedule, terms)).bind(STUDENT, TEACHER, "classification")
+    assert isinstance(made, ScheduledMethod)
+    return made
+
+
+def at(epoch: int, num_epochs: int = 10) -> Progress:
+    return Progress(epoch, epoch * 5, num_epochs, num_epochs * 5)
+
+
+def course(made: ScheduledMethod, num_epochs: int) -> list[tuple[int, str]]:
+    """The layer of each epoch, and the initials of the terms that run."""
+    states = []
+    for epoch in range(num_epochs):
+        made.begin_epoch(at(epoch, num_epochs))
+        states.append((made.layer, "".join(name[0] for name in made.running())))
+    return states
+
+
+def test_layers_follow_their_limits() -> None:
+    internal, soft = "kc", "s"
+    expected = [(1, internal)] * 2 + [(2, internal)] * 2 + [(3, internal)] * 2 + [(0, soft)] * 2
+    assert course(method(rule="pid", limits=2), 8) == expected
+    always = [(layer, soft + (internal if layer else "")) for layer, _ in expected]
+    assert course(method(rule="sid", limits=[2, 2, 2], classification="always"), 8) == always
+    left_out = [(1, internal), (3, internal), (3, internal), (0, soft)]
+    assert course(method(rule="pid", limits=[1, 0, 2]), 4) == left_out
+    assert course(method(rule="pid", limits=0), 2) == [(0, soft)] * 2
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_epochs", "limits"),
+    [(6, 50, [6, 7, 7, 6, 7, 7]), (3, 10, [2, 3, 3]), (6, 5, [0, 1, 1, 0, 1, 1]), (1, 10, [8]), (2, 0, [0, 0])],
+)
+def test_without_limits_layers_share_four_fifths(num_layers: int, num_epochs: int, limits: list[int]) -> None:
+    assert LayerSchedule(rule="pid").limits_of(num_layers, num_epochs) == limits
+
+
+def test_only_what_is_supervised_is_read() -> None:
+    def needs(rule: str, layers: range) -> tuple[Needs, Needs]:
+        student, teacher = (
+            Needs(
+                cls=frozenset(times * j for j in layers),
+                projections=frozenset((name, times * j) for j in layers for name in ("query", "key")),
+            )
+            for times in (1, 2)
+        )
+        return student, teacher
+
+    for rule, in_second in (("pid", range(2, 3)), ("sid", range(1, 3))):
+        made = method(rule=rule, limits=1)
+        logits = Needs(logits=True)
+        everything = tuple(need | logits for need in needs(rule, range(1, 4)))
+        assert made.needs == (made.student_needs, made.teacher_needs) == everything
+        seen = []
+        for epoch in range(4):
+            made.begin_epoch(at(epoch))
+            seen.append(made.needs)
+        assert seen[0] == needs(rule, range(1, 2))
+        assert seen[1] == needs(rule, in_second)
+        assert seen[3] == (logits, logits)
+        assert (made.student_needs, made.teacher_needs) == everything
+
+
+def states(angle: float) -> tuple[Features, Features]:
+    """Of two examples, whose [CLS] states are all at a distance of 1 - cos(angle)."""
+    student, teacher = torch.tensor([[1.0, 0.0]] * 2), torch.tensor([[1.0, 0.0]] * 2)
+    student[:, 0], student[:, 1] = torch.cos(torch.tensor(angle)), torch.sin(torch.tensor(angle))
+    logits = torch.zeros(2, 2)
+    return Features(logits, dict.fromkeys(range(1, 4), student)), Features(logits, dict.fromkeys(range(1, 7), teacher))
+
+
+def test_a_layer_is_left_below_its_threshold() -> None:
+    shapes = Shape(3, 2, 2, 2, 9, "bert"), Shape(6, 2, 2, 2, 9, "bert")
+    schedule = {"rule": "sid", "limits": 4, "thresholds": 0.5}
+    made = make_method(node(schedule, {"soft": SOFT, "cos": COS}) | {"weights": {"soft": 1, "cos": 7}})
+    assert isinstance(made, ScheduledMethod)
+    made.bind(*shapes, "classification")
+    layers = []
+    # In each epoch two batches; the mean of their distances is what counts: 1 - cos of these angles.
+    for epoch, angles in enumerate(
+        [(1.5, 1.5), (1.4, 0.3), (0.3, 1.4), (0.1, 0.2), (0.1, 0.1), (3.0, 3.0), (0.5, 0.5)]
+    ):
+        made.begin_epoch(at(epoch))
+        layers.append(made.layer)
+        for angle in angles:
+            made(*states(angle), BATCH, at(epoch))
+        assert made.observed()["schedule/layer"].item() == made.layer
+    # Layer 1 at (0.93), then (0.83 + 0.04) / 2 < 0.5; layer 2 stacked: twice that, 0.87, then 0.02; layer 3 likewise.
+    assert layers == [1, 1, 2, 2, 3, 0, 0]
+
+
+def test_a_schedule_is_taken_up_within_an_epoch() -> None:
+    shapes = Shape(3, 2, 2, 2, 9, "bert"), Shape(6, 2, 2, 2, 9, "bert")
+
+    def fresh() -> ScheduledMethod:
+        made = make_method(node({"rule": "pid", "limits": 3, "thresholds": 0.5}, {"soft": SOFT, "cos": COS}))
+        assert isinstance(made, ScheduledMethod)
+        made.bind(*shapes, "classification")
+        return made
+
+    def run(made: ScheduledMethod, epoch: int, angles: tuple[float, ...]) -> None:
+        made.begin_epoch(at(epoch))
+        for angle in angles:
+            made(*states(angle), BATCH, at(epoch))
+
+    def summary(made: ScheduledMethod) -> list[Any]:
+        return [value.item() if isinstance(value, Tensor) else value for value in made.get_extra_state().values()]
+
+    whole = fresh()
+    for epoch, angles in enumerate([(0.1, 0.1), (2.0, 0.7, 0.3)]):
+        run(whole, epoch, angles)
+    first = fresh()
+    run(first, 0, (0.1, 0.1))
+    run(first, 1, (2.0,))
+    second = fresh()
+    second.load_state_dict(first.state_dict())
+    run(second, 1, (0.7, 0.3))
+    assert summary(second) == summary(whole)
+    assert second.needs == whole.needs == (Needs(cls=frozenset({2})), Needs(cls=frozenset({4})))
+
+
+def test_a_schedule_is_part_of_what_determines_a_method() -> None:
+    plain = method_spec(node(None))
+    assert plain == method_spec(node(None) | {"schedule": None})
+    assert set(plain) == set(TERMS)
+    specs = [method_spec(node(given)) for given in ({"rule": "pid"}, {"rule": "sid"}, {"rule": "pid", "limits": 3})]
+    assert all(one != other for one, other in itertools.combinations([plain, *specs], 2))
+    assert method_spec(node({"rule": "pid", "limits": 3})) == method_spec(node({"rule": "pid", "limits": [3]}))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "terms", "message"),
+    [
+        ({"rule": "pad"}, None, ".method.schedule.rule=pad: there is no such choice"),
+        ({"rule": "pid", "limit": 3}, None, ".method.schedule.limit: there is no such key"),
+        ({"rule": "pid", "limits": -1}, None, ".method.schedule.limits.0=-1: must be at least 0"),
+        ({"rule": "pid", "limits": [1, 2]}, None, ".method.schedule.limits=[1, 2]: has 2 entries, but 3 layers are"),
+        ({"rule": "pid", "thresholds": 0.1, "watch": "soft"}, None, ".method.schedule.watch=soft: is no term of"),
+        ({"rule": "sid"}, {"soft": SOFT}, ".method.schedule.rule=sid: none of the method's terms (soft) supervises"),
+        ({"rule": "sid"}, {"cos": COS}, ".method.schedule.rule=sid: none of the method's terms (cos) reads the"),
+    ],
+)
+def test_schedules_that_do_not_fit_are_refused(schedule: Any, terms: Any, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        method(terms, **schedule)
+    assert str(caught.value).startswith(message.removeprefix("."))
+
+
+def test_a_method_without_a_schedule_is_none() -> None:
+    made = make_method(node(None))
+    assert type(made) is Method
+    assert {type(term) for term in (made.terms["soft"],)} == {SoftLabels}
+    plain: dict[str, Term] = {"ce": HardLabels()}
+    assert not Method(plain, {"ce": 1.0}).state_dict()
+
+
+# Trainings, from the configuration to the artifact.
+
+
+class Trained:
+    """The student of a run, in a store of its own, by default on teachers of one epoch; what it logged at each step."""
+
+    def __init__(self, compose: Compose, store: Path, *overrides: str, stop_at: int | None = None) -> None:
+        short = ["teacher.optim.epochs=1", "optim.epochs=4", "runtime.log_every=1", f"store.dir={store}"]
+        run = compose(*overrides, *short)
+        self.points: list[Mapping[str, Any]] = []
+
+        def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
+            self.points.append(values)
+            if step == stop_at and "loss" in values:
+                signal.raise_signal(signal.SIGINT)
+
+        pipeline = Pipeline(
+            Store(Path(run.store.dir)),
+            run.runtime,
+            lambda name: report if name == "student" else lambda values, step, epoch: None,
+        )
+        self.folder = pipeline.build(resolve(run.stages, "student", "fp32"))
+
+    @property
+    def model(self) -> bytes:
+        return (self.folder / "model" / "model.safetensors").read_bytes()
+
+    @property
+    def layers(self) -> list[int]:
+        return [int(values["schedule/layer"]) for values in self.points if "schedule/layer" in values]
+
+
+SOFT_ALONE = ("method=internal", "method.weights.kl=0", "method.weights.cos=0")
+
+
+def test_limits_of_0_are_soft_labels_alone(compose: Compose, tmp_path: Path) -> None:
+    reference = Trained(compose, tmp_path, *SOFT_ALONE)
+    for rule, classification in (("pid", "at_end"), ("sid", "always")):
+        scheduled = Trained(
+            compose,
+            tmp_path,
+            "method=internal",
+            f"schedule={rule}",
+            "schedule.limits=0",
+            f"schedule.classification={classification}",
+        )
+        assert scheduled.folder != reference.folder
+        assert scheduled.model == reference.model
+        assert set(scheduled.layers) == {0}
+
+
+def test_with_one_layer_stacked_is_progressive(compose: Compose, tmp_path: Path) -> None:
+    one = ("method=internal", "student.num_layers=1")
+    pid, sid = (Trained(compose, tmp_path, *one, f"schedule={rule}") for rule in ("pid", "sid"))
+    assert pid.folder != sid.folder
+    assert pid.model == sid.model
+    assert pid.layers == [1] * 12 + [0] * 4  # of 4 epochs of 4 updates round(0.8 * 4) are the layer's
+
+
+@pytest.mark.parametrize("stop_at", [3, 8, 13])
+def test_interrupted_within_a_layer_and_resumed(compose: Compose, tmp_path: Path, stop_at: int) -> None:
+    options = ("method=internal", "schedule=pid", "schedule.limits=[2,1]", "schedule.thresholds=0.05")
+    whole = Trained(compose, tmp_path / "whole", *options)
+    with pytest.raises(KeyboardInterrupt):
+        Trained(compose, tmp_path / "parts", *options, stop_at=stop_at)
+    resumed = Trained(compose, tmp_path / "parts", *options)
+    assert len(resumed.layers) == 16 - stop_at
+    assert resumed.layers == whole.layers[stop_at:]
+    assert resumed.model == whole.model
+    assert whole.layers == [1] * 8 + [2] * 4 + [0] * 4
+
+
+def test_progressive_over_the_mapping_of_alp(compose: Compose, tmp_path: Path) -> None:
+    trained = Trained(compose, tmp_path, "experiment=compositions/pid_alp", "student.num_layers=3", "schedule.limits=1")
+    assert trained.layers == [1] * 4 + [2] * 4 + [0] * 8  # the last layer has no peer
+    steps = [values for values in trained.points if "loss" in values]
+    assert {"loss/ce", "loss/kd"} <= steps[-1].keys()
+    assert "loss/intermediate" not in steps[-1]
+    first, second = ({name for name in steps[at] if "alpha" in name} for at in (0, 4))
+    assert first == {"intermediate/alpha_entropy_1"}
+    assert second == {"intermediate/alpha_entropy_2"}
+
+
+def test_a_share_of_the_examples(compose: Compose, tmp_path: Path) -> None:
+    from distill_runner.data import TaskData
+
+    chosen = {}
+    for share in (1.0, 0.5, 0.25):
+        run = compose("method=nkd", f"+stages.student.share={share}", f"store.dir={tmp_path}")
+        stage = resolve(run.stages, "student", "fp32")
+        data = Pipeline(Store(tmp_path), run.runtime, lambda name: lambda *_: None).data(stage, None)
+        assert isinstance(data, TaskData)
+        assert ("share" in stage.spec) == (share < 1)
+        chosen[share] = set(data.chosen.tolist())
+        assert len(data) == 64 * share
+        assert set(data.batch(torch.arange(len(data)).numpy(), 0).index.tolist()) == chosen[share]
+    assert chosen[0.25] < chosen[0.5] < chosen[1.0] == set(range(64))
