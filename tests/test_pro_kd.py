@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from distill_runner.batches import Batch
 from distill_runner.config import RunConfig
-from distill_runner.encoders import Features, Shape
+from distill_runner.encoders import Features, Needs, Shape
 from distill_runner.errors import UserError
 from distill_runner.methods.base import Progress
 from distill_runner.methods.pro_kd import LogitMatching
@@ -108,14 +108,14 @@ def test_a_checkpoint_is_opened_when_its_turn_comes_and_the_one_before_let_go() 
             torch.rand(3)  # as building a model does
             events.append(f"open {number}")
 
-        def __call__(self, batch: Batch, progress: Progress) -> Features:
+        def __call__(self, batch: Batch, progress: Progress, needs: Needs) -> Features:
             return Features(torch.tensor(float(self.number)))
 
         def __del__(self) -> None:
             events.append(f"close {self.number}")
 
     def followed(epoch: int) -> float:
-        logits = follow(BATCH, progress(epoch)).logits
+        logits = follow(BATCH, progress(epoch), Needs(logits=True)).logits
         assert logits is not None
         return float(logits)
 

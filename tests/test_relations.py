@@ -97,7 +97,7 @@ def test_minilmv2_for_unequal_widths_and_heads(tokens: Tokens) -> None:
     expected, bounds = 0.0, [*batch.starts.tolist(), len(batch.input_ids)]
     with torch.no_grad():
         taught, learnt = extract(teacher, batch, term.teacher_needs), extract(student, batch, term.student_needs)
-        for first, second in pairs:
+        for first, second in map(tuple, pairs):
             for start, stop in itertools.pairwise(bounds):
                 for head in range(6):
                     relation = {}
@@ -136,9 +136,9 @@ def test_cosine_by_hand() -> None:
     student = Features(cls={1: torch.tensor([[2.0, 0.0], [0.0, 1.0]]), 2: torch.tensor([[1.0, 1.0], [3.0, 0.0]])})
     teacher = Features(cls={2: torch.tensor([[0.5, root], [4.0, 0.0]]), 4: torch.tensor([[5.0, 5.0], [-1.0, 0.0]])})
     term = LayerProjection(TOP, "select", "cosine")
-    shapes = [Shape(layers, 2, 1, 2, 9, "bert") for layers in (2, 4)]
-    term.bind(*shapes, "classification")
-    found = term(student, teacher, Batch(*[torch.zeros(0)] * 5, groups=()), PROGRESS)
+    term.bind(Shape(2, 2, 1, 2, 9, "bert"), Shape(4, 2, 1, 2, 9, "bert"), "classification")
+    nothing = torch.zeros(0)
+    found = term(student, teacher, Batch(nothing, nothing, nothing, nothing, nothing, groups=()), PROGRESS)
     assert found.item() == pytest.approx(0.75 + 1.0)
 
 

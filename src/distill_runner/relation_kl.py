@@ -79,7 +79,8 @@ class _RelationKL(Function):
             found = [torch.empty_like(side) if differentiable else None for side in sides[:2]]
             for part in _blocks(group, heads, block or BLOCK[x_TH.device.type]):
                 which = torch.arange(part.start, part.stop, device=x_TH.device) // heads
-                cut = _Block(*(side[part] for side in sides), real=group.real[which], weight=weight_nL[which])
+                x, y, teacher_x, teacher_y = (side[part] for side in sides)
+                cut = _Block(x, y, teacher_x, teacher_y, group.real[which], weight_nL[which])
                 total += cut.kl(None if found[0] is None else [side[part] for side in found if side is not None])
             for whole, side in zip(gradients, found, strict=True):
                 if whole is not None and side is not None:
