@@ -89,6 +89,8 @@ def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, tmp
         values.append("assistant.num_layers=3")
     if "mapping=explicit" in overrides:
         values.append("mapping.layers=[[2],[]]")
+    if {"mapping=layer_6", "mapping=layer_12"} & set(overrides):  # layers that the small teacher has not
+        values.append("mapping.layer=2")
     if {"method=minilmv2", "experiment=compositions/sid_relations"} & set(overrides):
         values.append("relations.heads=8")
     if overrides[0].startswith("experiment="):
