@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from distill_runner.corpora import Corpus
+from distill_runner.corpora import Corpus, TransferSet
 from distill_runner.errors import UserError
 from distill_runner.schema import Schema
 from distill_runner.tasks import Task
@@ -23,7 +23,7 @@ class ModelConfig(Schema):
         revision: of a hub id; the newest by default.
         tokenizer: as ``source``, or ``corpus`` for a vocabulary trained on the stage's corpus; the source's own by
             default.
-        num_layers: keep that many layers; all by default.
+        num_layers: keep that many layers; all by default. A model that copies none may have more than its source.
         layers: which of the source's layers are copied (METHODS "Shared terms"): ``first`` (ALP-KD, PKD), ``group_top``
             (internal representations), ``alternate`` (DistilBERT), ``random`` or ``embeddings_only``.
         head: ``new``, or ``keep`` the one of a fine-tuned source, its outputs put in the task's order by name.
@@ -40,13 +40,18 @@ class ModelConfig(Schema):
     labels: list[str] | None = None
     architecture: dict[str, Any] | None = None
 
+    @property
+    def copies_layers(self) -> bool:
+        """Whether it takes over layers of a source, of which it then cannot have more."""
+        return self.source is not None and self.layers not in ("random", "embeddings_only")
+
 
 class Optim(Schema):
     """How weights are updated.
 
     Args:
         batch_size: examples of one update, over all ``accumulation`` passes that it is made of.
-        epochs: 0 evaluates the model as it is.
+        epochs: 0 evaluates the model as it is; None leaves the end to ``max_steps``.
         max_steps: ends training earlier; the schedule then spans these steps.
         warmup: share of the steps in which the learning rate rises from 0.
         weight_decay: not applied to biases and LayerNorm.
@@ -57,7 +62,7 @@ class Optim(Schema):
     lr: float = Field(gt=0)
     batch_size: int = Field(ge=1)
     accumulation: int = Field(1, ge=1)
-    epochs: int = Field(ge=0)
+    epochs: int | None = Field(ge=0)
     max_steps: int | None = Field(None, ge=1)
     schedule: Literal["linear", "constant"] = "linear"
     warmup: float = Field(0.1, ge=0, le=1)
@@ -65,6 +70,15 @@ class Optim(Schema):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     clip: float | None = Field(1.0, gt=0)
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.epochs is None and self.max_steps is None:
+            raise UserError("optim.max_steps", None, "needs a value where optim.epochs is null")
+
+    def num_steps(self, per_epoch: int) -> int:
+        """Steps in all, with ``per_epoch`` of them in an epoch."""
+        bounds = (self.max_steps, None if self.epochs is None else self.epochs * per_epoch)
+        return min(bound for bound in bounds if bound is not None)
 
 
 class Runtime(Schema):
@@ -74,6 +88,7 @@ class Runtime(Schema):
         targets: read the teacher from a cache or run it live; ``auto`` goes by size and free disk.
         threads: of torch on the CPU; torch's own choice by default.
         checkpoint_minutes: how often an epoch in progress is saved, beside the save at each epoch's end.
+        checkpoint_steps: save after so many steps as well.
         log_every: steps between two lines of metrics.
     """
 
@@ -82,6 +97,7 @@ class Runtime(Schema):
     targets: Literal["auto", "cached", "live"] = "auto"
     threads: int | None = Field(None, ge=1)
     checkpoint_minutes: float = Field(5, gt=0)
+    checkpoint_steps: int | None = Field(None, ge=1)
     log_every: int = Field(10, ge=1)
 
 
@@ -90,10 +106,15 @@ class StoreConfig(Schema):
 
 
 class StageConfig(Schema):
-    """A model fitted on one data set with one method, optionally against the teacher that another stage yields."""
+    """A model fitted on one data set with one method, optionally against the teacher that another stage yields.
+
+    Args:
+        transfer: inputs without labels to train on instead of the task's own; the task still selects and judges.
+    """
 
     task: Task | None = None
     corpus: Corpus | None = None
+    transfer: TransferSet | None = None
     model: ModelConfig
     method: dict[str, Any]
     teacher: str | None = None
@@ -106,6 +127,8 @@ class StageConfig(Schema):
             raise UserError(
                 "stages", None, "a stage has either a task or a corpus", "Set one of them, the other to null."
             )
+        if self.transfer is not None and self.task is None:
+            raise UserError("transfer", self.transfer.name, "a transfer set needs a task to be judged by")
 
 
 class TeacherConfig(Schema):

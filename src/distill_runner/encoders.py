@@ -13,30 +13,36 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill_runner.batches import Batch
 
-PACKED_FAMILIES = frozenset({"bert", "roberta", "xlm-roberta", "camembert"})
+PACKED_FAMILIES = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
 """Model types whose layers are read attribute by attribute below; the others run padded."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What is read of a model: its logits, and the [CLS] outputs of layers (1-based; the embeddings are no layer)."""
+    """What is read of a model: its logits, and the [CLS] outputs of layers (1-based; the embeddings are no layer).
+
+    ``next_sentence`` is the second head of BERT's own pre-training, beside the ``logits`` of its tokens.
+    """
 
     logits: bool = False
     cls: frozenset[int] = frozenset()
+    next_sentence: bool = False
 
     def __or__(self, other: "Needs") -> "Needs":
-        return Needs(self.logits or other.logits, self.cls | other.cls)
+        next_sentence = self.next_sentence or other.next_sentence
+        return Needs(self.logits or other.logits, self.cls | other.cls, next_sentence)
 
     def __bool__(self) -> bool:
-        return self.logits or bool(self.cls)
+        return self.logits or bool(self.cls) or self.next_sentence
 
 
 @dataclass
 class Features:
-    """What ``Needs`` asked for: ``logits`` (B, C), and ``cls`` by layer, each (B, H)."""
+    """What ``Needs`` asked for: ``logits`` (B, C), ``cls`` by layer, each (B, H), and ``next_sentence`` (B, 2)."""
 
     logits: Tensor | None = None
     cls: dict[int, Tensor] = field(default_factory=dict)
+    next_sentence: Tensor | None = None
 
     def full(self, rows: Tensor | slice = slice(None)) -> "Features":
         """Some rows, in the precision in which losses are computed: float32 at least."""
@@ -45,7 +51,8 @@ class Features:
             return values[rows].to(torch.promote_types(values.dtype, torch.float32))
 
         logits = None if self.logits is None else part(self.logits)
-        return Features(logits, {layer: part(cls) for layer, cls in self.cls.items()})
+        next_sentence = None if self.next_sentence is None else part(self.next_sentence)
+        return Features(logits, {layer: part(cls) for layer, cls in self.cls.items()}, next_sentence)
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Shape:
 
 def _first_position(config: PreTrainedConfig) -> int:
     """RoBERTa's positions start behind the padding index."""
-    return config.pad_token_id + 1 if config.model_type in PACKED_FAMILIES - {"bert"} else 0
+    return config.pad_token_id + 1 if config.model_type in PACKED_FAMILIES - {"bert", "electra"} else 0
 
 
 def extract(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
@@ -88,10 +95,12 @@ def extract(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
 def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
     backbone: Any = model.base_model
     layers = backbone.encoder.layer
-    depth = len(layers) if needs.logits else max(needs.cls, default=0)
+    depth = len(layers) if needs.logits or needs.next_sentence else max(needs.cls, default=0)
     positions = batch.positions + _first_position(model.config)
     segments = batch.segments if model.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
     h_1TH = backbone.embeddings(batch.input_ids[None], segments[None], positions[None])
+    if hasattr(backbone, "embeddings_project"):  # ELECTRA's embeddings are narrower than its layers
+        h_1TH = backbone.embeddings_project(h_1TH)
     h_TH, features = h_1TH[0], Features()
     for number, layer in enumerate(layers[:depth], start=1):
         # Nobody reads the other tokens of the last layer, unless the head is token-wise.
@@ -101,7 +110,15 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Featu
             features.cls[number] = h_TH if only_cls else h_TH[batch.starts]
     if needs.logits:
         features.logits = _head(model, h_TH if batch.rows is None else h_TH[batch.rows])
+    if needs.next_sentence:
+        cls_BH = h_TH if batch.rows is None else h_TH[batch.starts]
+        features.next_sentence = model.cls.seq_relationship(backbone.pooler(cls_BH[:, None]))
     return features
+
+
+def predicts_next_sentence(model: Any) -> bool:
+    """Whether the model has BERT's head for it."""
+    return hasattr(getattr(model, "cls", None), "seq_relationship")
 
 
 def _layer(layer: Any, h_TH: Tensor, batch: Batch, only_cls: bool) -> Tensor:
@@ -143,7 +160,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, batch: Batch, only_cls: bool, dropo
 def _head(model: Any, h_RH: Tensor) -> Tensor:
     """The model's own head on the rows that it reads: [CLS] of each sequence, or tokens for a language model."""
     if hasattr(model, "cls"):
-        return model.cls(h_RH)
+        return model.cls.predictions(h_RH)
+    if hasattr(model, "generator_lm_head"):
+        return model.generator_lm_head(model.generator_predictions(h_RH))
     if hasattr(model, "lm_head"):
         return model.lm_head(h_RH)
     if getattr(model.base_model, "pooler", None) is not None:

@@ -12,7 +12,7 @@ import torch
 
 from distill_runner.batches import Tokens
 from distill_runner.config import Runtime
-from distill_runner.corpora import train_wordpiece
+from distill_runner.corpora import train_wordpiece, write_examples
 from distill_runner.data import CorpusData, Data, TaskData
 from distill_runner.devices import Device
 from distill_runner.encoders import Needs
@@ -20,7 +20,7 @@ from distill_runner.errors import within
 from distill_runner.meter import Log
 from distill_runner.models import build, count_parameters, read_tokenizer, require_weights
 from distill_runner.seeds import seed_all, stage_seed
-from distill_runner.stages import CORPUS, SCHEMA, Stage
+from distill_runner.stages import CORPUS, SCHEMA, TRANSFER, Stage
 from distill_runner.store import Spec, Store, key_of, remove
 from distill_runner.tasks import Examples, load_split
 from distill_runner.teachers import Cached, Live, NoTeacher, TeacherTargets, cache_bytes, choose
@@ -131,7 +131,9 @@ class Pipeline:
         if stage.source is not None:
             model = model.model_copy(update={"source": str(self.build(stage.source) / "model"), "revision": None})
         trained_vocabulary = vocab_size if model.source is None else None
-        return build(model, stage.config.task, trained_vocabulary)
+        with torch.device("meta"):
+            next_sentence = stage.method().student_needs.next_sentence
+        return build(model, stage.config.task, trained_vocabulary, next_sentence)
 
     def tokenizer(self, stage: Stage) -> Any:
         """The stage's tokenizer, its vocabulary trained first if it is to come from the corpus."""
@@ -152,26 +154,31 @@ class Pipeline:
         """A tokenised split of the stage's data."""
 
         def write(folder: Path) -> None:
-            examples, max_length = self._examples(stage, split)
-            Tokens.write(folder, examples, tokenizer or self.tokenizer(stage), max_length)
+            tokens_of = tokenizer or self.tokenizer(stage)
+            if stage.config.corpus is not None:
+                write_examples(folder, stage.config.corpus, "train" if split == "train" else "validation", tokens_of)
+            else:
+                examples, max_length = self._examples(stage, split)
+                Tokens.write(folder, examples, tokens_of, max_length)
 
         return Tokens(self.store.get(stage.split_spec(split), write))
 
     @staticmethod
     def _examples(stage: Stage, split: str) -> tuple[Examples, int]:
-        if stage.config.corpus is not None:
-            corpus = stage.config.corpus
-            return Examples([corpus.texts("train" if split == "train" else "validation")], None), corpus.max_length
-        assert stage.config.task is not None
-        return load_split(stage.config.task, split), stage.config.task.max_length
+        task, transfer = stage.config.task, stage.config.transfer
+        assert task is not None
+        examples = transfer.examples() if transfer and split == TRANSFER else load_split(task, split)
+        return examples, task.max_length
 
     def _data(self, stage: Stage, tokenizer: Any) -> Data:
-        task = stage.config.task
-        if task is None:
+        task, corpus = stage.config.task, stage.config.corpus
+        if corpus is not None:
             train, held_out = (self.tokens(stage, split, tokenizer) for split in ("train", "validation"))
-            return CorpusData(train, held_out, tokenizer, stage_seed(stage.config.seed, stage.name), self.device)
+            seed = stage_seed(stage.config.seed, stage.name)
+            return CorpusData(corpus, train, held_out, tokenizer, seed, self.device)
+        assert task is not None
         validation = {name: self.tokens(stage, split, tokenizer) for name, split in task.validation.items()}
-        return TaskData(task, self.tokens(stage, task.train, tokenizer), validation, self.device)
+        return TaskData(task, self.tokens(stage, stage.train_split, tokenizer), validation, self.device)
 
     def _targets(self, stage: Stage) -> TeacherTargets:
         """Cached or live, whichever fits; both give the same numbers."""
@@ -179,7 +186,7 @@ class Pipeline:
             return NoTeacher()
         task, teacher, needs = stage.config.task, stage.teacher, stage.method().teacher_needs
         assert task is not None
-        tokens = self.tokens(stage, task.train)
+        tokens = self.tokens(stage, stage.train_split)
         size = cache_bytes(needs, teacher.shape, len(tokens))
         cached, why = choose(self.runtime.targets, size, self.store.folder)
         log.info("stage %s: teacher targets %s", stage.name, why)
@@ -204,12 +211,11 @@ class Pipeline:
 def targets_spec(stage: Stage, needs: Needs) -> Spec:
     """Of the cached features of a stage's teacher on its training split."""
     assert stage.teacher is not None
-    assert stage.config.task is not None
     return {
         "kind": "targets",
         "schema": SCHEMA,
         "teacher": stage.teacher.key,
-        "tokens": stage.split_spec(stage.config.task.train),
+        "tokens": stage.split_spec(stage.train_split),
         "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
         "precision": stage.precision,
     }

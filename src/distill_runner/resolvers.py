@@ -34,6 +34,22 @@ def choose(value: Any, *pairs: Any) -> Any:
     return table.get(_spelt(value), value)
 
 
+def divide(value: Any, by: int) -> int:
+    """The whole quotient.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not isinstance(value, int) or value % by or not value:
+        raise UserError("student.width", value, f"must be a multiple of {by}", "Or set student.heads.")
+    return value // by
+
+
+def multiply(value: Any, by: int) -> int:
+    """The product of two whole numbers."""
+    return int(value) * by
+
+
 def preset(key: str, default: Any, method: str | None = None, *, _root_: DictConfig) -> Any:
     """What the paper chose for this method and task (``conf/presets``), else ``default``."""
     name, task = method or _root_.method.name, _root_.task.name
@@ -58,5 +74,5 @@ def _spelt(value: Any) -> str:
 
 
 def register() -> None:
-    for resolver in (beta, choose, preset, run_key):
+    for resolver in (beta, choose, divide, multiply, preset, run_key):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 """Raised when the meaning of an artifact changes; everything is then built again."""
-STAGE, CORPUS = "stage:", "corpus"
+STAGE, CORPUS, TRANSFER = "stage:", "corpus", "transfer"
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +57,11 @@ class Stage:
     @cached_property
     def data_spec(self) -> dict[str, Any]:
         if self.config.corpus is not None:
-            return {**self.config.corpus.model_dump(), "content": self.config.corpus.fingerprint()}
+            return self.config.corpus.spec()
         assert self.config.task is not None
         described = self.config.task.model_dump(exclude={"name", "dataset", "config", "revision", "epochs"})
-        return {**described, "content": tasks.fingerprint(self.config.task)}
+        spec = {**described, "content": tasks.fingerprint(self.config.task)}
+        return spec | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
 
     @cached_property
     def tokenizer_spec(self) -> dict[str, Any]:
@@ -74,7 +75,8 @@ class Stage:
         root: Stage = self
         while root.source is not None:
             root = root.source
-        return {"kind": "vocabulary", "schema": SCHEMA, "corpus": root.data_spec}
+        read = ("version", "parts", "hold_out", "vocab_size")
+        return {"kind": "vocabulary", "schema": SCHEMA, "corpus": {key: root.data_spec[key] for key in read}}
 
     @cached_property
     def spec(self) -> dict[str, Any]:
@@ -105,13 +107,32 @@ class Stage:
         """Data, sizes, origin and terms in a few words."""
         config = self.config
         data = config.task.name if config.task else f"corpus {config.corpus.name}" if config.corpus else ""
+        data += f" on {config.transfer.name}" if config.transfer else ""
         origin = self.source.name if self.source else config.model.source or "fresh"
         terms = ", ".join(name for name, weight in config.method["weights"].items() if weight)
         return f"{data}: {self.shape.num_layers} layers x {self.shape.width} from {origin}; {terms}"
 
+    @property
+    def train_split(self) -> str:
+        """The split to train on; ``TRANSFER`` stands for the transfer set."""
+        if self.config.transfer:
+            return TRANSFER
+        return self.config.task.train if self.config.task else "train"
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """What the training batches have of their own to learn from."""
+        if self.config.transfer:
+            return frozenset()
+        paired = self.config.corpus is not None and self.config.corpus.examples == "pairs"
+        return frozenset({"labels", "is_next"} if paired else {"labels"})
+
     def split_spec(self, split: str) -> Spec:
         """Of a tokenised split: what the texts, their labels and their tokens depend on."""
         read = ("content", "columns", "label", "labels", "kind", "max_length", "version")
+        read += ("parts", "examples", "hold_out", "short_pairs")
+        if split == TRANSFER:
+            read = ("transfer", "max_length")
         return {
             "kind": "tokens",
             "schema": SCHEMA,
@@ -148,7 +169,10 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
         tokenizer = config.model.tokenizer or (source.tokenizer if source else config.model.source)
         if tokenizer is None:
             raise UserError(".model.tokenizer", None, "a fresh model needs one")
+        if config.model.tokenizer == CORPUS and not (config.corpus and config.corpus.vocab_size):
+            raise UserError("corpus.vocab_size", None, "a vocabulary trained on the corpus needs a size")
         stage = Stage(name, config, shape, tokenizer, source, None, precision)
+        _require_labels(stage)
         teacher = _needed_teacher(stages, stage, path)
     return replace(stage, teacher=teacher, tokenizer=teacher.tokenizer) if teacher else stage
 
@@ -170,12 +194,25 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
     return teacher
 
 
+def _require_labels(stage: Stage) -> None:
+    """See to it that the training data have what the method reads of them."""
+    missing = make_method(stage.config.method).reads_labels() - stage.labels
+    if "labels" in missing:
+        remedy = "Learn from a teacher's predictions alone (method=kd), or set transfer=labelled."
+        raise UserError("transfer", None, "its examples have no labels, and this method reads some", remedy)
+    if missing and stage.config.corpus:
+        remedy = "corpus.examples=pairs, or pretraining=mlm for a method without next sentence prediction."
+        raise UserError("corpus.examples", stage.config.corpus.examples, "this method reads pairs of sentences", remedy)
+    if missing:
+        raise UserError(".method", None, f"the task's examples have no {', '.join(missing)}")
+
+
 def _shape(config: StageConfig, source: Stage | None) -> Shape:
     if source is None:
         shape = read_shape(config.model)
     else:
         num_layers = config.model.num_layers or source.shape.num_layers
-        if num_layers > source.shape.num_layers:
+        if config.model.copies_layers and num_layers > source.shape.num_layers:
             problem = f"the source has {source.shape.num_layers} layers"
             raise UserError(".model.num_layers", num_layers, problem)
         shape = replace(source.shape, num_layers=num_layers)

@@ -75,12 +75,14 @@ def finished(
 def described_by(run: RunConfig) -> dict[str, Any]:
     """What is known of a run before it starts: its names, whatever becomes of it."""
     student = run.stages["student"]
+    data = student.task or student.corpus
+    assert data is not None
     terms = [term for name, term in student.method["terms"].items() if student.method["weights"][name]]
     mapping = next((term["mapping"] for term in terms if "mapping" in term), None)
     attention = next((term["attention"] for term in terms if "attention" in term), None)
     rule = mapping and (f"layer:{mapping['layer']}" if mapping["rule"] == "layer" else mapping["rule"])
     return {
-        "task": student.task.name if student.task else None,
+        "task": data.name,
         "dataset": student.task.dataset if student.task else None,
         "method": run.method,
         "mapping": rule,
@@ -96,6 +98,8 @@ def described_by(run: RunConfig) -> dict[str, Any]:
 
 def _init(run: RunConfig, stage: Stage) -> str:
     source = stage.config.model.source
+    if source is None:
+        return "new weights"
     origin = {run.teacher.source: "pretrained", "stage:teacher": "finetuned"}.get(source or "", source)
     return f"{stage.config.model.layers} of {origin}"
 
