@@ -13,6 +13,7 @@ from distill_runner.errors import UserError, brief
 from distill_runner.hub import why_unreachable
 from distill_runner.tasks.dataset import EMBEDDED, Dataset, is_embedded
 from distill_runner.tasks.folders import READERS, local_copies, locate, missing_split, split_files
+from distill_runner.tasks.task import as_list
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ def _check_columns(data: Dataset, split: str, available: list[str]) -> None:
     for column, field in data.needed(split).items():
         if column not in available:
             problem = f"split '{split}' of {data.dataset} has no column '{column}'"
-            raise UserError(f"{data.key}.{field}", getattr(data, field), problem, f"It has: {', '.join(available)}.")
+            value = as_list(data.columns) if field == "columns" else column
+            raise UserError(f"{data.key}.{field}", value, problem, f"It has: {', '.join(available)}.")
 
 
 def _from_files(data: Dataset, split: str, folder: Path, **how: Any) -> Any:
@@ -172,7 +174,13 @@ def _damaged(data: Dataset, split: str, place: Path | str, error: Exception) -> 
 def _from_hub(data: Dataset, split: str, stream: bool = False) -> Any:
     problem = why_unreachable("dataset", data.dataset, data.revision)
     try:
-        found = _load(problem is not None, data.dataset, data.config, revision=data.revision, streaming=stream)
+        found = _load(
+            problem is not None,
+            data.dataset,
+            data.config,
+            revision=data.revision,
+            **({"streaming": True} if stream else {}),
+        )
     except Exception as error:
         raise _hub_error(data, problem or brief(error)) from error
     if split not in found:
