@@ -84,6 +84,7 @@ def described_by(run: RunConfig) -> dict[str, Any]:
     return {
         "task": data.name,
         "dataset": student.task.dataset if student.task else None,
+        "transfer": _transfer(run),
         "method": run.method,
         "mapping": rule,
         "attention": attention and attention["kind"],
@@ -94,6 +95,12 @@ def described_by(run: RunConfig) -> dict[str, Any]:
         "seed": run.seed,
         "command": run.command,
     }
+
+
+def _transfer(run: RunConfig) -> dict[str, Any] | None:
+    """Name and size of the transfer set of the stage that distils on one; the size is None where it is whole."""
+    used = (stage.transfer for stage in run.stages.values() if stage.transfer)
+    return next(({"name": transfer.name, "size": transfer.size} for transfer in used), None)
 
 
 def _init(run: RunConfig, stage: Stage) -> str:
