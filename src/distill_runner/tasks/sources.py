@@ -173,14 +173,9 @@ def _damaged(data: Dataset, split: str, place: Path | str, error: Exception) -> 
 
 def _from_hub(data: Dataset, split: str, stream: bool = False) -> Any:
     problem = why_unreachable("dataset", data.dataset, data.revision)
+    how: dict[str, Any] = {"revision": data.revision} | ({"streaming": True} if stream else {})
     try:
-        found = _load(
-            problem is not None,
-            data.dataset,
-            data.config,
-            revision=data.revision,
-            **({"streaming": True} if stream else {}),
-        )
+        found = _load(problem is not None, data.dataset, data.config, **how)
     except Exception as error:
         raise _hub_error(data, problem or brief(error)) from error
     if split not in found:
