@@ -106,6 +106,37 @@ def test_the_backbone_is_carried_over_and_the_head_is_new(run: Callable[..., Run
     }
 
 
+def test_a_pre_training_that_was_killed_has_the_same_curve(run: Callable[..., RunConfig]) -> None:
+    options = run("method=pretrain", "runtime.checkpoint_steps=1", "corpus.whole_word=true")
+    stage = resolve(options.stages, "student", "fp32")
+    runtime = options.runtime.model_copy(update={"log_every": 1})
+    logged: list[tuple[int, float]] = []
+
+    def report(kill_at: int | None) -> Callable[[str], Callable[[Mapping[str, Any], int, float], None]]:
+        def log(values: Mapping[str, Any], step: int, epoch: float) -> None:
+            logged.extend([(step, values["loss"])] if "loss" in values else [])
+            if step == kill_at:
+                raise MemoryError
+
+        return lambda name: log
+
+    with pytest.raises(MemoryError):
+        Pipeline(Store(options.store.dir), runtime, report(kill_at=3)).build(stage)
+    folder = Pipeline(Store(options.store.dir), runtime, report(kill_at=None)).build(stage)
+    assert [step for step, _ in logged] == [1, 2, 3, 3, 4]  # the third was not saved yet
+    whole = Built(run("method=pretrain", "corpus.whole_word=true"))
+    expected = [point["loss"] for point in whole.losses["student"]]
+    assert [loss for _, loss in logged] == [*expected[:3], *expected[2:]]
+    assert (folder / "metrics.json").exists()
+    assert_equal_weights(folder, whole.folder)
+
+
+def assert_equal_weights(first: Path, second: Path) -> None:
+    weights, others = (load_file(folder / "model" / "model.safetensors") for folder in (first, second))
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
 def test_masked_language_modelling_alone(run: Callable[..., RunConfig]) -> None:
     built = Built(run("method=pf", "pretraining=mlm"))
     assert built.terms("pretrain") == {"loss/masked_lm"}
