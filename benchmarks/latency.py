@@ -3,13 +3,14 @@
     python benchmarks/latency.py [--batch 1 32] [--length 512] [--repeats 3] [--layers 2 12] [--width 128]
 
 Source: well-read students (Turc et al. 2019), Table 1b: speed-up against BERT-large at batch 1, length 512 on a TPU v2.
-Students are timed next to the teacher, in turns, so that other work on the machine meets both alike; the ratio is of
-medians. Weights are random: they have no say in the time. Printed are the speed-up, and in brackets the paper's.
+The students of one width are timed next to the teacher, in turns, so that other work on the machine meets all alike; the
+ratio is of medians. Weights are random: they have no say in the time. Printed are the speed-up, and in brackets the paper's.
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -47,13 +48,10 @@ def seconds(model: PreTrainedModel, ids_BL: torch.Tensor) -> float:
     return time.perf_counter() - started
 
 
-def compare(student: PreTrainedModel, teacher: PreTrainedModel, ids_BL: torch.Tensor, repeats: int) -> list[float]:
-    """Medians of both, in seconds, after one pass each to warm up."""
-    both = (student, teacher)
-    for model in both:
-        seconds(model, ids_BL)
-    rounds = [[seconds(model, ids_BL) for model in both] for _ in range(repeats)]
-    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+def medians(models: Sequence[PreTrainedModel], ids_BL: torch.Tensor, repeats: int) -> list[float]:
+    """Median time of each in seconds, taken in turns, after one pass each to warm up."""
+    rounds = [[seconds(model, ids_BL) for model in models] for _ in range(repeats + 1)]
+    return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
 
 
 def main() -> None:
@@ -72,10 +70,11 @@ def main() -> None:
         print(f"\n{device.torch}, {torch.get_num_threads()} threads, batch {batch}, length {options.length}")
         print(f"{'size':>8} {'student ms':>11} {'teacher ms':>11} {'speed-up':>9}  Table 1b")
         for width in options.width:
-            for layers in options.layers:
-                student, large = compare(bert(layers, width, device), teacher, ids_BL, options.repeats)
-                published = PUBLISHED[width][LAYERS.index(layers)]
+            students = [bert(layers, width, device) for layers in options.layers]
+            large, *small = medians([teacher, *students], ids_BL, options.repeats)
+            for layers, student in zip(options.layers, small, strict=True):
                 times = f"{1000 * student:>11.2f} {1000 * large:>11.1f} {large / student:>9.2f}"
+                published = PUBLISHED[width][LAYERS.index(layers)]
                 print(f"{f'{layers}/{width}':>8} {times}  ({published:.2f})", flush=True)
 
 
