@@ -3,8 +3,8 @@
     python benchmarks/latency.py [--batch 1 32] [--length 512] [--repeats 3] [--layers 2 12] [--width 128]
 
 Source: well-read students (Turc et al. 2019), Table 1b: speed-up against BERT-large at batch 1, length 512 on a TPU v2.
-The students of one width are timed next to the teacher, in turns, so that other work on the machine meets all alike; the
-ratio is of medians. Weights are random: they have no say in the time. Printed are the speed-up, and in brackets the paper's.
+The students of one width are timed next to the teacher, in turns, so that other work on the machine meets all alike;
+the ratio is of medians. Weights are random: they have no say in the time. The paper's speed-up stands in brackets.
 """
 
 import argparse
