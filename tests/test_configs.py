@@ -68,6 +68,8 @@ def test_a_sweep_names_choices_that_exist(file: Path) -> None:
 
 # Training.
 
+MINILM = ("minilm_6x384", "minilm_6x768", "minilm_12x384", "minilm_12x768")
+FRESH = ("fresh", "tiny", "mini", "small", "medium", "base", *MINILM)
 SELECTING = ("pkd", "pkd_original")  # one teacher layer per student layer, no more
 READING = (*SELECTING, "ckd", "alp")
 
@@ -82,11 +84,25 @@ def combinations() -> list[tuple[str, ...]]:
     return [*plain, *mapped, *attended, *scheduled, *composed]
 
 
+def chosen_by(method: str) -> list[str]:
+    """The choices that a method makes in other groups."""
+    content = yaml.safe_load((CONF / "method" / f"{method}.yaml").read_text())
+    pairs = [pair for entry in content.get("defaults", []) for pair in entry.items()]
+    return [f"{group.removeprefix('override /')}={choice}" for group, choice in pairs]
+
+
 @pytest.mark.parametrize("overrides", combinations(), ids=" ".join)
 def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, tmp_path: Path) -> None:
     values = [f"store.dir={tmp_path}", "teacher.optim.epochs=1", "optim.max_steps=2", "runtime.log_every=1"]
     if "method=takd" in overrides:
         values.append("assistant.num_layers=3")
+    if "student=fresh" in chosen_by(overrides[0].removeprefix("method=")):
+        values += [
+            "student.width=32",
+            "student.heads=2",
+            "pretraining.optim.max_steps=2",
+            "pretraining.optim.batch_size=8",
+        ]
     if "mapping=explicit" in overrides:
         values.append("mapping.layers=[[2],[]]")
     if {"mapping=layer_6", "mapping=layer_12"} & set(overrides):  # layers that the small teacher has not
@@ -129,6 +145,7 @@ TEACHERS = {
     "demo": "stage:pretrain",
 }
 HEADS = {128: 2, 256: 4, 512: 8, 768: 12}
+FOUND = ("compact", "pretrained", "truncated")
 
 
 @pytest.fixture
@@ -146,7 +163,7 @@ def located(monkeypatch: pytest.MonkeyPatch, tiny_bert_folder: Path) -> list[str
 
 def test_every_teacher_is_known_here() -> None:
     assert choices("teacher") == sorted(TEACHERS)
-    assert choices("student") == ["compact", "pretrained", "truncated"]
+    assert choices("student") == sorted([*FOUND, *FRESH])
 
 
 @pytest.mark.parametrize("teacher", sorted(TEACHERS.keys() - {"demo"}))

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distill_runner import corpora
-from distill_runner.corpora import SPLITS, Corpus, embedded, pretraining
+from distill_runner.corpora import SPLITS, embedded, pretraining
 from distill_runner.errors import UserError
 from distill_runner.tasks import Examples
 
@@ -199,47 +198,9 @@ def test_the_tokenizer_folder_loads_and_knows_english(tmp_path: Path) -> None:
     assert pair["token_type_ids"][-1] == 1
 
 
-def test_masking_follows_bert_and_its_generator() -> None:
-    ids_T = torch.arange(100_000) % 995 + 5
-    special_T = torch.arange(100_000) % 50 == 0
-    masked_T, labels_T = corpora.mask_tokens(ids_T, special_T, 4, 1000, torch.Generator().manual_seed(0))
-    chosen_T = labels_T != -100
-    assert not (chosen_T & special_T).any()
-    assert torch.equal(labels_T[chosen_T], ids_T[chosen_T])
-    assert torch.equal(masked_T[~chosen_T], ids_T[~chosen_T])
-    assert ids_T[0] == 5  # the input was not changed in place
-    assert chosen_T.sum().item() / (~special_T).sum().item() == pytest.approx(0.15, abs=0.005)
-    among_T = masked_T[chosen_T]
-    assert (among_T == 4).float().mean().item() == pytest.approx(0.8 + 0.1 / 1000, abs=0.015)
-    assert (among_T == ids_T[chosen_T]).float().mean().item() == pytest.approx(0.1 + 0.1 / 1000, abs=0.01)
-
-    again_T, _ = corpora.mask_tokens(ids_T, special_T, 4, 1000, torch.Generator().manual_seed(0))
-    other_T, _ = corpora.mask_tokens(ids_T, special_T, 4, 1000, torch.Generator().manual_seed(1))
-    assert torch.equal(again_T, masked_T)
-    assert not torch.equal(other_T, masked_T)
-
-
-def test_masking_with_probability_zero_and_one() -> None:
-    ids_T = torch.tensor([2, 7, 8, 9, 3])
-    special_T = torch.tensor([True, False, False, False, True])
-    generator = torch.Generator().manual_seed(0)
-    masked_T, labels_T = corpora.mask_tokens(ids_T, special_T, 4, 10, generator, probability=0.0)
-    # One is chosen all the same, or a short batch would have no loss; none where all are special.
-    chosen_T = labels_T != -100
-    assert chosen_T.sum() == 1
-    assert not (chosen_T & special_T).any()
-    assert torch.equal(masked_T[~chosen_T], ids_T[~chosen_T])
-    _, labels_T = corpora.mask_tokens(ids_T, torch.ones(5, dtype=torch.bool), 4, 10, generator)
-    assert labels_T.tolist() == [-100] * 5
-    _, labels_T = corpora.mask_tokens(ids_T, special_T, 4, 10, generator, probability=1.0)
-    assert labels_T.tolist() == [-100, 7, 8, 9, -100]
-
-
 def test_what_does_not_exist_is_refused() -> None:
     with pytest.raises(UserError, match="embedded:triples"):
         corpora.demo_task("triples")
-    with pytest.raises(UserError, match=r"corpus\.source=/tmp/x"):
-        Corpus(name="mine", version=1, source="/tmp/x", max_length=64, vocab_size=1000).texts("train")
 
 
 def test_a_python_without_its_documentation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,9 +208,3 @@ def test_a_python_without_its_documentation_is_refused(monkeypatch: pytest.Monke
     embedded.embedded_sentences.cache_clear()
     with pytest.raises(UserError, match="complete installation"):
         corpora.embedded_passages()
-
-
-def test_a_corpus_gives_its_texts_and_their_hash() -> None:
-    corpus = Corpus(name="python-docs", version=1, max_length=64, vocab_size=1000)
-    assert corpus.texts("train") == corpora.embedded_text("train")
-    assert corpus.fingerprint() == corpora.embedded_fingerprint()

@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     DistilBertConfig,
+    ElectraConfig,
     PreTrainedConfig,
     PreTrainedModel,
     RobertaConfig,
@@ -26,6 +27,7 @@ COMMON = {"vocab_size": 100, "num_labels": 3, "max_position_embeddings": 80, "in
 FAMILIES: dict[str, Any] = {
     "bert": lambda **options: BertConfig(**SIZES | COMMON | options),
     "roberta": lambda **options: RobertaConfig(**SIZES | COMMON | {"type_vocab_size": 1, "pad_token_id": 1} | options),
+    "electra": lambda **options: ElectraConfig(**SIZES | COMMON | {"embedding_size": 16} | options),
     "distilbert": lambda **options: DistilBertConfig(
         **{"n_layers": 3, "dim": 32, "n_heads": 4, "hidden_dim": 64} | COMMON | options
     ),
@@ -52,7 +54,8 @@ def make(config: PreTrainedConfig, masked_lm: bool = False, dtype: torch.dtype =
 
 
 def inputs(model: PreTrainedModel, input_ids: Tensor, segments: Tensor) -> dict[str, Tensor]:
-    return {"input_ids": input_ids} | ({"token_type_ids": segments} if model.config.model_type == "bert" else {})
+    has_segments = model.config.model_type in ("bert", "electra")
+    return {"input_ids": input_ids} | ({"token_type_ids": segments} if has_segments else {})
 
 
 def alone(model: PreTrainedModel, batch: Batch) -> Features:

@@ -26,6 +26,7 @@ from transformers import (
 from distill_runner.batches import Batch, Tokens
 from distill_runner.checkpoints import History, interrupts
 from distill_runner.config import Optim, Runtime
+from distill_runner.corpora import Corpus, Part
 from distill_runner.data import CorpusData, Data, Evaluation, TaskData
 from distill_runner.devices import Device
 from distill_runner.encoders import Features, Needs, Shape
@@ -267,6 +268,9 @@ def test_a_finished_training_is_not_trained_further(make: Make, whole: Callable[
     assert_same_result(whole("nkd"), again)
 
 
+TEXT = Corpus(name="tiny", parts={"text": Part(dataset="data", columns=["text"])}, max_length=16)
+
+
 def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
 
@@ -276,7 +280,7 @@ def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder:
         return Training(
             BertForMaskedLM(bert(2)),
             make_method(METHODS["nkd"]).bind(Shape.of(bert(2)), None, "masked_lm"),
-            CorpusData(splits["train"], splits["validation"], tokenizer, 3, CPU),
+            CorpusData(TEXT, splits["train"], splits["validation"], tokenizer, 3, CPU),
             NoTeacher(),
             Optim(lr=3e-3, batch_size=16, epochs=2),
             select_best=True,
@@ -305,7 +309,7 @@ def test_every_batch_of_passages_has_something_to_predict(tiny_bert_folder: Path
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
     Tokens.write(tmp_path, Examples([["a", "the river"]], None), tokenizer, max_length=16)
     tokens = Tokens(tmp_path)
-    corpus = CorpusData(tokens, tokens, tokenizer, 3, CPU)
+    corpus = CorpusData(TEXT, tokens, tokens, tokenizer, 3, CPU)
     for epoch in range(30):
         batch = corpus.batch(np.array([0]), epoch)
         assert batch.rows is not None

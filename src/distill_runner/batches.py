@@ -43,7 +43,7 @@ class Batch:
 
     ``input_ids``, ``segments`` and ``positions`` are (T,); ``starts`` (B,) are the rows of the first tokens ([CLS]);
     ``index`` (B,) is the example's number in its split; ``rows`` are the tokens that a token-wise head reads, None for
-    a head on [CLS]; ``labels`` belong to what the head reads.
+    a head on [CLS]; ``labels`` belong to what the head reads; ``is_next`` (B,) are those of next sentence prediction.
     """
 
     input_ids: Tensor
@@ -54,6 +54,7 @@ class Batch:
     groups: tuple[Group, ...]
     labels: Tensor | None = None
     rows: Tensor | None = None
+    is_next: Tensor | None = None
 
     @property
     def size(self) -> int:

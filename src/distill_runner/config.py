@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from distill_runner.corpora import Corpus
+from distill_runner.corpora import Corpus, TransferSet
 from distill_runner.errors import UserError
 from distill_runner.routes import Route
 from distill_runner.schema import Schema
@@ -24,7 +24,7 @@ class ModelConfig(Schema):
         revision: of a hub id; the newest by default.
         tokenizer: as ``source``, or ``corpus`` for a vocabulary trained on the stage's corpus; the source's own by
             default.
-        num_layers: keep that many layers; all by default.
+        num_layers: keep that many layers; all by default. A model that copies none may have more than its source.
         layers: which of the source's layers are copied (METHODS "Shared terms"): ``first`` (ALP-KD, PKD), ``group_top``
             (internal representations), ``alternate`` (DistilBERT), ``random`` or ``embeddings_only``.
         head: ``new``, or ``keep`` the one of a fine-tuned source, its outputs put in the task's order by name.
@@ -41,13 +41,18 @@ class ModelConfig(Schema):
     labels: list[str] | None = None
     architecture: dict[str, Any] | None = None
 
+    @property
+    def copies_layers(self) -> bool:
+        """Whether it takes over layers of a source, of which it then cannot have more."""
+        return self.source is not None and self.layers not in ("random", "embeddings_only")
+
 
 class Optim(Schema):
     """How weights are updated.
 
     Args:
         batch_size: examples of one update, over all ``accumulation`` passes that it is made of.
-        epochs: 0 evaluates the model as it is.
+        epochs: 0 evaluates the model as it is; None leaves the end to ``max_steps``.
         max_steps: ends training earlier; the schedule then spans these steps.
         warmup: share of the steps in which the learning rate rises from 0.
         weight_decay: not applied to biases and LayerNorm.
@@ -58,7 +63,7 @@ class Optim(Schema):
     lr: float = Field(gt=0)
     batch_size: int = Field(ge=1)
     accumulation: int = Field(1, ge=1)
-    epochs: int = Field(ge=0)
+    epochs: int | None = Field(ge=0)
     max_steps: int | None = Field(None, ge=1)
     schedule: Literal["linear", "constant"] = "linear"
     warmup: float = Field(0.1, ge=0, le=1)
@@ -66,6 +71,15 @@ class Optim(Schema):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     clip: float | None = Field(1.0, gt=0)
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.epochs is None and self.max_steps is None:
+            raise UserError("optim.max_steps", None, "needs a value where optim.epochs is null")
+
+    def num_steps(self, per_epoch: int) -> int:
+        """Steps in all, with ``per_epoch`` of them in an epoch."""
+        bounds = (self.max_steps, None if self.epochs is None else self.epochs * per_epoch)
+        return min(bound for bound in bounds if bound is not None)
 
 
 class Runtime(Schema):
@@ -77,6 +91,7 @@ class Runtime(Schema):
         threads: of torch on the CPU; torch's own choice by default.
         checkpoint_minutes: how often an epoch in progress is saved, beside the save at each epoch's end.
         pause_after: epochs after which the stage that is asked for stops; the same command without it goes on.
+        checkpoint_steps: save after so many steps as well.
         log_every: steps between two lines of metrics.
     """
 
@@ -87,6 +102,7 @@ class Runtime(Schema):
     threads: int | None = Field(None, ge=1)
     checkpoint_minutes: float = Field(5, gt=0)
     pause_after: int | None = Field(None, ge=1)
+    checkpoint_steps: int | None = Field(None, ge=1)
     log_every: int = Field(10, ge=1)
 
 
@@ -102,10 +118,12 @@ class StageConfig(Schema):
         keep_checkpoints: keep the model after every epoch. A run that follows them keeps them by itself; this spares
             training the teacher twice where a run that does not comes first. No part of what the stage yields.
         share: of the task's training examples that are used, always the same ones, a smaller share within a larger.
+        transfer: inputs without labels to train on instead of the task's own; the task still selects and judges.
     """
 
     task: Task | None = None
     corpus: Corpus | None = None
+    transfer: TransferSet | None = None
     model: ModelConfig
     method: dict[str, Any]
     teacher: str | None = None
@@ -123,6 +141,8 @@ class StageConfig(Schema):
             )
         if self.share < 1 and self.task is None:
             raise UserError(".share", self.share, "is of a task, and the stage has a corpus")
+        if self.transfer is not None and self.task is None:
+            raise UserError("transfer", self.transfer.name, "a transfer set needs a task to be judged by")
 
 
 class TeacherConfig(Schema):

@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from distill_runner.batches import Batch, Tokens, epoch_order
-from distill_runner.corpora import mask_tokens
+from distill_runner.corpora import Corpus, continuations, mask_draws, mask_tokens
 from distill_runner.devices import Device
-from distill_runner.encoders import Needs, extract
+from distill_runner.encoders import Needs, extract, predicts_next_sentence
 from distill_runner.evaluate import by_tokens, predict
 from distill_runner.metrics import score
 from distill_runner.tasks import Task
@@ -66,12 +66,15 @@ class TaskData:
 
 
 class CorpusData:
-    """Passages for masked language modelling, masked anew each epoch, and held-out ones masked once and for all."""
+    """Examples of a corpus, masked anew each epoch, and held-out ones masked once and for all."""
 
-    def __init__(self, train: Tokens, validation: Tokens, tokenizer: Any, seed: int, device: Device) -> None:
-        self.train, self.validation, self.seed, self.device = train, validation, seed, device
+    def __init__(
+        self, corpus: Corpus, train: Tokens, validation: Tokens, tokenizer: Any, seed: int, device: Device
+    ) -> None:
+        self.corpus, self.train, self.validation, self.seed, self.device = corpus, train, validation, seed, device
         self.special = torch.tensor(sorted(tokenizer.all_special_ids))
         self.mask_id, self.vocab_size = tokenizer.mask_token_id, len(tokenizer)
+        self.continues = continuations(tokenizer) if corpus.whole_word else None
 
     @property
     def num_evaluated(self) -> int:
@@ -84,28 +87,42 @@ class CorpusData:
         return self._masked(self.train.batch(index, self.device.granule), epoch + 1)
 
     def _masked(self, batch: Batch, epoch: int) -> Batch:
-        """Masks depend on seed, epoch and first example alone, so that a resumed run draws the same."""
-        entropy = np.random.SeedSequence([self.seed, epoch, int(batch.index[0])]).generate_state(1)[0]
-        generator = torch.Generator().manual_seed(int(entropy))
-        special = torch.isin(batch.input_ids, self.special)
-        masked, labels = mask_tokens(batch.input_ids, special, self.mask_id, self.vocab_size, generator)
+        """The labels become those of the masked tokens; those of the pairs, if any, move to ``is_next``."""
+        lengths = np.diff(batch.starts.numpy(), append=len(batch.input_ids))
+        masked, labels = mask_tokens(
+            batch.input_ids,
+            torch.isin(batch.input_ids, self.special),
+            batch.starts,
+            mask_draws(self.seed, epoch, batch.index.tolist(), lengths.tolist()),
+            self.mask_id,
+            self.vocab_size,
+            self.corpus.mask_probability,
+            None if self.continues is None else self.continues[batch.input_ids],
+        )
         rows = torch.nonzero(labels >= 0).squeeze(-1)
-        return replace(batch, input_ids=masked, labels=labels[rows], rows=rows)
+        return replace(batch, input_ids=masked, labels=labels[rows], rows=rows, is_next=batch.labels)
 
     def evaluate(self, model: PreTrainedModel) -> Evaluation:
-        """``masked_accuracy`` and ``perplexity`` of the held-out passages."""
+        """``masked_accuracy`` and ``perplexity`` of held-out text, ``next_sentence_accuracy`` where a head says it."""
+        needs = Needs(logits=True, next_sentence=self.corpus.examples == "pairs" and predicts_next_sentence(model))
         model.eval()
-        correct, loss, count = 0, 0.0, 0
+        hits, loss, count, pairs_right = 0, 0.0, 0, 0
         with torch.inference_mode(), self.device.autocast():
             for batch in self._held_out():
-                logits = extract(model, batch, Needs(logits=True)).logits
-                assert logits is not None
+                features = extract(model, batch, needs).full()
+                assert features.logits is not None
                 assert batch.labels is not None
-                correct += int((logits.argmax(-1) == batch.labels).sum())
-                loss += float(torch.nn.functional.cross_entropy(logits.float(), batch.labels, reduction="sum"))
+                hits += int(features.logits.argmax(-1).eq(batch.labels).sum())
+                loss += float(torch.nn.functional.cross_entropy(features.logits, batch.labels, reduction="sum"))
                 count += len(batch.labels)
+                if features.next_sentence is not None:
+                    assert batch.is_next is not None
+                    pairs_right += int(features.next_sentence.argmax(-1).eq(batch.is_next).sum())
         model.train()
-        return {"masked_accuracy": correct / count, "perplexity": float(np.exp(loss / count))}, {}
+        metrics = {"masked_accuracy": hits / count, "perplexity": float(np.exp(loss / count))}
+        if needs.next_sentence:
+            metrics["next_sentence_accuracy"] = pairs_right / len(self.validation)
+        return metrics, {}
 
     def _held_out(self) -> Iterator[Batch]:
         for index in by_tokens(self.validation, budget=4096):

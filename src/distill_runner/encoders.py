@@ -16,7 +16,7 @@ from transformers.masking_utils import sdpa_mask
 from distill_runner.batches import Batch
 from distill_runner.errors import UserError
 
-PACKED_FAMILIES = frozenset({"bert", "roberta", "xlm-roberta", "camembert"})
+PACKED_FAMILIES = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
 """Model types whose layers are read attribute by attribute below; the others run padded."""
 Projection = Literal["query", "key", "value"]
 """What an attention layer makes of its input, after the bias and before the attention; all heads side by side."""
@@ -28,27 +28,38 @@ RECORDING = "distill_runner_recording"
 class Needs:
     """What is read of a model: its logits, the [CLS] outputs of layers, and projections in layers.
 
-    Layers count from 1; the embeddings are no layer.
+    Layers count from 1; the embeddings are no layer. ``next_sentence`` is the second head of BERT's own pre-training,
+    beside the ``logits`` of its tokens.
     """
 
     logits: bool = False
     cls: frozenset[int] = frozenset()
     projections: frozenset[tuple[Projection, int]] = frozenset()
+    next_sentence: bool = False
 
     def __or__(self, other: "Needs") -> "Needs":
-        return Needs(self.logits or other.logits, self.cls | other.cls, self.projections | other.projections)
+        return Needs(
+            self.logits or other.logits,
+            self.cls | other.cls,
+            self.projections | other.projections,
+            self.next_sentence or other.next_sentence,
+        )
 
     def __bool__(self) -> bool:
-        return self.logits or bool(self.cls) or bool(self.projections)
+        return self.logits or bool(self.cls) or bool(self.projections) or self.next_sentence
 
 
 @dataclass
 class Features:
-    """What ``Needs`` asked for: ``logits`` (B, C), ``cls`` by layer (B, H), and ``projections`` (T, H), packed."""
+    """What ``Needs`` asked for: ``logits`` (B, C), ``cls`` by layer (B, H), and ``projections`` (T, H), packed.
+
+    ``next_sentence`` is (B, 2).
+    """
 
     logits: Tensor | None = None
     cls: dict[int, Tensor] = field(default_factory=dict)
     projections: dict[tuple[Projection, int], Tensor] = field(default_factory=dict)
+    next_sentence: Tensor | None = None
 
     def full(self, rows: Tensor | slice = slice(None), tokens: Tensor | slice = slice(None)) -> "Features":
         """Some examples and their tokens, in the precision in which losses are computed: float32 at least."""
@@ -60,6 +71,7 @@ class Features:
             None if self.logits is None else part(self.logits, rows),
             {layer: part(cls, rows) for layer, cls in self.cls.items()},
             {place: part(states, tokens) for place, states in self.projections.items()},
+            None if self.next_sentence is None else part(self.next_sentence, rows),
         )
 
 
@@ -91,7 +103,7 @@ class Shape:
 
 def _first_position(config: PreTrainedConfig) -> int:
     """RoBERTa's positions start behind the padding index."""
-    return config.pad_token_id + 1 if config.model_type in PACKED_FAMILIES - {"bert"} else 0
+    return config.pad_token_id + 1 if config.model_type in PACKED_FAMILIES - {"bert", "electra"} else 0
 
 
 def extract(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
@@ -103,11 +115,13 @@ def extract(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
 def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
     backbone: Any = model.base_model
     layers = backbone.encoder.layer
-    whole = len(layers) if needs.logits else max(needs.cls, default=0)
+    whole = len(layers) if needs.logits or needs.next_sentence else max(needs.cls, default=0)
     deepest = max([whole, *(number for _, number in needs.projections)])
     positions = batch.positions + _first_position(model.config)
     segments = batch.segments if model.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
     h_1TH = backbone.embeddings(batch.input_ids[None], segments[None], positions[None])
+    if hasattr(backbone, "embeddings_project"):  # ELECTRA's embeddings are narrower than its layers
+        h_1TH = backbone.embeddings_project(h_1TH)
     h_TH, features = h_1TH[0], Features()
     for number, layer in enumerate(layers[:deepest], start=1):
         read = {name: _project(layer, name, h_TH) for name in PROJECTIONS if (name, number) in needs.projections}
@@ -121,7 +135,16 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Featu
             features.cls[number] = h_TH if only_cls else h_TH[batch.starts]
     if needs.logits:
         features.logits = _head(model, h_TH if batch.rows is None else h_TH[batch.rows])
+    if needs.next_sentence:
+        cls_BH = h_TH if batch.rows is None else h_TH[batch.starts]
+        head: Any = model.cls
+        features.next_sentence = head.seq_relationship(backbone.pooler(cls_BH[:, None]))
     return features
+
+
+def predicts_next_sentence(model: Any) -> bool:
+    """Whether the model has BERT's head for it."""
+    return hasattr(getattr(model, "cls", None), "seq_relationship")
 
 
 def _project(layer: Any, name: Projection, h_TH: Tensor) -> Tensor:
@@ -175,7 +198,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, batch: Batch, only_cls: bool, dropo
 def _head(model: Any, h_RH: Tensor) -> Tensor:
     """The model's own head on the rows that it reads: [CLS] of each sequence, or tokens for a language model."""
     if hasattr(model, "cls"):
-        return model.cls(h_RH)
+        return model.cls.predictions(h_RH)
+    if hasattr(model, "generator_lm_head"):
+        return model.generator_lm_head(model.generator_predictions(h_RH))
     if hasattr(model, "lm_head"):
         return model.lm_head(h_RH)
     if getattr(model.base_model, "pooler", None) is not None:

@@ -17,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
+    AutoModelForPreTraining,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedConfig,
@@ -125,7 +126,7 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
     else:
         config = _load(AutoConfig.from_pretrained, model.source, model.revision)
     if model.num_layers is not None:
-        if not 1 <= model.num_layers <= config.num_hidden_layers:
+        if model.copies_layers and model.num_layers > config.num_hidden_layers:
             problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"
             raise UserError(".model.num_layers", model.num_layers, problem)
         config.num_hidden_layers = model.num_layers
@@ -167,13 +168,16 @@ def require_weights(source: str) -> None:
             raise UserError(".model.source", source, f"{file.name} is damaged: {brief(error)}", FOLDER) from error
 
 
-def build(model: ModelConfig, task: Task | None, vocab_size: int | None = None) -> PreTrainedModel:
+def build(
+    model: ModelConfig, task: Task | None, vocab_size: int | None = None, next_sentence: bool = False
+) -> PreTrainedModel:
     """Build a model in float32 with a head for ``task``, or a masked-LM head if that is None.
 
     New weights are drawn from torch's global generator: seed it before.
 
     Args:
         vocab_size: of a fresh model, where its tokenizer was trained by the run itself.
+        next_sentence: with BERT's second head of pre-training beside the masked-LM one.
     Raises:
         UserError: the source cannot be had, or a kept head does not fit the task.
     """
@@ -182,7 +186,7 @@ def build(model: ModelConfig, task: Task | None, vocab_size: int | None = None) 
     config = read_config(model)
     if vocab_size is not None:
         config.vocab_size = vocab_size
-    auto: Any = AutoModelForMaskedLM
+    auto: Any = AutoModelForPreTraining if next_sentence else AutoModelForMaskedLM
     if task is not None:
         auto = AutoModelForSequenceClassification
         _describe_head(config, task)

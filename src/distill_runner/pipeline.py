@@ -13,14 +13,14 @@ import torch
 
 from distill_runner.batches import Tokens
 from distill_runner.config import ModelConfig, Runtime
-from distill_runner.corpora import train_wordpiece
+from distill_runner.corpora import train_wordpiece, write_examples
 from distill_runner.data import CorpusData, Data, TaskData
 from distill_runner.devices import Device
 from distill_runner.errors import within
 from distill_runner.meter import Log
 from distill_runner.models import build, count_parameters, read_tokenizer, require_weights
 from distill_runner.seeds import seed_all, stage_seed
-from distill_runner.stages import CORPUS, Stage
+from distill_runner.stages import CORPUS, TRANSFER, Stage
 from distill_runner.store import Spec, Store, key_of, remove, share
 from distill_runner.tasks import Examples, load_split
 from distill_runner.teachers import Cached, Follow, Live, NoTeacher, TeacherTargets, cache_bytes, choose, why_live
@@ -180,7 +180,9 @@ class Pipeline:
         if stage.source is not None:
             model = model.model_copy(update={"source": str(self.build(stage.source) / "model"), "revision": None})
         trained_vocabulary = vocab_size if model.source is None else None
-        return build(model, stage.config.task, trained_vocabulary)
+        with torch.device("meta"):
+            next_sentence = stage.method().student_needs.next_sentence
+        return build(model, stage.config.task, trained_vocabulary, next_sentence)
 
     def tokenizer(self, stage: Stage) -> Any:
         """The stage's tokenizer, its vocabulary trained first if it is to come from the corpus."""
@@ -191,9 +193,11 @@ class Pipeline:
             root = root.source
         corpus = root.config.corpus
         assert corpus is not None
+        size = corpus.vocab_size
+        assert size is not None
 
         def train(folder: Path) -> None:
-            train_wordpiece(corpus.texts("train"), corpus.vocab_size, folder)
+            train_wordpiece(corpus.texts("train"), size, folder)
 
         return read_tokenizer(str(self.store.get(stage.vocabulary_spec, train)))
 
@@ -201,27 +205,33 @@ class Pipeline:
         """A tokenised split of the stage's data."""
 
         def write(folder: Path) -> None:
-            examples, max_length = self._examples(stage, split)
-            Tokens.write(folder, examples, tokenizer or self.tokenizer(stage), max_length)
+            tokens_of = tokenizer or self.tokenizer(stage)
+            if stage.config.corpus is not None:
+                write_examples(folder, stage.config.corpus, "train" if split == "train" else "validation", tokens_of)
+            else:
+                examples, max_length = self._examples(stage, split)
+                Tokens.write(folder, examples, tokens_of, max_length)
 
         return Tokens(self.store.get(stage.split_spec(split), write))
 
     @staticmethod
     def _examples(stage: Stage, split: str) -> tuple[Examples, int]:
-        if stage.config.corpus is not None:
-            corpus = stage.config.corpus
-            return Examples([corpus.texts("train" if split == "train" else "validation")], None), corpus.max_length
-        assert stage.config.task is not None
-        return load_split(stage.config.task, split), stage.config.task.max_length
+        task, transfer = stage.config.task, stage.config.transfer
+        assert task is not None
+        examples = transfer.examples() if transfer and split == TRANSFER else load_split(task, split)
+        return examples, task.max_length
 
     def data(self, stage: Stage, tokenizer: Any | None = None) -> Data:
         """What the stage trains on and is judged by, tokenised into the store."""
-        task, tokenizer = stage.config.task, tokenizer or self.tokenizer(stage)
-        if task is None:
+        task, corpus, tokenizer = stage.config.task, stage.config.corpus, tokenizer or self.tokenizer(stage)
+        if corpus is not None:
             train, held_out = (self.tokens(stage, split, tokenizer) for split in ("train", "validation"))
-            return CorpusData(train, held_out, tokenizer, stage_seed(stage.config.seed, stage.name), self.device)
+            seed = stage_seed(stage.config.seed, stage.name)
+            return CorpusData(corpus, train, held_out, tokenizer, seed, self.device)
+        assert task is not None
         validation = {name: self.tokens(stage, split, tokenizer) for name, split in task.validation.items()}
-        return TaskData(task, self.tokens(stage, task.train, tokenizer), validation, self.device, stage.config.share)
+        train = self.tokens(stage, stage.train_split, tokenizer)
+        return TaskData(task, train, validation, self.device, stage.config.share)
 
     def _targets(self, stage: Stage) -> TeacherTargets:
         """Cached or live, whichever fits; both give the same numbers."""
@@ -229,7 +239,7 @@ class Pipeline:
             return NoTeacher()
         task, teacher, needs = stage.config.task, stage.teacher, stage.method().teacher_needs
         assert task is not None
-        tokens = self.tokens(stage, task.train)
+        tokens = self.tokens(stage, stage.train_split)
         cached, why = False, why_live(self.runtime.targets, needs)
         if why is None:
             size = cache_bytes(needs, teacher.shape, len(tokens)) * len(stage.followed)

@@ -54,6 +54,22 @@ def phase_epochs(steps: int, epochs: Any, warmup: Any) -> int:
     return sum(each) + warmup
 
 
+def divide(value: Any, by: int) -> int:
+    """The whole quotient.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not isinstance(value, int) or value % by or not value:
+        raise UserError("student.width", value, f"must be a multiple of {by}", "Or set student.heads.")
+    return value // by
+
+
+def multiply(value: Any, by: int) -> int:
+    """The product of two whole numbers."""
+    return int(value) * by
+
+
 def preset(key: str, default: Any, method: str | None = None, *, _root_: DictConfig) -> Any:
     """What the paper chose for this method and task (``conf/presets``), else ``default``."""
     name, task = method or _root_.method.name, _root_.task.name
@@ -80,5 +96,5 @@ def _spelt(value: Any) -> str:
 
 
 def register() -> None:
-    for resolver in (beta, choose, count, phase_epochs, preset, run_key):
+    for resolver in (beta, choose, count, divide, multiply, phase_epochs, preset, run_key):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

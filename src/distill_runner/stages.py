@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 """Raised when the meaning of an artifact changes; everything is then built again."""
-STAGE, CORPUS = "stage:", "corpus"
+STAGE, CORPUS, TRANSFER = "stage:", "corpus", "transfer"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +59,11 @@ class Stage:
     @cached_property
     def data_spec(self) -> dict[str, Any]:
         if self.config.corpus is not None:
-            return {**self.config.corpus.model_dump(), "content": self.config.corpus.fingerprint()}
+            return self.config.corpus.spec()
         assert self.config.task is not None
         described = self.config.task.model_dump(exclude={"name", "dataset", "config", "revision", "epochs"})
-        return {**described, "content": tasks.fingerprint(self.config.task)}
+        spec = {**described, "content": tasks.fingerprint(self.config.task)}
+        return spec | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
 
     @cached_property
     def tokenizer_spec(self) -> dict[str, Any]:
@@ -76,7 +77,8 @@ class Stage:
         root: Stage = self
         while root.source is not None:
             root = root.source
-        return {"kind": "vocabulary", "schema": SCHEMA, "corpus": root.data_spec}
+        read = ("version", "parts", "hold_out", "vocab_size")
+        return {"kind": "vocabulary", "schema": SCHEMA, "corpus": {key: root.data_spec[key] for key in read}}
 
     @cached_property
     def spec(self) -> dict[str, Any]:
@@ -129,13 +131,31 @@ class Stage:
         """Data, sizes, origin and terms in a few words."""
         config = self.config
         data = config.task.name if config.task else f"corpus {config.corpus.name}" if config.corpus else ""
+        data += f" on {config.transfer.name}" if config.transfer else ""
         origin = self.source.name if self.source else config.model.source or "fresh"
         terms = ", ".join(name for name, weight in config.method["weights"].items() if weight)
         return f"{data}: {self.shape.num_layers} layers x {self.shape.width} from {origin}; {terms}"
 
+    @property
+    def train_split(self) -> str:
+        """The split to train on; ``TRANSFER`` stands for the transfer set."""
+        if self.config.transfer:
+            return TRANSFER
+        return self.config.task.train if self.config.task else "train"
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """What the training batches have of their own to learn from."""
+        if self.config.transfer:
+            return frozenset()
+        paired = self.config.corpus is not None and self.config.corpus.examples == "pairs"
+        return frozenset({"labels", "is_next"} if paired else {"labels"})
+
     def split_spec(self, split: str) -> Spec:
         """Of a tokenised split: what the texts, their labels and their tokens depend on."""
-        read = ("content", "columns", "label", "labels", "kind", "max_length", "version")
+        of_task = ("content", "columns", "label", "labels", "kind", "max_length", "version")
+        of_corpus = ("parts", "examples", "hold_out", "short_pairs")
+        read = ("transfer", "max_length") if split == TRANSFER else (*of_task, *of_corpus)
         return {
             "kind": "tokens",
             "schema": SCHEMA,
@@ -152,7 +172,7 @@ class Stage:
             "kind": "targets",
             "schema": SCHEMA,
             "teacher": self.teacher.key,
-            "tokens": self.split_spec(self.config.task.train),
+            "tokens": self.split_spec(self.train_split),
             "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
             "precision": self.precision,
         } | ({"checkpoint": checkpoint} if checkpoint else {})
@@ -185,7 +205,10 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
         tokenizer = config.model.tokenizer or (source.tokenizer if source else config.model.source)
         if tokenizer is None:
             raise UserError(".model.tokenizer", None, "a fresh model needs one")
+        if config.model.tokenizer == CORPUS and not (config.corpus and config.corpus.vocab_size):
+            raise UserError("corpus.vocab_size", None, "a vocabulary trained on the corpus needs a size")
         stage = Stage(name, config, shape, tokenizer, source, None, precision)
+        _require_labels(stage)
         teacher = _needed_teacher(stages, stage, path)
         if teacher is None:
             return stage
@@ -212,10 +235,26 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
 def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
     if config.route is None:
         return None
-    if (max_steps := teacher.config.optim.max_steps) is not None:
+    taught, epochs = teacher.config.optim, config.optim.epochs
+    if taught.max_steps is not None or taught.epochs is None:
         problem = "ends the training of a teacher whose epochs are followed"
-        raise UserError(f"stages.{teacher.name}.optim.max_steps", max_steps, problem, "Set its epochs instead.")
-    return config.route.resolve(teacher.config.optim.epochs, config.optim.epochs)
+        raise UserError(f"stages.{teacher.name}.optim.max_steps", taught.max_steps, problem, "Set its epochs instead.")
+    if epochs is None:
+        raise UserError(".optim.epochs", None, "a student that follows a route needs them")
+    return config.route.resolve(taught.epochs, epochs)
+
+
+def _require_labels(stage: Stage) -> None:
+    """See to it that the training data have what the method reads of them."""
+    missing = make_method(stage.config.method).reads_labels() - stage.labels
+    if "labels" in missing:
+        remedy = "Learn from a teacher's predictions alone (method=kd), or set transfer=labelled."
+        raise UserError("transfer", None, "its examples have no labels, and this method reads some", remedy)
+    if missing and stage.config.corpus:
+        remedy = "corpus.examples=pairs, or pretraining=mlm for a method without next sentence prediction."
+        raise UserError("corpus.examples", stage.config.corpus.examples, "this method reads pairs of sentences", remedy)
+    if missing:
+        raise UserError(".method", None, f"the task's examples have no {', '.join(missing)}")
 
 
 def _shape(config: StageConfig, source: Stage | None) -> Shape:
@@ -226,7 +265,7 @@ def _shape(config: StageConfig, source: Stage | None) -> Shape:
         shape = read_shape(config.model)
     else:
         num_layers = config.model.num_layers or source.shape.num_layers
-        if num_layers > source.shape.num_layers:
+        if config.model.copies_layers and num_layers > source.shape.num_layers:
             problem = f"the source has {source.shape.num_layers} layers"
             raise UserError(".model.num_layers", num_layers, problem)
         shape = replace(source.shape, num_layers=num_layers)

@@ -90,7 +90,7 @@ class Training:
         self.data, self.teacher, self.optim = data, teacher, optim
         self.select_best, self.seed, self.device, self.folder, self.report = select_best, seed, device, folder, report
         self.keep, self.pause_after = keep, pause_after
-        self.checkpoint_minutes = runtime.checkpoint_minutes
+        self.checkpoint_minutes, self.checkpoint_steps = runtime.checkpoint_minutes, runtime.checkpoint_steps
         self.optimizer, self.scaler = _optimizer(model, method, optim), device.scaler()
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.parts = {"model": model, "method": method, "optimizer": self.optimizer, "scaler": self.scaler}
@@ -98,7 +98,7 @@ class Training:
         if self.history.step:
             log.info("resuming after step %d, in epoch %d", self.history.step, self.history.epoch + 1)
         self.per_epoch = math.ceil(len(data) / optim.batch_size)
-        self.num_steps = min(optim.epochs * self.per_epoch, optim.max_steps or optim.epochs * self.per_epoch)
+        self.num_steps = optim.num_steps(self.per_epoch)
         self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, report)
         self.saved = time.monotonic()
 
@@ -174,7 +174,8 @@ class Training:
         return self.pause_after is not None and self.history.epoch >= self.pause_after and not self.history.position
 
     def checkpoint_due(self) -> bool:
-        return time.monotonic() - self.saved > 60 * self.checkpoint_minutes
+        by_steps = self.checkpoint_steps and self.history.step % self.checkpoint_steps == 0
+        return bool(by_steps) or time.monotonic() - self.saved > 60 * self.checkpoint_minutes
 
     def save(self) -> None:
         """Write the checkpoint; losses that are not finite are found before, so that none is ever saved."""

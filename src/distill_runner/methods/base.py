@@ -35,11 +35,13 @@ class Term(nn.Module):
     """One term of a loss. Subclasses set their needs in ``bind``; their parameters join the optimiser.
 
     ``version`` is raised when a term's meaning changes, so that stored results are not mistaken for it;
-    ``reads_teacher`` is False for a term that needs none.
+    ``reads_teacher`` is False for a term that needs none, and ``reads_labels`` names what it reads of a batch's own:
+    ``labels``, ``is_next``.
     """
 
     version: ClassVar[int] = 1
     reads_teacher: ClassVar[bool] = True
+    reads_labels: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,6 +69,7 @@ class HardLabels(Term):
     """Cross entropy with the gold labels (ALP-KD Eq. 1); squared error of the output for regression."""
 
     reads_teacher = False
+    reads_labels = frozenset({"labels"})
 
     def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
         self.loss = losses.squared_error if kind == "regression" else losses.cross_entropy
@@ -143,6 +146,10 @@ class Method(nn.Module):
     def reads_teacher(self) -> bool:
         """Whether any term of non-zero weight needs a teacher."""
         return any(term.reads_teacher for term in self.active())
+
+    def reads_labels(self) -> frozenset[str]:
+        """All that its terms read of a batch's own labels."""
+        return frozenset().union(*(term.reads_labels for term in self.active()))
 
     def by_name(self) -> dict[str, Term]:
         """The terms, in the order of logging."""

@@ -116,12 +116,15 @@ def _layers_read(terms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def described_by(run: RunConfig) -> dict[str, Any]:
     """What is known of a run before it starts: its names, whatever becomes of it."""
     student = run.stages["student"]
+    data = student.task or student.corpus
+    assert data is not None
     terms = list(_active(student.method).values())
     layers = _layers_read(terms)
     return {
         "stage": run.stage,
-        "task": student.task.name if student.task else None,
+        "task": data.name,
         "dataset": student.task.dataset if student.task else None,
+        "transfer": _transfer(run),
         "method": run.method,
         "mapping": layers.get("mapping"),
         "attention": layers.get("attention"),
@@ -163,6 +166,12 @@ def _flat(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _transfer(run: RunConfig) -> dict[str, Any] | None:
+    """Name and size of the transfer set of the stage that distils on one; the size is None where it is whole."""
+    used = (stage.transfer for stage in run.stages.values() if stage.transfer)
+    return next(({"name": transfer.name, "size": transfer.size} for transfer in used), None)
 
 
 def _readings(stage: Stage) -> Iterator[str]:

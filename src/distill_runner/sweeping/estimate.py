@@ -17,7 +17,7 @@ from distill_runner.methods.base import Progress
 from distill_runner.models import build, count_parameters
 from distill_runner.pipeline import Pipeline
 from distill_runner.stages import Stage
-from distill_runner.teachers import Live, NoTeacher, TeacherTargets, cache_bytes, choose
+from distill_runner.teachers import Live, NoTeacher, TeacherTargets, cache_bytes, choose, why_live
 from distill_runner.train import Training
 
 SECONDS = 2.0
@@ -60,7 +60,7 @@ class Estimator:
         data = self.pipeline.data(stage)
         optim, speed = stage.config.optim, self._speed(stage)
         per_epoch = -(-len(data) // optim.batch_size)
-        num_steps = min(optim.epochs * per_epoch, optim.max_steps or optim.epochs * per_epoch)
+        num_steps = optim.num_steps(per_epoch)
         seconds = num_steps * speed.update + -(-num_steps // per_epoch) * data.num_evaluated * speed.prediction
         num_bytes = speed.model_bytes
         if stage.teacher is not None and self._is_cached(stage):
@@ -70,8 +70,9 @@ class Estimator:
 
     def _is_cached(self, stage: Stage) -> bool:
         assert stage.teacher is not None
-        size = cache_bytes(stage.method().teacher_needs, stage.teacher.shape, len(self.pipeline.data(stage)))
-        return choose(self.pipeline.runtime.targets, size, self.pipeline.store.folder)[0]
+        needs, mode = stage.method().teacher_needs, self.pipeline.runtime.targets
+        size = cache_bytes(needs, stage.teacher.shape, len(self.pipeline.data(stage)))
+        return why_live(mode, needs) is None and choose(mode, size, self.pipeline.store.folder)[0]
 
     def _speed(self, stage: Stage) -> _Speed:
         optim, weights = stage.config.optim, stage.config.method["weights"]
@@ -113,7 +114,7 @@ class Estimator:
     def _teacher(self, stage: Stage) -> TeacherTargets:
         if stage.teacher is None or stage.config.task is None:
             return NoTeacher()
-        tokens = self.pipeline.tokens(stage, stage.config.task.train)
+        tokens = self.pipeline.tokens(stage, stage.train_split)
         live = Live(self._random(stage.teacher), tokens, stage.method().teacher_needs, self.pipeline.device)
         return _Remembered(live) if self._is_cached(stage) else live
 

@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.utils import JobReturn
 
 from distill_runner import status
+from distill_runner.errors import UserError
 from distill_runner.report.figures import write_pictures
 from distill_runner.report.table import label
 from distill_runner.report.write import write_report
@@ -128,7 +129,11 @@ def _survivors(cell: list[Point], rung: int, factor: int) -> list[Point]:
 
 def _num_epochs(point: Point) -> int:
     assert point.stage is not None
-    return point.stage.config.optim.epochs
+    if (epochs := point.stage.config.optim.epochs) is None:
+        raise UserError(
+            "sweep.halving", None, "compares points by epochs, and optim.epochs is null", "Set optim.epochs."
+        )
+    return epochs
 
 
 def scores_of(point: Point) -> Scores:

@@ -11,13 +11,14 @@ from typing import Any
 
 from distill_runner.errors import UserError, brief
 from distill_runner.hub import why_unreachable
+from distill_runner.tasks.dataset import EMBEDDED, Dataset, is_embedded
 from distill_runner.tasks.folders import READERS, local_copies, locate, missing_split, split_files
-from distill_runner.tasks.task import EMBEDDED, Task, is_embedded
+from distill_runner.tasks.task import as_list
 
 
 @dataclass(frozen=True)
 class Table:
-    """The task's columns of one split, as the data holds them.
+    """The columns of one split that are asked for, as the data holds them.
 
     Attributes:
         columns: name -> values; the label's is absent in a test split that has none.
@@ -28,8 +29,8 @@ class Table:
     class_names: list[str] | None
 
 
-def fingerprint(task: Task) -> str:
-    """A hash of what the task reads; equal for equal content, wherever a folder lies.
+def fingerprint(data: Dataset) -> str:
+    """A hash of what can be read; equal for equal content, wherever a folder lies.
 
     Local files: over names and bytes of the files of the splits in use. Hub: the id and revision, taken on
     trust. Embedded: over the text, which may differ between versions of Python.
@@ -37,16 +38,16 @@ def fingerprint(task: Task) -> str:
     Raises:
         UserError: a folder, a configuration or a split's files are absent.
     """
-    if is_embedded(task):
+    if is_embedded(data):
         from distill_runner.corpora import embedded_fingerprint
 
-        return f"{task.dataset}:{embedded_fingerprint()}"
-    folder = locate(task)
+        return f"{data.dataset}:{embedded_fingerprint()}"
+    folder = locate(data)
     if folder is None:
-        return f"hub:{task.dataset}@{task.revision or 'main'}"
+        return f"hub:{data.dataset}@{data.revision or 'main'}"
     total = hashlib.sha256()
-    for split in sorted({task.train, *task.validation.values(), *task.test.values()}):
-        for file in split_files(folder, split, task):
+    for split in sorted(data.splits):
+        for file in split_files(folder, split, data):
             status = file.stat()
             digest = _digest(str(file), status.st_size, status.st_mtime_ns)
             total.update(f"{split}\0{file.relative_to(folder).as_posix()}\0{digest}\n".encode())
@@ -60,83 +61,130 @@ def _digest(path: str, size: int, mtime_ns: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read(task: Task, split: str) -> Table:
-    """The task's columns of a split.
+def read(data: Dataset, split: str) -> Table:
+    """The data's columns of a split.
 
     Raises:
         UserError: files, split or columns are absent, damaged or empty, or the hub cannot be reached.
     """
-    if is_embedded(task):
-        return _read_embedded(task, split)
-    folder = locate(task)
+    if is_embedded(data):
+        return _read_embedded(data, split)
+    folder = locate(data)
     # The cache of ``datasets`` knows a file by path and time, which may be equal for different content
     # (archives often set one time for all their files); a temporary cache cannot be stale.
     with _quiet(), TemporaryDirectory() as cache:
-        data = _from_hub(task, split) if folder is None else _from_files(task, split, folder, cache)
-        _check_columns(task, split, data.column_names)
-        if not len(data):
-            raise _empty(task, split, folder or task.dataset)
-        wanted = [name for name in data.column_names if name in (*task.columns, task.label)]
-        columns = data.select_columns(wanted).to_dict()
-    return Table(columns, getattr(data.features.get(task.label), "names", None))
+        found = _from_hub(data, split) if folder is None else _from_files(data, split, folder, cache_dir=cache)
+        _check_columns(data, split, found.column_names)
+        if not len(found):
+            raise _empty(data, split, folder or data.dataset)
+        asked = {*data.needed(split), data.label_column}
+        columns = found.select_columns([name for name in found.column_names if name in asked]).to_dict()
+    return Table(columns, getattr(found.features.get(data.label_column), "names", None))
 
 
-def _read_embedded(task: Task, split: str) -> Table:
-    """A demo task under the column names of GLUE: ``sentence``, or ``sentence1`` and ``sentence2``."""
+def rows(data: Dataset, split: str, stream: bool = False) -> Iterator[dict[str, Any]]:
+    """The same row by row, in little memory.
+
+    Args:
+        stream: read from the hub while iterating, without a copy on disk; files are always read so.
+    Raises:
+        UserError: as ``read``, with the first row or when a damaged place is reached.
+    """
+    if is_embedded(data):
+        columns = _read_embedded(data, split).columns
+        yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        return
+    folder, number = locate(data), 0
+    with _quiet():
+        found = _from_hub(data, split, stream) if folder is None else _from_files(data, split, folder, streaming=True)
+        try:
+            for number, row in enumerate(found, start=1):
+                if number == 1:
+                    _check_columns(data, split, list(row))
+                yield row
+        except (OSError, ValueError) as error:
+            raise _damaged(data, split, folder or data.dataset, error) from error
+    if not number:
+        raise _empty(data, split, folder or data.dataset)
+
+
+def _read_embedded(data: Dataset, split: str) -> Table:
+    """A demo task under the column names of GLUE (``sentence``, or ``sentence1`` and ``sentence2``), or the text."""
     from distill_runner import corpora
 
-    name = task.dataset.removeprefix(EMBEDDED)
+    name = data.dataset.removeprefix(EMBEDDED)
+    if name == "text":
+        return _embedded_text(data, split)
     splits = corpora.demo_task(name)
     if split not in splits:
-        raise missing_split(task, split, list(splits), task.dataset)
+        raise missing_split(data, split, list(splits), data.dataset)
     texts, labels = splits[split].texts, splits[split].labels
     columns: dict[str, list[Any]] = (
         {"sentence": texts[0]} if len(texts) == 1 else {"sentence1": texts[0], "sentence2": texts[1]}
     )
     columns["label"] = [] if labels is None else labels.tolist()
-    _check_columns(task, split, list(columns))
+    _check_columns(data, split, list(columns))
     return Table(columns, corpora.PAIR_LABELS if name == "pairs" else corpora.SENTENCE_LABELS)
 
 
-def _check_columns(task: Task, split: str, available: list[str]) -> None:
-    remedy = f"It has: {', '.join(available)}."
-    for column in task.columns:
+def _embedded_text(data: Dataset, split: str) -> Table:
+    """Passages in the column ``text``, their subject in ``topic``."""
+    from distill_runner.corpora import SPLITS, embedded_passages, topic_split
+
+    if split not in SPLITS:
+        raise missing_split(data, split, list(SPLITS), data.dataset)
+    topics = {topic: texts for topic, texts in embedded_passages().items() if topic_split(topic) == split}
+    columns = {
+        "text": [text for texts in topics.values() for text in texts],
+        "topic": [topic for topic, texts in topics.items() for _ in texts],
+    }
+    _check_columns(data, split, list(columns))
+    return Table(columns, None)
+
+
+def _check_columns(data: Dataset, split: str, available: list[str]) -> None:
+    for column, field in data.needed(split).items():
         if column not in available:
-            problem = f"split '{split}' of {task.dataset} has no column '{column}'"
-            raise UserError("task.columns", f"[{','.join(task.columns)}]", problem, remedy)
-    if task.label not in available and not task.is_test(split):
-        problem = f"split '{split}' of {task.dataset} has no such column"
-        raise UserError("task.label", task.label, problem, remedy)
+            problem = f"split '{split}' of {data.dataset} has no column '{column}'"
+            value = as_list(data.columns) if field == "columns" else column
+            raise UserError(f"{data.key}.{field}", value, problem, f"It has: {', '.join(available)}.")
 
 
-def _from_files(task: Task, split: str, folder: Path, cache: str) -> Any:
-    files = split_files(folder, split, task)
+def _from_files(data: Dataset, split: str, folder: Path, **how: Any) -> Any:
+    files = split_files(folder, split, data)
     reader, options = READERS[files[0].suffix]
     names = [str(file) for file in files]
     try:
-        return _load(True, reader, data_files=names, split="train", cache_dir=cache, **options)
+        return _load(True, reader, data_files=names, split="train", **how, **options)
     except Exception as error:
         if "corresponds to no data" in str(error) or not any(file.stat().st_size for file in files):
-            raise _empty(task, split, folder) from error
-        shown = ", ".join(file.name for file in files[:3]) + (", ..." if len(files) > 3 else "")
-        problem = f"cannot read {shown} in {folder}: {brief(error)}"
-        remedy = "The file is damaged, incomplete or not what its name says: fetch or write it again."
-        raise UserError(task.role(split), split, problem, remedy) from error
+            raise _empty(data, split, folder) from error
+        raise _damaged(data, split, folder, error) from error
 
 
-def _from_hub(task: Task, split: str) -> Any:
-    problem = why_unreachable("dataset", task.dataset, task.revision)
+def _damaged(data: Dataset, split: str, place: Path | str, error: Exception) -> UserError:
+    shown = ""
+    if isinstance(place, Path):
+        files = split_files(place, split, data)
+        shown = ", ".join(file.name for file in files[:3]) + (", ..., in " if len(files) > 3 else " in ")
+    remedy = "The file is damaged, incomplete or not what its name says: fetch or write it again."
+    return UserError(data.role(split), split, f"cannot read {shown}{place}: {brief(error)}", remedy)
+
+
+def _from_hub(data: Dataset, split: str, stream: bool = False) -> Any:
+    problem = why_unreachable("dataset", data.dataset, data.revision)
+    how: dict[str, Any] = {"revision": data.revision} | ({"streaming": True} if stream else {})
     try:
-        found = _load(problem is not None, task.dataset, task.config, revision=task.revision)
+        found = _load(problem is not None, data.dataset, data.config, **how)
     except Exception as error:
-        raise _hub_error(task, problem or brief(error)) from error
+        raise _hub_error(data, problem or brief(error)) from error
     if split not in found:
-        raise missing_split(task, split, list(found), f"{task.dataset} on the hub")
+        raise missing_split(data, split, list(found), f"{data.dataset} on the hub")
     return found[split]
 
 
-def _empty(task: Task, split: str, place: Path | str) -> UserError:
-    return UserError(task.role(split), split, f"the split is empty in {place}", "Fetch or write it again.")
+def _empty(data: Dataset, split: str, place: Path | str) -> UserError:
+    return UserError(data.role(split), split, f"the split is empty in {place}", "Fetch or write it again.")
 
 
 def _load(offline: bool, *args: Any, **options: Any) -> Any:
@@ -154,13 +202,13 @@ def _load(offline: bool, *args: Any, **options: Any) -> Any:
         datasets.config.HF_HUB_OFFLINE = before
 
 
-def _hub_error(task: Task, problem: str) -> UserError:
-    files = f"{task.config}/" if task.config else "its files"
-    if copies := local_copies(task):
+def _hub_error(data: Dataset, problem: str) -> UserError:
+    files = f"{data.config}/" if data.config else "its files"
+    if copies := local_copies(data):
         problem = f"{copies[0]} (DISTILL_DATA_DIR) has no {files}, and {problem}"
-    name = task.dataset.rpartition("/")[2]
-    remedy = f"task.dataset=<folder with {files}>, or set DISTILL_DATA_DIR to a folder with {name}/"
-    return UserError("task.dataset", task.dataset, problem, remedy)
+    name = data.dataset.rpartition("/")[2]
+    remedy = f"{data.key}.dataset=<folder with {files}>, or set DISTILL_DATA_DIR to a folder with {name}/"
+    return UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
 
 
 @contextmanager

@@ -10,10 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from distill_runner.errors import UserError
 from distill_runner.metrics import CLASSIFICATION_METRICS, METRICS, REGRESSION_METRICS
-from distill_runner.schema import Schema
-
-EMBEDDED = "embedded:"
-DEMO_TASKS = (f"{EMBEDDED}pairs", f"{EMBEDDED}sentences")
+from distill_runner.tasks.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -33,30 +30,22 @@ class Examples:
         return len(self.texts[0])
 
 
-class Task(Schema):
+class Task(Dataset):
     """Where the examples come from, which columns they have, how a model is judged on them.
 
     Attributes:
         version: raised when the meaning of the task changes, so that stored results are not mistaken for it.
-        dataset: a hub id (``nyu-mll/glue``), a folder, or ``embedded:pairs`` / ``embedded:sentences``.
-        config: the data set's configuration, a subfolder of a local folder; ``None`` where there is only one.
-        revision: of the hub id; ``None`` is ``main``.
-        columns: one or two text columns.
         labels: class names in the order of the model's outputs; ``None`` for regression, and for a
             classification task that has not gone through ``resolve`` yet.
         metrics: the first one selects the best epoch.
         max_length: tokens of an example, special tokens included.
         validation, test: name in the results -> split; the first validation split selects the best epoch.
     Raises:
-        UserError: fields that contradict each other, or an unknown metric or demo task.
+        UserError: fields that contradict each other, an unknown metric, or what ``Dataset`` refuses.
     """
 
     name: str
     version: int = 1
-    dataset: str
-    config: str | None = None
-    revision: str | None = None
-    columns: list[str] = Field(min_length=1, max_length=2)
     label: str = "label"
     labels: list[str] | None = None
     kind: Literal["classification", "regression"] = "classification"
@@ -79,8 +68,6 @@ class Task(Schema):
     def _consistent(self) -> Self:
         self._check_labels()
         self._check_metrics()
-        if is_embedded(self) and self.dataset not in DEMO_TASKS:
-            raise UserError("task.dataset", self.dataset, "no such embedded data", " or ".join(DEMO_TASKS))
         return self
 
     def _check_labels(self) -> None:
@@ -109,6 +96,25 @@ class Task(Schema):
                 problem = f"is defined for two classes, the task has {len(self.labels)}"
                 raise UserError("task.metrics", metric, problem, "task.metrics=[accuracy]")
 
+    @property
+    def key(self) -> str:
+        return "task"
+
+    @property
+    def splits(self) -> set[str]:
+        return {self.train, *self.validation.values(), *self.test.values()}
+
+    @property
+    def label_column(self) -> str | None:
+        return self.label
+
+    def needed(self, split: str) -> dict[str, str]:
+        """The label may be absent where it is only tested on."""
+        return dict.fromkeys(self.columns, "columns") | ({} if self.is_test(split) else {self.label: "label"})
+
+    def can_lack(self, split: str) -> bool:
+        return self.is_test(split) or (self.role(split) != "task.train" and len(self.validation) > 1)
+
     def role(self, split: str) -> str:
         """The configuration key that names ``split``; ``task.train`` for one that no key names."""
         for field, splits in (("validation", self.validation), ("test", self.test)):
@@ -120,10 +126,6 @@ class Task(Schema):
     def is_test(self, split: str) -> bool:
         """Whether ``split`` is only tested on, so that it may lack labels."""
         return self.role(split).startswith("task.test.")
-
-
-def is_embedded(task: Task) -> bool:
-    return task.dataset.startswith(EMBEDDED)
 
 
 def normal(name: str) -> str:

@@ -1,0 +1,114 @@
+"""Scores against sizes: the pictures of the well-read students (Turc et al. 2019, Figures 5 to 10) from any results.
+
+Command: python -m distill_runner.report.curves outputs/runs --by size --task mnli --file figure.png
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from distill_runner.errors import UserError
+from distill_runner.report.table import Result, label
+
+Place = tuple[float, str]
+"""Where a result stands on the axis: its order, and what is written beneath."""
+
+
+def _size(result: Result) -> Place:
+    return result["num_params"], f"{result['student']['num_layers']}/{result['student']['width']}"
+
+
+def _by_width(result: Result) -> Place:
+    student = result["student"]
+    return student["width"] + student["num_layers"] / 100, f"{student['num_layers']}/{student['width']}"
+
+
+def _transfer_size(result: Result) -> Place | None:
+    size = (result["transfer"] or {}).get("size")
+    return (size, f"{size:,}") if size else None
+
+
+def _transfer_name(result: Result) -> Place | None:
+    return (0, result["transfer"]["name"]) if result["transfer"] else None
+
+
+AXES: dict[str, tuple[str, Callable[[Result], Place | None]]] = {
+    "size": ("student (layers/width), by parameters", _size),
+    "width": ("student (layers/width), by width", _by_width),
+    "transfer_size": ("examples of the transfer set", _transfer_size),
+    "transfer": ("transfer set", _transfer_name),
+}
+"""Axis by name: Figures 5, 7 and 10; Figure 6; Figure 8; Figure 9."""
+
+
+def lines(results: Iterable[Result], by: str) -> tuple[list[str], dict[str, dict[str, list[float]]]]:
+    """Places on the axis in order, and for each method the scores (in percent, one a seed) at each place.
+
+    Raises:
+        UserError: there is no such axis, or no finished result has a place on it.
+    """
+    if by not in AXES:
+        raise UserError("--by", by, "there is no such axis", f"Known: {', '.join(AXES)}.")
+    places: dict[str, float] = {}
+    found: dict[str, dict[str, list[float]]] = {}
+    for result in results:
+        place = AXES[by][1](result) if result["status"] == "done" else None
+        if place is not None:
+            places[place[1]] = place[0]
+            found.setdefault(label(result), {}).setdefault(place[1], []).append(100 * result["score"])
+    if not found:
+        raise UserError("--by", by, "no finished run has a place on this axis")
+    return sorted(places, key=lambda name: places[name]), found
+
+
+def draw(results: Sequence[Result], by: str, file: Path) -> None:
+    """One line per method with the standard deviation over seeds, teachers as dashed lines.
+
+    Raises:
+        UserError: as ``lines``.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    order, found = lines(results, by)
+    figure, axes = pyplot.subplots(figsize=(1.6 + 0.6 * max(len(order), 5), 3.6), layout="constrained")
+    for method, scores in found.items():
+        here = [name for name in order if name in scores]
+        spread = [stdev(scores[name]) if len(scores[name]) > 1 else 0.0 for name in here]
+        at = [order.index(name) for name in here]
+        axes.errorbar(at, [fmean(scores[name]) for name in here], spread, marker="o", capsize=2, label=method)
+    teachers = {result["teacher"]: 100 * result["teacher_score"] for result in results if result.get("teacher_score")}
+    for teacher, score in teachers.items():
+        axes.axhline(score, color="grey", linestyle="--", linewidth=1, label=f"teacher {teacher}")
+    axes.set_xticks(range(len(order)), order, rotation=45 if len(order) > 8 else 0)
+    axes.set_xlabel(AXES[by][0])
+    metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if result["status"] == "done")
+    axes.set_ylabel(", ".join(metrics))
+    axes.legend(fontsize="small")
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
+
+
+def read_results(folder: Path, task: str | None = None) -> list[dict[str, Any]]:
+    """The results of all runs below a folder, of one task if it is named."""
+    found = [json.loads(file.read_text()) for file in sorted(folder.glob("**/result.json"))]
+    return [result for result in found if task in (None, result["task"])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--by", default="size", choices=AXES)
+    parser.add_argument("--task")
+    parser.add_argument("--file", type=Path, required=True)
+    options = parser.parse_args()
+    draw(read_results(options.folder, options.task), options.by, options.file)
+
+
+if __name__ == "__main__":
+    main()

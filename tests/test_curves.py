@@ -1,0 +1,57 @@
+"""Pictures of scores against sizes, from results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distill_runner.errors import UserError
+from distill_runner.report.curves import AXES, draw, lines, read_results
+
+
+def result(method: str, layers: int, width: int, score: float, **values: Any) -> dict[str, Any]:
+    student = {"num_layers": layers, "width": width}
+    named = {"task": "mnli", "metric": "accuracy", "method": method, "status": "done", "teacher": "large"}
+    size = {"num_params": layers * width**2, "student": student, "score": score, "teacher_score": 0.9, "transfer": None}
+    return named | size | values
+
+
+RESULTS = [
+    result("pd", 2, 768, 0.70, seed=1, transfer={"name": "wiki", "size": 500}),
+    result("pd", 2, 768, 0.72, seed=2, transfer={"name": "wiki", "size": 500}),
+    result("pd", 12, 128, 0.60, transfer={"name": "books", "size": 1700}),
+    result("pf", 2, 128, 0.50),
+    {"status": "failed", "method": "pf"},
+]
+
+
+def test_sizes_are_in_order_of_parameters_or_of_width() -> None:
+    order, found = lines(RESULTS, "size")
+    assert order == ["2/128", "12/128", "2/768"]
+    assert found == {"pd": {"2/768": [70.0, 72.0], "12/128": [60.0]}, "pf": {"2/128": [50.0]}}
+    assert lines([*RESULTS, result("pf", 4, 128, 0.5)], "width")[0] == ["2/128", "4/128", "12/128", "2/768"]
+
+
+def test_runs_without_a_transfer_set_have_no_place_on_its_axis() -> None:
+    assert lines(RESULTS, "transfer_size") == (["500", "1,700"], {"pd": {"500": [70.0, 72.0], "1,700": [60.0]}})
+    assert sorted(lines(RESULTS, "transfer")[0]) == ["books", "wiki"]
+    with pytest.raises(UserError, match="no finished run"):
+        lines(RESULTS[3:], "transfer")
+    with pytest.raises(UserError, match="Known: size"):
+        lines(RESULTS, "depth")
+
+
+@pytest.mark.parametrize("by", AXES)
+def test_a_picture_is_drawn(by: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw(RESULTS, by, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_are_found_below_a_folder(tmp_path: Path) -> None:
+    for name, task in (("a", "rte"), ("b", "mnli")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps({"task": task}))
+    assert read_results(tmp_path, "rte") == [{"task": "rte"}]
+    assert len(read_results(tmp_path)) == 2

@@ -1,0 +1,362 @@
+"""From text to examples: documents, packing, pairs of sentences, masks."""
+
+import csv
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from distill_runner import corpora
+from distill_runner.batches import Tokens
+from distill_runner.corpora import Corpus, Part, TransferSet, write_examples
+from distill_runner.corpora.examples import IS_NEXT, ArrayFile, Documents, packed, pairs, passages
+from distill_runner.data import CorpusData
+from distill_runner.devices import Device
+from distill_runner.errors import UserError
+
+CPU = Device.of("cpu", "fp32")
+EMBEDDED = Part(dataset="embedded:text", columns=["text"], validation="validation", document_column="topic")
+
+
+def corpus(folder: Path | None = None, *, part: dict[str, Any] | None = None, **values: Any) -> Corpus:
+    text = Part(dataset=str(folder), **({"columns": ["text"], "train": "*"} | (part or {}))) if folder else EMBEDDED
+    return Corpus(**{"name": "mine", "parts": {"text": text}, "max_length": 32, "hold_out": 3} | values)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    corpora.train_wordpiece(corpus().texts("train"), 600, folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def documents(lengths: list[list[int]]) -> Documents:
+    """Documents of sentences of these lengths, their tokens numbered from 1."""
+    flat = [length for document in lengths for length in document]
+    ids = np.arange(1, sum(flat) + 1)
+    return Documents(ids, np.cumsum([0, *flat]), np.cumsum([0, *map(len, lengths)]))
+
+
+LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=6)
+
+
+# Documents.
+
+
+def test_a_folder_of_text_is_read_by_paragraphs(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("First line,\nstill the first.\n\nThe second.\n")
+    (tmp_path / "two.txt").write_text("The third.")
+    read = corpus(tmp_path)
+    assert list(read.documents("validation")) == [["First line,\nstill the first."]]  # the first of three
+    assert list(read.documents("train")) == [["The second."], ["The third."]]
+
+
+def rows(folder: Path, header: list[str], lines: list[list[str]]) -> Path:
+    with (folder / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *lines])
+    return folder
+
+
+def test_rows_with_one_value_make_one_document(tmp_path: Path) -> None:
+    rows(tmp_path, ["body", "title"], [["a", "x"], ["b", "x"], ["c", "y"], ["d", "x"]])
+    part = {"columns": ["body"], "document_column": "title", "train": "train"}
+    found = Part(dataset=str(tmp_path), **part).documents("train")
+    assert list(found) == [["a", "b"], ["c"], ["d"]]
+    assert list(Part(dataset=str(tmp_path), **part, limit=2).documents("train")) == [["a", "b"], ["c"]]
+
+
+def test_headings_begin_documents_and_blank_rows_are_left_out(tmp_path: Path) -> None:
+    lines = [" = One = ", "", "text", " = = Part = = ", "more", " = Two = ", "end"]
+    rows(tmp_path, ["number", "text"], [[str(number), line] for number, line in enumerate(lines)])
+    part = Part(dataset=str(tmp_path), columns=["text"], document_start="= [^=]")
+    assert list(part.documents("train")) == [["= One =", "text", "= = Part = =", "more"], ["= Two =", "end"]]
+    by_number = Part(dataset=str(tmp_path), columns=["text"], rows_per_document=5)
+    assert list(map(len, by_number.documents("train"))) == [4, 2]
+
+
+def test_held_out_documents_do_not_train(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(f"number {n}" for n in range(10)))
+    read = corpus(tmp_path, hold_out=4)
+    held, trained = (list(read.texts(split)) for split in ("validation", "train"))
+    assert held == ["number 0", "number 4", "number 8"]
+    assert sorted(held + trained) == [f"number {n}" for n in range(10)]
+
+
+def test_parts_follow_each_other_and_where_they_lie_is_no_part_of_them(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b", "c")]
+    for folder, text in zip(folders, ("one", "two", "one"), strict=True):
+        folder.mkdir()
+        (folder / "text.txt").write_text("\n\n".join([text] * 2))
+    a, b, c = (Part(dataset=str(folder), columns=["text"], train="*") for folder in folders)
+    both = corpus(parts={"x": a, "y": b})
+    assert list(both.texts("train")) == ["one", "two"]
+    assert corpus(parts={"first": c, "second": b}, name="renamed", stream=True).spec() == both.spec()
+    assert corpus(parts={"x": b, "y": a}).spec() != both.spec()
+
+
+# Examples.
+
+
+def test_an_array_grows_on_disk(tmp_path: Path) -> None:
+    with ArrayFile(tmp_path / "a.npy", np.int32) as file:
+        for values in ([1, 2], [], range(3, 100_000)):
+            file.append(list(values))
+    assert np.array_equal(np.load(tmp_path / "a.npy", mmap_mode="r"), np.arange(1, 100_000))
+
+
+@given(LENGTHS, st.integers(1, 20))
+def test_packing_loses_no_token(lengths: list[list[int]], room: int) -> None:
+    source = documents(lengths)
+    blocks = [first for first, _, _ in packed(source, room, separator=0)]
+    assert all(len(block) == room for block in blocks[:-1])
+    assert 1 <= len(blocks[-1]) <= room
+    together = np.concatenate(blocks)
+    assert np.array_equal(together[together != 0], source.ids)
+    assert (together == 0).sum() == len(lengths) - 1
+
+
+@given(LENGTHS, st.integers(1, 20))
+def test_passages_are_texts_cut_to_the_length(lengths: list[list[int]], room: int) -> None:
+    found = [len(first) for first, _, _ in passages(documents(lengths), room)]
+    assert found == [min(length, room) for document in lengths for length in document]
+
+
+@given(LENGTHS, st.integers(2, 40), st.sampled_from([0.0, 0.1, 1.0]))
+def test_pairs_are_neighbours_or_of_two_documents(lengths: list[list[int]], room: int, short: float) -> None:
+    source = documents(lengths)
+    starts = source.sentences[source.documents]
+    for first, second, label in pairs(source, room, short):
+        assert second is not None
+        assert len(first) >= 1
+        assert len(second) >= 1
+        assert len(first) + len(second) <= room
+        for part in (first, second):  # a run of the text, in one document
+            assert np.all(np.diff(part) == 1)
+        here, there = (int(np.searchsorted(starts, part[0] - 1, side="right")) for part in (first, second))
+        assert (here == there) == (label == IS_NEXT)
+        if label == IS_NEXT:
+            assert second[0] > first[-1]
+            assert second[0] == first[-1] + 1 or len(first) + len(second) == room  # what lay between was cut
+
+
+def test_half_of_the_pairs_are_neighbours_and_all_sentences_are_used() -> None:
+    source = documents([[5] * 4000] * 5)
+    found = list(pairs(source, 60, short=0.1))
+    assert np.mean([label == IS_NEXT for _, _, label in found]) == pytest.approx(0.5, abs=0.03)
+    first = {int(token) for a, b, label in found for token in [*a, *(b if label == IS_NEXT and b is not None else [])]}
+    assert len(first) > 0.97 * len(source.ids)
+
+
+def test_examples_on_disk_are_framed_as_by_the_tokenizer(tokenizer: Any, tmp_path: Path) -> None:
+    for examples in ("passages", "packed", "pairs"):
+        (tmp_path / examples).mkdir()
+        write_examples(tmp_path / examples, corpus(examples=examples), "validation", tokenizer)
+        tokens = Tokens(tmp_path / examples)
+        lengths = np.diff(tokens.offsets)
+        assert lengths.max() == 32
+        assert sorted(file.suffix for file in (tmp_path / examples).iterdir()) == [".npy"] * (3 + (examples == "pairs"))
+        for first, last in list(pairwise(tokens.offsets))[:20]:
+            ids, segments = tokens.ids[first:last].tolist(), tokens.segments[first:last].tolist()
+            assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
+            border = ids.index(tokenizer.sep_token_id)
+            assert segments == (
+                [0] * (border + 1) + [1] * (len(ids) - border - 1) if examples == "pairs" else [0] * len(ids)
+            )
+        if examples == "packed":
+            assert (lengths == 32).sum() == len(tokens) - 1
+
+
+def test_passages_are_what_the_tokenizer_gives(tokenizer: Any, tmp_path: Path) -> None:
+    write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
+    tokens, texts = Tokens(tmp_path), list(corpus().texts("validation"))
+    assert len(tokens) == len(texts)
+    for number in (0, 1, len(texts) - 1):
+        expected = tokenizer(texts[number], truncation=True, max_length=32)["input_ids"]
+        assert tokens.batch([number]).input_ids.tolist() == expected
+
+
+def test_roberta_has_two_separators_between_segments(minilm_folder: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "<pad>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, unk_token="<unk>", pad_token="<pad>", cls_token="<s>", sep_token="</s>"
+    )
+    frame = corpora.examples.Frame.of(tokenizer)
+    assert frame.pair == ([0], [1, 1], [1])
+    assert frame.room(10, pair=True) == 6
+    ids, segments = frame.put(np.array([4, 5]), np.array([5]))
+    assert ids.tolist() == [0, 4, 5, 1, 1, 5, 1]
+    assert segments.tolist() == [0, 0, 0, 0, 0, 1, 1]
+
+
+# Masks.
+
+
+def masked(size: int = 100_000, seed: int = 0, **options: Any) -> tuple[torch.Tensor, ...]:
+    ids_T = torch.arange(size) % 995 + 5
+    special_T = torch.arange(size) % 50 == 0
+    draws_3T = corpora.mask_draws(seed, 0, [0], [size])
+    return ids_T, special_T, *corpora.mask_tokens(ids_T, special_T, torch.tensor([0]), draws_3T, 4, 1000, **options)
+
+
+def test_masking_follows_bert() -> None:
+    ids_T, special_T, masked_T, labels_T = masked()
+    chosen_T = labels_T != -100
+    assert not (chosen_T & special_T).any()
+    assert torch.equal(labels_T[chosen_T], ids_T[chosen_T])
+    assert torch.equal(masked_T[~chosen_T], ids_T[~chosen_T])
+    assert ids_T[0] == 5  # the input was not changed in place
+    assert chosen_T.sum().item() / (~special_T).sum().item() == pytest.approx(0.15, abs=0.005)
+    among_T = masked_T[chosen_T]
+    assert (among_T == 4).float().mean().item() == pytest.approx(0.8 + 0.1 / 1000, abs=0.015)
+    assert (among_T == ids_T[chosen_T]).float().mean().item() == pytest.approx(0.1 + 0.1 / 1000, abs=0.01)
+    random_T = among_T[(among_T != 4) & (among_T != ids_T[chosen_T])]
+    assert random_T.float().mean().item() == pytest.approx(500, abs=30)
+    assert torch.equal(masked()[2], masked_T)
+    assert not torch.equal(masked(seed=1)[2], masked_T)
+
+
+def test_whole_words_are_chosen_or_left() -> None:
+    continues_T = torch.arange(100_000) % 3 != 0  # words of three pieces; every 50th token is special
+    _, special_T, masked_T, labels_T = masked(continues_T=continues_T)
+    chosen_T = labels_T != -100
+    for start in range(0, 99_000, 3):
+        word = slice(start, start + 3)
+        kept = chosen_T[word][~special_T[word]]
+        assert len(kept.unique()) == 1 or special_T[start]
+    assert chosen_T.sum().item() / (~special_T).sum().item() == pytest.approx(0.15, abs=0.01)
+    share = (masked_T[chosen_T] == 4).float().mean().item()
+    assert share == pytest.approx(0.8, abs=0.015)
+
+
+def test_masking_with_probability_zero_and_one() -> None:
+    ids_T, special_T = torch.tensor([2, 7, 8, 9, 3, 2, 7, 3]), torch.tensor([1, 0, 0, 0, 1, 1, 0, 1]).bool()
+    starts_B, draws_3T = torch.tensor([0, 5]), corpora.mask_draws(0, 0, [0, 1], [5, 3])
+    masked_T, labels_T = corpora.mask_tokens(ids_T, special_T, starts_B, draws_3T, 4, 10, probability=0.0)
+    # One of each sequence is chosen all the same; none where all are special.
+    chosen_T = labels_T != -100
+    assert (int(chosen_T[:5].sum()), int(chosen_T[5:].sum())) == (1, 1)
+    assert torch.equal(masked_T[~chosen_T], ids_T[~chosen_T])
+    _, labels_T = corpora.mask_tokens(ids_T, torch.ones(8).bool(), starts_B, draws_3T, 4, 10)
+    assert labels_T.tolist() == [-100] * 8
+    _, labels_T = corpora.mask_tokens(ids_T, special_T, starts_B, draws_3T, 4, 10, probability=1.0)
+    assert labels_T.tolist() == [-100, 7, 8, 9, -100, -100, 7, -100]
+
+
+def test_an_example_is_masked_the_same_in_any_company(tokenizer: Any, tmp_path: Path) -> None:
+    mine = corpus(examples="pairs", whole_word=True)
+    write_examples(tmp_path, mine, "validation", tokenizer)
+    data = CorpusData(mine, Tokens(tmp_path), Tokens(tmp_path), tokenizer, 7, CPU)
+    alone = {number: data.batch(np.array([number]), 0) for number in range(6)}
+    together = data.batch(np.arange(6), 0)
+    assert together.is_next is not None
+    bounds = [*together.starts.tolist(), len(together.input_ids)]
+    for place, number in enumerate(together.index.tolist()):
+        found = together.input_ids[bounds[place] : bounds[place + 1]]
+        assert torch.equal(found, alone[number].input_ids)
+        assert alone[number].is_next == together.is_next[place]
+    assert not torch.equal(data.batch(np.arange(6), 1).input_ids, together.input_ids)
+
+
+def test_which_pieces_go_on_with_a_word(tokenizer: Any) -> None:
+    continues = corpora.continuations(tokenizer)
+    pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    assert continues.tolist() == [piece.startswith("##") for piece in pieces]
+
+    class BytePairs:
+        all_special_tokens = ("<s>",)
+
+        def __len__(self) -> int:
+            return 3
+
+        def convert_ids_to_tokens(self, _ids: object) -> list[str]:
+            return ["<s>", "Ġthe", "re"]
+
+    assert corpora.continuations(BytePairs()).tolist() == [False, False, True]
+
+
+# Transfer sets.
+
+
+def transfer(folder: Path, **values: Any) -> TransferSet:
+    parts = {name: Part(dataset=str(folder / name), columns=["x", "y"]) for name in ("a", "b")}
+    return TransferSet(**{"name": "mixed", "parts": parts} | values)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    for name, size in (("a", 5), ("b", 7)):
+        (tmp_path / name).mkdir()
+        rows(tmp_path / name, ["x", "y", "label"], [[f"{name}{n}", f"then {n}", "1"] for n in range(size)])
+    return tmp_path
+
+
+def test_a_mixture_keeps_the_order_of_its_parts(mixed: Path) -> None:
+    examples = transfer(mixed).examples()
+    assert examples.labels is None
+    assert examples.texts[0] == [*(f"a{n}" for n in range(5)), *(f"b{n}" for n in range(7))]
+    assert examples.texts[1][5:7] == ["then 0", "then 1"]
+
+
+def test_smaller_transfer_sets_lie_within_larger_ones(mixed: Path) -> None:
+    drawn = [transfer(mixed, size=size).examples().texts[0] for size in (3, 8, 12)]
+    assert drawn[1][:3] == drawn[0]
+    assert drawn[2][:8] == drawn[1]
+    assert sorted(drawn[2]) == sorted(transfer(mixed).examples().texts[0])
+    assert transfer(mixed, size=3).spec() != transfer(mixed, size=4).spec()
+
+
+# What is refused.
+
+
+def refused(action: Callable[[], Any], *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        action()
+    assert all(re.search(word, str(caught.value)) for word in words), str(caught.value)
+    assert str(caught.value).count("\n") <= 1
+
+
+def test_what_cannot_be_read_is_refused(mixed: Path, tmp_path: Path) -> None:
+    def texts(**part: Any) -> Callable[[], Any]:
+        values = {"dataset": str(mixed / "a"), "columns": ["x"]} | part
+        return lambda: list(corpus(parts={"mine": Part(**values)}).texts("train"))
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(texts(dataset=str(empty)), r"corpus\.parts\.mine\.dataset=", "no data files")
+    refused(texts(columns=["z"]), r"corpus\.parts\.mine\.columns=\[z\]", "no column 'z'", "x, y, label")
+    refused(texts(document_column="z"), r"corpus\.parts\.mine\.document_column=z", "no column 'z'")
+    refused(texts(train="other"), r"corpus\.parts\.mine\.train=other", "It has: train")
+    refused(texts(dataset="someone/nothing"), r"corpus\.parts\.mine\.dataset=someone/nothing", "HF_HUB_OFFLINE")
+    refused(texts(dataset="embedded:poems"), "no such embedded data")
+    (empty / "blank.csv").write_text('x\n" "\n')
+    refused(texts(dataset=str(empty), train="*"), r"corpus\.parts\.mine\.train=\*", "no text")
+    (empty / "blank.csv").unlink()
+    (empty / "broken.parquet").write_bytes(b"PAR1 not at all")
+    refused(texts(dataset=str(empty), train="*"), "cannot read broken.parquet")
+
+
+def test_a_transfer_set_is_refused(mixed: Path) -> None:
+    refused(transfer(mixed, size=13).examples, r"transfer\.size=13", "12 examples")
+    one = Part(dataset=str(mixed / "b"), columns=["x"])
+    two = Part(dataset=str(mixed / "a"), columns=["x", "y"])
+    refused(transfer(mixed, parts={"a": two, "b": one}).examples, r"transfer\.parts\.b\.columns=\[x\]", "2 columns")
+
+
+def test_a_corpus_of_one_document_leaves_nothing_to_train_on(tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("Only this.")
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    refused(lambda: write_examples(folder, corpus(tmp_path), "train", tokenizer), "corpus=mine", "hold_out")

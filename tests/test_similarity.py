@@ -1,0 +1,49 @@
+"""Spearman's S between corpora, against numbers worked out by hand and scipy."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill_runner.corpora.similarity import spearman, word_counts
+from distill_runner.errors import UserError
+
+
+def test_words_are_counted_in_lower_case() -> None:
+    assert word_counts(["The cat's 2 cats_", "the CAT"]) == {"the": 2, "cat's": 1, "cats": 1, "cat": 1}
+
+
+def test_four_words_by_hand() -> None:
+    """Ranks 1, 2, 3, 4 against 2, 1, 4, 3: d = 1 four times, 4 / (4 * 15) = 1/15."""
+    first, second = Counter(a=8, b=6, c=4, d=2, x=1), Counter(a=6, b=8, c=2, d=4, y=1)
+    assert spearman(first, second, n=4) == pytest.approx(1 - 1 / 15)
+    assert spearman(first, second, n=4, factor=6) == pytest.approx(1 - 6 / 15)
+
+
+def test_equal_counts_share_a_rank() -> None:
+    """Ranks 1, 2.5, 2.5 against 3, 2, 1: d^2 = 4 + 0.25 + 2.25 = 6.5, over 3 * 8."""
+    assert spearman(Counter(a=3, b=2, c=2), Counter(a=1, b=2, c=3), n=3) == pytest.approx(1 - 6.5 / 24)
+
+
+def test_the_size_of_a_corpus_has_no_say() -> None:
+    first, second = Counter(a=5, b=3, c=1), Counter(c=5, b=3, z=1)
+    larger = Counter({word: 1000 * count for word, count in second.items()})
+    assert spearman(first, larger, n=3) == spearman(first, second, n=3)
+
+
+@given(st.permutations(range(1, 31)))
+def test_factor_six_is_spearmans_coefficient(counts: list[int]) -> None:
+    from scipy.stats import spearmanr
+
+    words = [f"w{number}" for number in range(30)]
+    first, second = Counter(dict(zip(words, range(1, 31), strict=True))), Counter(dict(zip(words, counts, strict=True)))
+    assert spearman(first, second, n=30, factor=6) == pytest.approx(spearmanr(range(1, 31), counts)[0])
+    assert 2 / 3 - 1e-12 <= spearman(first, second, n=30) <= 1  # as the paper prints it, S cannot be lower
+
+
+def test_too_few_words_are_refused() -> None:
+    with pytest.raises(UserError, match="3 words, S is over the 100"):
+        spearman(Counter(a=1, b=1), Counter(c=1))
+    with pytest.raises(UserError, match="0 words"):
+        spearman(Counter(a=1), Counter())

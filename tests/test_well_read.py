@@ -1,0 +1,270 @@
+"""Well-read students: what is pre-trained, distilled and fine-tuned, end to end on the embedded text."""
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForMaskedLM
+
+from distill_runner.batches import Tokens
+from distill_runner.config import ModelConfig, RunConfig
+from distill_runner.encoders import Features, Needs, Shape, extract
+from distill_runner.errors import UserError
+from distill_runner.methods.base import Progress
+from distill_runner.methods.well_read import NextSentence
+from distill_runner.models import build, count_parameters
+from distill_runner.pipeline import Pipeline
+from distill_runner.stages import TRANSFER, Stage, resolve
+from distill_runner.store import Store
+
+Compose = Callable[..., RunConfig]
+SMALL = ("student.layers=2", "student.width=16", "student.heads=2", "corpus.max_length=24", "task.max_length=24")
+FEW = ("pretraining.optim.max_steps=4", "pretraining.optim.batch_size=8", "optim.max_steps=3", "optim.batch_size=8")
+OFFLINE = ("corpus=embedded", "task=demo_sentences", "transfer=demo_sentences", "transfer.size=60")
+
+
+@pytest.fixture(scope="module")
+def run(compose: Compose, tiny_bert_folder: Path) -> Callable[..., RunConfig]:
+    teacher = ("teacher=base", f"teacher.source={tiny_bert_folder}", "teacher.optim.max_steps=2")
+    return lambda *overrides: compose(*OFFLINE, *SMALL, *FEW, *teacher, *overrides, tiny=False)
+
+
+class Built:
+    """A run's student, and the stages that were trained for it, each with its losses."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.losses: dict[str, list[Mapping[str, Any]]] = {}
+        self.stage = resolve(run.stages, "student", "fp32")
+        runtime = run.runtime.model_copy(update={"log_every": 1})
+        self.pipeline = Pipeline(Store(run.store.dir), runtime, self.report)
+        self.folder = self.pipeline.build(self.stage)
+
+    def report(self, name: str) -> Callable[[Mapping[str, Any], int, float], None]:
+        points = self.losses.setdefault(name, [])
+        return lambda values, step, epoch: points.append(values) if "loss" in values else None
+
+    def terms(self, name: str) -> set[str]:
+        return {key for point in self.losses[name] for key in point if key.startswith("loss/")}
+
+    def weights(self, stage: Stage) -> dict[str, torch.Tensor]:
+        return load_file(self.pipeline.build(stage) / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("method", "trained"),
+    [
+        ("basic", {"student": "ce"}),
+        ("kd", {"teacher": "ce", "student": "kd"}),
+        ("pf", {"pretrain": "mlm+", "student": "ce"}),
+        ("pd", {"pretrain": "mlm+", "teacher": "ce", "student": "kd"}),
+        ("pdf", {"pretrain": "mlm+", "teacher": "ce", "distil": "kd", "student": "ce"}),
+        ("pd_embeddings", {"pretrain": "mlm+", "teacher": "ce", "student": "kd"}),
+        ("pd_truncated", {"pretrain": "mlm+", "teacher": "ce", "student": "kd"}),
+    ],
+)
+def test_a_method_is_its_stages(method: str, trained: dict[str, str], run: Callable[..., RunConfig]) -> None:
+    built = Built(run(f"method={method}"))
+    assert list(built.losses) == list(trained)
+    for stage, terms in trained.items():
+        expected = {"mlm+": {"loss/masked_lm", "loss/next_sentence"}}.get(terms, {f"loss/{terms}"})
+        assert built.terms(stage) == expected
+    measured = json.loads((built.folder / "metrics.json").read_text())
+    assert set(measured["metrics"]) == {"accuracy", "f1"}
+    assert measured["shape"]["num_layers"] == 2
+
+
+def test_depth_of_what_is_pre_trained(run: Callable[..., RunConfig]) -> None:
+    depths = {}
+    for method in ("pd", "pd_embeddings", "pd_truncated"):
+        stage = resolve(run(f"method={method}").stages, "student", "fp32")
+        assert stage.source is not None
+        depths[method] = (stage.source.shape.num_layers, stage.shape.num_layers)
+    assert depths == {"pd": (2, 2), "pd_embeddings": (1, 2), "pd_truncated": (12, 2)}
+
+
+def test_the_backbone_is_carried_over_and_the_head_is_new(run: Callable[..., RunConfig]) -> None:
+    still = "teacher.optim.max_steps=1", "optim.epochs=0"
+    built = Built(run("method=pd", *still))
+    assert built.stage.source is not None
+    before, after = built.weights(built.stage.source), built.weights(built.stage)
+    shared = [name for name in after if name.startswith("bert.")]
+    assert all(torch.equal(before[name], after[name]) for name in shared)
+    assert "bert.pooler.dense.weight" in shared  # trained by next sentence prediction
+    assert {name.split(".")[0] for name in after.keys() - before.keys()} == {"classifier"}
+    embeddings = Built(run("method=pd_embeddings", *still))
+    assert embeddings.stage.source is not None
+    before, after = embeddings.weights(embeddings.stage.source), embeddings.weights(embeddings.stage)
+    same = {name for name in after if name in before and torch.equal(before[name], after[name])}
+    assert {name for name in same if "weight" in name and "LayerNorm" not in name} == {
+        f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
+    }
+
+
+def test_a_pre_training_that_was_killed_has_the_same_curve(run: Callable[..., RunConfig]) -> None:
+    options = run("method=pretrain", "runtime.checkpoint_steps=1", "corpus.whole_word=true")
+    stage = resolve(options.stages, "student", "fp32")
+    runtime = options.runtime.model_copy(update={"log_every": 1})
+    logged: list[tuple[int, float]] = []
+
+    def report(kill_at: int | None) -> Callable[[str], Callable[[Mapping[str, Any], int, float], None]]:
+        def log(values: Mapping[str, Any], step: int, epoch: float) -> None:
+            logged.extend([(step, values["loss"])] if "loss" in values else [])
+            if step == kill_at:
+                raise MemoryError
+
+        return lambda name: log
+
+    with pytest.raises(MemoryError):
+        Pipeline(Store(options.store.dir), runtime, report(kill_at=3)).build(stage)
+    folder = Pipeline(Store(options.store.dir), runtime, report(kill_at=None)).build(stage)
+    assert [step for step, _ in logged] == [1, 2, 3, 3, 4]  # the third was not saved yet
+    whole = Built(run("method=pretrain", "corpus.whole_word=true"))
+    expected = [point["loss"] for point in whole.losses["student"]]
+    assert [loss for _, loss in logged] == [*expected[:3], *expected[2:]]
+    assert (folder / "metrics.json").exists()
+    assert_equal_weights(folder, whole.folder)
+
+
+def assert_equal_weights(first: Path, second: Path) -> None:
+    weights, others = (load_file(folder / "model" / "model.safetensors") for folder in (first, second))
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_masked_language_modelling_alone(run: Callable[..., RunConfig]) -> None:
+    built = Built(run("method=pf", "pretraining=mlm"))
+    assert built.terms("pretrain") == {"loss/masked_lm"}
+    assert built.stage.source is not None
+    assert not any("seq_relationship" in name or "pooler" in name for name in built.weights(built.stage.source))
+
+
+def test_targets_of_a_transfer_set_are_those_of_the_teacher(run: Callable[..., RunConfig]) -> None:
+    live, cached = (Built(run("method=kd", f"runtime.targets={mode}")) for mode in ("live", "cached"))
+    assert live.stage.key == cached.stage.key
+    assert [point["loss"] for point in live.losses["student"]] == [point["loss"] for point in cached.losses["student"]]
+    (targets,) = cached.pipeline.store.folder.glob("targets/*/logits.npy")
+    assert np.load(targets).shape == (60, 2)
+    tokens = cached.pipeline.tokens(cached.stage, TRANSFER)
+    assert len(tokens) == 60
+    assert tokens.labels is None
+
+
+def test_a_transfer_set_shares_the_teacher_with_all_others(run: Callable[..., RunConfig]) -> None:
+    sizes = ("transfer.size=60", "transfer.size=50")
+    stages = [resolve(run("method=kd", size).stages, "student", "fp32") for size in sizes]
+    assert stages[0].key != stages[1].key
+    assert stages[0].teacher is not None
+    assert stages[1].teacher is not None
+    assert stages[0].teacher.key == stages[1].teacher.key
+
+
+def test_a_pre_trained_folder_or_stage_starts_any_method(run: Callable[..., RunConfig], compose: Compose) -> None:
+    pretrained = Built(run("method=pretrain", "student.width=32"))
+    measured = json.loads((pretrained.folder / "metrics.json").read_text())
+    assert set(measured["metrics"]) == {"masked_accuracy", "perplexity", "next_sentence_accuracy"}
+    source = f"student.init.source={pretrained.folder / 'model'}"
+    alp = Built(run("method=alp", "student=fresh", source))
+    assert alp.terms("student") == {"loss/ce", "loss/kd", "loss/intermediate"}
+    whole = "student=fresh", "student.init.source=stage:pretrain", "student.width=32"
+    by_stage = Built(run("method=alp", "+stages=pretrain", *whole))
+    assert list(by_stage.losses) == ["pretrain", "teacher", "student"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["method=basic", "stages.student.transfer=${transfer}"], "its examples have no labels"),
+        (["method=pf", "corpus.examples=packed"], "corpus.examples=packed: this method reads pairs"),
+        (["method=pf", "corpus.max_length=1024"], "corpus.max_length=1024: the model has positions for 512 tokens"),
+        (["method=pretrain", "student.architecture.model_type=electra"], "no head for next sentence prediction"),
+        (["method=pf", "pretraining.optim.max_steps=null"], "needs a value where optim.epochs is null"),
+        (["method=pf", "corpus.vocab_size=null", "student.tokenizer=corpus"], "corpus.vocab_size"),
+    ],
+)
+def test_what_does_not_fit_is_refused(overrides: list[str], message: str, run: Callable[..., RunConfig]) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(run(*overrides).stages, "student", "fp32")
+    assert message in str(caught.value)
+
+
+# Numbers.
+
+
+def test_next_sentence_is_what_transformers_computes(run: Callable[..., RunConfig]) -> None:
+    built = Built(run("method=pretrain"))
+    model = build(ModelConfig(source=str(built.folder / "model")), None, next_sentence=True).double().eval()
+    tokens = built.pipeline.tokens(built.stage, "validation")
+    assert isinstance(tokens, Tokens)
+    batch = tokens.batch(range(12))
+    term = NextSentence()
+    term.bind(Shape.of(model.config), None, "masked_lm")
+    batch = type(batch)(**{**vars(batch), "is_next": batch.labels, "rows": torch.tensor([1, 2])})
+    found = term(extract(model, batch, Needs(next_sentence=True)), Features(), batch, Progress(0, 0, 1, 1))
+    ids, segments, mask = batch.padded()
+    reference: Any = model
+    expected = reference(ids, mask, segments).seq_relationship_logits
+    assert batch.is_next is not None
+    assert found.item() == pytest.approx(torch.nn.functional.cross_entropy(expected, batch.is_next).item(), abs=1e-12)
+
+
+WIDTHS = {128: 2, 256: 4, 512: 8, 768: 12}
+BACKBONES = {"6x384": 22.6, "6x768": 66.4, "12x384": 25.3, "12x768": 108.9}
+"""Millions without a head or pooler; the paper prints 66 and 109 for the wide ones (MiniLMv2, Tables 2 and 3)."""
+
+
+def architecture(run: RunConfig) -> ModelConfig:
+    return run.stages["student"].model.model_copy(update={"source": None})
+
+
+def test_the_24_sizes_reach_the_model(compose: Compose) -> None:
+    """Their parameter counts are compared with the published ones in ``test_models``."""
+    for layers, width in itertools.product(range(2, 13, 2), WIDTHS):
+        sizes = (f"student.layers={layers}", f"student.width={width}")
+        model = architecture(compose("method=basic", "student=fresh", *sizes, tiny=False))
+        assert model.architecture == {
+            "model_type": "bert",
+            "num_hidden_layers": layers,
+            "hidden_size": width,
+            "num_attention_heads": WIDTHS[width],
+            "intermediate_size": 4 * width,
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("tiny", 4.4), ("mini", 11.3), ("small", 29.1), ("medium", 41.7), ("base", 110.1)]
+)
+def test_the_five_named_sizes(name: str, millions: float, compose: Compose) -> None:
+    with torch.device("meta"):
+        model = build(architecture(compose("method=basic", f"student={name}", tiny=False)), None, next_sentence=True)
+    assert count_parameters(model) / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+@pytest.mark.parametrize("size", BACKBONES)
+def test_the_students_of_minilm_v2(size: str, compose: Compose) -> None:
+    model = architecture(compose("method=basic", f"student=minilm_{size}", tiny=False))
+    with torch.device("meta"):
+        built = build(model, None)
+    layers, width = map(int, size.split("x"))
+    shape = Shape.of(built.config)
+    assert (shape.num_layers, shape.width, shape.num_heads) == (layers, width, 12)
+    pooler = sum(p.numel() for name, p in built.base_model.named_parameters() if "pooler" in name)
+    assert round((count_parameters(built.base_model) - pooler) / 1e6, 1) == BACKBONES[size]
+
+
+def test_narrow_embeddings_save_and_load(compose: Compose, tmp_path: Path) -> None:
+    run = compose("method=basic", "student=minilm_12x384", "student.layers=2", "student.width=24", tiny=False)
+    built = build(architecture(run), None, vocab_size=50)
+    built.save_pretrained(tmp_path)
+    for auto in (AutoModelForMaskedLM, AutoModel):
+        loaded = auto.from_pretrained(tmp_path)
+        assert loaded.get_input_embeddings().weight.shape == (50, 128)
+        assert loaded.config.hidden_size == 24
+    cut = build(ModelConfig(source=str(tmp_path), num_layers=1), None)
+    embeddings: list[Any] = [model.get_input_embeddings() for model in (cut, built)]
+    assert torch.equal(embeddings[0].weight, embeddings[1].weight)
