@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -190,10 +191,11 @@ def main() -> None:
     options.length = options.length or {"internal": 64, "relations": 512}[options.what]
     options.batch = options.batch or {"internal": 32, "relations": 8}[options.what]
     found: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES[options.what]}
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+    # An executor, since a pool waits for ever for a process that was killed for its memory.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         for _ in range(options.repeats):
             for side, results in found.items():
-                results.append(pool.apply(measure, (options.what, side, options)))
+                results.append(pool.submit(measure, options.what, side, options).result())
     medians = {}
     for side, results in found.items():
         rates, memories, losses = zip(*results, strict=True)

@@ -11,7 +11,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from distill_runner.errors import UserError
-from distill_runner.report.table import Result, label
+from distill_runner.report.collect import Result
+from distill_runner.report.table import label
 
 Place = tuple[float, str]
 """Where a result stands on the axis: its order, and what is written beneath."""

@@ -70,6 +70,7 @@ def course(metrics: Path) -> tuple[list[float], list[tuple[int, int]]]:
 def draw_courses(runs: Mapping[str, tuple[list[float], list[tuple[int, int]]]]) -> "Figure":
     """Score per epoch, a line for each run; L1, L2, ... mark where a layer was left (Figures 4 and 10)."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -79,6 +80,7 @@ def draw_courses(runs: Mapping[str, tuple[list[float], list[tuple[int, int]]]]) 
             place = (epoch, 100 * scores[epoch - 1])
             axes.plot(*place, "o", color=line.get_color(), markersize=4)
             axes.annotate(f"L{layer}", place, xytext=(0, 5), textcoords="offset points", ha="center", fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="epoch", ylabel="score")
     axes.legend()
     return figure
@@ -98,6 +100,8 @@ def draw_attention(
 ) -> "Figure":
     """Attention maps of one head, a row for each matched layer; above a student's, its KL from the teacher's.
 
+    The maps of a row share their colours.
+
     Args:
         teacher, students: attention (heads, L, L) by layer, of one example.
         matched: teacher layer by student layer.
@@ -112,8 +116,9 @@ def draw_attention(
         maps = {f"teacher, layer {k}": teacher[k]}
         for name, student in students.items():
             maps[f"{name}, layer {j}\nKL {divergence(teacher[k], student[j])[head]:.3f}"] = student[j]
+        darkest = max(float(attention[head].max()) for attention in maps.values())
         for axes, (title, attention) in zip(row, maps.items(), strict=True):
-            axes.imshow(attention[head], vmin=0, vmax=1, cmap="Blues")
+            axes.imshow(attention[head], vmin=0, vmax=darkest, cmap="Blues")
             axes.set_title(title, fontsize=8)
             axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=5)
             axes.set_yticks(range(len(tokens)), tokens, fontsize=5)
