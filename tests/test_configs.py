@@ -80,7 +80,9 @@ def combinations() -> list[tuple[str, ...]]:
     mapped = [(f"method={method}", f"mapping={mapping}") for method in READING for mapping in choices("mapping")]
     attended = [("method=alp", f"attention={attention}") for attention in choices("attention")]
     scheduled = [("method=internal", f"schedule={schedule}") for schedule in choices("schedule")]
-    composed = [(f"experiment={name}",) for name in choices("experiment") if name != "demo"]
+    of_the_hub = {"pro_kd/bert_small", "pro_kd/distilroberta"}
+    small = [name for name in choices("experiment") if not name.startswith("demo") and name not in of_the_hub]
+    composed = [(f"experiment={name}",) for name in small]
     return [*plain, *mapped, *attended, *scheduled, *composed]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from distill_runner.config import RunConfig
 from distill_runner.help import config_folder
+from distill_runner.metrics import METRICS
 from distill_runner.report.dashboard import CELL, as_json, dashboard, main, terms
 
 TERMS = ["ce", "kd", "intermediate"]
@@ -59,7 +60,7 @@ def test_panels() -> None:
     curve, scatter = "Run History Line Plot", "Scatter Plot"
     assert kinds == {
         "Results": ["Bar Chart", "Bar Chart", "Media Browser", "Weave"],
-        "Scores by epoch": [curve] * 5,
+        "Scores by epoch": [curve] * len(METRICS),
         "Losses": [curve] * 4,
         "Hyper-parameters": [scatter] * 5 + ["Parallel Coordinates Plot", "Parameter Importance"],
         "Training": [curve] * 2,

@@ -335,9 +335,9 @@ def test_match_labels_of_a_regression_head() -> None:
     [
         ({"metrics": ["acuracy"]}, ["task.metrics=acuracy", "Did you mean accuracy?"]),
         ({"metrics": ["xyz"]}, ["Known: accuracy, f1, matthews, accuracy_f1, pearson, spearman, pearson_spearman."]),
-        ({"metrics": ["pearson"]}, ["task.metrics=pearson", "Choose from accuracy, f1, matthews."]),
+        ({"metrics": ["pearson"]}, ["task.metrics=pearson", "Choose from accuracy, f1, matthews, accuracy_f1."]),
         ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, ["task.metrics=f1", "two classes, the task has 3"]),
-        ({"kind": "regression", "labels": None}, ["accuracy", "Choose from pearson, spearman."]),
+        ({"kind": "regression", "labels": None}, ["accuracy", "Choose from pearson, spearman, pearson_spearman."]),
         ({"kind": "regression", "metrics": ["pearson"]}, ["task.labels=[bad,good]", "task.labels=null"]),
         ({"labels": ["a"]}, ["task.labels=[a]", "two classes or more"]),
         ({"labels": ["a_b", "A-B"]}, ["task.labels=[a_b,A-B]", "two names are equal"]),
