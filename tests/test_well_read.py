@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForMaskedLM
 
 from distill_runner.batches import Tokens
 from distill_runner.config import ModelConfig, RunConfig
-from distill_runner.encoders import Needs, Shape, extract
+from distill_runner.encoders import Features, Needs, Shape, extract
 from distill_runner.errors import UserError
 from distill_runner.methods.base import Progress
 from distill_runner.methods.well_read import NextSentence
@@ -205,9 +205,11 @@ def test_next_sentence_is_what_transformers_computes(run: Callable[..., RunConfi
     term = NextSentence()
     term.bind(Shape.of(model.config), None, "masked_lm")
     batch = type(batch)(**{**vars(batch), "is_next": batch.labels, "rows": torch.tensor([1, 2])})
-    found = term(extract(model, batch, Needs(next_sentence=True)), None, batch, Progress(0, 0, 1, 1))  # type: ignore[arg-type]
+    features = extract(model, batch, Needs(next_sentence=True))
+    found = term(features, Features(), batch, Progress(0, 0, 1, 1))
     ids, segments, mask = batch.padded()
     reference: Any = model
+    assert batch.is_next is not None
     expected = reference(ids, mask, segments).seq_relationship_logits
     assert found.item() == pytest.approx(torch.nn.functional.cross_entropy(expected, batch.is_next).item(), abs=1e-12)
 
