@@ -40,7 +40,11 @@ def bert(layers: int, width: int, device: Device) -> PreTrainedModel:
 
 def seconds(model: PreTrainedModel, ids_BL: torch.Tensor) -> float:
     """Time of one forward pass."""
-    wait = torch.cuda.synchronize if ids_BL.is_cuda else lambda: None
+
+    def wait() -> None:
+        if ids_BL.is_cuda:
+            torch.cuda.synchronize()
+
     wait()
     started = time.perf_counter()
     with torch.inference_mode():

@@ -17,7 +17,7 @@ def result(method: str, layers: int, width: int, score: float, **values: Any) ->
     return named | size | values
 
 
-RESULTS = [
+RESULTS: list[dict[str, Any]] = [
     result("pd", 2, 768, 0.70, seed=1, transfer={"name": "wiki", "size": 500}),
     result("pd", 2, 768, 0.72, seed=2, transfer={"name": "wiki", "size": 500}),
     result("pd", 12, 128, 0.60, transfer={"name": "books", "size": 1700}),

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from distill_runner import corpora
 from distill_runner.batches import Tokens
 from distill_runner.corpora import Corpus, Part, TransferSet, write_examples
-from distill_runner.corpora.examples import IS_NEXT, ArrayFile, Documents, packed, pairs, passages
+from distill_runner.corpora.examples import IS_NEXT, ArrayFile, Documents, Frame, packed, pairs, passages
 from distill_runner.data import CorpusData
 from distill_runner.devices import Device
 from distill_runner.errors import UserError
@@ -183,7 +183,7 @@ def test_passages_are_what_the_tokenizer_gives(tokenizer: Any, tmp_path: Path) -
         assert tokens.batch([number]).input_ids.tolist() == expected
 
 
-def test_roberta_has_two_separators_between_segments(minilm_folder: Path, tmp_path: Path) -> None:
+def test_roberta_has_two_separators_between_segments() -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -193,7 +193,7 @@ def test_roberta_has_two_separators_between_segments(minilm_folder: Path, tmp_pa
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=raw, unk_token="<unk>", pad_token="<pad>", cls_token="<s>", sep_token="</s>"
     )
-    frame = corpora.examples.Frame.of(tokenizer)
+    frame = Frame.of(tokenizer)
     assert frame.pair == ([0], [1, 1], [1])
     assert frame.room(10, pair=True) == 6
     ids, segments = frame.put(np.array([4, 5]), np.array([5]))
