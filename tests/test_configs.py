@@ -89,7 +89,8 @@ def combinations() -> list[tuple[str, ...]]:
 def chosen_by(method: str) -> list[str]:
     """The choices that a method makes in other groups."""
     content = yaml.safe_load((CONF / "method" / f"{method}.yaml").read_text())
-    pairs = [pair for entry in content.get("defaults", []) for pair in entry.items()]
+    entries = [entry for entry in content.get("defaults", []) if isinstance(entry, dict)]
+    pairs = [pair for entry in entries for pair in entry.items()]
     return [f"{group.removeprefix('override /')}={choice}" for group, choice in pairs]
 
 
@@ -111,6 +112,9 @@ def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, tmp
         values.append("mapping.layer=2")
     if {"method=minilmv2", "experiment=compositions/sid_relations"} & set(overrides):
         values.append("relations.heads=8")
+    if {"method=minilm", "method=minilmv2"} & set(overrides):
+        values += ["student.width=32", "student.heads=4", "stages.distil.optim.max_steps=2"]
+        values.append("stages.distil.optim.batch_size=8")
     if overrides[0].startswith("experiment="):
         values += ["student.num_layers=2", "task.max_length=48", "optim.batch_size=16"]
     run, points = compose(*overrides, *values), list[Mapping[str, Any]]()

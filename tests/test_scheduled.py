@@ -165,12 +165,22 @@ def test_a_schedule_is_taken_up_within_an_epoch() -> None:
 
 
 def test_a_schedule_is_part_of_what_determines_a_method() -> None:
-    plain = method_spec(node(None))
-    assert plain == method_spec(node(None) | {"schedule": None})
+    def spec(given: dict[str, Any] | None) -> dict[str, Any]:
+        return method_spec(node(given), "classification")
+
+    plain = spec(None)
+    assert plain == method_spec(node(None) | {"schedule": None}, "classification")
     assert set(plain) == set(TERMS)
-    specs = [method_spec(node(given)) for given in ({"rule": "pid"}, {"rule": "sid"}, {"rule": "pid", "limits": 3})]
+    specs = [spec(given) for given in ({"rule": "pid"}, {"rule": "sid"}, {"rule": "pid", "limits": 3})]
     assert all(one != other for one, other in itertools.combinations([plain, *specs], 2))
-    assert method_spec(node({"rule": "pid", "limits": 3})) == method_spec(node({"rule": "pid", "limits": [3]}))
+    assert spec({"rule": "pid", "limits": 3}) == spec({"rule": "pid", "limits": [3]})
+
+
+def test_a_temperature_that_regression_does_not_read_determines_nothing() -> None:
+    soft = {"_target_": "distill_runner.methods.base.SoftLabels"}
+    cold, hot = ({"terms": {"kd": {**soft, "temperature": t}}, "weights": {"kd": 1}} for t in (1.0, 20.0))
+    assert method_spec(cold, "regression") == method_spec(hot, "regression")
+    assert method_spec(cold, "classification") != method_spec(hot, "classification")
 
 
 @pytest.mark.parametrize(

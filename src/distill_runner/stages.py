@@ -96,7 +96,7 @@ class Stage:
                 "data": self.data_spec,
                 "tokenizer": self.tokenizer_spec,
                 "model": {**model.model_dump(exclude={"source", "revision", "tokenizer"}), **source},
-                "method": method_spec(self.config.method),
+                "method": method_spec(self.config.method, self.kind),
                 "teacher": key_of(self.teacher.spec) if self.teacher else None,
                 "optim": self.config.optim.model_dump(mode="json"),
                 "select": self.config.select,
@@ -116,6 +116,11 @@ class Stage:
         if self.teacher is not None:
             return self.teacher.first_teacher or self.teacher
         return self.source.first_teacher if self.source else None
+
+    @property
+    def has_head(self) -> bool:
+        """Whether its head has been trained, here or before."""
+        return self.config.optim.epochs != 0 or self.config.model.head == "keep"
 
     @property
     def followed(self) -> list[int | None]:

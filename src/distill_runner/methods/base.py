@@ -50,6 +50,11 @@ class Term(nn.Module):
         self.observed: dict[str, Tensor] = {}
         """Detached scalars of the last forward, logged beside the losses."""
 
+    @classmethod
+    def unread(cls, kind: Kind) -> frozenset[str]:
+        """Arguments without a meaning for tasks of this kind: runs that differ in them alone are the same."""
+        return frozenset()
+
     def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
         """Set the needs and build projections for this pair of models.
 
@@ -97,6 +102,10 @@ class SoftLabels(Term):
                 "loss.temperature", temperature, "must be greater than 0", "The paper's grid is 1, 5, 10, 20."
             )
         self.temperature, self.scale_by_t2 = temperature, scale_by_t2
+
+    @classmethod
+    def unread(cls, kind: Kind) -> frozenset[str]:
+        return frozenset({"temperature", "scale_by_t2"} if kind == "regression" else ())
 
     def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
         self.regression = kind == "regression"

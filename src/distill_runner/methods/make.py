@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import create_model
 
 from distill_runner.errors import UserError, nearest
-from distill_runner.methods.base import Method, Term
+from distill_runner.methods.base import Kind, Method, Term
 from distill_runner.methods.scheduled import LayerSchedule, ScheduledMethod
 from distill_runner.schema import Schema, typed
 
@@ -36,18 +36,24 @@ def make_method(node: Node) -> Method:
     return Method(made, weights)
 
 
-def method_spec(node: Node) -> dict[str, Any]:
-    """What determines a method: its terms of non-zero weight, their versions, its schedule; not what it is called."""
+def method_spec(node: Node, kind: Kind) -> dict[str, Any]:
+    """What determines a method: its terms of non-zero weight, their versions, its schedule; not what it is called.
+
+    Args:
+        kind: of the task, for which some arguments may have no meaning.
+    """
     schedule = {SCHEDULE: typed(LayerSchedule, given).model_dump()} if (given := node.get("schedule")) else {}
     return schedule | {
-        name: {
-            **node["terms"][name],
-            "weight": float(weight),
-            "version": _term_class(name, node["terms"][name]).version,
-        }
+        name: _term_spec(name, node["terms"][name], kind) | {"weight": float(weight)}
         for name, weight in sorted(node["weights"].items())
         if weight
     }
+
+
+def _term_spec(name: str, node: Node, kind: Kind) -> dict[str, Any]:
+    term = _term_class(name, node)
+    read = {key: value for key, value in node.items() if key not in term.unread(kind)}
+    return {**read, "version": term.version}
 
 
 def _term(name: str, node: Node) -> Term:

@@ -31,7 +31,7 @@ def finished(
 
     Args:
         stage, artifact: what the run asked for, and its folder in the store.
-        teacher_artifact: of the stage's teacher, if it read one.
+        teacher_artifact: of the stage's teacher, if it read one whose head has been trained.
         folder: of the run.
     """
     measured = json.loads((artifact / "metrics.json").read_text())
