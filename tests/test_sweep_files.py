@@ -1,0 +1,62 @@
+"""How many points the shipped sweeps have, as their headers say."""
+
+from pathlib import Path
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+
+from distill_runner import resolvers
+from distill_runner.help import config_folder
+from distill_runner.sweeping.points import Grid, expand
+
+
+@pytest.fixture(scope="session")
+def deep_bert_folder(tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small BERT's configuration and vocabulary, with 12 layers and without weights: enough to count points."""
+    folder = tmp_path_factory.mktemp("deep_bert")
+    for file in tiny_bert_folder.glob("*.json"):
+        text = file.read_text().replace('"num_hidden_layers": 4', '"num_hidden_layers": 12')
+        text = text.replace('"max_position_embeddings": 80', '"max_position_embeddings": 128')
+        (folder / file.name).write_text(text)
+    return folder
+
+
+def points(sweep: str, *arguments: str) -> Grid:
+    resolvers.register()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        master = hydra.compose_config(
+            "config", [f"sweep={sweep}", *arguments], RunMode.MULTIRUN, with_log_configuration=False
+        )
+        params = [f"{key}={value}" for key, value in master.hydra.sweeper.params.items()]
+        return expand(master, hydra.config_loader, [*params, *arguments], master.sweep.where)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "of_rte", "of_stsb"),
+    [
+        pytest.param("table1", 8, 8, marks=pytest.mark.slow),  # NKD, RKD, PKD, CKD-NO, CKD-PO, ALP-NO, ALP-PO, ALP
+        pytest.param("table2", 8, 8, marks=pytest.mark.slow),
+        pytest.param("table3", 7, 7, marks=pytest.mark.slow),  # NKD, RKD, PKD-1, PKD-6, PKD-12, CKD, ALP
+        pytest.param("table4", 6, 6, marks=pytest.mark.slow),  # 3 mappings x 2 numbers of heads
+        pytest.param("grid_teacher", 3, 3, marks=pytest.mark.slow),
+        ("grid_nkd", 3, 3),
+        pytest.param(
+            "grid_rkd", 36, 9, marks=pytest.mark.slow
+        ),  # 3 learning rates x 3 eta x 4 temperatures, which regression does not read
+        pytest.param("grid_pkd", 72, 18, marks=pytest.mark.slow),  # 3 x 6 pairs of eta and lambda x 4
+        pytest.param("grid_ckd", 72, 18, marks=pytest.mark.slow),
+        pytest.param("grid_alp", 72, 18, marks=pytest.mark.slow),
+        pytest.param("seeds", 25, 25, marks=pytest.mark.slow),
+    ],
+)
+def test_points_of_alp_kd(sweep: str, of_rte: int, of_stsb: int, deep_bert_folder: Path) -> None:
+    teacher = ("teacher=base", f"teacher.source={deep_bert_folder}")
+    found = {task: points(f"alp_kd/{sweep}", f"task={task}", *teacher) for task in ("rte", "stsb")}
+    assert [str(point.error) for grid in found.values() for point in grid.points if point.error] == []
+    assert {task: len(grid.points) for task, grid in found.items()} == {"rte": of_rte, "stsb": of_stsb}
+    header = (config_folder() / "sweep" / "alp_kd" / f"{sweep}.yaml").read_text()
+    assert f"# Runs: {7 * of_rte + of_stsb}" in header
