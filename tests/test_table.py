@@ -203,6 +203,20 @@ def test_model_card_without_readings_teacher() -> None:
     assert "Its teacher: `none`" in body
 
 
+def test_model_card_of_a_language_model() -> None:
+    metrics = {"masked_accuracy": 0.075, "perplexity": 1619.0}
+    front, body = card_parts(model_card(result(task="wiki", dataset=None, metrics=metrics, published=None)))
+    (entry,) = front["model-index"][0]["results"]
+    assert (front["pipeline_tag"], entry["task"], entry["dataset"]["type"]) == (
+        "fill-mask",
+        {"type": "fill-mask"},
+        "wiki",
+    )
+    assert "AutoModelForMaskedLM.from_pretrained" in body
+    assert "| masked_accuracy | 7.50 |" in body
+    assert "161900" not in body, "a perplexity is no share"
+
+
 def test_the_hub_reads_the_model_card() -> None:
     cards = pytest.importorskip("huggingface_hub.repocard")
     (first, second) = cards.ModelCard(model_card(result()), ignore_metadata_errors=False).data.eval_results
