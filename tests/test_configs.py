@@ -62,7 +62,7 @@ def test_no_group_bears_the_name_of_a_key(compose: Compose) -> None:
     groups = {folder.name for folder in CONF.iterdir() if folder.is_dir()}
     chosen = {key for entry in _defaults() for key in entry}
     plain = {key for key, value in yaml.safe_load((CONF / "config.yaml").read_text()).items() if key not in chosen}
-    assert plain & groups <= {"hydra", "stages", "sweep"}, "mappings, which nobody sets as a whole"
+    assert plain & groups <= {"hydra", "stages"}, "mappings, which nobody sets as a whole"
     assert compose("stage=teacher", tiny=False).stage == "teacher"
 
 
