@@ -57,6 +57,15 @@ def test_the_command_in_a_header_composes(file: Path, compose: Compose) -> None:
     assert "student" in run.stages
 
 
+def test_no_group_bears_the_name_of_a_key(compose: Compose) -> None:
+    """Hydra would take a key's value, such as ``stage=teacher``, for a choice of the group."""
+    groups = {folder.name for folder in CONF.iterdir() if folder.is_dir()}
+    chosen = {key for entry in _defaults() for key in entry}
+    plain = {key for key, value in yaml.safe_load((CONF / "config.yaml").read_text()).items() if key not in chosen}
+    assert plain & groups <= {"hydra", "stages"}, "mappings, which nobody sets as a whole"
+    assert compose("stage=teacher", tiny=False).stage == "teacher"
+
+
 @pytest.mark.parametrize("file", sorted((CONF / "sweep").rglob("*.yaml")), ids=lambda file: file.stem)
 def test_a_sweep_names_choices_that_exist(file: Path) -> None:
     content = yaml.safe_load(file.read_text())

@@ -1,13 +1,13 @@
 """Pictures of scores against sizes, from results."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distill_runner.errors import UserError
-from distill_runner.report.curves import AXES, draw, lines, read_results
+from distill_runner.report.curves import AXES, draw, lines, show
+from fake_results import failed, run_folder
 
 
 def result(method: str, layers: int, width: int, score: float, **values: Any) -> dict[str, Any]:
@@ -49,9 +49,11 @@ def test_a_picture_is_drawn(by: str, tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_results_are_found_below_a_folder(tmp_path: Path) -> None:
-    for name, task in (("a", "rte"), ("b", "mnli")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "result.json").write_text(json.dumps({"task": task}))
-    assert read_results(tmp_path, "rte") == [{"task": "rte"}]
-    assert len(read_results(tmp_path)) == 2
+def test_the_command_draws_the_runs_of_a_folder(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run_folder(tmp_path, "a", result=RESULTS[0], status=RESULTS[0])
+    run_folder(tmp_path, "b", status=failed())
+    show([str(tmp_path), "--task", "mnli", "--out", str(tmp_path / "figure.png")])
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="--task=cola: no run has it"):
+        show([str(tmp_path), "--task", "cola", "--out", str(tmp_path / "figure.png")])

@@ -111,7 +111,8 @@ def test_every_score_is_marked_as_what_it_is() -> None:
 
 
 def test_pictures_that_the_results_give_reason_for(tmp_path: Path) -> None:
-    others = [{"status": "failed", "task": "rte", "method": "alp"}, result(score=float("nan"))]
+    teacher = {"status": "done", "stage": "teacher", "task": "rte", "method": "alp"}
+    others = [{"status": "failed", "task": "rte", "method": "alp"}, teacher, result(score=float("nan"))]
     assert write_pictures(others, tmp_path) == []
     assert list(tmp_path.iterdir()) == []
     files = write_pictures([result(task="mrpc"), *GRID, *others], tmp_path)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.errors import UserError
-from distill_runner.metrics import METRICS, score
+from distill_runner.metrics import METRICS, NotFinite, score
 
 
 def logits(predictions: list[int], classes: int = 2) -> np.ndarray:
@@ -96,9 +95,8 @@ def test_perfect_predictions_and_scale(labels: list[bool], scale: float) -> None
 def test_diverged_model_is_said(bad: float) -> None:
     outputs = logits([0, 1])
     outputs[1, 0] = bad
-    with pytest.raises(UserError, match="1 of 2 outputs are not finite") as caught:
+    with pytest.raises(NotFinite, match="1 of 2 outputs are not finite"):
         score(["accuracy"], outputs, np.array([0, 1]))
-    assert "optim.lr" in str(caught.value)
 
 
 def test_importing_is_light() -> None:

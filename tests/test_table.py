@@ -8,10 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill_runner.report.model_card import model_card
-from distill_runner.report.table import methods_table, result_row
+from distill_runner.report.rows import tabulate
+from distill_runner.report.table import result_row, terminal
 from fake_results import failed, result
 
 TASKS = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]
+
+
+def terminal_of(results: list[dict[str, Any]]) -> str:
+    return terminal(tabulate(results))
 
 
 def test_row_of_a_finished_run() -> None:
@@ -60,7 +65,7 @@ def test_table_of_methods_and_tasks() -> None:
         failed(key="5", **pkd, task="cola", error="UserError: " + 80 * "x"),
         failed(key="6", **pkd, task="mrpc", status="interrupted", error=None),
     ]
-    assert methods_table(results).splitlines() == [
+    assert terminal_of(results).splitlines() == [
         "                           rte         cola         mrpc      average",
         "teacher bert_base        68.23        57.31            -            -",
         "  ALP-KD Table 1         68.23        57.31            -            -",
@@ -88,7 +93,7 @@ def test_averages_are_over_complete_rows() -> None:
         result(key="1"),
         result(key="2", task="cola", metric="matthews", score=0.3, teacher_score=0.5, published=cola),
     ]
-    lines = methods_table(results).splitlines()
+    lines = terminal_of(results).splitlines()
     assert [line.split()[-1] for line in lines] == [
         "average",
         "59.12",  # (68.23 + 50) / 2
@@ -104,7 +109,7 @@ def test_the_best_of_a_grid_is_called_so_and_stands_above_its_mean() -> None:
     points = [
         result(key=str(n), score=s, lr=lr) for n, (s, lr) in enumerate([(0.66, 1e-5), (0.68, 2e-5), (0.61, 3e-5)])
     ]
-    text = methods_table(points)
+    text = terminal_of(points)
     assert "alp all, best of grid  68.00\n  mean of grid         65.00\n  points of grid           3" in text
     assert "Chosen of the grid:\n  alp all on rte: optim.lr 2e-05" in text
     assert "picked by these very scores" in text
@@ -114,31 +119,31 @@ def test_the_best_of_a_grid_is_called_so_and_stands_above_its_mean() -> None:
 def test_a_mean_never_shares_a_line_with_the_best_of_a_grid() -> None:
     grid = [result(key=str(n), score=0.6 + n / 100, lr=n) for n in range(3)]
     seeds = [result(key=f"s{n}", task="cola", score=0.3 + n / 100, seed=n) for n in range(3)]
-    first, second = (line.split() for line in methods_table([*grid, *seeds]).splitlines() if line.startswith("alp"))
+    first, second = (line.split() for line in terminal_of([*grid, *seeds]).splitlines() if line.startswith("alp"))
     assert first == ["alp", "all,", "best", "of", "grid", "62.00", "-", "-"]
     assert second == ["alp", "all", "-", "31.00", "-"]
 
 
 def test_runs_of_one_seed_whose_difference_is_not_recorded_have_no_mean() -> None:
-    assert "alp all, best of grid  68.00" in methods_table([result(key="1", score=0.66), result(key="2", score=0.68)])
+    assert "alp all, best of grid  68.00" in terminal_of([result(key="1", score=0.66), result(key="2", score=0.68)])
 
 
 def test_attention_and_mapping_make_rows_of_their_own() -> None:
     kqv = {"attention": "kqv", "heads": 4}
-    text = methods_table([result(), result(mapping="po"), result(**kqv), result(mapping=None)])
+    text = terminal_of([result(), result(mapping="po"), result(**kqv), result(mapping=None)])
     names = [line.rpartition(" ")[0].strip() for line in text.splitlines()[1:] if not line.startswith("  ")]
     assert names == ["teacher bert_base", "alp all", "alp po", "alp all kqv-4", "alp"]
 
 
 def test_many_reasons_are_cut_and_equal_ones_are_one() -> None:
     same = [failed(key=str(n), seed=n) for n in range(30)]
-    assert "alp all on rte: 30 runs failed: loss kd is NaN at step 12" in methods_table(same).splitlines()
-    other = methods_table([failed(key=str(n), error=f"cause {n}") for n in range(25)]).splitlines()
+    assert "alp all on rte: 30 runs failed: loss kd is NaN at step 12" in terminal_of(same).splitlines()
+    other = terminal_of([failed(key=str(n), error=f"cause {n}") for n in range(25)]).splitlines()
     assert other[-1] == "and 5 more"
 
 
 def test_no_results() -> None:
-    assert methods_table([]) == "no results"
+    assert terminal_of([]) == "no results"
 
 
 @given(
@@ -159,7 +164,7 @@ def test_no_results() -> None:
     )
 )
 def test_no_table_is_wider_than_80_columns(results: list[dict[str, Any]]) -> None:
-    text = methods_table(results)
+    text = terminal_of(results)
     assert max(len(line) for line in text.splitlines()) <= 80
     header = text.partition("\n")[0] if results else ""
     for task in {entry["task"] for entry in results}:
@@ -196,6 +201,20 @@ def test_model_card_without_readings_teacher() -> None:
     _, body = card_parts(model_card(result(readings=[], teacher=None, teacher_score=None, published=None)))
     assert "Readings" not in body
     assert "Its teacher: `none`" in body
+
+
+def test_model_card_of_a_language_model() -> None:
+    metrics = {"masked_accuracy": 0.075, "perplexity": 1619.0}
+    front, body = card_parts(model_card(result(task="wiki", dataset=None, metrics=metrics, published=None)))
+    (entry,) = front["model-index"][0]["results"]
+    assert (front["pipeline_tag"], entry["task"], entry["dataset"]["type"]) == (
+        "fill-mask",
+        {"type": "fill-mask"},
+        "wiki",
+    )
+    assert "AutoModelForMaskedLM.from_pretrained" in body
+    assert "| masked_accuracy | 7.50 |" in body
+    assert "161900" not in body, "a perplexity is no share"
 
 
 def test_the_hub_reads_the_model_card() -> None:

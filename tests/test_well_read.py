@@ -172,7 +172,7 @@ def test_a_pre_trained_folder_or_stage_starts_any_method(run: Callable[..., RunC
     alp = Built(run("method=alp", "student=fresh", source))
     assert alp.terms("student") == {"loss/ce", "loss/kd", "loss/intermediate"}
     whole = "student=fresh", "student.init.source=stage:pretrain", "student.width=32"
-    by_stage = Built(run("method=alp", "+stages=pretrain", *whole))
+    by_stage = Built(run("method=alp", "+stages@stages.pretrain=pretrain", *whole))
     assert list(by_stage.losses) == ["pretrain", "teacher", "student"]
 
 

@@ -1,4 +1,4 @@
-"""The console script: compose, run, print the result. The only place where a DictConfig lives.
+"""The console script: compose, run, print the result.
 
 torch and transformers are imported when a run starts, so that ``--help`` and tab completion answer at once.
 """

@@ -20,6 +20,7 @@ Examples:
   distill-run task=mrpc method=pkd mapping=last loss.lambda=0.5
   distill-run task=rte method=alp teacher=minilm_l6 student.num_layers=3 tracker=wandb
   distill-run -m task=rte method=nkd,rkd,pkd,ckd,alp seed=1,2,3
+Also: distill-run-table, -submit, -analyse, -store and -dashboard, each with --help
 Tab completion:  eval "$(distill-run -sc install=bash)"
 Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FULL_ERROR=1
 """

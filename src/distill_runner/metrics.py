@@ -6,10 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.errors import UserError
+from distill_runner.errors import TrainingError
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 """Outputs of the model, shape (N, C), and labels, shape (N,), to one number."""
+
+
+class NotFinite(TrainingError):
+    """A model's outputs are not finite any more: it has diverged."""
+
+    remedy = "Take a lower optim.lr, or runtime.precision=fp32."
 
 
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -91,10 +97,9 @@ def score(metrics: Sequence[str], outputs: np.ndarray, labels: np.ndarray) -> di
         outputs: logits or regression outputs, shape (N, C), C = 1 for regression.
         labels: shape (N,), class indices or scores.
     Raises:
-        UserError: an output is not a number, which means that training diverged.
+        NotFinite: an output is not a number.
     """
     if not np.isfinite(outputs).all():
         count = int((~np.isfinite(outputs)).any(axis=-1).sum())
-        problem = f"{count} of {len(outputs)} outputs are not finite: the model has diverged"
-        raise UserError("evaluation", None, problem, "Try a smaller optim.lr, or runtime.precision=fp32.")
+        raise NotFinite(f"{count} of {len(outputs)} outputs are not finite: the model has diverged")
     return {name: METRICS[name](outputs, labels) for name in metrics}

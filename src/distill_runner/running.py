@@ -15,9 +15,10 @@ from distill_runner.checkpoints import Paused
 from distill_runner.config import RunConfig
 from distill_runner.meter import Log
 from distill_runner.pipeline import Pipeline
+from distill_runner.report.cells import label
 from distill_runner.report.model_card import model_card
 from distill_runner.report.result import described_by, environment, finished
-from distill_runner.report.table import label, result_row
+from distill_runner.report.table import result_row
 from distill_runner.stages import Stage, resolve
 from distill_runner.status import RESULT, going, read, write, write_json
 from distill_runner.store import Store, share

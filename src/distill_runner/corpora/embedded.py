@@ -88,8 +88,8 @@ def embedded_sentences() -> dict[str, list[str]]:
                     seen.add(key)
                     found.setdefault(topic, []).append(sentence)
     if len(seen) < _MIN_SENTENCES:
-        problem = f"only {len(seen)} sentences in pydoc_data.topics of this Python"
-        raise UserError("corpus.source", "embedded", problem, "Use a complete installation of CPython.")
+        problem = f"this Python's has only {len(seen)} sentences for the embedded data"
+        raise UserError("pydoc_data.topics", None, problem, "Use a complete installation of CPython.")
     return found
 
 

@@ -2,11 +2,12 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from distill_runner import status
+from distill_runner.errors import UserError, nearest
 
 Result = Mapping[str, Any]
 """The content of ``result.json``, or of ``status.json`` for a run that has not finished."""
@@ -30,6 +31,30 @@ def results(roots: Iterable[Path]) -> list[Result]:
         if folder not in found and (result := read(folder)):
             found[folder] = result
     return list(found.values())
+
+
+def chosen(folders: Sequence[Path], wanted: Mapping[str, Sequence[str] | None]) -> list[Result]:
+    """The results in folders that a user named.
+
+    Args:
+        wanted: the names that may stand under a key, such as ``task``; all where there are none.
+    Raises:
+        UserError: no such folder, no runs in any, or names that none of them has.
+    """
+    remedy = "Name run folders, or a folder of them."
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError("folder", folder, "there is no such folder", remedy)
+    found = results(folders)
+    if not found:
+        raise UserError("folder", " ".join(map(str, folders)), "holds no runs", remedy)
+    for key, names in wanted.items():
+        known = {str(result[key]) for result in found}
+        for name in names or []:
+            if name not in known:
+                raise UserError(f"--{key}", name, "no run has it", nearest(name, known))
+        found = [result for result in found if not names or result[key] in names]
+    return found
 
 
 def read(folder: Path) -> Result | None:

@@ -3,12 +3,10 @@
 import os
 import sys
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from distill_runner.errors import UserError, nearest
 from distill_runner.report.arguments import Parser, ended, require_folder, write
-from distill_runner.report.collect import Result, results
+from distill_runner.report.collect import chosen
 from distill_runner.report.compare import compare
 from distill_runner.report.formats import as_csv, latex, markdown
 from distill_runner.report.page import html
@@ -16,7 +14,6 @@ from distill_runner.report.rows import tabulate
 from distill_runner.report.table import terminal
 
 RUNS = Path("outputs/runs")
-REMEDY = "Name run folders, or a folder of them."
 FORMATS = ("terminal", "markdown", "csv", "latex", "html")
 EXAMPLES = """examples:
   distill-run-table                                   all runs in outputs/runs
@@ -39,7 +36,7 @@ def show(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
     if given.out:
         require_folder(given.out)
-    table = tabulate(_wanted(given.folders, {"task": given.task, "method": given.method}))
+    table = tabulate(chosen(given.folders, {"task": given.task, "method": given.method}))
     comparisons = compare(table, *given.compare) if given.compare else []
     formats = {
         "terminal": lambda: terminal(table, comparisons) + "\n",
@@ -53,24 +50,6 @@ def show(arguments: list[str]) -> None:
         write(given.out, text)
     else:
         _print(text)
-
-
-def _wanted(folders: Sequence[Path], wanted: Mapping[str, Sequence[str] | None]) -> list[Result]:
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError("folder", folder, "there is no such folder", REMEDY)
-    found = results(folders)
-    if not found:
-        raise UserError(
-            "folder", " ".join(map(str, folders)), "holds no runs", "Name run folders, or a folder of them."
-        )
-    for key, names in wanted.items():
-        known = {str(result[key]) for result in found}
-        for name in names or []:
-            if name not in known:
-                raise UserError(f"--{key}", name, "no run has it", nearest(name, known))
-        found = [result for result in found if not names or result[key] in names]
-    return found
 
 
 def _parser() -> Parser:

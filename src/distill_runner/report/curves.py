@@ -1,18 +1,18 @@
 """Scores against sizes: the pictures of the well-read students (Turc et al. 2019, Figures 5 to 10) from any results.
 
-Command: python -m distill_runner.report.curves outputs/runs --by size --task mnli --file figure.png
+Command: python -m distill_runner.report.curves outputs/runs --by size --task mnli --out figure.png
 """
 
-import argparse
-import json
+import sys
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 from distill_runner.errors import UserError
-from distill_runner.report.collect import Result
-from distill_runner.report.table import label
+from distill_runner.report.arguments import Parser, ended, require_folder
+from distill_runner.report.cells import is_scored, label
+from distill_runner.report.collect import Result, chosen
 
 Place = tuple[float, str]
 """Where a result stands on the axis: its order, and what is written beneath."""
@@ -28,12 +28,13 @@ def _by_width(result: Result) -> Place:
 
 
 def _transfer_size(result: Result) -> Place | None:
-    size = (result["transfer"] or {}).get("size")
+    size = (result.get("transfer") or {}).get("size")
     return (size, f"{size:,}") if size else None
 
 
 def _transfer_name(result: Result) -> Place | None:
-    return (0, result["transfer"]["name"]) if result["transfer"] else None
+    transfer = result.get("transfer")
+    return (0, transfer["name"]) if transfer else None
 
 
 AXES: dict[str, tuple[str, Callable[[Result], Place | None]]] = {
@@ -56,7 +57,7 @@ def lines(results: Iterable[Result], by: str) -> tuple[list[str], dict[str, dict
     places: dict[str, float] = {}
     found: dict[str, dict[str, list[float]]] = {}
     for result in results:
-        place = AXES[by][1](result) if result["status"] == "done" else None
+        place = AXES[by][1](result) if is_scored(result) else None
         if place is not None:
             places[place[1]] = place[0]
             found.setdefault(label(result), {}).setdefault(place[1], []).append(100 * result["score"])
@@ -88,27 +89,32 @@ def draw(results: Sequence[Result], by: str, file: Path) -> None:
         axes.axhline(score, color="grey", linestyle="--", linewidth=1, label=f"teacher {teacher}")
     axes.set_xticks(range(len(order)), order, rotation=45 if len(order) > 8 else 0)
     axes.set_xlabel(AXES[by][0])
-    metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if result["status"] == "done")
+    metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if is_scored(result))
     axes.set_ylabel(", ".join(metrics))
     axes.legend(fontsize="small")
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
 
 
-def read_results(folder: Path, task: str | None = None) -> list[dict[str, Any]]:
-    """The results of all runs below a folder, of one task if it is named."""
-    found = [json.loads(file.read_text()) for file in sorted(folder.glob("**/result.json"))]
-    return [result for result in found if task in (None, result["task"])]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    """Entry point of ``python -m distill_runner.report.curves``."""
+    ended(lambda: show(sys.argv[1:]))
+
+
+def show(arguments: Sequence[str]) -> None:
+    """Draw what ``arguments`` ask for.
+
+    Raises:
+        UserError: as ``draw``; no runs there, or none of the task.
+    """
+    parser = Parser("distill_runner.report.curves", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, help="of runs")
     parser.add_argument("--by", default="size", choices=AXES)
-    parser.add_argument("--task")
-    parser.add_argument("--file", type=Path, required=True)
-    options = parser.parse_args()
-    draw(read_results(options.folder, options.task), options.by, options.file)
+    parser.add_argument("--task", nargs="+", metavar="TASK", help="only these")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture")
+    given = parser.parse_args(arguments)
+    require_folder(given.out)
+    draw(chosen(given.folders, {"task": given.task}), given.by, given.out)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,21 @@ from distill_runner.report.collect import Result
 
 LOADING = """\
 ```python
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import {model}, AutoTokenizer
 
 folder = "."  # this folder, or its id on the hub
-model = AutoModelForSequenceClassification.from_pretrained(folder)
+model = {model}.from_pretrained(folder)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 ```"""
+CLASSIFIER = ("text-classification", "AutoModelForSequenceClassification")
+LANGUAGE_MODEL = ("fill-mask", "AutoModelForMaskedLM")
+"""The hub's name of what a model does, and the class that loads it."""
 
 
 def model_card(result: Result) -> str:
     """Card of the student of a finished run.
 
-    The front matter holds scores in 0..1, as the metrics define them; the text shows them times 100.
+    The front matter holds all metrics as they are defined; the text shows those in 0..1, times 100.
     """
     student = result["student"]
     front = yaml.safe_dump(_front_matter(result), sort_keys=False, allow_unicode=True)
@@ -31,7 +34,7 @@ def model_card(result: Result) -> str:
         f"({result['num_params'] / 1e6:.1f}M parameters, init `{student['init']}`), trained with "
         f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
         "## Scores on the validation set\n\n" + _scores(result),
-        "## Loading\n\n" + LOADING,
+        "## Loading\n\n" + LOADING.format(model=_kind(result)[1]),
         f"## Training\n\n```sh\n{result['command']}\n```\n\nSeed {result['seed']}, best epoch "
         f"{result['best_epoch']} of {result['epochs']}, {result['seconds']:.0f} s, "
         f"{result['examples_per_second']:.0f} examples/s. Artifact `{result['key']}`.",
@@ -42,24 +45,30 @@ def model_card(result: Result) -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def _kind(result: Result) -> tuple[str, str]:
+    """A run that ends with pre-training has a corpus, and no data set of a task."""
+    return CLASSIFIER if result["dataset"] else LANGUAGE_MODEL
+
+
 def _front_matter(result: Result) -> dict[str, Any]:
     metrics = [{"type": name, "name": name, "value": float(value)} for name, value in result["metrics"].items()]
     entry = {
-        "task": {"type": "text-classification"},
-        "dataset": {"type": result["dataset"], "name": result["task"], "split": "validation"},
+        "task": {"type": _kind(result)[0]},
+        "dataset": {"type": result["dataset"] or result["task"], "name": result["task"], "split": "validation"},
         "metrics": metrics,
     }
     name = f"{label(result)} {result['task']}"
     return {
         "library_name": "transformers",
-        "pipeline_tag": "text-classification",
+        "pipeline_tag": _kind(result)[0],
         "tags": ["knowledge-distillation", "distill-run", result["method"]],
         "model-index": [{"name": name, "results": [entry]}],
     }
 
 
 def _scores(result: Result) -> str:
-    rows = [(name, 100 * value) for name, value in result["metrics"].items()]
+    shares = {name: value for name, value in result["metrics"].items() if name != "perplexity"}
+    rows = [(name, 100 * value) for name, value in shares.items()]
     if result.get("teacher_score") is not None:
         rows.append((f"{result['metric']} of the teacher", 100 * result["teacher_score"]))
     if number := result.get("published"):

@@ -10,8 +10,6 @@ from distill_runner.report.compare import Comparison, sentence
 from distill_runner.report.lines import Line, chosen, lines, notes, reasons
 from distill_runner.report.rows import Table, tabulate
 
-__all__ = ["label", "methods_table", "result_row", "terminal"]
-
 WIDTH = 80
 MOST_REASONS = 20
 
@@ -35,15 +33,10 @@ def result_row(result: Result) -> str:
             f"  student    {student['num_layers']} layers of width {student['width']}, "
             f"init {student['init']}, {result['num_params'] / 1e6:.1f}M parameters",
             f"  training   best epoch {result['best_epoch']} of {result['epochs']}, "
-            f"{_duration(result['seconds'])}, {result['examples_per_second']:.0f} examples/s",
+            f"{duration(result['seconds'])}, {result['examples_per_second']:.0f} examples/s",
             f"  folder     {result['folder']}",
         ]
     )
-
-
-def methods_table(results: Sequence[Result]) -> str:
-    """Methods × tasks of ``results``, see ``terminal``."""
-    return terminal(tabulate(results))
 
 
 def terminal(table: Table, comparisons: Sequence[Comparison] = ()) -> str:
@@ -101,7 +94,8 @@ def _fit(text: str, width: int = WIDTH) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """In the unit that suits it."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from shutil import disk_usage
 
 from distill_runner.pipeline import Pipeline
+from distill_runner.report.table import duration
 from distill_runner.stages import Stage
 from distill_runner.store import Store
 from distill_runner.sweeping.estimate import Estimator
@@ -68,10 +69,3 @@ def _missing_upstream(point: Point, stage: Stage | None) -> Iterator[Stage]:
         if not is_built(point, upstream):
             yield from _missing_upstream(point, upstream)
             yield upstream
-
-
-def duration(seconds: float) -> str:
-    """In the unit that suits it."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -10,8 +10,8 @@ from hydra.core.utils import JobReturn
 
 from distill_runner import status
 from distill_runner.errors import UserError
+from distill_runner.report.cells import label
 from distill_runner.report.figures import write_pictures
-from distill_runner.report.table import label
 from distill_runner.report.write import write_report
 from distill_runner.stages import Stage
 from distill_runner.store import Store

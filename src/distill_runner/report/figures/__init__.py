@@ -1,13 +1,14 @@
 """Results as PNG files: scores by task and method, against each hyper-parameter, and over two of them.
 
-A result is the content of a run's ``result.json``; only finished ones are drawn. Scores lie in 0..1 and are shown
-times 100. Equal results give equal bytes, with the same version of matplotlib.
+A result is the content of a run's ``result.json``; only those of finished students are drawn. Scores lie in 0..1 and
+are shown times 100. Equal results give equal bytes, with the same version of matplotlib.
 """
 
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
+from distill_runner.report.cells import is_scored
 from distill_runner.report.collect import Result
 from distill_runner.report.figures.canvas import style
 from distill_runner.report.figures.scores import score_figure
@@ -15,7 +16,7 @@ from distill_runner.report.figures.search import heat_map, hyper_parameter_figur
 
 
 def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Draw all that ``results`` give reason for; nothing if no run has finished.
+    """Draw all that ``results`` give reason for; nothing if no student has finished.
 
     - ``scores.png``: by task and method, with the published numbers;
     - ``hyper-parameters-<task>.png``, if one varies: score against each that does;
@@ -26,7 +27,7 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
     Returns:
         the files, the scores first.
     """
-    done = [result for result in results if result["status"] == "done" and isfinite(result["score"])]
+    done = [result for result in results if is_scored(result) and isfinite(result["score"])]
     if not done:
         return []
     figures = {"scores": score_figure(done)}

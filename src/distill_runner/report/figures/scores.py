@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from distill_runner.report.cells import label
 from distill_runner.report.collect import Result
 from distill_runner.report.figures.canvas import COLOURS, legend, panels, style
-from distill_runner.report.table import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,9 @@ from math import isclose
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from distill_runner.report.cells import label
 from distill_runner.report.collect import Result
 from distill_runner.report.figures.canvas import COLOURS, legend, panels, style
-from distill_runner.report.table import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
