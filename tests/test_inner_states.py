@@ -55,13 +55,15 @@ def test_heat_maps_share_their_colours() -> None:
     first, second = figure.axes[:2]
     assert first.get_title() == "two\nstudent layer 1"
     assert [label.get_text() for label in second.get_yticklabels()] == ["7", "3"]
-    assert [panel.images[0].get_clim() for panel in (first, second)] == [(0, 1), (0, 1)]
+    for panel in (first, second):
+        assert panel.images[0].get_clim() == (0, 1)
+        assert panel.images[0].get_zorder() > panel.patches[0].get_zorder()  # hatching lies beneath
 
 
 def test_states_and_distances_stand_above_each_other() -> None:
     rng = np.random.default_rng(2)
     teacher = {1: rng.normal(size=(5, 4)), 3: rng.normal(size=(5, 4))}
-    students = {name: {1: rng.normal(size=(5, 4)), 2: rng.normal(size=(5, 4))} for name in ("pkd", "alp")}
+    students = {name: {1: teacher[1] + 0.1, 2: rng.normal(size=(5, 4))} for name in ("pkd", "alp")}
     figure = inner_states.draw_states({1: 1, 2: 3}, teacher, students)
     assert [axes.get_title() for axes in figure.axes[:2]] == [
         "student layer 1, teacher layer 1",
@@ -69,6 +71,8 @@ def test_states_and_distances_stand_above_each_other() -> None:
     ]
     drawn = figure.axes[3].lines[0].get_ydata()
     np.testing.assert_allclose(np.asarray(drawn), inner_states.distances(students["pkd"][2], teacher[3]))
+    assert figure.axes[2].get_ylim() == figure.axes[3].get_ylim()
+    assert figure.axes[3].get_ylim()[1] > np.max(drawn)
 
 
 MakeRun = Callable[..., Path]

@@ -89,18 +89,14 @@ def draw_alpha(weights: Mapping[str, Mapping[int, np.ndarray]], examples: np.nda
 
 
 def _heat_panel(panel: "Axes", alpha: np.ndarray, examples: np.ndarray, most: float) -> None:
-    panel.add_patch(_hatched(panel))
+    from matplotlib.patches import Rectangle
+
+    hatched: dict[str, Any] = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
+    panel.add_patch(Rectangle((0, 0), 1, 1, transform=panel.transAxes, zorder=-1, **hatched))  # shows where NaN is
     panel.imshow(alpha, cmap="Blues", vmin=0, vmax=most, aspect="auto")
     panel.set_xticks(range(alpha.shape[1]), [str(k) for k in range(1, alpha.shape[1] + 1)], fontsize=7)
     panel.set_yticks(range(len(examples)), [str(example) for example in examples], fontsize=7)
     panel.grid(visible=False)
-
-
-def _hatched(panel: "Axes") -> Any:
-    from matplotlib.patches import Rectangle
-
-    look = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
-    return Rectangle((0, 0), 1, 1, transform=panel.transAxes, **look)
 
 
 def draw_states(
@@ -127,8 +123,9 @@ def draw_states(
             _plane(above, states, looks)
             above.set_title(f"student layer {j}, teacher layer {k}")
             _distances(below, states, looks)
-            below.sharey(grid[1, 0])
-        grid[1, 0].set_ylim(bottom=0)
+        top = 1.05 * max(panel.dataLim.y1 for panel in grid[1])
+        for panel in grid[1]:
+            panel.set_ylim(0, top)
         grid[1, 0].set_ylabel("cosine distance from the teacher\n(dashed: mean)")
         legend(figure, {name: {**look, "linestyle": "", "alpha": 0.7} for name, look in looks.items()})
     return figure
@@ -138,6 +135,7 @@ def _plane(panel: "Axes", states: Mapping[str, np.ndarray], looks: Mapping[str, 
     flat, explained = principal_components(list(states.values()))
     for name, places in zip(states, flat, strict=True):
         panel.plot(*places.T, linestyle="", markersize=4, alpha=0.6, markeredgewidth=0, **looks[name])
+    panel.set_aspect("equal", adjustable="datalim")  # else the second component's differences look as large
     panel.set_xlabel(f"first component ({explained[0]:.0%} of the variance)")
     panel.set_ylabel(f"second component ({explained[1]:.0%})")
 
