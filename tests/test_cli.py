@@ -279,7 +279,7 @@ def test_a_sweep_goes_on_behind_a_point_that_fails(alp: Ended, workplace: Path, 
 def test_a_sweep_with_an_unknown_choice_does_not_begin(workplace: Path, inputs: tuple[str, ...]) -> None:
     ended = distill_run(workplace, *inputs, "-m", "seed=1", "method=nkd,pdk")
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("method=pdk: there is no such choice\n  Did you mean 'pkd'?")
+    assert ended.err.startswith("method=pdk: there is no such choice\n  Did you mean 'pd'?")
 
 
 @pytest.mark.slow

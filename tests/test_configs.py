@@ -83,8 +83,8 @@ SELECTING = ("pkd", "pkd_original")  # one teacher layer per student layer, no m
 READING = (*SELECTING, "ckd", "alp")
 
 
-def combinations() -> list[tuple[str, ...]]:
-    """Every method with every mapping and attention that it reads."""
+def combinations() -> list[Any]:
+    """Every method; and, slow, with every mapping, attention and schedule that it reads, and every experiment."""
     plain = [(f"method={method}",) for method in choices("method")]
     mapped = [(f"method={method}", f"mapping={mapping}") for method in READING for mapping in choices("mapping")]
     attended = [("method=alp", f"attention={attention}") for attention in choices("attention")]
@@ -92,7 +92,8 @@ def combinations() -> list[tuple[str, ...]]:
     of_the_hub = {"pro_kd/bert_small", "pro_kd/distilroberta"}
     small = [name for name in choices("experiment") if not name.startswith("demo") and name not in of_the_hub]
     composed = [(f"experiment={name}",) for name in small]
-    return [*plain, *mapped, *attended, *scheduled, *composed]
+    others = [*mapped, *attended, *scheduled, *composed]
+    return [*plain, *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in others)]
 
 
 def chosen_by(method: str) -> list[str]:
@@ -103,12 +104,13 @@ def chosen_by(method: str) -> list[str]:
     return [f"{group.removeprefix('override /')}={choice}" for group, choice in pairs]
 
 
-@pytest.mark.parametrize("overrides", combinations(), ids=" ".join)
+@pytest.mark.parametrize("overrides", combinations(), ids=lambda overrides: " ".join(overrides))
 def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, tmp_path: Path) -> None:
     values = [f"store.dir={tmp_path}", "teacher.optim.epochs=1", "optim.max_steps=2", "runtime.log_every=1"]
     if "method=takd" in overrides:
         values.append("assistant.num_layers=3")
-    if "student=fresh" in chosen_by(overrides[0].removeprefix("method=")):
+    method = overrides[0].removeprefix("method=")
+    if method in choices("method") and "student=fresh" in chosen_by(method):
         values += [
             "student.width=32",
             "student.heads=2",

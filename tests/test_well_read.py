@@ -88,6 +88,7 @@ def test_depth_of_what_is_pre_trained(run: Callable[..., RunConfig]) -> None:
     assert depths == {"pd": (2, 2), "pd_embeddings": (1, 2), "pd_truncated": (12, 2)}
 
 
+@pytest.mark.slow
 def test_the_backbone_is_carried_over_and_the_head_is_new(run: Callable[..., RunConfig]) -> None:
     still = "teacher.optim.max_steps=1", "optim.epochs=0"
     built = Built(run("method=pd", *still))
@@ -144,6 +145,7 @@ def test_masked_language_modelling_alone(run: Callable[..., RunConfig]) -> None:
     assert not any("seq_relationship" in name or "pooler" in name for name in built.weights(built.stage.source))
 
 
+@pytest.mark.slow
 def test_targets_of_a_transfer_set_are_those_of_the_teacher(run: Callable[..., RunConfig]) -> None:
     live, cached = (Built(run("method=kd", f"runtime.targets={mode}")) for mode in ("live", "cached"))
     assert live.stage.key == cached.stage.key
@@ -155,6 +157,7 @@ def test_targets_of_a_transfer_set_are_those_of_the_teacher(run: Callable[..., R
     assert tokens.labels is None
 
 
+@pytest.mark.slow
 def test_a_transfer_set_shares_the_teacher_with_all_others(run: Callable[..., RunConfig]) -> None:
     sizes = ("transfer.size=60", "transfer.size=50")
     stages = [resolve(run("method=kd", size).stages, "student", "fp32") for size in sizes]
@@ -164,6 +167,7 @@ def test_a_transfer_set_shares_the_teacher_with_all_others(run: Callable[..., Ru
     assert stages[0].teacher.key == stages[1].teacher.key
 
 
+@pytest.mark.slow
 def test_a_pre_trained_folder_or_stage_starts_any_method(run: Callable[..., RunConfig], compose: Compose) -> None:
     pretrained = Built(run("method=pretrain", "student.width=32"))
     measured = json.loads((pretrained.folder / "metrics.json").read_text())

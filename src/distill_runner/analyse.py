@@ -3,106 +3,30 @@
     distill-run-analyse agreement outputs/runs/<run> ...     right and wrong beside the teacher (a table)
     distill-run-analyse course outputs/runs/<run> ...        score per epoch, where layers were left (course.png)
     distill-run-analyse attention outputs/runs/<run> ...     attention maps of one example (attention.png)
+    distill-run-analyse alpha outputs/runs/<run> ...         ALP's weights of the teacher's layers (alpha.png)
+    distill-run-analyse states outputs/runs/<run> ...        [CLS] states beside the teacher's (states.png)
 
 Models and predictions come from the store of the runs, which must have one task and one teacher.
 """
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
-from distill_runner.composed import typed_run
 from distill_runner.errors import UserError
-from distill_runner.report import internals
-
-if TYPE_CHECKING:
-    from distill_runner.pipeline import Pipeline
-    from distill_runner.stages import Stage
-
-
-@dataclass
-class Run:
-    """A finished run: its folder, its student's stage, and the pipeline that finds what belongs to it in the store."""
-
-    folder: Path
-    name: str
-    stage: "Stage"
-    pipeline: "Pipeline"
-
-    @classmethod
-    def read(cls, folder: Path) -> "Run":
-        """
-        Raises:
-            UserError: the folder holds no run, or its artifacts are not in the store.
-        """
-        from distill_runner.pipeline import Pipeline
-        from distill_runner.stages import resolve
-        from distill_runner.store import Store
-
-        if not (folder / "config.yaml").is_file():
-            raise UserError("run", folder, "is no folder of a run", "Give folders of outputs/runs.")
-        config: Any = OmegaConf.load(folder / "config.yaml")
-        run = typed_run(config)
-        stage = resolve(run.stages, "student", run.runtime.precision)
-        pipeline = Pipeline(Store(run.store.dir), run.runtime, lambda name: lambda values, step, epoch: None)
-        for needed in (stage, stage.teacher):
-            if needed is not None and not pipeline.store.has(needed.spec):
-                problem = f"its stage {needed.name} is not in the store {run.store.dir}"
-                raise UserError("run", folder, problem, "Repeat the run, from the folder that it was started in.")
-        return cls(folder, run.method, stage, pipeline)
-
-    @property
-    def teacher(self) -> "Stage":
-        if self.stage.teacher is None:
-            raise UserError("run", self.folder, "has no teacher to compare it with")
-        return self.stage.teacher
-
-    def predictions(self, stage: "Stage") -> np.ndarray:
-        """Logits (N, C) of the first validation split."""
-        found: np.ndarray = np.load(self.pipeline.build(stage) / f"predictions-{self.split}.npy")
-        return found
-
-    @property
-    def split(self) -> str:
-        assert self.stage.config.task is not None
-        return next(iter(self.stage.config.task.validation))
-
-    @property
-    def tokens(self) -> Any:
-        assert self.stage.config.task is not None
-        return self.pipeline.tokens(self.stage, self.stage.config.task.validation[self.split])
-
-    def attention(self, stage: "Stage", example: int) -> dict[int, np.ndarray]:
-        """Attention probabilities (heads, L, L) of every layer for one example, by layer."""
-        import torch
-
-        from distill_runner.encoders import Needs, Projection, extract
-        from distill_runner.models import build
-
-        source = {"source": str(self.pipeline.build(stage) / "model"), "revision": None}
-        config = stage.config.model.model_copy(update=source | {"head": "keep", "labels": None})
-        model = build(config, stage.config.task).eval()
-        names: tuple[Projection, ...] = ("query", "key")
-        places = frozenset((name, layer) for layer in range(1, stage.shape.num_layers + 1) for name in names)
-        with torch.inference_mode():
-            read = extract(model, self.tokens.batch([example]), Needs(projections=places))
-            heads = {
-                place: states.unflatten(1, (stage.shape.num_heads, -1)).transpose(0, 1)
-                for place, states in read.projections.items()
-            }
-            return {
-                k: (heads["query", k] @ heads["key", k].mT / heads["key", k].shape[-1] ** 0.5).softmax(-1).numpy()
-                for k in range(1, stage.shape.num_layers + 1)
-            }
+from distill_runner.finished import Run
+from distill_runner.report import inner_states, internals
+from distill_runner.report.figures.canvas import style
 
 
 def agreement(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    _together(runs)
     counts = {}
     for run in runs:
         labels = np.asarray(run.tokens.labels)
@@ -119,7 +43,7 @@ def attention(runs: Sequence[Run], options: argparse.Namespace) -> None:
     from distill_runner.mapping import Mapping, single
     from distill_runner.models import read_tokenizer
 
-    first = runs[0]
+    first = _together(runs)
     depths = first.stage.shape.num_layers, first.teacher.shape.num_layers
     matched = single(Mapping(rule="group_top", supervise_last=True).resolve(*depths))
     ids = first.tokens.batch([options.example]).input_ids.tolist()
@@ -133,23 +57,108 @@ def attention(runs: Sequence[Run], options: argparse.Namespace) -> None:
     _save(figure, options.out or Path("attention.png"))
 
 
+def alpha(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    examples = _sample(_together(runs), options.samples, 10)
+    layers = options.layers or [1]
+    weights = {run.name: run.alpha(layers, examples) for run in runs}
+    means = {f"{name}, layer {j}": alpha.mean(0) for name, run in weights.items() for j, alpha in run.items()}
+    depth = len(next(iter(means.values())))
+    print(inner_states.markdown(["mean weight of teacher layer", *map(str, range(1, depth + 1))], means))
+    _save(inner_states.draw_alpha(weights, examples), options.out or Path("alpha.png"))
+
+
+def states(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    first = _together(runs)
+    matched = _compared(runs, options.layers)
+    examples = _sample(first, options.samples, 100)
+    teacher = first.states(first.teacher, list(matched.values()), examples)
+    students = {run.name: run.states(run.stage, list(matched), examples) for run in runs}
+    means = {
+        name: [float(inner_states.distances(mine[j], teacher[k]).mean()) for j, k in matched.items()]
+        for name, mine in students.items()
+    }
+    pairs = (f"layer {j} from the teacher's {k}" for j, k in matched.items())
+    print(inner_states.markdown(["mean cosine distance", *pairs], means))
+    _save(inner_states.draw_states(matched, teacher, students), options.out or Path("states.png"))
+
+
+def _compared(runs: Sequence[Run], layers: Sequence[int] | None) -> dict[int, int]:
+    """Teacher layer by student layer: that of the first run which compares layers one by one, else PKD's.
+
+    Raises:
+        UserError: students whose states cannot be compared, or a layer that has no peer.
+    """
+    from distill_runner.mapping import Mapping, single
+
+    first, teacher = runs[0], runs[0].teacher.shape
+    depth = first.stage.shape.num_layers
+    for run in runs:
+        shape = run.stage.shape
+        if shape.num_layers != depth:
+            problem = f"its student has {shape.num_layers} layers, that of {first.folder} {depth}"
+            raise UserError("run", run.folder, problem, "Compare students of one depth.")
+        if shape.width != teacher.width:
+            problem = f"its states have {shape.width} features, the teacher's {teacher.width}"
+            raise UserError("run", run.folder, problem, "Only states of one width have a distance.")
+    matched = next((run.matched for run in runs if run.matched), None)
+    if matched is None:
+        matched = single(Mapping(rule="skip").resolve(depth, teacher.num_layers))
+    for layer in layers or ():
+        if layer not in matched:
+            known = f"Layers with one: {', '.join(map(str, matched))}." if matched else ""
+            raise UserError("--layers", layer, "no teacher layer belongs to this student layer", known)
+    if not matched:
+        raise UserError("run", first.folder, "no teacher layer belongs to any layer of its student")
+    return {j: matched[j] for j in layers or matched}
+
+
+def _together(runs: Sequence[Run]) -> Run:
+    """The first of runs that have one teacher and one validation split."""
+    first, *others = runs
+    of = first.teacher.key, first.stage.split_spec(first.split)
+    for run in others:
+        if (run.teacher.key, run.stage.split_spec(run.split)) != of:
+            problem = f"its teacher or task is not that of {first.folder}"
+            raise UserError("run", run.folder, problem, "Give runs of one task and one teacher.")
+    return first
+
+
+def _sample(run: Run, count: int | None, default: int) -> np.ndarray:
+    if count is not None and count < 1:
+        raise UserError("--samples", count, "must be at least 1")
+    size = len(run.tokens)
+    examples = inner_states.sample(size, count or default)
+    print(f"{len(examples)} of the {size} examples of {run.split}, drawn with seed {inner_states.SEED}")
+    return examples
+
+
 def _save(figure: Any, file: Path) -> None:
-    figure.savefig(file, dpi=150)
+    with style():  # some texts are laid out only now
+        figure.savefig(file, dpi=150)
     print(file)
+
+
+def _named(runs: Sequence[Run]) -> list[Run]:
+    """The runs, with the names of their folders where they would be called the same."""
+    times = Counter(run.name for run in runs)
+    return [replace(run, name=f"{run.name}, {run.folder.name}") if times[run.name] > 1 else run for run in runs]
 
 
 def main() -> None:
     """Entry point. Exit codes: 0, 2 (the user's mistake)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    actions = {action.__name__: action for action in (agreement, course, attention)}
+    actions = {action.__name__: action for action in (agreement, course, attention, alpha, states)}
     parser.add_argument("what", choices=actions)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, help="the picture's file")
     parser.add_argument("--example", type=int, default=0, help="number in the validation split, for attention")
     parser.add_argument("--head", type=int, default=0, help="counted from 0, for attention")
+    layers = "of the student, behind the runs, for alpha (1) and states (all that have a peer)"
+    parser.add_argument("--layers", type=int, nargs="+", help=layers)
+    parser.add_argument("--samples", type=int, help="how many validation examples, for alpha (10) and states (100)")
     options = parser.parse_args()
     try:
-        actions[options.what]([Run.read(folder) for folder in options.runs], options)
+        actions[options.what](_named([Run.read(folder) for folder in options.runs]), options)
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

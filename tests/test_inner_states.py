@@ -1,0 +1,173 @@
+"""ALP's weights of the teacher's layers, states in a plane and distances: by hand, and from runs of tiny models."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoModel, AutoTokenizer
+
+from distill_runner import analyse
+from distill_runner.config import RunConfig
+from distill_runner.finished import Run
+from distill_runner.report import inner_states
+from distill_runner.tasks import Examples
+
+
+def test_the_same_examples_are_drawn_again_and_few_are_the_first_of_many() -> None:
+    many = inner_states.sample(872, 100)
+    assert len(set(many.tolist())) == 100
+    assert many.max() < 872
+    assert inner_states.sample(872, 10).tolist() == many[:10].tolist()
+    assert sorted(inner_states.sample(5, 100).tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_the_plane_is_that_of_a_singular_value_decomposition() -> None:
+    rng = np.random.default_rng(1)
+    groups = [rng.normal(size=(20, 6)) * np.arange(1, 7), rng.normal(size=(10, 6)) + 3]
+    flat, explained = inner_states.principal_components(groups)
+    together = np.concatenate(groups)
+    left, values, _ = np.linalg.svd(together - together.mean(0), full_matrices=False)
+    expected = left[:, :2] * values[:2]
+    found = np.concatenate(flat)
+    signs = np.sign((found * expected).sum(0))  # of a component nothing but its sign is free
+    np.testing.assert_allclose(found * signs, expected, atol=1e-9)
+    np.testing.assert_allclose(explained, values[:2] ** 2 / (values**2).sum())
+    assert [len(group) for group in flat] == [20, 10]
+
+
+def test_distances_by_hand() -> None:
+    student = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [3.0, 4.0]])
+    teacher = np.array([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0], [4.0, 3.0]])
+    np.testing.assert_allclose(inner_states.distances(student, teacher), [0, 1, 2, 1 - 24 / 25], atol=1e-12)
+
+
+def test_numbers_as_markdown() -> None:
+    table = inner_states.markdown(["mean", "1", "2"], {"alp": [0.25, float("nan")]})
+    assert table.splitlines() == ["| mean | 1 | 2 |", "| --- | ---: | ---: |", "| alp | 0.250 | – |"]
+
+
+def test_heat_maps_share_their_colours() -> None:
+    sharp, even = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.5], [0.5, np.nan]])
+    figure = inner_states.draw_alpha({"two": {1: sharp}, "four": {1: even}}, np.array([7, 3]))
+    first, second = figure.axes[:2]
+    assert first.get_title() == "two\nstudent layer 1"
+    assert [label.get_text() for label in second.get_yticklabels()] == ["7", "3"]
+    for panel in (first, second):
+        assert panel.images[0].get_clim() == (0, 1)
+        assert panel.images[0].get_zorder() > panel.patches[0].get_zorder()  # hatching lies beneath
+
+
+def test_states_and_distances_stand_above_each_other() -> None:
+    rng = np.random.default_rng(2)
+    teacher = {1: rng.normal(size=(5, 4)), 3: rng.normal(size=(5, 4))}
+    students = {name: {1: teacher[1] + 0.1, 2: rng.normal(size=(5, 4))} for name in ("pkd", "alp")}
+    figure = inner_states.draw_states({1: 1, 2: 3}, teacher, students)
+    assert [axes.get_title() for axes in figure.axes[:2]] == [
+        "student layer 1, teacher layer 1",
+        "student layer 2, teacher layer 3",
+    ]
+    drawn = figure.axes[3].lines[0].get_ydata()
+    np.testing.assert_allclose(np.asarray(drawn), inner_states.distances(students["pkd"][2], teacher[3]))
+    assert figure.axes[2].get_ylim() == figure.axes[3].get_ylim()
+    assert figure.axes[3].get_ylim()[1] > np.max(drawn)
+
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def finished(compose: Callable[..., RunConfig], tmp_path: Path) -> MakeRun:
+    """Folder of a run of a student of 3 layers that has been trained for two steps, under a teacher of 4."""
+    from distill_runner.running import run_stage
+
+    def run(name: str, *options: str) -> Path:
+        few = ["student.num_layers=3", "optim.max_steps=2", "teacher.optim.max_steps=2"]
+        made = compose(*few, *options, f"store.dir={tmp_path}/store")
+        settings = json.loads(made.model_dump_json()) | {"method": {"name": made.method}}
+        run_stage(made, tmp_path / name, settings)
+        return tmp_path / name
+
+    return run
+
+
+def cls_by_layer(folder: Path, examples: Examples, numbers: Sequence[int]) -> np.ndarray:
+    """[CLS] outputs (n, layers, H) in float64, one example at a time, by the model's own forward."""
+    import torch
+
+    model = AutoModel.from_pretrained(folder).double().eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    states = []
+    for number in numbers:
+        texts = [column[number] for column in examples.texts]
+        encoded = tokenizer(*texts, truncation=True, max_length=48, return_tensors="pt")
+        with torch.no_grad():
+            hidden = model(**encoded, output_hidden_states=True).hidden_states
+        states.append(torch.stack(hidden[1:])[:, 0, 0].numpy())
+    return np.stack(states)
+
+
+@pytest.mark.slow
+def test_weights_are_those_of_equation_6(finished: MakeRun, tiny_examples: dict[str, Examples]) -> None:
+    for options, entries in (([], [[1, 2, 3, 4]] * 2), (["mapping=no"], [[1, 2], [3, 4]])):
+        run = Run.read(finished("-".join(["alp", *options]), "method=alp", *options))
+        numbers = np.array([11, 2, 30, 5])
+        weights = run.alpha([1, 2], numbers)
+        places = [run.pipeline.build(stage) / "model" for stage in (run.stage, run.teacher)]
+        student, teacher = (cls_by_layer(place, tiny_examples["validation"], numbers) for place in places)
+        for j, entry in enumerate(entries, start=1):
+            chosen = np.array(entry) - 1
+            scores = np.einsum("nh,nkh->nk", student[:, j - 1], teacher[:, chosen])
+            expected = np.exp(scores - scores.max(1, keepdims=True))
+            expected /= expected.sum(1, keepdims=True)
+            np.testing.assert_allclose(weights[j][:, chosen], expected, atol=2e-4)
+            np.testing.assert_allclose(np.nansum(weights[j], axis=1), 1, atol=1e-6)
+            assert np.isnan(np.delete(weights[j], chosen, axis=1)).all()
+        for j, states in run.states(run.stage, [3, 1], numbers).items():
+            np.testing.assert_allclose(states, student[:, j - 1], atol=1e-4)
+
+
+def analysed(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["distill-run-analyse", *map(str, arguments)])
+    analyse.main()
+
+
+@pytest.mark.slow
+def test_runs_are_drawn_or_refused(
+    finished: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    alp, pkd = finished("alp", "method=alp"), finished("pkd", "method=pkd")
+    trained = finished("kqv", "method=alp", "attention=kqv1")
+    short = finished("short", "method=alp", "student.num_layers=2")
+    other = finished("other", "method=alp", "teacher.optim.lr=1e-3")
+    capsys.readouterr()
+    analysed(monkeypatch, "alpha", alp, short, "--samples", 4, "--out", tmp_path / "alpha.png")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "4 of the 40 examples of validation, drawn with seed 0"
+    assert [line.split(" |")[0] for line in lines[3:5]] == [
+        "| alp all, 3 layers, layer 1",
+        "| alp all, 2 layers, layer 1",
+    ]
+    for line in lines[3:5]:
+        assert sum(map(float, line.split("|")[2:-1])) == pytest.approx(1, abs=2e-3)
+    analysed(monkeypatch, "states", alp, pkd, "--out", tmp_path / "states.png")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "40 of the 40 examples of validation, drawn with seed 0"
+    assert lines[1] == "| mean cosine distance | layer 1 from the teacher's 1 | layer 2 from the teacher's 3 |"
+    assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("alpha", "states"))
+    for arguments, message in (
+        (["alpha", pkd], "pkd skip, 3 layers does not weigh the teacher's layers"),
+        (["alpha", trained], "its attention has trained projections, which are not kept with the student"),
+        (["alpha", alp, "--layers", 3], "--layers=3: alp all, 3 layers does not supervise it\n  It supervises 1, 2."),
+        (["alpha", alp, "--samples", 0], "--samples=0: must be at least 1"),
+        (["alpha", alp, other], f"its teacher or task is not that of {alp}"),
+        (["states", alp, short], f"its student has 2 layers, that of {alp} 3"),
+        (["states", alp, "--layers", 3], "no teacher layer belongs to this student layer\n  Layers with one: 1, 2."),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            analysed(monkeypatch, *arguments, "--out", tmp_path / "none.png")
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "none.png").exists()
