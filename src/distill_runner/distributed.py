@@ -111,11 +111,11 @@ def together(devices: Sequence[torch.device], job: Callable[[Group], None]) -> I
         others = [_Other(rank, devices, Path(folder), job) for rank in range(1, len(devices))]
         try:
             for other in others:
-                other.connection.recv()  # it is about to join
+                other.arrive()
             group = _join(0, devices, Path(folder))
             yield group
             group.wait()
-        except (Lost, EOFError) as error:
+        except Lost as error:
             raise _cause(others) from error
         finally:
             _leave()
@@ -134,6 +134,13 @@ class _Other:
         self.process: BaseProcess = context.Process(target=_take_part, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
+
+    def arrive(self) -> None:
+        """Until it is about to join: nobody would wait in vain for one that could not be started."""
+        try:
+            self.connection.recv()
+        except EOFError as error:
+            raise Lost("a process of the training did not start") from error
 
     def error(self) -> BaseException | None:
         """What ended it, None if it only lost the others."""
