@@ -31,11 +31,11 @@ from distill_runner.help import config_folder
 from distill_runner.methods.alp_kd import LayerProjection
 from distill_runner.models import build
 from distill_runner.pipeline import Pipeline
-from distill_runner.running import quiet
 from distill_runner.schema import typed
 from distill_runner.stages import Stage, resolve
 from distill_runner.store import Store
 from distill_runner.teachers import Cached, Live
+from distill_runner.terminal import quiet
 from distill_runner.train import Training
 
 ETA, LAMBDA, TEMPERATURE, LR, BATCH = 0.2, 0.2, 10.0, 5e-5, 32

@@ -114,6 +114,11 @@ def states(angle: float) -> tuple[Features, Features]:
     return Features(logits, dict.fromkeys(range(1, 4), student)), Features(logits, dict.fromkeys(range(1, 7), teacher))
 
 
+def update(made: ScheduledMethod, epoch: int, angle: float) -> None:
+    losses = made(*states(angle), BATCH, at(epoch))
+    made.end_update({f"loss/{name}": loss for name, loss in losses.items()}, BATCH.size)
+
+
 def test_a_layer_is_left_below_its_threshold() -> None:
     shapes = Shape(3, 2, 2, 2, 9, "bert"), Shape(6, 2, 2, 2, 9, "bert")
     schedule = {"rule": "sid", "limits": 4, "thresholds": 0.5}
@@ -128,7 +133,7 @@ def test_a_layer_is_left_below_its_threshold() -> None:
         made.begin_epoch(at(epoch))
         layers.append(made.layer)
         for angle in angles:
-            made(*states(angle), BATCH, at(epoch))
+            update(made, epoch, angle)
         assert made.observed()["schedule/layer"].item() == made.layer
     # Layer 1 at (0.93), then (0.83 + 0.04) / 2 < 0.5; layer 2 stacked: twice that, 0.87, then 0.02; layer 3 likewise.
     assert layers == [1, 1, 2, 2, 3, 0, 0]
@@ -146,7 +151,7 @@ def test_a_schedule_is_taken_up_within_an_epoch() -> None:
     def run(made: ScheduledMethod, epoch: int, angles: tuple[float, ...]) -> None:
         made.begin_epoch(at(epoch))
         for angle in angles:
-            made(*states(angle), BATCH, at(epoch))
+            update(made, epoch, angle)
 
     def summary(made: ScheduledMethod) -> list[Any]:
         return [value.item() if isinstance(value, Tensor) else value for value in made.get_extra_state().values()]

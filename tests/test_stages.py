@@ -47,6 +47,7 @@ def test_where_and_how_a_run_computes_is_no_part_of_it(stage: Callable[..., Stag
         "runtime.device=cuda",
         "runtime.targets=live",
         "runtime.threads=1",
+        "runtime.num_processes=2",
         "runtime.log_every=3",
         "runtime.checkpoint_minutes=1",
         "tracker=tensorboard",

@@ -86,7 +86,9 @@ class Runtime(Schema):
     """What does not change the result, apart from ``precision``.
 
     Args:
-        workers_per_gpu: processes that share a GPU under ``device: auto``; one more waits.
+        num_processes: that share each update, on the CPU or with a GPU each. What is a mean over tokens is weighted by
+            examples, as under ``optim.accumulation``.
+        workers_per_gpu: runs that share a GPU under ``device: auto``; one more waits.
         targets: read the teacher from a cache or run it live; ``auto`` goes by size and free disk.
         threads: of torch on the CPU; torch's own choice by default.
         checkpoint_minutes: how often an epoch in progress is saved, beside the save at each epoch's end.
@@ -96,6 +98,7 @@ class Runtime(Schema):
     """
 
     device: str = "auto"
+    num_processes: int = Field(1, ge=1)
     workers_per_gpu: int = Field(1, ge=1)
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"

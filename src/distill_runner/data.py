@@ -1,7 +1,7 @@
 """What a stage trains on and is judged by: a task's labelled examples, or the masked text of a corpus."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from distill_runner.batches import Batch, Tokens, epoch_order
 from distill_runner.corpora import Corpus, continuations, mask_draws, mask_tokens
 from distill_runner.devices import Device
+from distill_runner.distributed import ALONE, Group
 from distill_runner.encoders import Needs, extract, predicts_next_sentence
 from distill_runner.evaluate import by_tokens, predict
 from distill_runner.metrics import score
@@ -129,10 +130,28 @@ class CorpusData:
             yield self.device.move(self._masked(self.validation.batch(index, self.device.granule), epoch=0))
 
 
-def steps(data: Data, batch_size: int, accumulation: int, seed: int, epoch: int) -> Iterator[list[Batch]]:
-    """The updates of one epoch, each a list of ``accumulation`` batches (fewer at the epoch's end)."""
+@dataclass(frozen=True)
+class Update:
+    """One process's batches of an update of ``num_examples``; ``shares`` are their weights, 1 over all processes."""
+
+    num_examples: int
+    batches: list[Batch]
+    shares: list[float]
+
+
+def steps(
+    data: Data, batch_size: int, accumulation: int, seed: int, epoch: int, group: Group = ALONE
+) -> Iterator[Update]:
+    """The updates of one epoch, each in ``accumulation`` batches (fewer at the epoch's end) that processes share out.
+
+    Where they do not divide evenly there are more, so that each process has as many. One that is left without an
+    example stands in with another's at no weight: all have then gradients of the same parameters.
+    """
     order = epoch_order(len(data), seed, epoch)
+    passes = -(-accumulation // group.size) * group.size
     for start in range(0, len(order), batch_size):
         update = order[start : start + batch_size]
-        parts = np.array_split(update, min(accumulation, len(update)))
-        yield [data.batch(part, epoch) for part in parts]
+        parts = np.array_split(update, min(passes, len(update)))
+        mine = parts[group.rank :: group.size]
+        shares = [len(part) / len(update) for part in mine]
+        yield Update(len(update), [data.batch(part, epoch) for part in mine or parts[:1]], shares or [0.0])

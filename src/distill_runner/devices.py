@@ -11,7 +11,7 @@ from torch.amp import GradScaler
 
 from distill_runner.batches import GRANULE, Batch
 from distill_runner.errors import UserError
-from distill_runner.gpus import claim_visible
+from distill_runner.gpus import claim_several_visible, claim_visible
 
 Precision = Literal["fp32", "bf16", "fp16"]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -42,6 +42,22 @@ class Device:
         if precision == "fp16" and device.type != "cuda":
             raise UserError("runtime.precision", precision, "needs a GPU", "Take bf16 or fp32 on a CPU.")
         return cls(device, precision)
+
+    @classmethod
+    def several(cls, name: str, precision: Precision, workers_per_gpu: int, count: int) -> list["Device"]:
+        """One for each of ``count`` processes: a GPU for each under ``auto``, or the CPU for all.
+
+        Raises:
+            UserError: as ``of``, or there are fewer GPUs than processes.
+        """
+        if count == 1 or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+            return [cls.of(name, precision, workers_per_gpu)] * count
+        if name != "auto":
+            raise UserError("runtime.device", name, f"is no choice for {count} processes", "Take auto or cpu.")
+        if count > (there := torch.cuda.device_count()):
+            problem = f"each process takes a GPU, and there are {there}"
+            raise UserError("runtime.num_processes", count, problem, f"Take at most {there}, or runtime.device=cpu.")
+        return [cls.of(f"cuda:{number}", precision) for number in claim_several_visible(count)]
 
     @property
     def granule(self) -> int | None:

@@ -1,6 +1,7 @@
 """What a user can do wrong, and how training can end: both said in one or two lines, without a traceback."""
 
 import difflib
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -48,6 +49,15 @@ def within(part: str) -> Iterator[None]:
         if not error.key.startswith("."):
             raise
         raise error.at(part + error.key) from error
+
+
+def exit_cause(exitcode: int) -> str:
+    """Why a process ended, by its exit code: not 0, and negative if a signal ended it."""
+    if exitcode > 0:
+        return f"the process ended itself with exit code {exitcode}"
+    name = signal.Signals(-exitcode).name
+    hint = ": out of memory, or killed from outside" if name == "SIGKILL" else ""
+    return f"the process was ended by {name}{hint}"
 
 
 def as_typed(value: Any) -> str:

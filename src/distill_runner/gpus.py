@@ -39,10 +39,25 @@ def claim(gpus: Sequence[str], workers_per_gpu: int, folder: Path) -> int:
         time.sleep(SECONDS_BETWEEN_TRIES)
 
 
+def claim_several(gpus: Sequence[str], count: int, folder: Path) -> list[int]:
+    """As ``claim``, of several GPUs without anybody else in their first place, for processes that belong together."""
+    with FileLock(folder / "distill-run-several.lock"):  # else two could wait for what the other one has
+        return [claim(gpus, 1, folder) for _ in range(count)]
+
+
 @cache
 def claim_visible(workers_per_gpu: int) -> int:
     """``claim`` of the GPUs that torch sees; the same one for the rest of the process."""
+    return claim(_visible(), workers_per_gpu, Path(tempfile.gettempdir()))
+
+
+@cache
+def claim_several_visible(count: int) -> list[int]:
+    """``claim_several`` of the GPUs that torch sees; the same ones for the rest of the process."""
+    return claim_several(_visible(), count, Path(tempfile.gettempdir()))
+
+
+def _visible() -> list[str]:
     import torch
 
-    gpus = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
-    return claim(gpus, workers_per_gpu, Path(tempfile.gettempdir()))
+    return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from distill_runner.config import ModelConfig, Runtime
 from distill_runner.corpora import train_wordpiece, write_examples
 from distill_runner.data import CorpusData, Data, TaskData
 from distill_runner.devices import Device
+from distill_runner.distributed import Group, together
 from distill_runner.errors import within
 from distill_runner.meter import Log
 from distill_runner.models import build, count_parameters, read_tokenizer, require_weights
@@ -24,6 +25,7 @@ from distill_runner.stages import CORPUS, TRANSFER, Stage
 from distill_runner.store import Spec, Store, key_of, remove, share
 from distill_runner.tasks import Examples, load_split
 from distill_runner.teachers import Cached, Follow, Live, NoTeacher, TeacherTargets, cache_bytes, choose, why_live
+from distill_runner.terminal import quiet
 from distill_runner.train import CHECKPOINT, EPOCH, Training, fit
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,9 @@ class Pipeline:
 
     def __init__(self, store: Store, runtime: Runtime, report: Report) -> None:
         self.store, self.runtime, self.report = store, runtime, report
-        self.device = Device.of(runtime.device, runtime.precision, runtime.workers_per_gpu)
+        several = (runtime.device, runtime.precision, runtime.workers_per_gpu, runtime.num_processes)
+        self.devices = Device.several(*several)
+        self.device = self.devices[0]
 
     def plan(self, stage: Stage) -> list[Planned]:
         """What ``build`` would touch, in its order, the stage itself last; one that is there needs nothing more."""
@@ -139,29 +143,13 @@ class Pipeline:
         for upstream in stage.upstream:
             self.build(upstream)
         log.info("stage %s: building %s", stage.name, stage.key)
-        tokenizer = self.tokenizer(stage)
-        data = self.data(stage, tokenizer)
-        targets = self._targets(stage)
-        # Nothing above may leave a trace in the random numbers below: it may have come from the store.
-        seed_all(stage_seed(stage.config.seed, stage.name))
-        model = self._model(stage, len(tokenizer))
+        data, targets = self.data(stage), self._targets(stage)
+        # All that is read lies in the store by now, where other processes find it.
         started = time.monotonic()
-        training = Training(
-            model,
-            stage.method(),
-            data,
-            targets,
-            stage.config.optim,
-            select_best=stage.config.select == "best",
-            pause_after=pause_after,
-            seed=stage_seed(stage.config.seed, stage.name),
-            device=self.device,
-            runtime=self.runtime,
-            folder=folder,
-            report=self.report(stage.name),
-            keep=keep,
-        )
-        history = fit(training)
+        job = partial(_take_part, stage, self.store.folder, self.runtime, self.devices, folder, pause_after)
+        with together([device.torch for device in self.devices], job) as group:
+            training = self._training(stage, data, targets, folder, keep, pause_after, group)
+            history = fit(training)
         if keep is not None:
             share(keep / EPOCH.format(history.best), folder / "model")
         self.tokenizer(stage).save_pretrained(folder / "model")  # unlike ``tokenizer``, never set to truncate
@@ -169,11 +157,41 @@ class Pipeline:
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,
             "metrics": history.epochs[history.best - 1],
-            "num_params": count_parameters(model),
+            "num_params": count_parameters(training.model),
             "shape": asdict(stage.shape),
         }
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=1))
         remove(folder / CHECKPOINT)
+
+    def _training(
+        self,
+        stage: Stage,
+        data: Data,
+        targets: TeacherTargets,
+        folder: Path,
+        keep: Path | None,
+        pause_after: int | None,
+        group: Group,
+    ) -> Training:
+        # Nothing before may leave a trace in the random numbers below: it may have come from the store.
+        vocab_size, seed = len(self.tokenizer(stage)), stage_seed(stage.config.seed, stage.name)
+        seed_all(seed)
+        return Training(
+            self._model(stage, vocab_size),
+            stage.method(),
+            data,
+            targets,
+            stage.config.optim,
+            select_best=stage.config.select == "best",
+            pause_after=pause_after,
+            seed=seed,
+            device=self.device,
+            runtime=self.runtime,
+            folder=folder,
+            report=self.report(stage.name),
+            keep=keep,
+            group=group,
+        )
 
     def _model(self, stage: Stage, vocab_size: int) -> Any:
         model = stage.config.model
@@ -265,3 +283,20 @@ class Pipeline:
             weights()  # now, not between two steps of training
             of = live
         return Follow(stage.route, of) if stage.route else of(None)
+
+
+def _take_part(
+    stage: Stage,
+    store: Path,
+    runtime: Runtime,
+    devices: list[Device],
+    folder: Path,
+    pause_after: int | None,
+    group: Group,
+) -> None:
+    """What a further process does for the training of a stage: the same as the first one, in silence."""
+    quiet()
+    here = runtime.model_copy(update={"device": str(devices[group.rank].torch), "num_processes": 1})
+    pipeline = Pipeline(Store(store), here, lambda name: lambda values, step, epoch: None)
+    data, targets = pipeline.data(stage), pipeline._targets(stage)
+    fit(pipeline._training(stage, data, targets, folder, None, pause_after, group))

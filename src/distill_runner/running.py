@@ -1,14 +1,12 @@
 """One run from a typed configuration to its result: plan, build, report."""
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 import yaml
 
 from distill_runner.checkpoints import Paused
@@ -22,7 +20,7 @@ from distill_runner.report.table import result_row
 from distill_runner.stages import Stage, resolve
 from distill_runner.status import RESULT, going, read, write, write_json
 from distill_runner.store import Store, share
-from distill_runner.terminal import Bar
+from distill_runner.terminal import Bar, quiet
 from distill_runner.tracking import Tracker, flat, open_tracker
 from distill_runner.train import PREDICTIONS
 
@@ -44,6 +42,8 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     quiet()
     if run.runtime.threads:
         torch.set_num_threads(run.runtime.threads)
+    elif run.runtime.num_processes > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // run.runtime.num_processes))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     pipeline = Pipeline(Store(run.store.dir), run.runtime, lambda name: lambda values, step, epoch: None)
     planned = pipeline.plan(stage)
@@ -107,13 +107,6 @@ def record(folder: Path, settings: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False))
     write_json(folder / "environment.json", environment())
-
-
-def quiet() -> None:
-    """Libraries say nothing below an error; this program speaks for them."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
 
 
 def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> dict[str, Any]:

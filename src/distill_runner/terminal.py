@@ -1,6 +1,7 @@
-"""Progress of a stage: a bar on a terminal, plain lines otherwise."""
+"""What is shown while a stage is built: a bar on a terminal, plain lines otherwise, and nothing of libraries."""
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -54,6 +55,15 @@ class Bar:
     def _clear(self) -> None:
         if self.terminal:
             sys.stderr.write("\r\033[K")
+
+
+def quiet() -> None:
+    """Libraries say nothing below an error; this program speaks for them."""
+    import transformers
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
 
 
 def _score(name: str, value: float) -> str:

@@ -16,8 +16,9 @@ from distill_runner import checkpoints
 from distill_runner.batches import Batch
 from distill_runner.checkpoints import History, Paused, interrupts
 from distill_runner.config import Optim, Runtime
-from distill_runner.data import Data, steps
+from distill_runner.data import Data, Update, steps
 from distill_runner.devices import Device
+from distill_runner.distributed import ALONE, Group
 from distill_runner.encoders import extract
 from distill_runner.meter import Log, Meter
 from distill_runner.methods.base import Method, Progress
@@ -33,12 +34,15 @@ def fit(training: "Training") -> History:
     """Train to the end; the model that is kept lies in ``folder/model``, with its predictions beside it.
 
     An interrupted call (Ctrl-C, SIGTERM, a crash) is taken up from its folder by the next one, with the same end, bit
-    for bit on CPU.
+    for bit on CPU. The processes of a group stop after the same step, whichever of them is interrupted.
 
     Raises:
         Diverged: a loss is not finite.
+        Lost: another process of the group is gone.
         KeyboardInterrupt, Paused: after the checkpoint has been written.
     """
+    group = training.group
+    group.wait()  # until all have read the checkpoint
     if not training.num_steps and not training.history.epochs:
         training.end_epoch()
     with interrupts() as interrupted:
@@ -48,12 +52,13 @@ def fit(training: "Training") -> History:
                 raise Paused(training.history)
             for update in training.rest_of_epoch():
                 training.step(update)
-                if interrupted or training.checkpoint_due():
+                stop = group.any(bool(interrupted))
+                if stop or group.any(training.checkpoint_due()):
                     training.save()
-                if interrupted:
+                if stop:
                     raise KeyboardInterrupt
             training.end_epoch()
-            if interrupted:
+            if group.any(bool(interrupted)):
                 raise KeyboardInterrupt
     return training.history
 
@@ -67,6 +72,7 @@ class Training:
         folder: of the artifact; a checkpoint in it is taken up.
         keep: where the model after each epoch goes, as ``EPOCH``, beside the one to keep; nowhere by default.
         report: called every ``runtime.log_every`` steps and after every epoch.
+        group: of the processes that share every update; all have the same arguments, and the first one writes.
     """
 
     def __init__(
@@ -85,11 +91,12 @@ class Training:
         folder: Path,
         report: Log,
         keep: Path | None = None,
+        group: Group = ALONE,
     ) -> None:
         self.model, self.method = device.place(model), device.place(method)
         self.data, self.teacher, self.optim = data, teacher, optim
         self.select_best, self.seed, self.device, self.folder, self.report = select_best, seed, device, folder, report
-        self.keep, self.pause_after = keep, pause_after
+        self.keep, self.pause_after, self.group = keep, pause_after, group
         self.checkpoint_minutes, self.checkpoint_steps = runtime.checkpoint_minutes, runtime.checkpoint_steps
         self.optimizer, self.scaler = _optimizer(model, method, optim), device.scaler()
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -107,27 +114,28 @@ class Training:
         epochs = math.ceil(self.num_steps / self.per_epoch)
         return Progress(self.history.epoch, self.history.step, epochs, self.num_steps)
 
-    def rest_of_epoch(self) -> Iterator[list[Batch]]:
+    def rest_of_epoch(self) -> Iterator[Update]:
         """The updates of the current epoch that are not done yet."""
         self.model.train()
         self.method.train()
         self.method.begin_epoch(self.progress)
         self.meter.restart()
-        history = self.history
+        history, optim = self.history, self.optim
         remaining = min(self.per_epoch - history.position, self.num_steps - history.step)
-        updates = steps(self.data, self.optim.batch_size, self.optim.accumulation, self.seed, history.epoch)
+        updates = steps(self.data, optim.batch_size, optim.accumulation, self.seed, history.epoch, self.group)
         return islice(updates, history.position, history.position + remaining)
 
-    def step(self, update: list[Batch]) -> None:
-        """One step of the optimiser over the batches of ``update``."""
+    def step(self, update: Update) -> None:
+        """One step of the optimiser over the batches of ``update``, those of all processes."""
         history, optim = self.history, self.optim
         progress = self.progress
-        num_examples = sum(batch.size for batch in update)
+        self.group.seed(self.seed, history.step)
         logged: dict[str, Tensor] = {}
-        for batch in update:
-            share = batch.size / num_examples
+        for batch, share in zip(update.batches, update.shares, strict=True):
             for name, value in self._backward(self.device.move(batch), progress, share).items():
                 logged[name] = logged.get(name, 0) + share * value
+        self.group.add_up([*logged.values(), *(p.grad for p in self.parameters if p.grad is not None)])
+        self.method.end_update(logged, update.num_examples)
         rate = optim.lr * LEARNING_RATES[optim.schedule](history.step, self.num_steps, optim.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -138,7 +146,7 @@ class Training:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         history.step, history.position = history.step + 1, history.position + 1
-        history.examples += num_examples
+        history.examples += update.num_examples
         self.meter.add(logged, rate)
 
     def _backward(self, batch: Batch, progress: Progress, share: float) -> dict[str, Tensor]:
@@ -155,17 +163,18 @@ class Training:
         """Evaluate, keep the model if it is the one to keep, and save."""
         self.meter.flush()
         history = self.history
-        metrics, predictions = self.data.evaluate(self.model)
+        metrics, predictions = self.group.by_first(lambda: self.data.evaluate(self.model))
         history.epochs.append(metrics)
         history.epoch, history.position = history.epoch + 1, 0
-        if self.keep is not None:
+        if self.keep is not None and self.group.first:
             self.model.save_pretrained(self.keep / EPOCH.format(history.epoch))
         score = next(iter(metrics.values()))
         if not self.select_best or score > history.best_score:
             history.best, history.best_score = history.epoch, score
-            self.model.save_pretrained(self.folder / "model")
-            for name, outputs in predictions.items():
-                np.save(self.folder / PREDICTIONS.format(name), outputs)
+            if self.group.first:
+                self.model.save_pretrained(self.folder / "model")
+                for name, outputs in predictions.items():
+                    np.save(self.folder / PREDICTIONS.format(name), outputs)
         values = {f"validation/{name}": value for name, value in metrics.items()}
         self.report(values, history.step, history.step / self.per_epoch)
         self.save()
@@ -180,7 +189,8 @@ class Training:
     def save(self) -> None:
         """Write the checkpoint; losses that are not finite are found before, so that none is ever saved."""
         self.meter.flush()
-        checkpoints.save(self.folder / CHECKPOINT, self.history, self.parts)
+        if self.group.first:
+            checkpoints.save(self.folder / CHECKPOINT, self.history, self.parts)
         self.meter.restart()
         self.saved = time.monotonic()
 

@@ -152,6 +152,15 @@ class Method(nn.Module):
         is what the next forward reads of the student and of the teacher.
         """
 
+    def end_update(self, logged: Mapping[str, Tensor], num_examples: int) -> None:
+        """Called after every update; a method that keeps account of its losses does so here.
+
+        ``forward`` sees a part of an update where it is accumulated or shared by several processes.
+
+        Args:
+            logged: losses as ``loss/<name>`` and what was observed, means over the update's examples.
+        """
+
     def reads_teacher(self) -> bool:
         """Whether any term of non-zero weight needs a teacher."""
         return any(term.reads_teacher for term in self.active())

@@ -148,11 +148,13 @@ class ScheduledMethod(Method):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> dict[str, Tensor]:
         losses = super().forward(student, teacher, batch, progress)
         self.current = torch.full((), self.layer, device=batch.index.device)
-        watch = self.schedule.watch
-        if self.schedule.thresholds is not None and watch in losses:
-            self.watched = self.watched + losses[watch].detach().double() * batch.size / self.weights[watch]
-            self.examples += batch.size
         return losses
+
+    def end_update(self, logged: Mapping[str, Tensor], num_examples: int) -> None:
+        watch = self.schedule.watch
+        if self.schedule.thresholds is not None and (loss := logged.get(f"loss/{watch}")) is not None:
+            self.watched = self.watched + loss.double() * num_examples / self.weights[watch]
+            self.examples += num_examples
 
     def observed(self) -> dict[str, Tensor]:
         return super().observed() | {"schedule/layer": self.current}

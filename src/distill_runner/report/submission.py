@@ -193,8 +193,8 @@ def _outputs(student: Student, task: "Task", device: "Device") -> "np.ndarray":
     from distill_runner.config import ModelConfig
     from distill_runner.evaluate import predict
     from distill_runner.models import build, read_tokenizer
-    from distill_runner.running import quiet
     from distill_runner.tasks import load_split
+    from distill_runner.terminal import quiet
 
     quiet()
     source = str(student.folder / "model")

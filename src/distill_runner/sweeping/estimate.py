@@ -103,7 +103,7 @@ class Estimator:
             updates = list(islice(training.rest_of_epoch(), UPDATES))
             update = _mean_seconds(training.step, updates)
         model.eval()
-        batches = [self.pipeline.device.move(batch) for update_batches in updates for batch in update_batches]
+        batches = [self.pipeline.device.move(batch) for update in updates for batch in update.batches]
         prediction = _mean_seconds(lambda batch: self._predict(model, batch), batches)
         return _Speed(update, prediction / batches[0].size, 4 * count_parameters(model))
 

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from distill_runner import status
 from distill_runner.checkpoints import Paused
 from distill_runner.cli import told
-from distill_runner.errors import TrainingError, UserError
+from distill_runner.errors import TrainingError, UserError, exit_cause
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def run_apart(run: Run, config: DictConfig) -> Mapping[str, Any]:
         raise KeyboardInterrupt
     found = status.read(folder)
     if process.exitcode and (found is None or found["status"] in ("running", "killed")):
-        error = _cause(process.exitcode)
+        error = exit_cause(process.exitcode)
         log.error("%s", error)
         status.write(folder, "failed", found or {}, error)
     return status.read(folder) or {"status": "planned"}
@@ -64,14 +64,6 @@ def run_apart(run: Run, config: DictConfig) -> Mapping[str, Any]:
 def _plain(config: Any) -> Any:
     """Without the classes that launchers declare their settings with: not every process can pickle those."""
     return OmegaConf.create(OmegaConf.to_container(config, resolve=False))
-
-
-def _cause(exitcode: int) -> str:
-    if exitcode > 0:
-        return f"the process ended itself with exit code {exitcode}"
-    name = signal.Signals(-exitcode).name
-    hint = ": out of memory, or killed from outside" if name == "SIGKILL" else ""
-    return f"the process was ended by {name}{hint}"
 
 
 def _apart(run: Run, config: DictConfig, hydra_config: Any) -> None:
