@@ -109,8 +109,8 @@ def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, tmp
     values = [f"store.dir={tmp_path}", "teacher.optim.epochs=1", "optim.max_steps=2", "runtime.log_every=1"]
     if "method=takd" in overrides:
         values.append("assistant.num_layers=3")
-    method = overrides[0].removeprefix("method=")
-    if method in choices("method") and "student=fresh" in chosen_by(method):
+    name = overrides[0].removeprefix("method=")
+    if name in choices("method") and "student=fresh" in chosen_by(name):
         values += [
             "student.width=32",
             "student.heads=2",

@@ -121,7 +121,8 @@ class Case:
         teacher: Any = BertForSequenceClassification(bert(4, initializer_range=0.2))
         live = Live(teacher, train, Needs(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
         seed_all(0)
-        model: Any = BertForSequenceClassification(bert(2, **({} if self.dropout else NO_DROPOUT))).double()
+        options: dict[str, Any] = {} if self.dropout else NO_DROPOUT
+        model: Any = BertForSequenceClassification(bert(2, **options)).double()
         method = make_method(self.method).bind(Shape.of(model.config), Shape.of(teacher.config), "classification")
         return Training(
             model,

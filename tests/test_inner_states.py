@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +93,7 @@ def finished(compose: Callable[..., RunConfig], tmp_path: Path) -> MakeRun:
     return run
 
 
-def cls_by_layer(folder: Path, examples: Examples, numbers: Sequence[int]) -> np.ndarray:
+def cls_by_layer(folder: Path, examples: Examples, numbers: Iterable[int]) -> np.ndarray:
     """[CLS] outputs (n, layers, H) in float64, one example at a time, by the model's own forward."""
     import torch
 

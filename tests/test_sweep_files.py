@@ -32,7 +32,13 @@ def points(sweep: str, *arguments: str) -> Grid:
             "config", [f"sweep={sweep}", *arguments], RunMode.MULTIRUN, with_log_configuration=False
         )
         params = [f"{key}={value}" for key, value in master.hydra.sweeper.params.items()]
-        return expand(master, hydra.config_loader, [*params, *arguments], master.sweep.where)
+        return expand(master, hydra.config_loader, [*params, f"sweep={sweep}", *arguments], master.sweep.where)
+
+
+def test_a_sweep_brings_its_settings_to_every_point() -> None:
+    grid = points("demo/grid")
+    assert [point.described["task"] for point in grid.points] == ["demo_sentences"] * 12
+    assert {point.run.stages["student"].optim.lr for point in grid.points if point.run} == {2e-4, 5e-4, 1e-3}
 
 
 @pytest.mark.parametrize(
@@ -58,5 +64,7 @@ def test_points_of_alp_kd(sweep: str, of_rte: int, of_stsb: int, deep_bert_folde
     found = {task: points(f"alp_kd/{sweep}", f"task={task}", *teacher) for task in ("rte", "stsb")}
     assert [str(point.error) for grid in found.values() for point in grid.points if point.error] == []
     assert {task: len(grid.points) for task, grid in found.items()} == {"rte": of_rte, "stsb": of_stsb}
+    depths = {point.run.stages["student"].model.num_layers for point in found["rte"].points if point.run}
+    assert depths == {{"table2": 6, "table3": 2, "grid_teacher": 12}.get(sweep, 4)}
     header = (config_folder() / "sweep" / "alp_kd" / f"{sweep}.yaml").read_text()
     assert f"# Runs: {7 * of_rte + of_stsb}" in header

@@ -116,7 +116,8 @@ class _Composer:
 
     def __init__(self, master: DictConfig, loader: ConfigLoader, parser: OverridesParser) -> None:
         self.master, self.loader, self.parser = master, loader, parser
-        self.is_group = cache(lambda key: bool(loader.get_group_options(key)))
+        # Groups of groups count too: sweep=alp_kd/table1.
+        self.is_group = cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
         self.composed: dict[tuple[str, ...], tuple[DictConfig, DictConfig]] = {}
 
     def __call__(self, overrides: Sequence[str]) -> tuple[DictConfig, list[str], Path]:
