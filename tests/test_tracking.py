@@ -17,7 +17,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from distill_runner import tracking
-from distill_runner.errors import UserError
+from distill_runner.errors import Paused, UserError
 from distill_runner.tracking import MetricsFile, TrackerConfig, flat, open_tracker, track_sweep
 
 CONF = Path(__file__).parents[1] / "conf" / "tracker"
@@ -361,3 +361,15 @@ def test_wandb_without_a_network_goes_offline(
         seconds, said = fallback(wandb_home, caplog)
     assert seconds < 20 - 6, "six seconds less than with the real time limit"
     assert "tracking offline" in said
+
+
+@pytest.mark.parametrize(("ending", "exit_code"), [(Paused([]), 0), (KeyboardInterrupt(), 1), (None, 0)])
+def test_a_pause_is_no_failure(
+    ending: BaseException | None, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(MetricsFile, "finish", lambda _self, code: codes.append(code))
+    with contextlib.suppress(Paused, KeyboardInterrupt), open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill"):
+        if ending:
+            raise ending
+    assert codes == [exit_code]

@@ -37,14 +37,6 @@ class History:
         return self.examples / self.seconds if self.seconds else 0.0
 
 
-class Paused(Exception):
-    """Training has stopped where it was asked to; what there is is saved. ``history`` tells how far it has come."""
-
-    def __init__(self, history: History) -> None:
-        self.history = history
-        super().__init__(f"after epoch {history.epoch}, best score {100 * history.best_score:.2f}")
-
-
 def save(file: Path, history: History, parts: dict[str, Any]) -> None:
     """Replace ``file`` in one step by the states of ``parts``, the history and the random numbers."""
     state = {name: part.state_dict() for name, part in parts.items()}

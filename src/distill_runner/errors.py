@@ -2,7 +2,7 @@
 
 import difflib
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -38,6 +38,21 @@ class TrainingError(Exception):
     """Training cannot go on, through no fault of the program; the command line ends with exit code 1."""
 
     remedy: ClassVar[str]
+
+
+class Paused(Exception):
+    """Training has stopped where it was asked to; what there is is saved.
+
+    Args:
+        epochs: metrics after each epoch so far.
+    """
+
+    def __init__(self, epochs: Sequence[Mapping[str, float]]) -> None:
+        self.epochs = epochs
+        super().__init__(epochs)
+
+    def __str__(self) -> str:
+        return f"after epoch {len(self.epochs)}"
 
 
 @contextmanager

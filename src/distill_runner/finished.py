@@ -49,7 +49,7 @@ class Run:
         config: Any = OmegaConf.load(folder / "config.yaml")
         run = typed_run(config)
         stage = resolve(run.stages, "student", run.runtime.precision)
-        pipeline = Pipeline(Store(run.store.dir), run.runtime, lambda name: lambda values, step, epoch: None)
+        pipeline = Pipeline(Store(run.store.dir), run.runtime)
         for needed in (stage, stage.teacher):
             if needed is not None and not pipeline.store.has(needed.spec):
                 problem = f"its stage {needed.name} is not in the store {run.store.dir}"

@@ -37,6 +37,11 @@ Report = Callable[[str], Log]
 """Gives the sink for the numbers of a stage, by its name."""
 
 
+def unheard(_stage: str) -> Log:
+    """Nobody asks for the numbers."""
+    return lambda values, step, epoch: None
+
+
 @dataclass(frozen=True)
 class Planned:
     """A line of the plan: an artifact, whether it is in the store, and what it is made of."""
@@ -57,7 +62,7 @@ class Pipeline:
         report: where the numbers of a stage's training go, by the stage's name.
     """
 
-    def __init__(self, store: Store, runtime: Runtime, report: Report) -> None:
+    def __init__(self, store: Store, runtime: Runtime, report: Report = unheard) -> None:
         self.store, self.runtime, self.report = store, runtime, report
         several = (runtime.device, runtime.precision, runtime.workers_per_gpu, runtime.num_processes)
         self.devices = Device.several(*several)
@@ -206,10 +211,7 @@ class Pipeline:
         """The stage's tokenizer, its vocabulary trained first if it is to come from the corpus."""
         if stage.tokenizer != CORPUS:
             return read_tokenizer(stage.tokenizer)
-        root = stage
-        while root.source is not None:
-            root = root.source
-        corpus = root.config.corpus
+        corpus = stage.root.config.corpus
         assert corpus is not None
         size = corpus.vocab_size
         assert size is not None
@@ -297,6 +299,6 @@ def _take_part(
     """What a further process does for the training of a stage: the same as the first one, in silence."""
     quiet()
     here = runtime.model_copy(update={"device": str(devices[group.rank].torch), "num_processes": 1})
-    pipeline = Pipeline(Store(store), here, lambda name: lambda values, step, epoch: None)
+    pipeline = Pipeline(Store(store), here)
     data, targets = pipeline.data(stage), pipeline._targets(stage)
     fit(pipeline._training(stage, data, targets, folder, None, pause_after, group))

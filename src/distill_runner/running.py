@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import yaml
 
-from distill_runner.checkpoints import Paused
 from distill_runner.config import RunConfig
+from distill_runner.errors import Paused
 from distill_runner.meter import Log
 from distill_runner.pipeline import Pipeline
 from distill_runner.report.cells import label
@@ -45,7 +45,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     elif run.runtime.num_processes > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // run.runtime.num_processes))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
-    pipeline = Pipeline(Store(run.store.dir), run.runtime, lambda name: lambda values, step, epoch: None)
+    pipeline = Pipeline(Store(run.store.dir), run.runtime)
     planned = pipeline.plan(stage)
     for line in planned:
         log.info("%s", line)
@@ -60,7 +60,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         try:
             result = _tracked(run, stage, pipeline, folder, settings)
         except Paused as pause:
-            write(folder, "paused", {**described, "history": pause.history.epochs})
+            write(folder, "paused", {**described, "history": pause.epochs})
             raise
         except BaseException as error:
             ending = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"

@@ -53,6 +53,11 @@ class Stage:
         return self.config.task.kind if self.config.task else "masked_lm"
 
     @property
+    def root(self) -> "Stage":
+        """The first stage of this line, whose model does not come from another one."""
+        return self.source.root if self.source else self
+
+    @property
     def upstream(self) -> list["Stage"]:
         return [stage for stage in (self.source, self.teacher) if stage]
 
@@ -74,9 +79,7 @@ class Stage:
     @cached_property
     def vocabulary_spec(self) -> dict[str, Any]:
         """Of a vocabulary trained on the corpus of the first stage of this line."""
-        root: Stage = self
-        while root.source is not None:
-            root = root.source
+        root = self.root
         read = ("version", "parts", "hold_out", "vocab_size")
         return {"kind": "vocabulary", "schema": SCHEMA, "corpus": {key: root.data_spec[key] for key in read}}
 

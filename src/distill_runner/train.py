@@ -14,12 +14,13 @@ from transformers import PreTrainedModel
 
 from distill_runner import checkpoints
 from distill_runner.batches import Batch
-from distill_runner.checkpoints import History, Paused, interrupts
+from distill_runner.checkpoints import History, interrupts
 from distill_runner.config import Optim, Runtime
 from distill_runner.data import Data, Update, steps
 from distill_runner.devices import Device
 from distill_runner.distributed import ALONE, Group
 from distill_runner.encoders import extract
+from distill_runner.errors import Paused
 from distill_runner.meter import Log, Meter
 from distill_runner.methods.base import Method, Progress
 from distill_runner.schedules import LEARNING_RATES
@@ -49,7 +50,7 @@ def fit(training: "Training") -> History:
         # A position behind the last step: stopped before the evaluation of an epoch that is through.
         while training.history.step < training.num_steps or training.history.position:
             if training.pauses():
-                raise Paused(training.history)
+                raise Paused(training.history.epochs)
             for update in training.rest_of_epoch():
                 training.step(update)
                 stop = group.any(bool(interrupted))

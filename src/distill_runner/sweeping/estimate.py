@@ -119,12 +119,10 @@ class Estimator:
         return _Remembered(live) if self._is_cached(stage) else live
 
     def _random(self, stage: Stage) -> PreTrainedModel:
-        root = stage
-        while root.source is not None:
-            root = root.source
+        model = stage.root.config.model
         shape = {"num_layers": stage.shape.num_layers, "layers": "random", "head": "new"}
-        vocab_size = len(self.pipeline.tokenizer(stage)) if root.config.model.source is None else None
-        return build(root.config.model.model_copy(update=shape), stage.config.task, vocab_size)
+        vocab_size = len(self.pipeline.tokenizer(stage)) if model.source is None else None
+        return build(model.model_copy(update=shape), stage.config.task, vocab_size)
 
 
 class _Remembered:

@@ -20,9 +20,8 @@ from hydra.core.utils import configure_log
 from omegaconf import DictConfig, OmegaConf
 
 from distill_runner import status
-from distill_runner.checkpoints import Paused
 from distill_runner.cli import told
-from distill_runner.errors import TrainingError, UserError, exit_cause
+from distill_runner.errors import Paused, TrainingError, UserError, exit_cause
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ def _show(head: str, lines: Sequence[str]) -> None:
 def _show_cost(todo: Sequence[Point], num_workers: int) -> None:
     run = todo[0].run
     assert run is not None
-    pipeline = Pipeline(Store(run.store.dir), run.runtime, lambda name: lambda values, step, epoch: None)
+    pipeline = Pipeline(Store(run.store.dir), run.runtime)
     estimator = Estimator(pipeline)
     shared = {stage.key: stage for point in todo for stage in _missing_upstream(point, point.stage)}
     seconds = num_bytes = 0.0
