@@ -1,8 +1,8 @@
 """The numbers that the papers print, and which of them belongs beside a result.
 
-One CSV per paper in the folder of the same name, one line per printed cell; docs/published.md lists tables, names
-and the papers' slips. Scores are percentages, as printed. A line without a task is of the model itself: millions of
-parameters, speed-up. An average that a paper prints is a line with ``task`` = average.
+One CSV per paper of ``titles.csv`` in the folder of the same name, one line per printed cell; docs/published.md lists
+tables, names and the papers' slips. Scores are percentages, as printed. A line without a task is of the model itself:
+millions of parameters, speed-up. An average that a paper prints is a line with ``task`` = average.
 """
 
 import csv
@@ -16,15 +16,6 @@ from typing import Any
 from pydantic import field_validator
 
 from distill_runner.schema import Schema
-
-TITLES = {
-    "alp_kd": "ALP-KD",
-    "internal": "Internal KD",
-    "minilmv2": "MiniLMv2",
-    "pro_kd": "Pro-KD",
-    "well_read": "Well-Read Students",
-}
-"""Paper -> its name in a source. Of two cells that suit a result equally well, that of the earlier paper is taken."""
 
 _SIZE = r"[-_]{}([-_](un)?cased)?([-_]finetuned.*)?$"
 CHECKPOINTS = {
@@ -94,17 +85,27 @@ class Published(Schema):
     comparable: bool
 
 
+def _lines(name: str) -> list[dict[str, str]]:
+    text = files("distill_runner.report").joinpath("published", f"{name}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+@cache
+def titles() -> dict[str, str]:
+    """Paper -> its name in a source. Of two cells that suit a result equally well, the earlier paper's is taken."""
+    return {line["paper"]: line["title"] for line in _lines("titles")}
+
+
 @cache
 def cells(paper: str) -> tuple[Cell, ...]:
     """Every printed cell of a paper, such as ``alp_kd``, in the order of its tables."""
-    text = files("distill_runner.report").joinpath("published", f"{paper}.csv").read_text(encoding="utf-8")
-    return tuple(Cell.model_validate(line) for line in csv.DictReader(text.splitlines()))
+    return tuple(Cell.model_validate(line) for line in _lines(paper))
 
 
 @cache
 def _scores() -> tuple[Cell, ...]:
     """All papers' cells that are of a method on a task, and not of a model itself."""
-    return tuple(cell for paper in TITLES for cell in cells(paper) if cell.method and cell.task)
+    return tuple(cell for paper in titles() for cell in cells(paper) if cell.method and cell.task)
 
 
 def find(
@@ -136,7 +137,7 @@ def find(
         return None
     distance = partial(_distance, num_layers=num_layers, width=width, teacher=teacher, metric=metric, split=split)
     cell = min(candidates, key=lambda cell: (*distance(cell), -cell.num_layers, -len(cell.variant)))
-    source = f"{TITLES[cell.paper]} Table {cell.table}"
+    source = f"{titles()[cell.paper]} Table {cell.table}"
     comparable = cell.metric is not None and not any(distance(cell))
     return Published(value=float(cell.value), metric=cell.metric, source=source, comparable=comparable)
 
