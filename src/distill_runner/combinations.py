@@ -3,6 +3,7 @@
 B examples, H features, K teacher layers, A attention heads of D features each.
 """
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -13,7 +14,7 @@ from distill_runner.errors import UserError
 from distill_runner.mapping import Attention, single
 
 
-class Combination(nn.Module):
+class Combination(nn.Module, ABC):
     """The two sides of the comparison for each supervised student layer j: its state and a target.
 
     Args:
@@ -47,8 +48,9 @@ class Combination(nn.Module):
             if j in student
         }
 
+    @abstractmethod
     def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        """The two sides for student layer j: its state (B, H) and the K states (B, K, H) of its teacher layers."""
 
 
 class Select(Combination):

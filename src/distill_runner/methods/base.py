@@ -4,6 +4,7 @@ A term says what it reads (``Needs``), builds what it trains in ``bind``, and re
 method is a term in a file of this folder, or only a new combination of terms in ``conf/method/``.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -31,7 +32,7 @@ class Progress:
     num_steps: int
 
 
-class Term(nn.Module):
+class Term(nn.Module, ABC):
     """One term of a loss. Subclasses set their needs in ``bind``; their parameters join the optimiser.
 
     ``version`` is raised when a term's meaning changes, so that stored results are not mistaken for it;
@@ -65,9 +66,9 @@ class Term(nn.Module):
             UserError: the term is impossible for this pair.
         """
 
+    @abstractmethod
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         """The unweighted term: a scalar, mean over the batch."""
-        raise UserError("method", type(self).__name__, "this term defines no forward")
 
 
 class HardLabels(Term):

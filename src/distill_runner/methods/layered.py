@@ -1,5 +1,6 @@
 """Terms that supervise a student layer by layer, so that a schedule can restrict them to some layers."""
 
+from abc import abstractmethod
 from collections.abc import Collection
 from collections.abc import Mapping as Data
 from typing import Any, Literal
@@ -55,9 +56,9 @@ class LayeredTerm(Term):
             UserError: the term is impossible for this pair of models.
         """
 
+    @abstractmethod
     def needs_of(self, layers: Data[int, list[int]]) -> tuple[Needs, Needs]:
         """What comparing these student layers reads of the student and of the teacher."""
-        raise NotImplementedError
 
     def supervise(self, layers: Collection[int]) -> None:
         """Compare these of the student's layers from now on, and no others; the needs follow."""

@@ -81,7 +81,7 @@ def _term_class(name: str, node: Node) -> type[Term]:
 
 
 def _is_term(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Term)
+    return isinstance(kind, type) and issubclass(kind, Term) and not inspect.isabstract(kind)
 
 
 def _arguments(kind: type[Term]) -> type[Schema]:
