@@ -31,8 +31,9 @@ from distill_runner.help import config_folder
 from distill_runner.methods.alp_kd import LayerProjection
 from distill_runner.models import build
 from distill_runner.pipeline import Pipeline
+from distill_runner.resolving import resolve
 from distill_runner.schema import typed
-from distill_runner.stages import Stage, resolve
+from distill_runner.stages import Stage
 from distill_runner.store import Store
 from distill_runner.teachers import Cached, Live
 from distill_runner.terminal import quiet
@@ -137,7 +138,7 @@ def compare(task: str, options: argparse.Namespace, store: Path) -> None:
     pipeline, stage = prepare(task, options.teacher, options.layers, store)
     assert stage.teacher is not None and stage.config.task is not None  # noqa: PT018
     folder = pipeline.build(stage.teacher) / "model"
-    tokens = First(pipeline.tokens(stage, stage.config.task.train), options.steps * BATCH)
+    tokens = First(pipeline.inputs.tokens(stage, stage.config.task.train), options.steps * BATCH)
     device = Device.of("cpu", "fp32")
     data = TaskData(stage.config.task, tokens, {}, device)
     kept = stage.teacher.config.model.model_copy(update={"source": str(folder), "head": "keep"})

@@ -17,7 +17,7 @@ from distill_runner.config import RunConfig
 from distill_runner.errors import UserError
 from distill_runner.help import choices, config_folder
 from distill_runner.pipeline import Pipeline
-from distill_runner.stages import resolve
+from distill_runner.resolving import resolve
 from distill_runner.store import Store
 
 CONF = config_folder()

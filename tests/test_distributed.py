@@ -25,8 +25,8 @@ from distill_runner.encoders import Needs, Shape
 from distill_runner.errors import UserError
 from distill_runner.methods.make import make_method
 from distill_runner.pipeline import Pipeline
+from distill_runner.resolving import resolve
 from distill_runner.seeds import seed_all
-from distill_runner.stages import resolve
 from distill_runner.store import Store
 from distill_runner.tasks import Examples
 from distill_runner.teachers import Live

@@ -19,7 +19,9 @@ from distill_runner.errors import UserError
 from distill_runner.methods.base import Progress
 from distill_runner.methods.pro_kd import LogitMatching
 from distill_runner.pipeline import Pipeline
-from distill_runner.stages import Stage, resolve
+from distill_runner.planning import plan
+from distill_runner.resolving import resolve
+from distill_runner.stages import Stage
 from distill_runner.store import Store
 from distill_runner.teachers import Follow
 
@@ -229,14 +231,14 @@ def test_cached_and_live_checkpoints_give_the_same_student(compose: Compose, pro
 
 def test_the_plan_names_checkpoints_and_their_targets(compose: Compose, prokd: Run, used: Run) -> None:
     fresh = Run(compose(*PROKD))
-    lines = fresh.pipeline.plan(fresh.stage)
+    lines = plan(fresh.stage, fresh.store)
     assert [line.name for line in lines] == ["teacher", "checkpoints", *["targets"] * 3, "phase1", "student"]
     assert not any(line.hit for line in lines)
     assert "logits of teacher after its epoch 2" in lines[3].what
     used.forget("checkpoints", "targets")
     shutil.rmtree(used.store.path(used.stage.spec))
     shutil.rmtree(used.store.path(used.phase1.spec))
-    lines = used.pipeline.plan(used.stage)
+    lines = plan(used.stage, used.store)
     assert [(line.name, line.hit) for line in lines[:2]] == [("teacher", True), ("checkpoints", False)]
     assert "trains it again" in lines[1].what
 

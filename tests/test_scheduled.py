@@ -18,7 +18,7 @@ from distill_runner.methods.base import HardLabels, Method, Progress, SoftLabels
 from distill_runner.methods.make import make_method, method_spec
 from distill_runner.methods.scheduled import LayerSchedule, ScheduledMethod
 from distill_runner.pipeline import Pipeline
-from distill_runner.stages import resolve
+from distill_runner.resolving import resolve
 from distill_runner.store import Store
 
 Compose = Callable[..., RunConfig]
@@ -304,7 +304,7 @@ def test_a_share_of_the_examples(compose: Compose, tmp_path: Path) -> None:
     for share in (1.0, 0.5, 0.25):
         run = compose("method=nkd", f"+stages.student.share={share}", f"store.dir={tmp_path}")
         stage = resolve(run.stages, "student", "fp32")
-        data = Pipeline(Store(tmp_path), run.runtime, lambda name: lambda *_: None).data(stage, None)
+        data = Pipeline(Store(tmp_path), run.runtime).inputs.data(stage)
         assert isinstance(data, TaskData)
         assert ("share" in stage.spec) == (share < 1)
         chosen[share] = set(data.chosen.tolist())

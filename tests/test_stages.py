@@ -17,7 +17,9 @@ from distill_runner.errors import UserError
 from distill_runner.methods.base import HardLabels
 from distill_runner.methods.make import make_method
 from distill_runner.pipeline import Pipeline
-from distill_runner.stages import Stage, resolve
+from distill_runner.planning import plan
+from distill_runner.resolving import resolve
+from distill_runner.stages import Stage
 from distill_runner.store import Store
 
 Compose = Callable[..., RunConfig]
@@ -356,12 +358,12 @@ def test_a_fine_tuned_teacher_is_used_as_it_is(compose: Compose, reference: Run)
 
 def test_the_plan_is_what_would_be_built_in_order(compose: Compose, reference: Run, used: Run) -> None:
     fresh = Run(compose(*CKD))
-    plan = fresh.pipeline.plan(fresh.stage)
-    assert [(line.name, line.hit) for line in plan] == [("teacher", False), ("targets", False), ("student", False)]
+    lines = plan(fresh.stage, fresh.pipeline.store)
+    assert [(line.name, line.hit) for line in lines] == [("teacher", False), ("targets", False), ("student", False)]
     assert fresh.trained == []
-    assert [(line.name, line.hit) for line in used.pipeline.plan(used.stage)] == [("student", True)]
+    assert [(line.name, line.hit) for line in plan(used.stage, used.pipeline.store)] == [("student", True)]
     shutil.rmtree(used.store.path(used.stage.spec))
-    again = used.pipeline.plan(used.stage)
+    again = plan(used.stage, used.pipeline.store)
     assert [(line.name, line.hit) for line in again] == [("teacher", True), ("targets", True), ("student", False)]
     assert str(again[-1]).startswith(f"build student  {reference.stage.key}  custom: 3 layers x 32 from ")
 

@@ -20,7 +20,8 @@ from distill_runner.methods.base import Progress
 from distill_runner.methods.well_read import NextSentence
 from distill_runner.models import build, count_parameters
 from distill_runner.pipeline import Pipeline
-from distill_runner.stages import TRANSFER, Stage, resolve
+from distill_runner.resolving import resolve
+from distill_runner.stages import TRANSFER, Stage
 from distill_runner.store import Store
 
 Compose = Callable[..., RunConfig]
@@ -152,7 +153,7 @@ def test_targets_of_a_transfer_set_are_those_of_the_teacher(run: Callable[..., R
     assert [point["loss"] for point in live.losses["student"]] == [point["loss"] for point in cached.losses["student"]]
     (targets,) = cached.pipeline.store.folder.glob("targets/*/logits.npy")
     assert np.load(targets).shape == (60, 2)
-    tokens = cached.pipeline.tokens(cached.stage, TRANSFER)
+    tokens = cached.pipeline.inputs.tokens(cached.stage, TRANSFER)
     assert len(tokens) == 60
     assert tokens.labels is None
 
@@ -203,7 +204,7 @@ def test_what_does_not_fit_is_refused(overrides: list[str], message: str, run: C
 def test_next_sentence_is_what_transformers_computes(run: Callable[..., RunConfig]) -> None:
     built = Built(run("method=pretrain"))
     model = build(ModelConfig(source=str(built.folder / "model")), None, next_sentence=True).double().eval()
-    tokens = built.pipeline.tokens(built.stage, "validation")
+    tokens = built.pipeline.inputs.tokens(built.stage, "validation")
     assert isinstance(tokens, Tokens)
     batch = tokens.batch(range(12))
     term = NextSentence()

@@ -41,7 +41,7 @@ class Run:
         from distill_runner.pipeline import Pipeline
         from distill_runner.report.cells import label
         from distill_runner.report.result import described_by
-        from distill_runner.stages import resolve
+        from distill_runner.resolving import resolve
         from distill_runner.store import Store
 
         if not (folder / "config.yaml").is_file():
@@ -75,7 +75,7 @@ class Run:
     @property
     def tokens(self) -> Any:
         assert self.stage.config.task is not None
-        return self.pipeline.tokens(self.stage, self.stage.config.task.validation[self.split])
+        return self.pipeline.inputs.tokens(self.stage, self.stage.config.task.validation[self.split])
 
     def attention(self, stage: "Stage", example: int) -> dict[int, np.ndarray]:
         """Attention probabilities (heads, L, L) of every layer for one example, by layer."""

@@ -4,26 +4,24 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from distill_runner.batches import Tokens
 from distill_runner.config import ModelConfig, Runtime
-from distill_runner.corpora import train_wordpiece, write_examples
-from distill_runner.data import CorpusData, Data, TaskData
+from distill_runner.data import Data
 from distill_runner.devices import Device
 from distill_runner.distributed import Group, together
 from distill_runner.errors import within
+from distill_runner.inputs import Inputs
 from distill_runner.meter import Log
-from distill_runner.models import build, count_parameters, read_tokenizer, require_weights
+from distill_runner.models import build, count_parameters, require_weights
 from distill_runner.seeds import seed_all, stage_seed
-from distill_runner.stages import CORPUS, TRANSFER, Stage
-from distill_runner.store import Spec, Store, key_of, remove, share
-from distill_runner.tasks import Examples, load_split
+from distill_runner.stages import Stage
+from distill_runner.store import Store, remove, share
 from distill_runner.teachers import Cached, Follow, Live, NoTeacher, TeacherTargets, cache_bytes, choose, why_live
 from distill_runner.terminal import quiet
 from distill_runner.train import CHECKPOINT, EPOCH, Training, fit
@@ -42,19 +40,6 @@ def unheard(_stage: str) -> Log:
     return lambda values, step, epoch: None
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A line of the plan: an artifact, whether it is in the store, and what it is made of."""
-
-    name: str
-    key: str
-    hit: bool
-    what: str
-
-    def __str__(self) -> str:
-        return f"{'hit' if self.hit else 'build':5} {self.name:8} {self.key}  {self.what}"
-
-
 class Pipeline:
     """Builds stages into a store.
 
@@ -67,39 +52,7 @@ class Pipeline:
         several = (runtime.device, runtime.precision, runtime.workers_per_gpu, runtime.num_processes)
         self.devices = Device.several(*several)
         self.device = self.devices[0]
-
-    def plan(self, stage: Stage) -> list[Planned]:
-        """What ``build`` would touch, in its order, the stage itself last; one that is there needs nothing more."""
-        lines = []
-        if not (hit := self.store.has(stage.spec)):
-            lines = [line for upstream in stage.upstream for line in self.plan(upstream)]
-            if stage.teacher:
-                lines += self._plan_targets(stage, stage.teacher)
-        return list(dict.fromkeys([*lines, Planned(stage.name, stage.key, hit, stage.describe())]))
-
-    def _plan_targets(self, stage: Stage, teacher: Stage) -> list[Planned]:
-        with torch.device("meta"):
-            needs = stage.method().teacher_needs
-        read = [
-            *(["logits"] if needs.logits else []),
-            *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls)),
-            *(f"{name} of layer {layer}" for name, layer in sorted(needs.projections, key=lambda place: place[1])),
-        ]
-        what = ", ".join(read if len(read) <= 3 else [*read[:2], "...", read[-1]])
-        if why := why_live(self.runtime.targets, needs):
-            return [Planned("targets", "-" * 16, False, f"{what} of {teacher.name}, {why}")]
-        mode = "" if self.runtime.targets == "auto" else f" (runtime.targets={self.runtime.targets})"
-        lines = []
-        for checkpoint in stage.followed:
-            of = f"{teacher.name} after its epoch {checkpoint}" if checkpoint else teacher.name
-            lines.append(self._planned("targets", stage.targets_spec(needs, checkpoint), f"{what} of {of}{mode}"))
-        if stage.route and not all(line.hit for line in lines):
-            again = "; trains it again" if self.store.has(teacher.spec) else ""
-            lines.insert(0, self._planned("checkpoints", teacher.checkpoints_spec, f"of {teacher.name}{again}"))
-        return lines
-
-    def _planned(self, name: str, spec: Spec, what: str) -> Planned:
-        return Planned(name, key_of(spec), self.store.has(spec), what)
+        self.inputs = Inputs(store, self.device)
 
     def prepare(self, stage: Stage) -> None:
         """Read what training will read, in all stages to build: what is missing is told before anything is trained."""
@@ -110,7 +63,7 @@ class Pipeline:
         with within(f"stages.{stage.name}"):
             if stage.source is None and stage.config.model.source:
                 require_weights(stage.config.model.source)
-            self.data(stage)
+            self.inputs.data(stage)
 
     def build(self, stage: Stage, pause_after: int | None = None) -> Path:
         """The folder of the stage's artifact, built with all that it needs if it is not there.
@@ -148,7 +101,7 @@ class Pipeline:
         for upstream in stage.upstream:
             self.build(upstream)
         log.info("stage %s: building %s", stage.name, stage.key)
-        data, targets = self.data(stage), self._targets(stage)
+        data, targets = self.inputs.data(stage), self._targets(stage)
         # All that is read lies in the store by now, where other processes find it.
         started = time.monotonic()
         job = partial(_take_part, stage, self.store.folder, self.runtime, self.devices, folder, pause_after)
@@ -157,7 +110,7 @@ class Pipeline:
             history = fit(training)
         if keep is not None:
             share(keep / EPOCH.format(history.best), folder / "model")
-        self.tokenizer(stage).save_pretrained(folder / "model")  # unlike ``tokenizer``, never set to truncate
+        self.inputs.tokenizer(stage).save_pretrained(folder / "model")  # unlike the one above, never set to truncate
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,
@@ -179,7 +132,7 @@ class Pipeline:
         group: Group,
     ) -> Training:
         # Nothing before may leave a trace in the random numbers below: it may have come from the store.
-        vocab_size, seed = len(self.tokenizer(stage)), stage_seed(stage.config.seed, stage.name)
+        vocab_size, seed = len(self.inputs.tokenizer(stage)), stage_seed(stage.config.seed, stage.name)
         seed_all(seed)
         return Training(
             self._model(stage, vocab_size),
@@ -207,59 +160,13 @@ class Pipeline:
             next_sentence = stage.method().student_needs.next_sentence
         return build(model, stage.config.task, trained_vocabulary, next_sentence)
 
-    def tokenizer(self, stage: Stage) -> Any:
-        """The stage's tokenizer, its vocabulary trained first if it is to come from the corpus."""
-        if stage.tokenizer != CORPUS:
-            return read_tokenizer(stage.tokenizer)
-        corpus = stage.root.config.corpus
-        assert corpus is not None
-        size = corpus.vocab_size
-        assert size is not None
-
-        def train(folder: Path) -> None:
-            train_wordpiece(corpus.texts("train"), size, folder)
-
-        return read_tokenizer(str(self.store.get(stage.vocabulary_spec, train)))
-
-    def tokens(self, stage: Stage, split: str, tokenizer: Any | None = None) -> Tokens:
-        """A tokenised split of the stage's data."""
-
-        def write(folder: Path) -> None:
-            tokens_of = tokenizer or self.tokenizer(stage)
-            if stage.config.corpus is not None:
-                write_examples(folder, stage.config.corpus, "train" if split == "train" else "validation", tokens_of)
-            else:
-                examples, max_length = self._examples(stage, split)
-                Tokens.write(folder, examples, tokens_of, max_length)
-
-        return Tokens(self.store.get(stage.split_spec(split), write))
-
-    @staticmethod
-    def _examples(stage: Stage, split: str) -> tuple[Examples, int]:
-        task, transfer = stage.config.task, stage.config.transfer
-        assert task is not None
-        examples = transfer.examples() if transfer and split == TRANSFER else load_split(task, split)
-        return examples, task.max_length
-
-    def data(self, stage: Stage, tokenizer: Any | None = None) -> Data:
-        """What the stage trains on and is judged by, tokenised into the store."""
-        task, corpus, tokenizer = stage.config.task, stage.config.corpus, tokenizer or self.tokenizer(stage)
-        if corpus is not None:
-            train, held_out = (self.tokens(stage, split, tokenizer) for split in ("train", "validation"))
-            seed = stage_seed(stage.config.seed, stage.name)
-            return CorpusData(corpus, train, held_out, tokenizer, seed, self.device)
-        assert task is not None
-        validation = {name: self.tokens(stage, split, tokenizer) for name, split in task.validation.items()}
-        train = self.tokens(stage, stage.train_split, tokenizer)
-        return TaskData(task, train, validation, self.device, stage.config.share)
-
     def _targets(self, stage: Stage) -> TeacherTargets:
         """Cached or live, whichever fits; both give the same numbers."""
         if stage.teacher is None:
             return NoTeacher()
         task, teacher, needs = stage.config.task, stage.teacher, stage.method().teacher_needs
         assert task is not None
-        tokens = self.tokens(stage, stage.train_split)
+        tokens = self.inputs.tokens(stage, stage.train_split)
         cached, why = False, why_live(self.runtime.targets, needs)
         if why is None:
             size = cache_bytes(needs, teacher.shape, len(tokens)) * len(stage.followed)
@@ -300,5 +207,5 @@ def _take_part(
     quiet()
     here = runtime.model_copy(update={"device": str(devices[group.rank].torch), "num_processes": 1})
     pipeline = Pipeline(Store(store), here)
-    data, targets = pipeline.data(stage), pipeline._targets(stage)
+    data, targets = pipeline.inputs.data(stage), pipeline._targets(stage)
     fit(pipeline._training(stage, data, targets, folder, None, pause_after, group))

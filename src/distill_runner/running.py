@@ -13,11 +13,13 @@ from distill_runner.config import RunConfig
 from distill_runner.errors import Paused
 from distill_runner.meter import Log
 from distill_runner.pipeline import Pipeline
+from distill_runner.planning import plan
 from distill_runner.report.cells import label
 from distill_runner.report.model_card import model_card
 from distill_runner.report.result import described_by, environment, finished
 from distill_runner.report.table import result_row
-from distill_runner.stages import Stage, resolve
+from distill_runner.resolving import resolve
+from distill_runner.stages import Stage
 from distill_runner.status import RESULT, going, read, write, write_json
 from distill_runner.store import Store, share
 from distill_runner.terminal import Bar, quiet
@@ -46,7 +48,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         torch.set_num_threads(max(1, torch.get_num_threads() // run.runtime.num_processes))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     pipeline = Pipeline(Store(run.store.dir), run.runtime)
-    planned = pipeline.plan(stage)
+    planned = plan(stage, pipeline.store, run.runtime.targets)
     for line in planned:
         log.info("%s", line)
     if run.plan:
@@ -128,7 +130,7 @@ def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> d
 def _save_predictions(stage: Stage, pipeline: Pipeline, artifact: Path, folder: Path) -> None:
     """Outputs (N, C) and labels (N,) of each validation split: what paired tests of two methods compare."""
     for name, split in (stage.config.task.validation if stage.config.task else {}).items():
-        outputs, labels = np.load(artifact / PREDICTIONS.format(name)), pipeline.tokens(stage, split).labels
+        outputs, labels = np.load(artifact / PREDICTIONS.format(name)), pipeline.inputs.tokens(stage, split).labels
         np.savez(folder / f"predictions-{name}.npz", outputs=outputs, labels=np.asarray(labels))
 
 

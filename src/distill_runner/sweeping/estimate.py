@@ -57,7 +57,7 @@ class Estimator:
         self.speeds: dict[str, _Speed] = {}
 
     def cost(self, stage: Stage) -> Cost:
-        data = self.pipeline.data(stage)
+        data = self.pipeline.inputs.data(stage)
         optim, speed = stage.config.optim, self._speed(stage)
         per_epoch = -(-len(data) // optim.batch_size)
         num_steps = optim.num_steps(per_epoch)
@@ -71,7 +71,7 @@ class Estimator:
     def _is_cached(self, stage: Stage) -> bool:
         assert stage.teacher is not None
         needs, mode = stage.method().teacher_needs, self.pipeline.runtime.targets
-        size = cache_bytes(needs, stage.teacher.shape, len(self.pipeline.data(stage)))
+        size = cache_bytes(needs, stage.teacher.shape, len(self.pipeline.inputs.data(stage)))
         return why_live(mode, needs) is None and choose(mode, size, self.pipeline.store.folder)[0]
 
     def _speed(self, stage: Stage) -> _Speed:
@@ -89,7 +89,7 @@ class Estimator:
             training = Training(
                 model,
                 stage.method(),
-                self.pipeline.data(stage),
+                self.pipeline.inputs.data(stage),
                 self._teacher(stage),
                 stage.config.optim.model_copy(update={"epochs": 1, "max_steps": None}),
                 select_best=False,
@@ -114,14 +114,14 @@ class Estimator:
     def _teacher(self, stage: Stage) -> TeacherTargets:
         if stage.teacher is None or stage.config.task is None:
             return NoTeacher()
-        tokens = self.pipeline.tokens(stage, stage.train_split)
+        tokens = self.pipeline.inputs.tokens(stage, stage.train_split)
         live = Live(self._random(stage.teacher), tokens, stage.method().teacher_needs, self.pipeline.device)
         return _Remembered(live) if self._is_cached(stage) else live
 
     def _random(self, stage: Stage) -> PreTrainedModel:
         model = stage.root.config.model
         shape = {"num_layers": stage.shape.num_layers, "layers": "random", "head": "new"}
-        vocab_size = len(self.pipeline.tokenizer(stage)) if model.source is None else None
+        vocab_size = len(self.pipeline.inputs.tokenizer(stage)) if model.source is None else None
         return build(model.model_copy(update=shape), stage.config.task, vocab_size)
 
 

@@ -23,7 +23,8 @@ from distill_runner.errors import UserError
 from distill_runner.explain import in_words
 from distill_runner.report.result import described_by
 from distill_runner.resolvers import run_key
-from distill_runner.stages import Stage, resolve
+from distill_runner.resolving import resolve
+from distill_runner.stages import Stage
 from distill_runner.sweeping.conditions import holds
 
 log = logging.getLogger(__name__)

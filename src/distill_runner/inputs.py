@@ -1,0 +1,67 @@
+"""What stages read: vocabularies, tokenised splits and the data made of them, each once in the store."""
+
+from pathlib import Path
+from typing import Any
+
+from distill_runner.batches import Tokens
+from distill_runner.corpora import train_wordpiece, write_examples
+from distill_runner.data import CorpusData, Data, TaskData
+from distill_runner.devices import Device
+from distill_runner.models import read_tokenizer
+from distill_runner.seeds import stage_seed
+from distill_runner.stages import CORPUS, TRANSFER, Stage
+from distill_runner.store import Store
+from distill_runner.tasks import Examples, load_split
+
+
+class Inputs:
+    """The inputs of stages, on the device that will read them."""
+
+    def __init__(self, store: Store, device: Device) -> None:
+        self.store, self.device = store, device
+
+    def tokenizer(self, stage: Stage) -> Any:
+        """The stage's tokenizer, its vocabulary trained first if it is to come from the corpus."""
+        if stage.tokenizer != CORPUS:
+            return read_tokenizer(stage.tokenizer)
+        corpus = stage.root.config.corpus
+        assert corpus is not None
+        size = corpus.vocab_size
+        assert size is not None
+
+        def train(folder: Path) -> None:
+            train_wordpiece(corpus.texts("train"), size, folder)
+
+        return read_tokenizer(str(self.store.get(stage.vocabulary_spec, train)))
+
+    def tokens(self, stage: Stage, split: str, tokenizer: Any | None = None) -> Tokens:
+        """A tokenised split of the stage's data."""
+
+        def write(folder: Path) -> None:
+            tokens_of = tokenizer or self.tokenizer(stage)
+            if stage.config.corpus is not None:
+                write_examples(folder, stage.config.corpus, "train" if split == "train" else "validation", tokens_of)
+            else:
+                examples, max_length = self._examples(stage, split)
+                Tokens.write(folder, examples, tokens_of, max_length)
+
+        return Tokens(self.store.get(stage.split_spec(split), write))
+
+    @staticmethod
+    def _examples(stage: Stage, split: str) -> tuple[Examples, int]:
+        task, transfer = stage.config.task, stage.config.transfer
+        assert task is not None
+        examples = transfer.examples() if transfer and split == TRANSFER else load_split(task, split)
+        return examples, task.max_length
+
+    def data(self, stage: Stage, tokenizer: Any | None = None) -> Data:
+        """What the stage trains on and is judged by, tokenised into the store."""
+        task, corpus, tokenizer = stage.config.task, stage.config.corpus, tokenizer or self.tokenizer(stage)
+        if corpus is not None:
+            train, held_out = (self.tokens(stage, split, tokenizer) for split in ("train", "validation"))
+            seed = stage_seed(stage.config.seed, stage.name)
+            return CorpusData(corpus, train, held_out, tokenizer, seed, self.device)
+        assert task is not None
+        validation = {name: self.tokens(stage, split, tokenizer) for name, split in task.validation.items()}
+        train = self.tokens(stage, stage.train_split, tokenizer)
+        return TaskData(task, train, validation, self.device, stage.config.share)

@@ -1,0 +1,71 @@
+"""What building a stage would touch, told before anything is trained."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from distill_runner.encoders import Needs
+from distill_runner.stages import Stage
+from distill_runner.store import Spec, Store, key_of
+from distill_runner.teachers import why_live
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A line of the plan: an artifact, whether it is in the store, and what it is made of."""
+
+    name: str
+    key: str
+    hit: bool
+    what: str
+
+    def __str__(self) -> str:
+        return f"{'hit' if self.hit else 'build':5} {self.name:8} {self.key}  {self.what}"
+
+
+def plan(stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] = "auto") -> list[Planned]:
+    """What building ``stage`` would touch, in its order, the stage itself last; one that is there needs nothing more.
+
+    Args:
+        targets: as in ``Runtime``.
+    Raises:
+        UserError: ``targets`` asks for a cache of what cannot be cached.
+    """
+    lines = []
+    if not (hit := store.has(stage.spec)):
+        lines = [line for upstream in stage.upstream for line in plan(upstream, store, targets)]
+        if stage.teacher:
+            lines += _targets(stage, stage.teacher, store, targets)
+    return list(dict.fromkeys([*lines, Planned(stage.name, stage.key, hit, stage.describe())]))
+
+
+def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "cached", "live"]) -> list[Planned]:
+    with torch.device("meta"):
+        needs = stage.method().teacher_needs
+    what = _read(needs)
+    if why := why_live(mode, needs):
+        return [Planned("targets", "-" * 16, False, f"{what} of {teacher.name}, {why}")]
+    remark = "" if mode == "auto" else f" (runtime.targets={mode})"
+    lines = []
+    for checkpoint in stage.followed:
+        of = f"{teacher.name} after its epoch {checkpoint}" if checkpoint else teacher.name
+        lines.append(_planned("targets", stage.targets_spec(needs, checkpoint), store, f"{what} of {of}{remark}"))
+    if stage.route and not all(line.hit for line in lines):
+        again = "; trains it again" if store.has(teacher.spec) else ""
+        lines.insert(0, _planned("checkpoints", teacher.checkpoints_spec, store, f"of {teacher.name}{again}"))
+    return lines
+
+
+def _read(needs: Needs) -> str:
+    """``needs`` in words, shortened where they are many."""
+    read = [
+        *(["logits"] if needs.logits else []),
+        *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls)),
+        *(f"{name} of layer {layer}" for name, layer in sorted(needs.projections, key=lambda place: place[1])),
+    ]
+    return ", ".join(read if len(read) <= 3 else [*read[:2], "...", read[-1]])
+
+
+def _planned(name: str, spec: Spec, store: Store, what: str) -> Planned:
+    return Planned(name, key_of(spec), store.has(spec), what)
