@@ -130,7 +130,8 @@ class First(Tokens):
     """The first examples of a split: as many as are trained on."""
 
     def __init__(self, tokens: Tokens, size: int) -> None:
-        self.ids, self.segments, self.offsets = tokens.ids, tokens.segments, tokens.offsets[: size + 1]
+        self.offsets = tokens.offsets[: size + 1]
+        self.ids, self.segments = tokens.ids[: self.offsets[-1]], tokens.segments[: self.offsets[-1]]
         self.labels = None if tokens.labels is None else tokens.labels[:size]
 
 

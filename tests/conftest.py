@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from distill_runner.batches import Tokens
     from distill_runner.config import RunConfig
     from distill_runner.tasks import Examples
 
@@ -28,6 +29,21 @@ os.environ.update(
 # A test's first example pays for imports, and the machine may be shared: time says nothing here.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> "Tokens":
+    """64 examples of 2 to 60 tokens with ids from 5 to 99, two segments each, none of them padding."""
+    import numpy as np
+
+    from distill_runner.batches import Tokens
+
+    folder, rng = tmp_path_factory.mktemp("tokens"), np.random.default_rng(0)
+    lengths = rng.integers(2, 61, size=64)
+    np.save(folder / "ids.npy", rng.integers(5, 100, size=lengths.sum()).astype(np.int32))
+    np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
+    np.save(folder / "segments.npy", np.concatenate([np.arange(n) > n // 2 for n in lengths]).astype(np.int8))
+    return Tokens(folder)
 
 
 @pytest.fixture(scope="session")

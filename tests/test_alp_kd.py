@@ -13,8 +13,9 @@ from torch import Tensor
 
 from distill_runner.batches import Batch
 from distill_runner.combinations import Attend, Concatenate, KeysQueriesValues
-from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
+from distill_runner.features import Features, Needs
 from distill_runner.mapping import Attention
 from distill_runner.methods.alp_kd import LayerProjection, SoftLabelsPerClass
 from distill_runner.methods.base import HardLabels, Method, Progress, SoftLabels, Term

@@ -21,8 +21,9 @@ from distill_runner.config import Optim, RunConfig, Runtime
 from distill_runner.data import TaskData, steps
 from distill_runner.devices import Device
 from distill_runner.distributed import Group, Lost, together
-from distill_runner.encoders import Needs, Shape
+from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
+from distill_runner.features import Needs
 from distill_runner.methods.make import make_method
 from distill_runner.pipeline import Pipeline
 from distill_runner.resolving import resolve
@@ -31,7 +32,7 @@ from distill_runner.store import Store
 from distill_runner.tasks import Examples
 from distill_runner.teachers import Live
 from distill_runner.train import Training, fit
-from test_train import ALP, CE, METHODS, NO_DROPOUT, TASK, Double, Logged, bert, log_into, same, told, weights
+from test_train import ALP, CE, METHODS, TASK, Double, Logged, bert, log_into, same, told, weights
 
 CPU = Device.of("cpu", "fp32")
 SCHEDULED: dict[str, Any] = {
@@ -112,7 +113,6 @@ class Case:
     folder: Path
     method: Mapping[str, Any]
     optim: Mapping[str, Any] = field(default_factory=dict)
-    dropout: bool = False
     fault: str | None = None
 
     def make(self, group: Group, report: Callable[..., None]) -> Training:
@@ -121,8 +121,7 @@ class Case:
         teacher: Any = BertForSequenceClassification(bert(4, initializer_range=0.2))
         live = Live(teacher, train, Needs(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
         seed_all(0)
-        options: dict[str, Any] = {} if self.dropout else NO_DROPOUT
-        model: Any = BertForSequenceClassification(bert(2, **options)).double()
+        model: Any = BertForSequenceClassification(bert(2)).double()
         method = make_method(self.method).bind(Shape.of(model.config), Shape.of(teacher.config), "classification")
         return Training(
             model,
@@ -200,10 +199,10 @@ def test_two_processes_train_as_one(
 
 @pytest.mark.slow
 def test_an_interrupt_of_one_stops_all_and_resuming_changes_nothing(tokens: Path, tmp_path: Path) -> None:
-    whole, _ = Case(tokens, tmp_path / "whole", METHODS["ckd"], dropout=True).train(2)
+    whole, _ = Case(tokens, tmp_path / "whole", METHODS["ckd"]).train(2)
     with pytest.raises(KeyboardInterrupt):
-        Case(tokens, tmp_path / "parts", METHODS["ckd"], dropout=True, fault="SIGTERM").train(2)
-    resumed, rows = Case(tokens, tmp_path / "parts", METHODS["ckd"], dropout=True).train(2)
+        Case(tokens, tmp_path / "parts", METHODS["ckd"], fault="SIGTERM").train(2)
+    resumed, rows = Case(tokens, tmp_path / "parts", METHODS["ckd"]).train(2)
     assert rows[0][1] == 7
     assert told(resumed.history) == told(whole.history)
     assert same(parts(resumed), parts(whole))

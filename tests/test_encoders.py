@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +19,8 @@ from transformers import (
 )
 
 from distill_runner.batches import Batch, Tokens
-from distill_runner.encoders import PACKED_FAMILIES, Features, Needs, Shape, extract
+from distill_runner.encoders import PACKED_FAMILIES, Shape, extract
+from distill_runner.features import Features, Needs
 
 SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 COMMON = {"vocab_size": 100, "num_labels": 3, "max_position_embeddings": 80, "initializer_range": 0.3}
@@ -33,17 +33,6 @@ FAMILIES: dict[str, Any] = {
     ),
 }
 ALL = Needs(logits=True, cls=frozenset({1, 2, 3}))
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
-    """64 examples of 2 to 60 tokens, two segments each, none of them padding."""
-    folder, rng = tmp_path_factory.mktemp("tokens"), np.random.default_rng(0)
-    lengths = rng.integers(2, 61, size=64)
-    np.save(folder / "ids.npy", rng.integers(5, 100, size=lengths.sum()).astype(np.int32))
-    np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
-    np.save(folder / "segments.npy", np.concatenate([np.arange(n) > n // 2 for n in lengths]).astype(np.int8))
-    return Tokens(folder)
 
 
 def make(config: PreTrainedConfig, masked_lm: bool = False, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from distill_runner.batches import Batch
 from distill_runner.config import RunConfig
-from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
+from distill_runner.features import Features, Needs
 from distill_runner.methods.base import Progress
 from distill_runner.methods.pro_kd import LogitMatching
 from distill_runner.pipeline import Pipeline

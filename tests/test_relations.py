@@ -18,11 +18,13 @@ from transformers import (
 
 from distill_runner.batches import Batch, Tokens
 from distill_runner.devices import Device
-from distill_runner.encoders import PROJECTIONS, Features, Needs, Projection, Shape, _extract_padded, extract
+from distill_runner.encoders import Shape, extract
 from distill_runner.errors import UserError
+from distill_runner.features import PROJECTIONS, Features, Needs, Projection
 from distill_runner.methods.alp_kd import LayerProjection
 from distill_runner.methods.base import Progress, Term
 from distill_runner.methods.relations import Relations
+from distill_runner.padded import extract_padded
 from distill_runner.teachers import Live, why_live
 
 CPU = Device.of("cpu", "fp32")
@@ -161,7 +163,7 @@ ALL = Needs(logits=True, cls=frozenset({1, 3}), projections=EVERY)
 def test_packed_projections_are_the_padded_ones(tokens: Tokens, needs: Needs, granule: int | None) -> None:
     model, batch = bert(3), tokens.batch(range(20), granule)
     results = []
-    for read in (extract, _extract_padded):
+    for read in (extract, extract_padded):
         features = read(model, batch, needs)
         assert features.projections.keys() == needs.projections
         states = [*(features.projections[place] for place in sorted(needs.projections))]
@@ -195,11 +197,14 @@ def test_other_families_give_their_projections_too(tokens: Tokens) -> None:
 def test_a_model_stops_at_what_is_read_of_its_last_layer(tokens: Tokens) -> None:
     model, ran = bert(4), []
     for name, module in model.named_modules():
-        if name.endswith((".query", ".key", ".value", ".intermediate")):
-            module.register_forward_hook(lambda *_args, name=name: ran.append(name.removeprefix("bert.encoder.layer.")))
-    extract(model, tokens.batch(range(4)), Needs(projections=frozenset({("query", 2), ("value", 2)})))
-    whole = [f"0.attention.self.{name}" for name in PROJECTIONS]
-    assert ran == [*whole, "0.intermediate", "1.attention.self.query", "1.attention.self.value"]
+        if name.endswith(".intermediate"):
+            module.register_forward_hook(lambda *_args, name=name: ran.append(name))
+    features = extract(model, tokens.batch(range(4)), Needs(projections=frozenset({("query", 2), ("value", 2)})))
+    assert ran == ["bert.encoder.layer.0.intermediate"]
+    torch.stack([states.sin().sum() for states in features.projections.values()]).sum().backward()
+    layer: Any = model.get_submodule("bert.encoder.layer.1")
+    read = {name.split(".")[2] for name, parameter in layer.named_parameters() if parameter.grad is not None}
+    assert read == {"query", "value"}
 
 
 def test_a_live_teacher_gives_projections_in_the_order_of_the_batch(tokens: Tokens) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from distill_runner.batches import Batch
 from distill_runner.config import RunConfig
-from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
+from distill_runner.features import Features, Needs
 from distill_runner.methods.base import HardLabels, Method, Progress, SoftLabels, Term
 from distill_runner.methods.make import make_method, method_spec
 from distill_runner.methods.scheduled import LayerSchedule, ScheduledMethod

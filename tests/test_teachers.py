@@ -14,7 +14,8 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 from distill_runner.batches import Tokens
 from distill_runner.config import ModelConfig
 from distill_runner.devices import Device
-from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.encoders import Shape
+from distill_runner.features import Features, Needs
 from distill_runner.methods.base import Progress
 from distill_runner.models import build
 from distill_runner.store import Store

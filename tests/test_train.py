@@ -29,8 +29,9 @@ from distill_runner.config import Optim, Runtime
 from distill_runner.corpora import Corpus, Part
 from distill_runner.data import CorpusData, Data, Evaluation, TaskData
 from distill_runner.devices import Device
-from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
+from distill_runner.features import Features, Needs
 from distill_runner.meter import Diverged, Log
 from distill_runner.methods.base import HardLabels, Kind, Method, Progress, Term
 from distill_runner.methods.make import make_method
@@ -374,7 +375,6 @@ def test_accumulation_only_changes_how_much_is_computed_at_once(make: Make, accu
             "ckd",
             log_into(rows[parts]),
             dtype=torch.float64,
-            config=NO_DROPOUT,
             accumulation=parts,
             epochs=1,
         )
@@ -530,6 +530,7 @@ class Scripted:
 
     def __init__(self, data: Data, scores: list[float]) -> None:
         self.data, self.scores, self.seen = data, iter(scores), list[dict[str, Tensor]]()
+        self.token_ids = None
 
     def __len__(self) -> int:
         return len(self.data)
@@ -571,7 +572,8 @@ def test_a_methods_parameters_are_trained_and_stay_with_it(make: Make, tmp_path:
     fit(training)
     assert not any(torch.equal(before[name], tensor) for name, tensor in weights(training.method).items())
     saved = load_file(tmp_path / "model" / "model.safetensors")
-    assert same(saved, weights(training.model))
+    with training.whole_model() as model:
+        assert same(saved, weights(model))
     loaded: Any
     loaded, info = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -593,7 +595,8 @@ def test_a_term_of_weight_0_is_not_built() -> None:
 
 def test_no_epochs_judge_the_model_as_it_is(make: Make, tmp_path: Path) -> None:
     training = make(epochs=0, select_best=True, folder=tmp_path)
-    before = weights(training.model)
+    with training.whole_model() as model:
+        before = weights(model)
     history = fit(training)
     assert (history.step, history.best, len(history.epochs)) == (0, 1, 1)
     assert same(load_file(tmp_path / "model" / "model.safetensors"), before)

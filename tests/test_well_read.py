@@ -14,8 +14,9 @@ from transformers import AutoModel, AutoModelForMaskedLM
 
 from distill_runner.batches import Tokens
 from distill_runner.config import ModelConfig, RunConfig
-from distill_runner.encoders import Features, Needs, Shape, extract
+from distill_runner.encoders import Shape, extract
 from distill_runner.errors import UserError
+from distill_runner.features import Features, Needs
 from distill_runner.methods.base import Progress
 from distill_runner.methods.well_read import NextSentence
 from distill_runner.models import build, count_parameters

@@ -9,7 +9,7 @@ of 16 of them: ``teachers`` sees to that).
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from distill_runner.tasks import Examples
 
 GRANULE = 16
+PADDING = 0
+"""Token id under the padding of ``Batch.padded``; no attention sees it."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,15 @@ class Group:
     """Consecutive sequences of a pack that are attended together, each padded to the same length L.
 
     ``sequences`` and ``tokens`` are the group's ranges in the batch and in the pack; ``gather`` (n, L) indexes the
-    group's tokens, padding pointing at some real token, and ``real`` (n, L) is True where there is a token.
+    group's tokens, padding pointing at some real token, ``real`` (n, L) is True where there is a token, and
+    ``tokens_padded`` are the places of the tokens among these n * L.
     """
 
     sequences: slice
     tokens: slice
     gather: Tensor
     real: Tensor
+    tokens_padded: Tensor
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Batch:
     ``input_ids``, ``segments`` and ``positions`` are (T,); ``starts`` (B,) are the rows of the first tokens ([CLS]);
     ``index`` (B,) is the example's number in its split; ``rows`` are the tokens that a token-wise head reads, None for
     a head on [CLS]; ``labels`` belong to what the head reads; ``is_next`` (B,) are those of next sentence prediction.
+    ``noise`` is the seed of the update's dropout.
     """
 
     input_ids: Tensor
@@ -55,6 +60,7 @@ class Batch:
     labels: Tensor | None = None
     rows: Tensor | None = None
     is_next: Tensor | None = None
+    noise: int | None = None
 
     @property
     def size(self) -> int:
@@ -68,9 +74,11 @@ class Batch:
         def move(value: Any) -> Any:
             return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
 
-        groups = tuple(replace(group, gather=move(group.gather), real=move(group.real)) for group in self.groups)
-        moved = {field.name: move(getattr(self, field.name)) for field in fields(self)}
-        return Batch(**moved | {"groups": groups})
+        def moved(parts: Any) -> dict[str, Any]:
+            return {field.name: move(getattr(parts, field.name)) for field in fields(parts)}
+
+        groups = tuple(Group(**moved(group)) for group in self.groups)
+        return Batch(**moved(self) | {"groups": groups})
 
     def padded(self) -> tuple[Tensor, Tensor, Tensor]:
         """``input_ids``, ``segments`` and ``attention_mask``, each (B, L), for backbones that need padding."""
@@ -135,7 +143,9 @@ def _groups(lengths: np.ndarray, starts: np.ndarray, granule: int | None) -> Ite
         here, columns = lengths[first:last, None], np.arange(padded[first])
         gather = (starts[first:last] - starts[first])[:, None] + np.minimum(columns, here - 1)
         tokens = slice(int(starts[first]), int(starts[last - 1] + lengths[last - 1]))
-        yield Group(slice(first, last), tokens, torch.from_numpy(gather), torch.from_numpy(columns < here))
+        real = columns < here
+        indices = (torch.from_numpy(values) for values in (gather, real, np.flatnonzero(real)))
+        yield Group(slice(first, last), tokens, *indices)
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:

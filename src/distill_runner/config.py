@@ -76,6 +76,11 @@ class Optim(Schema):
         if self.epochs is None and self.max_steps is None:
             raise UserError("optim.max_steps", None, "needs a value where optim.epochs is null")
 
+    @property
+    def decay_is_decoupled(self) -> bool:
+        """Whether weights without gradient are scaled and nothing else."""
+        return self.name == "adamw" or not self.weight_decay
+
     def num_steps(self, per_epoch: int) -> int:
         """Steps in all, with ``per_epoch`` of them in an epoch."""
         bounds = (self.max_steps, None if self.epochs is None else self.epochs * per_epoch)

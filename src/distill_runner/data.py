@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from distill_runner.batches import Batch, Tokens, epoch_order
+from distill_runner.batches import PADDING, Batch, Tokens, epoch_order
 from distill_runner.corpora import Corpus, continuations, mask_draws, mask_tokens
 from distill_runner.devices import Device
 from distill_runner.distributed import ALONE, Group
-from distill_runner.encoders import Needs, extract, predicts_next_sentence
+from distill_runner.encoders import extract, predicts_next_sentence
 from distill_runner.evaluate import by_tokens, predict
+from distill_runner.features import Needs
 from distill_runner.metrics import score
 from distill_runner.tasks import Task
 
@@ -27,6 +29,10 @@ class Data(Protocol):
     @property
     def num_evaluated(self) -> int:
         """Examples of one evaluation."""
+
+    @property
+    def token_ids(self) -> np.ndarray | None:
+        """The token ids (U,), sorted, that occur in any batch; None if any may."""
 
     def __len__(self) -> int: ...
 
@@ -49,6 +55,11 @@ class TaskData:
     @property
     def num_evaluated(self) -> int:
         return sum(map(len, self.validation.values()))
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        occurring = [np.flatnonzero(np.bincount(tokens.ids)) for tokens in (self.train, *self.validation.values())]
+        return reduce(np.union1d, occurring, np.array([PADDING]))
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -76,6 +87,9 @@ class CorpusData:
         self.special = torch.tensor(sorted(tokenizer.all_special_ids))
         self.mask_id, self.vocab_size = tokenizer.mask_token_id, len(tokenizer)
         self.continues = continuations(tokenizer) if corpus.whole_word else None
+
+    token_ids = None
+    """Some masked tokens are replaced by others from the whole vocabulary."""
 
     @property
     def num_evaluated(self) -> int:
@@ -132,11 +146,15 @@ class CorpusData:
 
 @dataclass(frozen=True)
 class Update:
-    """One process's batches of an update of ``num_examples``; ``shares`` are their weights, 1 over all processes."""
+    """One process's batches of an update of ``num_examples``; ``shares`` are their weights, 1 over all processes.
+
+    ``noise`` is the seed of its dropout, in all processes.
+    """
 
     num_examples: int
     batches: list[Batch]
     shares: list[float]
+    noise: int
 
 
 def steps(
@@ -154,4 +172,5 @@ def steps(
         parts = np.array_split(update, min(passes, len(update)))
         mine = parts[group.rank :: group.size]
         shares = [len(part) / len(update) for part in mine]
-        yield Update(len(update), [data.batch(part, epoch) for part in mine or parts[:1]], shares or [0.0])
+        noise = int(np.random.default_rng([seed, epoch, start]).integers(2**63))
+        yield Update(len(update), [data.batch(part, epoch) for part in mine or parts[:1]], shares or [0.0], noise)

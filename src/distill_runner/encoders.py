@@ -3,76 +3,26 @@
 Together with ``models`` the only module that knows attribute names of ``transformers``.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from torch.nn.functional import linear
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from distill_runner.attention import Heads
 from distill_runner.batches import Batch
-from distill_runner.errors import UserError
+from distill_runner.dropout import Noise
+from distill_runner.features import PROJECTIONS, Features, Needs, Projection
+from distill_runner.padded import extract_padded
 
 PACKED_FAMILIES = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
 """Model types whose layers are read attribute by attribute below; the others run padded."""
-Projection = Literal["query", "key", "value"]
-"""What an attention layer makes of its input, after the bias and before the attention; all heads side by side."""
-PROJECTIONS = get_args(Projection)
-RECORDING = "distill_runner_recording"
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What is read of a model: its logits, the [CLS] outputs of layers, and projections in layers.
-
-    Layers count from 1; the embeddings are no layer. ``next_sentence`` is the second head of BERT's own pre-training,
-    beside the ``logits`` of its tokens.
-    """
-
-    logits: bool = False
-    cls: frozenset[int] = frozenset()
-    projections: frozenset[tuple[Projection, int]] = frozenset()
-    next_sentence: bool = False
-
-    def __or__(self, other: "Needs") -> "Needs":
-        return Needs(
-            self.logits or other.logits,
-            self.cls | other.cls,
-            self.projections | other.projections,
-            self.next_sentence or other.next_sentence,
-        )
-
-    def __bool__(self) -> bool:
-        return self.logits or bool(self.cls) or bool(self.projections) or self.next_sentence
-
-
-@dataclass
-class Features:
-    """What ``Needs`` asked for: ``logits`` (B, C), ``cls`` by layer (B, H), and ``projections`` (T, H), packed.
-
-    ``next_sentence`` is (B, 2).
-    """
-
-    logits: Tensor | None = None
-    cls: dict[int, Tensor] = field(default_factory=dict)
-    projections: dict[tuple[Projection, int], Tensor] = field(default_factory=dict)
-    next_sentence: Tensor | None = None
-
-    def full(self, rows: Tensor | slice = slice(None), tokens: Tensor | slice = slice(None)) -> "Features":
-        """Some examples and their tokens, in the precision in which losses are computed: float32 at least."""
-
-        def part(values: Tensor, chosen: Tensor | slice) -> Tensor:
-            return values[chosen].to(torch.promote_types(values.dtype, torch.float32))
-
-        return Features(
-            None if self.logits is None else part(self.logits, rows),
-            {layer: part(cls, rows) for layer, cls in self.cls.items()},
-            {place: part(states, tokens) for place, states in self.projections.items()},
-            None if self.next_sentence is None else part(self.next_sentence, rows),
-        )
+SITES = 4
+"""Numbers of a layer's places for dropout; those below are the embeddings', those from ``HEAD`` on the head's."""
+HEAD = 1
 
 
 @dataclass(frozen=True)
@@ -108,33 +58,32 @@ def _first_position(config: PreTrainedConfig) -> int:
 
 def extract(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
     """Run ``model`` on ``batch`` as far as ``needs`` asks, padding-free where its family allows."""
-    read = _extract_packed if model.config.model_type in PACKED_FAMILIES else _extract_padded
+    read = _extract_packed if model.config.model_type in PACKED_FAMILIES else extract_padded
     return read(model, batch, needs)
 
 
 def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
     backbone: Any = model.base_model
     layers = backbone.encoder.layer
+    noise = Noise.of(batch) if model.training else None
     whole = len(layers) if needs.logits or needs.next_sentence else max(needs.cls, default=0)
     deepest = max([whole, *(number for _, number in needs.projections)])
-    positions = batch.positions + _first_position(model.config)
-    segments = batch.segments if model.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
-    h_1TH = backbone.embeddings(batch.input_ids[None], segments[None], positions[None])
-    if hasattr(backbone, "embeddings_project"):  # ELECTRA's embeddings are narrower than its layers
-        h_1TH = backbone.embeddings_project(h_1TH)
-    h_TH, features = h_1TH[0], Features()
+    h_TH, features = _embed(model, batch, noise), Features()
+    heads = Heads(batch, model.config.num_attention_heads, noise)
     for number, layer in enumerate(layers[:deepest], start=1):
-        read = {name: _project(layer, name, h_TH) for name in PROJECTIONS if (name, number) in needs.projections}
-        features.projections |= {(name, number): states for name, states in read.items()}
-        if number == deepest > whole:
-            break  # nobody reads what this layer makes of its projections
+        wanted = [name for name in PROJECTIONS if (name, number) in needs.projections]
+        if number == deepest > whole:  # nobody reads what this layer makes of its projections
+            features.projections |= {(name, number): _project(layer, [name], h_TH) for name in wanted}
+            break
         # Nobody reads the other tokens of the last layer, unless the head is token-wise.
         only_cls = number == deepest and batch.rows is None
-        h_TH = _layer(layer, h_TH, batch, only_cls, read)
+        inputs = _Inputs.of(layer, h_TH, batch.starts if only_cls else None, wanted)
+        features.projections |= {(name, number): inputs.read[name] for name in wanted}
+        h_TH = _layer(layer, inputs, heads, number * SITES)
         if number in needs.cls:
             features.cls[number] = h_TH if only_cls else h_TH[batch.starts]
     if needs.logits:
-        features.logits = _head(model, h_TH if batch.rows is None else h_TH[batch.rows])
+        features.logits = _head(model, h_TH if batch.rows is None else h_TH[batch.rows], noise)
     if needs.next_sentence:
         cls_BH = h_TH if batch.rows is None else h_TH[batch.starts]
         head: Any = model.cls
@@ -142,60 +91,76 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Featu
     return features
 
 
+def _embed(model: Any, batch: Batch, noise: Noise | None) -> Tensor:
+    embeddings = model.base_model.embeddings
+    segments = batch.segments if model.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
+    h_TH = embeddings.word_embeddings(batch.input_ids) + embeddings.token_type_embeddings(segments)
+    h_TH = h_TH + embeddings.position_embeddings(batch.positions + _first_position(model.config))
+    h_TH = _drop(embeddings.dropout, embeddings.LayerNorm(h_TH), noise, 0)
+    if hasattr(model.base_model, "embeddings_project"):  # ELECTRA's embeddings are narrower than its layers
+        h_TH = model.base_model.embeddings_project(h_TH)
+    return h_TH
+
+
 def predicts_next_sentence(model: Any) -> bool:
     """Whether the model has BERT's head for it."""
     return hasattr(getattr(model, "cls", None), "seq_relationship")
 
 
-def _project(layer: Any, name: Projection, h_TH: Tensor) -> Tensor:
-    projected: Tensor = getattr(layer.attention.self, name)(h_TH)
-    return projected
+@dataclass(frozen=True)
+class _Inputs:
+    """What a layer works on: ``h_QH`` are the rows that go through it, and ``read`` are projections (T, H) by name.
 
-
-def _layer(layer: Any, h_TH: Tensor, batch: Batch, only_cls: bool, read: dict[Projection, Tensor]) -> Tensor:
-    """One post-norm Transformer layer over packed tokens; with ``only_cls`` its output at the [CLS] rows alone.
-
-    ``read`` has those of its projections (T, H) that are computed already.
+    ``projected`` are queries, keys and values (T, 3 * H) side by side. Where only the first tokens go through, it is
+    keys and values (T, 2 * H), and ``query_BH`` has the queries.
     """
+
+    h_QH: Tensor
+    projected: Tensor
+    query_BH: Tensor | None
+    read: Mapping[Projection, Tensor]
+
+    @classmethod
+    def of(cls, layer: Any, h_TH: Tensor, starts: Tensor | None, wanted: Sequence[Projection]) -> "_Inputs":
+        if starts is None:
+            projected = _project(layer, PROJECTIONS, h_TH)
+            return cls(h_TH, projected, None, dict(zip(PROJECTIONS, projected.chunk(3, -1), strict=True)))
+        projected = _project(layer, ["key", "value"], h_TH)
+        key_TH, value_TH = projected.chunk(2, -1)
+        read: dict[Projection, Tensor] = {"key": key_TH, "value": value_TH}
+        if "query" in wanted:
+            read["query"] = _project(layer, ["query"], h_TH)
+            return cls(h_TH[starts], projected, read["query"][starts], read)
+        return cls(h_TH[starts], projected, _project(layer, ["query"], h_TH[starts]), read)
+
+
+def _project(layer: Any, names: Sequence[Projection], h_RH: Tensor) -> Tensor:
+    """The named projections (R, names * H) side by side, in one matrix product."""
+    parts = [getattr(layer.attention.self, name) for name in names]
+    return linear(h_RH, torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
+
+
+def _layer(layer: Any, inputs: _Inputs, heads: Heads, site: int) -> Tensor:
+    """One post-norm Transformer layer over packed tokens, or over the first ones; dropouts at ``site`` and behind."""
     attention = layer.attention.self
-    queried_QH = h_TH[batch.starts] if only_cls else h_TH
-    if "query" in read:
-        query_QH = read["query"][batch.starts] if only_cls else read["query"]
-    else:
-        query_QH = _project(layer, "query", queried_QH)
-    heads = (-1, attention.num_attention_heads, attention.attention_head_size)
-    context_QH = _attend(
-        query_QH.view(heads),
-        (read["key"] if "key" in read else _project(layer, "key", h_TH)).view(heads),
-        (read["value"] if "value" in read else _project(layer, "value", h_TH)).view(heads),
-        batch,
-        only_cls,
-        dropout=attention.dropout.p if attention.training else 0.0,
-    )
-    h_QH = layer.attention.output(context_QH, queried_QH)
-    return layer.output(layer.intermediate(h_QH), h_QH)
+    p = attention.dropout.p if attention.training else 0.0
+    context_QH = heads.attend(inputs.projected, inputs.query_BH, p, site)
+    h_QH = _add(layer.attention.output, context_QH, inputs.h_QH, heads.noise, site + 1)
+    return _add(layer.output, layer.intermediate(h_QH), h_QH, heads.noise, site + 2)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, batch: Batch, only_cls: bool, dropout: float) -> Tensor:
-    """Attention within each sequence of a pack.
-
-    ``q`` is (Q, heads, d) with Q = B if ``only_cls``, else T; ``k``, ``v`` are (T, heads, d). Returns (Q, heads * d).
-    """
-    contexts = []
-    for group in batch.groups:
-        keys = k[group.tokens][group.gather].transpose(1, 2)
-        values = v[group.tokens][group.gather].transpose(1, 2)
-        # The query is doubled because for a single one the CPU kernel splits the keys by the size of the batch, and
-        # the result of an example would depend on its neighbours.
-        queries = q[group.sequences, None].expand(-1, 2, -1, -1) if only_cls else q[group.tokens][group.gather]
-        context = scaled_dot_product_attention(
-            queries.transpose(1, 2), keys, values, group.real[:, None, None], dropout_p=dropout
-        ).transpose(1, 2)
-        contexts.append(context[:, 0] if only_cls else context[group.real])
-    return torch.cat(contexts).flatten(1)
+def _add(block: Any, x: Tensor, residual_QH: Tensor, noise: Noise | None, site: int) -> Tensor:
+    """The end of a block: project, drop, add what went around it, normalise."""
+    normed: Tensor = block.LayerNorm(_drop(block.dropout, block.dense(x), noise, site) + residual_QH)
+    return normed
 
 
-def _head(model: Any, h_RH: Tensor) -> Tensor:
+def _drop(dropout: nn.Dropout, x_RH: Tensor, noise: Noise | None, site: int) -> Tensor:
+    dropped: Tensor = dropout(x_RH) if noise is None else noise.rows(x_RH, dropout.p, site)
+    return dropped
+
+
+def _head(model: Any, h_RH: Tensor, noise: Noise | None) -> Tensor:
     """The model's own head on the rows that it reads: [CLS] of each sequence, or tokens for a language model."""
     if hasattr(model, "cls"):
         return model.cls.predictions(h_RH)
@@ -204,46 +169,8 @@ def _head(model: Any, h_RH: Tensor) -> Tensor:
     if hasattr(model, "lm_head"):
         return model.lm_head(h_RH)
     if getattr(model.base_model, "pooler", None) is not None:
-        return model.classifier(model.dropout(model.base_model.pooler(h_RH[:, None])))
-    return model.classifier(h_RH[:, None])
-
-
-def _extract_padded(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
-    """The same through the model's own forward on padded input: the reference, and the way for other families."""
-    input_ids, segments, mask = batch.padded()
-    inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
-    if getattr(model.config, "type_vocab_size", 0) > 1:
-        inputs["token_type_ids"] = segments
-    tape: list[tuple[Tensor, ...]] = []
-    if needs.projections:
-        model.set_attn_implementation(RECORDING)
-        inputs["tape"] = tape
-    output: Any = model(**inputs, output_hidden_states=bool(needs.cls))
-    if needs.projections and not tape:
-        problem = f"models of type {model.config.model_type} do not give away their queries, keys and values"
-        raise UserError("method", None, problem, "Take a model of another family, or a method without attention.")
-    logits = output.logits if needs.logits else None
-    if logits is not None and batch.rows is not None:
-        logits = logits[mask.bool()][batch.rows]
-    return Features(
-        logits,
-        {layer: output.hidden_states[layer][:, 0] for layer in needs.cls},
-        {
-            (name, layer): tape[layer - 1][PROJECTIONS.index(name)].transpose(1, 2).flatten(2)[mask.bool()]
-            for name, layer in needs.projections
-        },
-    )
-
-
-def _recording_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    """``sdpa``, which puts its inputs, each (B, heads, L, d), on the list ``tape`` that the caller gave the model."""
-    if (tape := options.pop("tape", None)) is not None:
-        tape.append((query, key, value))
-    context, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    return context, None
-
-
-AttentionInterface.register(RECORDING, _recording_attention)
-AttentionMaskInterface.register(RECORDING, sdpa_mask)  # without it padding would silently be attended to
+        return model.classifier(_drop(model.dropout, model.base_model.pooler(h_RH[:, None]), noise, HEAD))
+    head = model.classifier
+    hidden = head.dense(_drop(head.dropout, h_RH, noise, HEAD))
+    hidden = head.activation(hidden) if hasattr(head, "activation") else hidden.tanh()  # ELECTRA's, RoBERTa's
+    return head.out_proj(_drop(head.dropout, hidden, noise, HEAD + 1))

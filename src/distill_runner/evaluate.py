@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 from distill_runner.batches import Tokens
 from distill_runner.devices import Device
-from distill_runner.encoders import Needs, Shape, extract
+from distill_runner.encoders import Shape, extract
+from distill_runner.features import Needs
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65536}
 

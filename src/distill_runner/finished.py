@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distill_runner.combinations import Attend
-    from distill_runner.encoders import Features, Needs, Projection
+    from distill_runner.features import Features, Needs, Projection
     from distill_runner.pipeline import Pipeline
     from distill_runner.stages import Stage
 
@@ -79,7 +79,7 @@ class Run:
 
     def attention(self, stage: "Stage", example: int) -> dict[int, np.ndarray]:
         """Attention probabilities (heads, L, L) of every layer for one example, by layer."""
-        from distill_runner.encoders import Needs
+        from distill_runner.features import Needs
 
         names: tuple[Projection, ...] = ("query", "key")
         places = frozenset((name, layer) for layer in range(1, stage.shape.num_layers + 1) for name in names)
@@ -98,7 +98,7 @@ class Run:
         return {layer: cls.numpy() for layer, cls in self._cls(stage, layers, examples).items()}
 
     def _cls(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> "dict[int, Tensor]":
-        from distill_runner.encoders import Needs
+        from distill_runner.features import Needs
 
         batch = self.tokens.batch(examples)
         cls = self._features(stage, batch, Needs(cls=frozenset(layers))).cls

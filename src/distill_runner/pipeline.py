@@ -18,7 +18,7 @@ from distill_runner.distributed import Group, together
 from distill_runner.errors import within
 from distill_runner.inputs import Inputs
 from distill_runner.meter import Log
-from distill_runner.models import build, count_parameters, require_weights
+from distill_runner.models import build, require_weights
 from distill_runner.seeds import seed_all, stage_seed
 from distill_runner.stages import Stage
 from distill_runner.store import Store, remove, share
@@ -115,7 +115,7 @@ class Pipeline:
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,
             "metrics": history.epochs[history.best - 1],
-            "num_params": count_parameters(training.model),
+            "num_params": training.num_params,
             "shape": asdict(stage.shape),
         }
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=1))

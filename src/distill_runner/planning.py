@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from distill_runner.encoders import Needs
+from distill_runner.features import Needs
 from distill_runner.stages import Stage
 from distill_runner.store import Spec, Store, key_of
 from distill_runner.teachers import why_live

@@ -7,7 +7,8 @@ from typing import Any
 
 from distill_runner import tasks
 from distill_runner.config import ModelConfig, StageConfig
-from distill_runner.encoders import Needs, Shape
+from distill_runner.encoders import Shape
+from distill_runner.features import Needs
 from distill_runner.methods.base import Kind, Method
 from distill_runner.methods.make import make_method, method_spec
 from distill_runner.models import fingerprint

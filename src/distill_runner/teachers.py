@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 
 from distill_runner.batches import Batch, Tokens
 from distill_runner.devices import Device
-from distill_runner.encoders import Features, Needs, Shape, extract
+from distill_runner.encoders import Shape, extract
 from distill_runner.errors import UserError
+from distill_runner.features import Features, Needs
 from distill_runner.methods.base import Progress
 from distill_runner.seeds import undisturbed
 

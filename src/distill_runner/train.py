@@ -4,6 +4,8 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -23,8 +25,10 @@ from distill_runner.encoders import extract
 from distill_runner.errors import Paused
 from distill_runner.meter import Log, Meter
 from distill_runner.methods.base import Method, Progress
+from distill_runner.models import count_parameters
 from distill_runner.schedules import LEARNING_RATES
 from distill_runner.teachers import TeacherTargets
+from distill_runner.vocabulary import train_used_rows, whole
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +99,9 @@ class Training:
         group: Group = ALONE,
     ) -> None:
         self.model, self.method = device.place(model), device.place(method)
+        self.num_params = count_parameters(model)
+        if optim.decay_is_decoupled and (occurring := data.token_ids) is not None:
+            train_used_rows(model, torch.as_tensor(occurring, device=device.torch))
         self.data, self.teacher, self.optim = data, teacher, optim
         self.select_best, self.seed, self.device, self.folder, self.report = select_best, seed, device, folder, report
         self.keep, self.pause_after, self.group = keep, pause_after, group
@@ -133,11 +140,12 @@ class Training:
         self.group.seed(self.seed, history.step)
         logged: dict[str, Tensor] = {}
         for batch, share in zip(update.batches, update.shares, strict=True):
-            for name, value in self._backward(self.device.move(batch), progress, share).items():
+            placed = replace(self.device.move(batch), noise=update.noise)
+            for name, value in self._backward(placed, progress, share).items():
                 logged[name] = logged.get(name, 0) + share * value
         self.group.add_up([*logged.values(), *(p.grad for p in self.parameters if p.grad is not None)])
         self.method.end_update(logged, update.num_examples)
-        rate = optim.lr * LEARNING_RATES[optim.schedule](history.step, self.num_steps, optim.warmup)
+        rate = self._rate(history.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if optim.clip is not None:
@@ -168,17 +176,29 @@ class Training:
         history.epochs.append(metrics)
         history.epoch, history.position = history.epoch + 1, 0
         if self.keep is not None and self.group.first:
-            self.model.save_pretrained(self.keep / EPOCH.format(history.epoch))
+            self._save_model(self.keep / EPOCH.format(history.epoch))
         score = next(iter(metrics.values()))
         if not self.select_best or score > history.best_score:
             history.best, history.best_score = history.epoch, score
             if self.group.first:
-                self.model.save_pretrained(self.folder / "model")
+                self._save_model(self.folder / "model")
                 for name, outputs in predictions.items():
                     np.save(self.folder / PREDICTIONS.format(name), outputs)
         values = {f"validation/{name}": value for name, value in metrics.items()}
         self.report(values, history.step, history.step / self.per_epoch)
         self.save()
+
+    def _rate(self, step: int) -> float:
+        return self.optim.lr * LEARNING_RATES[self.optim.schedule](step, self.num_steps, self.optim.warmup)
+
+    def whole_model(self) -> AbstractContextManager[PreTrainedModel]:
+        """The model as it is to be saved: without it, words that occur nowhere in ``data`` are missing."""
+        decays = (1 - self._rate(step) * self.optim.weight_decay for step in range(self.history.step))
+        return whole(self.model, math.prod(decays))
+
+    def _save_model(self, folder: Path) -> None:
+        with self.whole_model() as model:
+            model.save_pretrained(folder)
 
     def pauses(self) -> bool:
         return self.pause_after is not None and self.history.epoch >= self.pause_after and not self.history.position

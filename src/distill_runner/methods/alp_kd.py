@@ -12,8 +12,9 @@ from torch import Tensor
 from distill_runner import losses
 from distill_runner.batches import Batch
 from distill_runner.combinations import Attend, Combination, Concatenate, Select
-from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
+from distill_runner.features import Features, Needs
 from distill_runner.mapping import Attention, Mapping
 from distill_runner.methods.base import Progress, SoftLabels
 from distill_runner.methods.layered import LayeredTerm

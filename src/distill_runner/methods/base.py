@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from distill_runner import losses
 from distill_runner.batches import Batch
-from distill_runner.encoders import Features, Needs, Shape
+from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
+from distill_runner.features import Features, Needs
 
 Kind = Literal["classification", "regression", "masked_lm"]
 

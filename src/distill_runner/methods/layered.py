@@ -8,8 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from distill_runner.encoders import Needs, Shape
+from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
+from distill_runner.features import Needs
 from distill_runner.mapping import Mapping
 from distill_runner.methods.base import Kind, Term
 from distill_runner.schema import typed

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from distill_runner.batches import Batch
-from distill_runner.encoders import Features, Needs, Projection, Shape
+from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
+from distill_runner.features import Features, Needs, Projection
 from distill_runner.mapping import Mapping, single
 from distill_runner.methods.base import Progress
 from distill_runner.methods.layered import LayeredTerm

@@ -10,8 +10,9 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from distill_runner.batches import Batch
-from distill_runner.encoders import Features, Shape
+from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
+from distill_runner.features import Features
 from distill_runner.methods.base import Kind, Method, Progress, Term
 from distill_runner.methods.layered import LayeredTerm
 from distill_runner.schema import Schema

@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from distill_runner.batches import Batch
-from distill_runner.encoders import Features, Needs, extract
+from distill_runner.encoders import extract
+from distill_runner.features import Features, Needs
 from distill_runner.methods.base import Progress
 from distill_runner.models import build, count_parameters
 from distill_runner.pipeline import Pipeline

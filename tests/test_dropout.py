@@ -1,0 +1,132 @@
+"""Masks that belong to examples."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+from distill_runner.batches import Batch, Tokens
+from distill_runner.dropout import Noise, _mix
+from distill_runner.encoders import extract
+from distill_runner.features import Features, Needs
+
+SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+COMMON: dict[str, Any] = {"vocab_size": 100, "num_labels": 2, "max_position_embeddings": 80, "initializer_range": 0.3}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "bert": lambda: BertForSequenceClassification(BertConfig(**SIZES, **COMMON)),  # type: ignore[arg-type]
+    "roberta": lambda: RobertaForSequenceClassification(RobertaConfig(**SIZES, **COMMON, type_vocab_size=1)),  # type: ignore[arg-type]
+    "electra": lambda: ElectraForSequenceClassification(ElectraConfig(**SIZES, **COMMON, embedding_size=16)),  # type: ignore[arg-type]
+}
+NEEDS = Needs(logits=True, cls=frozenset({1, 2}))
+
+
+def batch_of(tokens: Tokens, index: list[int], noise: int = 1, granule: int | None = 16) -> Batch:
+    return replace(tokens.batch(index, granule), noise=noise)
+
+
+def by_example(features: Features, batch: Batch) -> dict[int, Tensor]:
+    """All that was read of each example."""
+    assert features.logits is not None
+    read = torch.cat([features.logits, *(features.cls[layer] for layer in sorted(features.cls))], -1)
+    return dict(zip(batch.index.tolist(), read, strict=True))
+
+
+def test_the_generator_is_splitmix64() -> None:
+    """The first numbers of the published generator from state 1234567."""
+    states = [(1234567 + k * 0x9E3779B97F4A7C15) % 2**64 for k in (1, 2, 3)]
+    signed = torch.tensor([state - 2**64 if state >= 2**63 else state for state in states])
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [value % 2**64 for value in _mix(signed).tolist()] == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_example_meets_the_same_zeros_in_any_batch(family: str, tokens: Tokens) -> None:
+    torch.manual_seed(0)
+    model = FAMILIES[family]().double().train()
+    together = batch_of(tokens, list(range(12)))
+    expected = by_example(extract(model, together, NEEDS), together)
+    for index in ([3, 1, 7], [11], list(range(11, -1, -1))):
+        for granule in (16, None):
+            batch = batch_of(tokens, index, granule=granule)
+            for example, read in by_example(extract(model, batch, NEEDS), batch).items():
+                torch.testing.assert_close(read, expected[example], rtol=1e-10, atol=1e-10)
+    other = batch_of(tokens, list(range(12)), noise=2)
+    assert not torch.allclose(by_example(extract(model, other, NEEDS), other)[3], expected[3])
+
+
+def test_rows_that_are_read_have_the_zeros_of_the_whole(tokens: Tokens) -> None:
+    """A token-wise head makes the last layer compute every token."""
+    torch.manual_seed(0)
+    model = FAMILIES["bert"]().double().train()
+    batch = batch_of(tokens, list(range(8)))
+    whole = replace(batch, rows=batch.starts)
+    torch.testing.assert_close(extract(model, batch, NEEDS).cls[2], extract(model, whole, NEEDS).cls[2])
+
+
+@settings(max_examples=20)
+@given(p=st.floats(0.01, 0.9), seed=st.integers(0, 2**63 - 1), site=st.integers(0, 100))
+def test_zeros_are_as_many_as_asked_and_the_mean_stays(p: float, seed: int, site: int) -> None:
+    offsets = torch.arange(0, 4001, 40)
+    starts, positions = offsets[:-1], torch.arange(4000) % 40
+    zeros = torch.zeros(4000, dtype=torch.long)
+    batch = Batch(zeros, zeros, positions, starts, torch.arange(100), ())
+    dropped = Noise(seed, batch).rows(torch.ones(4000, 50, dtype=torch.float64), p, site)
+    assert dropped.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-4 / (1 - p))
+    deviation = (p * (1 - p) / 200_000) ** 0.5
+    assert abs(float((dropped == 0).double().mean()) - p) < 5 * deviation + 2**-16
+    lag = np.corrcoef((dropped == 0).numpy()[:, :-1].ravel(), (dropped == 0).numpy()[:, 1:].ravel())[0, 1]
+    assert abs(lag) < 6 / 200_000**0.5
+
+
+def test_places_and_heads_are_independent(tokens: Tokens) -> None:
+    batch = batch_of(tokens, list(range(30)))
+    noise, ones = Noise(7, batch), torch.ones(len(batch.positions), 64)
+    first, second = (noise.rows(ones, 0.5, site).eq(0).double().flatten() for site in (4, 5))
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 6 / len(first) ** 0.5
+    group = batch.groups[-1]
+    shape = (len(group.gather), 4, group.gather.shape[1], group.gather.shape[1])
+    heads = noise.attention(torch.ones(shape), group, 0.5, 4).eq(0).double().transpose(0, 1).flatten(1)
+    off_diagonal = torch.corrcoef(heads) - torch.eye(4, dtype=torch.float64)
+    assert float(off_diagonal.abs().max()) < 6 / heads.shape[1] ** 0.5
+
+
+def test_dropout_in_attention_is_that_of_the_formula(tokens: Tokens) -> None:
+    """One layer's context against softmax, mask and sum written out, one sequence and head at a time."""
+    torch.manual_seed(0)
+    from distill_runner.attention import Heads
+
+    batch = batch_of(tokens, [5, 9, 2, 14])
+    states = torch.randn(len(batch.positions), 3 * 8, dtype=torch.float64, requires_grad=True)
+    noise = Noise(3, batch)
+    context = Heads(batch, 2, noise).attend(states, None, 0.25, 4)
+    expected = torch.zeros_like(context)
+    for group in batch.groups:
+        n, length = group.gather.shape
+        masks = noise.attention(torch.ones(n, 2, length, length, dtype=torch.float64), group, 0.25, 4)
+        for row, sequence in enumerate(range(group.sequences.start, group.sequences.stop)):
+            size = int(group.real[row].sum())
+            tokens_of = slice(int(batch.starts[sequence]), int(batch.starts[sequence]) + size)
+            q, k, v = states[tokens_of].chunk(3, -1)
+            for head in range(2):
+                part = slice(4 * head, 4 * head + 4)
+                probabilities = (q[:, part] @ k[:, part].T / 2).softmax(-1) * masks[row, head, :size, :size]
+                expected[tokens_of, part] = probabilities @ v[:, part]
+    torch.testing.assert_close(context, expected)
+    weights = torch.randn_like(context)
+    (ours,) = torch.autograd.grad((context * weights).sum(), states)
+    (reference,) = torch.autograd.grad((expected * weights).sum(), states)
+    torch.testing.assert_close(ours, reference)
