@@ -100,14 +100,14 @@ def test_padded_is_the_same_tokens_with_zeros_behind(ragged: Tokens, index: list
         assert mask[row].tolist() == [1] * len(real) + padding
 
 
-def test_a_batch_moves_with_all_its_tensors(ragged: Tokens) -> None:
+def test_a_batch_moves_with_all_tensors_but_its_index(ragged: Tokens) -> None:
     batch = ragged.batch([5, 60])
     assert batch.to(torch.device("cpu")) is batch
     moved: Batch = batch.to(torch.device("meta"))
-    tensors = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
-    tensors += [tensor for group in moved.groups for tensor in (group.gather, group.real)]
-    assert len(tensors) == 6 + 2 * 2
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    values = [value for part in (moved, *moved.groups) for value in vars(part).values()]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 6 + 3 * 2
+    assert [tensor for tensor in tensors if tensor.device.type != "meta"] == [batch.index]
     assert [group.tokens for group in moved.groups] == [group.tokens for group in batch.groups]
 
 

@@ -46,9 +46,9 @@ class Batch:
     """B sequences of T tokens in all, packed.
 
     ``input_ids``, ``segments`` and ``positions`` are (T,); ``starts`` (B,) are the rows of the first tokens ([CLS]);
-    ``index`` (B,) is the example's number in its split; ``rows`` are the tokens that a token-wise head reads, None for
-    a head on [CLS]; ``labels`` belong to what the head reads; ``is_next`` (B,) are those of next sentence prediction.
-    ``noise`` is the seed of the update's dropout.
+    ``index`` (B,), always on the host, is the example's number in its split; ``rows`` are the tokens that a token-wise
+    head reads, None for a head on [CLS]; ``labels`` belong to what the head reads; ``is_next`` (B,) are those of next
+    sentence prediction. ``noise`` is the seed of the update's dropout.
     """
 
     input_ids: Tensor
@@ -67,18 +67,15 @@ class Batch:
         return len(self.index)
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on another device; copies do not block the host."""
+        """The batch on another device, all but ``index``; copies do not block the host."""
         if device.type == "cpu":
             return self
 
-        def move(value: Any) -> Any:
-            return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
-
         def moved(parts: Any) -> dict[str, Any]:
-            return {field.name: move(getattr(parts, field.name)) for field in fields(parts)}
+            return {field.name: _sent(getattr(parts, field.name), device) for field in fields(parts)}
 
         groups = tuple(Group(**moved(group)) for group in self.groups)
-        return Batch(**moved(self) | {"groups": groups})
+        return Batch(**moved(self) | {"groups": groups, "index": self.index})
 
     def padded(self) -> tuple[Tensor, Tensor, Tensor]:
         """``input_ids``, ``segments`` and ``attention_mask``, each (B, L), for backbones that need padding."""
@@ -88,6 +85,13 @@ class Batch:
         real = columns < lengths[:, None]
         gather = self.starts[:, None] + torch.minimum(columns, lengths[:, None] - 1)
         return self.input_ids[gather] * real, self.segments[gather] * real, real.long()
+
+
+def _sent(value: Any, device: torch.device) -> Any:
+    """A tensor on ``device``, anything else as it is. Copied from unpinned memory it would wait for the GPU's work."""
+    if not isinstance(value, Tensor):
+        return value
+    return (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
 
 
 class Tokens:

@@ -13,14 +13,17 @@ from distill_runner.batches import GRANULE, Batch
 from distill_runner.errors import UserError
 from distill_runner.gpus import claim_several_visible, claim_visible
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Device:
-    """A torch device and the precision of matrix products on it; weights and losses stay float32."""
+    """A torch device and the precision of matrix products on it; weights and losses stay float32.
+
+    ``tf32`` are float32 products of rounded factors, on GPUs since Ampere.
+    """
 
     torch: torch.device
     precision: Precision
@@ -39,8 +42,9 @@ class Device:
         device = torch.device(name)
         if device.type == "cuda":
             _check_cuda(name)
-        if precision == "fp16" and device.type != "cuda":
+        if precision in ("fp16", "tf32") and device.type != "cuda":
             raise UserError("runtime.precision", precision, "needs a GPU", "Take bf16 or fp32 on a CPU.")
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         return cls(device, precision)
 
     @classmethod
@@ -65,7 +69,7 @@ class Device:
         return GRANULE if self.torch.type == "cpu" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        if self.precision == "fp32":
+        if self.precision not in _LOW:
             return nullcontext()
         return torch.autocast(self.torch.type, _LOW[self.precision])
 

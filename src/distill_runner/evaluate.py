@@ -24,7 +24,7 @@ def predict(model: PreTrainedModel, tokens: Tokens, device: Device) -> np.ndarra
             batch = device.move(tokens.batch(index, device.granule))
             logits = extract(model, batch, Needs(logits=True)).logits
             assert logits is not None
-            outputs[batch.index.cpu().numpy()] = logits.float().cpu().numpy()
+            outputs[batch.index.numpy()] = logits.float().cpu().numpy()
     model.train(was_training)
     return outputs
 

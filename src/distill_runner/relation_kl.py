@@ -130,7 +130,7 @@ def _split(side_TH: Tensor, group: Group, heads: int) -> Tensor:
 
 def _merge(parts: Tensor, group: Group, heads: int) -> Tensor:
     """What ``_split`` took apart, packed again."""
-    return parts.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)[group.real]
+    return parts.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2).flatten(0, 1)[group.tokens_padded]
 
 
 def _blocks(group: Group, heads: int, block: int) -> Iterator[slice]:

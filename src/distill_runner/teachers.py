@@ -55,7 +55,7 @@ class Live:
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: Needs | None = None) -> Features:
         asked = needs if needs is not None and self.needs.projections else self.needs
-        index = batch.index.cpu().numpy()
+        index = batch.index.numpy()
         size = -(-len(index) // ROWS) * ROWS
         run = self.device.move(self.tokens.batch(np.resize(index, size), self.device.granule))
         with torch.inference_mode(), self.device.autocast():
@@ -80,7 +80,7 @@ class Cached:
         self.arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: Needs | None = None) -> Features:
-        rows = batch.index.cpu().numpy()
+        rows = batch.index.numpy()
         read = {
             name: torch.from_numpy(array[rows]).to(self.device.torch, non_blocking=True)
             for name, array in self.arrays.items()
