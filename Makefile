@@ -46,7 +46,7 @@ type: $(READY) ## check types
 
 check: lint type test-all ## all of the above checks
 
-bench: $(BENCH)/.ready ## time a training beside TextBrewer, torchdistill and a naive loop (DISTILL_DATA_DIR; an hour)
+bench: $(BENCH)/.ready ## time a training beside TextBrewer, torchdistill and a naive loop on DISTILL_DATA_DIR
 	$(BENCH)/bin/python -m benchmarks.training $(ARGS)
 
 bench-grid: $(BENCH)/.ready ## time a small grid beside as many naive runs, all costs counted
