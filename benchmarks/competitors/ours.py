@@ -1,0 +1,53 @@
+"""The product's own training, without evaluation and checkpoints; ``compiled``: torch.compile around its forward."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.competitors import Train
+from benchmarks.setting import BATCH, LR, WEIGHT_DECAY, Setting
+from distill_runner import encoders
+from distill_runner import train as train_module
+from distill_runner.config import Optim, Runtime
+from distill_runner.data import TaskData
+from distill_runner.devices import Device, Precision
+from distill_runner.teachers import Live, TeacherTargets
+from distill_runner.train import Training
+
+
+def make(
+    setting: Setting, dtype: torch.dtype = torch.float32, precision: Precision = "fp32", compiled: bool = False
+) -> Train:
+    if compiled:
+        train_module.extract = torch.compile(encoders.extract, dynamic=True)
+    device, tokens = Device.of(setting.device, precision), setting.tokens()
+    data = TaskData(setting.task, tokens, {}, device)
+    targets: TeacherTargets = setting.targets(device)
+    if dtype != torch.float32:  # the cache is float32
+        targets = Live(setting.teacher().to(dtype), tokens, setting.stage.method().teacher_needs, device)
+
+    def train(student: Any, steps: int) -> list[float]:
+        curve: list[float] = []
+        optim = {"lr": LR, "weight_decay": WEIGHT_DECAY, "batch_size": BATCH, "schedule": "constant", "warmup": 0}
+        with tempfile.TemporaryDirectory() as folder:
+            training = Training(
+                student,
+                setting.stage.method().to(dtype),
+                data,
+                targets,
+                Optim(epochs=1, max_steps=steps, **optim),
+                select_best=True,
+                pause_after=None,
+                seed=0,
+                device=device,
+                runtime=Runtime(log_every=1),
+                folder=Path(folder),
+                report=lambda values, step, epoch: curve.append(values["loss"]),
+            )
+            for update in training.rest_of_epoch():
+                training.step(update)
+        return curve
+
+    return train

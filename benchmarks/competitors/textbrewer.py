@@ -1,0 +1,77 @@
+"""TextBrewer 0.2.1: ALP as an intermediate match of its own, the rest of the loss as it has it.
+
+As in its examples everything is padded to the maximum and the teacher runs at every step. ``tuned`` pads to the
+longest of a batch and hands over cached outputs of the teacher, under the key that its batches have for that.
+"""
+
+import tempfile
+from typing import Any
+
+import textbrewer
+import torch
+from textbrewer.presets import MATCH_LOSS_MAP
+
+from benchmarks.competitors import Train
+from benchmarks.competitors.naive import optimizer_of
+from benchmarks.loss import layer_distance
+from benchmarks.setting import BETA, ETA, LAMBDA, TEMPERATURE, Setting
+from distill_runner.devices import Device
+
+MATCH_LOSS_MAP["alp"] = lambda mine, taught, mask=None: layer_distance(mine[0][:, 0], [h[:, 0] for h in taught])
+
+
+class Distiller(textbrewer.GeneralDistiller):
+    """The library's, its checkpoints left out as everybody's are."""
+
+    def save_and_callback(self, *_: Any) -> None: ...
+
+
+class Curve(list[float]):
+    """A tensorboard writer that keeps the loss."""
+
+    def add_scalar(self, name: str, value: float, _step: int) -> None:
+        if name == "scalar/total_loss":
+            self.append(value)
+
+
+def make(setting: Setting, tuned: bool = False) -> Train:
+    layers = [{"layer_S": [j], "layer_T": entry} for j, entry in setting.layers.items()]
+    config = textbrewer.DistillationConfig(
+        temperature=TEMPERATURE,
+        hard_label_weight=BETA,
+        kd_loss_weight=ETA * TEMPERATURE**2,
+        intermediate_matches=[{**pair, "feature": "hidden", "loss": "alp", "weight": LAMBDA} for pair in layers],
+    )
+    batches = _with_outputs(setting) if tuned else setting.padded(setting.task.max_length)
+    teacher = torch.nn.Identity() if tuned else setting.teacher()
+
+    def train(student: Any, steps: int) -> list[float]:
+        with tempfile.TemporaryDirectory() as folder:
+            running = textbrewer.TrainingConfig(output_dir=folder, device="cpu", ckpt_steps=steps)
+            distiller = Distiller(running, config, teacher, student.train(), _taught, _learnt)
+            distiller.tb_writer = curve = Curve()
+            optimizer = optimizer_of(student)
+            distiller.train(optimizer, batches, num_steps=steps, max_grad_norm=1.0, output_hidden_states=True)
+        return curve
+
+    return train
+
+
+def _learnt(_batch: Any, output: Any) -> dict[str, Any]:
+    return {"logits": output.logits, "hidden": output.hidden_states, "losses": output.loss}
+
+
+def _taught(_batch: Any, output: Any) -> dict[str, Any]:
+    return {"logits": output["logits"], "hidden": output["hidden_states"]}
+
+
+def _with_outputs(setting: Setting) -> list[dict[str, Any]]:
+    """Its batches, padded to the longest of each, beside what the teacher makes of them."""
+    targets, whole = setting.targets(Device.of("cpu", "fp32")), []
+    for batch, inputs in zip(setting.batches(), setting.padded(None), strict=True):
+        taught = targets(batch)
+        states = [taught.cls[k][:, None] for k in sorted(taught.cls)]
+        # Its layers count from the embeddings' output, 0, which nobody reads.
+        cache = {"logits": taught.logits, "hidden_states": [states[0], *states]}
+        whole.append({"teacher": {}, "student": inputs, "teacher_cache": cache})
+    return whole

@@ -1,0 +1,146 @@
+"""Competitors in turns, A B A B, each in processes of its own that wait while the others run.
+
+A process of its own keeps memory apart, and thread counts. What may be done ahead (loading, padding, cached
+outputs) is done before the clock starts, and a first step is not counted.
+"""
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.competitors import Competitor, competitor
+from benchmarks.machine import matmul_peak, student_operations, synchronize
+from benchmarks.setting import BATCH, Setting
+from distill_runner.terminal import quiet
+
+
+@dataclass
+class Result:
+    """Of one competitor: ``rates`` in examples per second and ``peaks`` in operations per second, one each a round.
+
+    ``memory`` is the most that its processes held, in MiB; ``curve`` the losses without dropout.
+    """
+
+    title: str
+    rates: list[float] = field(default_factory=list)
+    peaks: list[float] = field(default_factory=list)
+    memory: float = 0.0
+    curve: list[float] = field(default_factory=list)
+
+    def ratios(self, to: "Result") -> list[float]:
+        """Round by round."""
+        return [mine / other for mine, other in zip(self.rates, to.rates, strict=True)]
+
+    def share(self, setting: Setting, only_read: bool) -> list[float]:
+        """Of the peak of matrix products, round by round."""
+        operations = student_operations(setting.stage.shape, setting.lengths(), only_read)
+        return [rate * operations / max(self.peaks) for rate in self.rates]
+
+
+class Seat:
+    """A competitor in its process."""
+
+    def __init__(self, setting: Setting, who: Competitor, threads: int) -> None:
+        quiet()
+        torch.set_num_threads(threads)
+        self.setting, self.who, self.device = setting, who, torch.device(setting.device)
+        self.train = who.make(setting)
+        self.train(setting.student(), 1)
+
+    def peak(self) -> float:
+        """Operations per second at best."""
+        return matmul_peak(self.who.dtype, self.device)
+
+    def rate(self) -> float:
+        """Examples per second of one training."""
+        student, steps = self.setting.student(), self.setting.num_examples // BATCH
+        synchronize(self.device)
+        started = time.perf_counter()
+        self.train(student, steps)
+        synchronize(self.device)
+        return steps * BATCH / (time.perf_counter() - started)
+
+    def memory(self) -> float:
+        """The most that this process ever held, in MiB: of the GPU where it trains there."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_reserved(self.device) / 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+    def curve(self) -> list[float]:
+        """The losses without dropout."""
+        return curve(self.setting, self.who, None)
+
+
+def curve(setting: Setting, who: Competitor, dtype: torch.dtype | None) -> list[float]:
+    """The losses of every step without dropout, in another precision where one is given."""
+    student: Any = setting.student().to(dtype or torch.float32)
+    for module in student.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    train = who.make(setting, **({"dtype": dtype} if dtype else {}))
+    return train(student, setting.num_examples // BATCH)
+
+
+_seat: Seat
+
+
+def _open(*args: Any) -> None:
+    global _seat
+    _seat = Seat(*args)
+
+
+def _call(method: str) -> Any:
+    return getattr(_seat, method)()
+
+
+class Processes:
+    """The processes of one competitor, which do the same at the same time."""
+
+    def __init__(self, stack: ExitStack, setting: Setting, who: Competitor, workers: int, threads: int) -> None:
+        # Executors, since a pool waits for ever for a process that was killed for its memory.
+        share = threads if workers == 1 else max(1, threads // workers)
+        args = (1, multiprocessing.get_context("spawn"), _open, (setting, who, share))
+        self.executors = [stack.enter_context(ProcessPoolExecutor(*args)) for _ in range(workers)]
+
+    def all(self, method: str) -> list[Any]:
+        futures: list[Future[Any]] = [executor.submit(_call, method) for executor in self.executors]
+        return [future.result() for future in futures]
+
+    def first(self, method: str) -> Any:
+        return self.executors[0].submit(_call, method).result()
+
+
+def contest(setting: Setting, names: Sequence[str], threads: int, repeats: int) -> list[Result]:
+    """Rounds of all competitors in turns, then their memory and their loss curves."""
+    results = {name: Result(_title(name)) for name in names}
+    with ExitStack() as stack:
+        running = {name: Processes(stack, setting, *competitor(name), threads) for name in names}
+        for processes in running.values():
+            processes.all("memory")  # comes back when they are ready
+        for _ in range(repeats):
+            for name, processes in running.items():
+                # Processes have cores of their own, and a GPU together.
+                peaks = processes.all("peak") if setting.device == "cpu" else [processes.first("peak")]
+                results[name].peaks.append(sum(peaks))
+                results[name].rates.append(sum(processes.all("rate")))
+        for name, processes in running.items():
+            results[name].memory = sum(processes.all("memory"))
+            results[name].curve = processes.first("curve")
+    return list(results.values())
+
+
+def _title(name: str) -> str:
+    who, workers = competitor(name)
+    return f"{who.title}, {workers} processes" if workers > 1 else who.title
+
+
+def largest_difference(mine: Sequence[float], other: Sequence[float]) -> float:
+    """Of two loss curves, relative to the second."""
+    return max(abs(a - b) / abs(b) for a, b in zip(mine, other, strict=True))

@@ -1,0 +1,122 @@
+"""A whole small grid in wall time, all costs counted: ``distill-run -m`` in two processes against naive runs in a row.
+
+    make bench-grid                     CoLA, 2 layers, one epoch, 6 points
+    python -m benchmarks.grid --task rte --layers 4 --epochs 3 --temperature 1 5 10 20 --eta 0.2 0.5 0.7    36 points
+    python -m benchmarks.grid --max-steps 4     a try
+
+distill-run: a command for the teacher on all cores, then one for the grid (start-up, targets, students, evaluation,
+table). The naive side is extrapolated: the same teacher, then for each point the start-up that was measured and all its
+steps at the rate of a few, on all cores; its evaluation is not counted. DISTILL_DATA_DIR must point at the data.
+"""
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from benchmarks.competitors import competitor
+from benchmarks.contest import Processes
+from benchmarks.machine import describe
+from benchmarks.setting import BATCH, TOKENIZER, Setting, Tokens, prepare
+from benchmarks.tables import markdown
+from distill_runner.errors import UserError
+from distill_runner.terminal import quiet
+
+
+def distill_run(folder: Path, arguments: Sequence[str]) -> float:
+    """Seconds that the command takes, with ``folder`` as its working directory."""
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "distill_runner.cli", *arguments]
+    done = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}")
+    return time.perf_counter() - started
+
+
+def ours(folder: Path, options: argparse.Namespace) -> tuple[float, float]:
+    """Seconds of the teacher's command and of the grid's."""
+    common = [f"task={options.task}", "teacher=base", f"teacher.source={folder / 'teacher'}", *options.overrides]
+    steps = "null" if options.max_steps is None else options.max_steps
+    common += [f"student.num_layers={options.layers}", "store.dir=store", "runtime.device=cpu"]
+    common += [f"{stage}.{key}" for stage in ("teacher.optim", "optim") for key in _length(options.epochs, steps)]
+    teacher = distill_run(folder, [*common, "stage=teacher"])
+    axes = {"optim.lr": options.lr, "loss.eta": options.eta, "loss.temperature": options.temperature}
+    grid = ["-m", "hydra/launcher=joblib", f"hydra.launcher.n_jobs={options.workers}", "runtime.threads=1"]
+    grid += [f"{key}={','.join(map(str, values))}" for key, values in axes.items()]
+    return teacher, distill_run(folder, [*common, *grid, "loss.lambda=0.2"])
+
+
+def _length(epochs: int, steps: int | str) -> list[str]:
+    return [f"epochs={epochs}", f"max_steps={steps}"]
+
+
+def naive(setting: Setting, threads: int, repeats: int) -> tuple[float, float]:
+    """Seconds until a naive run has started, and examples per second after that."""
+    with ExitStack() as stack:
+        started = time.perf_counter()
+        processes = Processes(stack, setting, *competitor("naive"), threads)
+        processes.first("memory")  # comes back when it is ready
+        ready = time.perf_counter() - started
+        return ready, statistics.median(processes.first("rate") for _ in range(repeats))
+
+
+def compare(options: argparse.Namespace) -> str:
+    """Both sides as a table."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        setting = prepare(folder, options.task, options.layers, options.width, options.steps, options.tokenizer)
+        teacher, grid = ours(folder, options)
+        ready, rate = naive(setting, options.threads, options.repeats)
+        per_epoch = math.ceil(len(Tokens(folder / "tokens")) / BATCH)
+    points = len(options.lr) * len(options.eta) * len(options.temperature)
+    steps = min(options.epochs * per_epoch, options.max_steps or math.inf)
+    a_run = ready + steps * BATCH / rate
+    total, other = teacher + grid, teacher + points * a_run
+    return markdown(
+        [
+            [f"{setting.name}, {points} points of {steps:.0f} steps", "seconds"],
+            ["distill-run: teacher", f"{teacher:.0f}"],
+            [f"distill-run: grid, {options.workers} processes", f"{grid:.0f}"],
+            ["distill-run: in all", f"{total:.0f}"],
+            [f"naive: one run, extrapolated from {rate:.1f} examples/s", f"{a_run:.0f}"],
+            ["naive: the same teacher and all runs, extrapolated", f"{other:.0f}"],
+            ["times faster", f"{other / total:.1f}"],
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="cola")
+    parser.add_argument("--layers", type=int, default=2, help="of the students")
+    parser.add_argument("--width", type=int, default=256, help="of the students and their teacher of 12 layers")
+    parser.add_argument("--lr", type=float, nargs="+", default=[1e-5, 2e-5, 5e-5])
+    parser.add_argument("--eta", type=float, nargs="+", default=[0.2])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[1, 10])
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--max-steps", type=int, help="of the teacher and of each point")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the naive loop")
+    parser.add_argument("--steps", type=int, default=12, help="of the naive loop, a round")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of the naive loop")
+    parser.add_argument("--tokenizer", default=TOKENIZER)
+    parser.add_argument("overrides", nargs="*", help="of distill-run's configuration, such as runtime.precision=bf16")
+    options = parser.parse_args()
+    quiet()
+    print(f"Width {options.width}, batch {BATCH}. {describe()}\n", flush=True)
+    try:
+        print(compare(options))
+    except UserError as error:
+        parser.exit(2, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

