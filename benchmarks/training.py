@@ -56,7 +56,7 @@ def run(task: str, num_layers: int, names: Sequence[str], options: argparse.Name
         filled = setting.num_examples / (time.perf_counter() - started)
         results = contest(setting, names, options.threads, options.repeats)
         naive, ours = (curve(setting, competitor(name)[0], torch.float64) for name in ("naive", "ours"))
-    print(f"\n{table(setting, results)}\n")
+        print(f"\n{table(setting, results)}\n")
     print(f"Filling the teacher's targets, once for a whole grid: {filled:.0f} examples/s. In float64 the losses of")
     print(f"distill-run and of the naive loop differ by at most {largest_difference(ours, naive):.0e}.", flush=True)
     return setting, results
