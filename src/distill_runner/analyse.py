@@ -41,7 +41,7 @@ def course(runs: Sequence[Run], options: argparse.Namespace) -> None:
 
 def attention(runs: Sequence[Run], options: argparse.Namespace) -> None:
     from distill_runner.mapping import Mapping, single
-    from distill_runner.models import read_tokenizer
+    from distill_runner.sources import read_tokenizer
 
     first = _together(runs)
     depths = first.stage.shape.num_layers, first.teacher.shape.num_layers
