@@ -8,10 +8,10 @@ of 16 of them: ``teachers`` sees to that).
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from distill_runner.tasks import Examples
 
 GRANULE = 16
+
+Unit = Literal["example", "output", "token"]
+"""What a loss is a mean over: examples, outputs of the head (several an example, if it is token-wise), or tokens."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Batch:
     ``input_ids``, ``segments`` and ``positions`` are (T,); ``starts`` (B,) are the rows of the first tokens ([CLS]);
     ``index`` (B,) is the example's number in its split; ``rows`` are the tokens that a token-wise head reads, None for
     a head on [CLS]; ``labels`` belong to what the head reads; ``is_next`` (B,) are those of next sentence prediction.
+    ``weights`` are those of means over other units than examples, where it is part of an update (``data.weighed``).
     """
 
     input_ids: Tensor
@@ -55,10 +59,16 @@ class Batch:
     labels: Tensor | None = None
     rows: Tensor | None = None
     is_next: Tensor | None = None
+    weights: Mapping[Unit, float] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         return len(self.index)
+
+    def count(self, unit: Unit) -> int:
+        """How many there are of it."""
+        outputs = self.index if self.rows is None else self.rows
+        return len({"example": self.index, "output": outputs, "token": self.input_ids}[unit])
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device; copies do not block the host."""
