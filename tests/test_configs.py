@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from distill_runner import models
+from distill_runner import models, sources
 from distill_runner.cli import _arguments
 from distill_runner.config import RunConfig
 from distill_runner.errors import UserError
@@ -174,7 +174,7 @@ def located(monkeypatch: pytest.MonkeyPatch, tiny_bert_folder: Path) -> list[str
         asked.append(source)
         return str(tiny_bert_folder)
 
-    monkeypatch.setattr(models, "locate", locate)
+    monkeypatch.setattr(sources, "locate", locate)
     return asked
 
 

@@ -13,26 +13,27 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, BertForSequenceClassification
+from transformers import AutoTokenizer, BertForPreTraining, BertForSequenceClassification
 
 from distill_runner import gpus
 from distill_runner.batches import Tokens
 from distill_runner.config import Optim, RunConfig, Runtime
-from distill_runner.data import TaskData, steps
+from distill_runner.data import CorpusData, Data, TaskData, steps
 from distill_runner.devices import Device
 from distill_runner.distributed import Group, Lost, together
 from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
 from distill_runner.features import Needs
+from distill_runner.methods.base import Method
 from distill_runner.methods.make import make_method
 from distill_runner.pipeline import Pipeline
 from distill_runner.resolving import resolve
 from distill_runner.seeds import seed_all
 from distill_runner.store import Store
 from distill_runner.tasks import Examples
-from distill_runner.teachers import Live
+from distill_runner.teachers import Live, NoTeacher, TeacherTargets
 from distill_runner.train import Training, fit
-from test_train import ALP, CE, METHODS, TASK, Double, Logged, bert, log_into, same, told, weights
+from test_train import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into, same, told, weights
 
 CPU = Device.of("cpu", "fp32")
 SCHEDULED: dict[str, Any] = {
@@ -40,7 +41,10 @@ SCHEDULED: dict[str, Any] = {
     "weights": {"ce": 0.5, "cos": 0.5},
     "schedule": {"rule": "pid", "limits": 5, "thresholds": 2.0},  # below it after one epoch
 }
-
+MLM_NSP: dict[str, Any] = {
+    "terms": {"masked_lm": CE, "next_sentence": {"_target_": "distill_runner.methods.well_read.NextSentence"}},
+    "weights": {"masked_lm": 1.0, "next_sentence": 0.7},
+}
 
 # What is shared out.
 
@@ -117,17 +121,32 @@ class Case:
 
     def make(self, group: Group, report: Callable[..., None]) -> Training:
         torch.manual_seed(11)
-        train, validation = (Tokens(self.tokens / split) for split in ("train", "validation"))
+        train, validation = self.splits()
         teacher: Any = BertForSequenceClassification(bert(4, initializer_range=0.2))
         live = Live(teacher, train, Needs(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
         seed_all(0)
-        model: Any = BertForSequenceClassification(bert(2)).double()
+        model: Any = BertForSequenceClassification(bert(2))
         method = make_method(self.method).bind(Shape.of(model.config), Shape.of(teacher.config), "classification")
+        data = TaskData(TASK, train, {"validation": validation}, CPU)
+        return self.training(model, method, data, Double(live), group, report)
+
+    def splits(self) -> list[Tokens]:
+        return [Tokens(self.tokens / split) for split in ("train", "validation")]
+
+    def training(
+        self,
+        model: Any,
+        method: Method,
+        data: Data,
+        teacher: TeacherTargets,
+        group: Group,
+        report: Callable[..., None],
+    ) -> Training:
         return Training(
-            model,
+            model.double(),
             method.double(),
-            TaskData(TASK, train, {"validation": validation}, CPU),
-            Double(live),
+            data,
+            teacher,
             Optim(**{"lr": 3e-3, "batch_size": 16, "epochs": 3} | dict(self.optim)),
             select_best=True,
             pause_after=None,
@@ -163,10 +182,25 @@ def tokens(
     tiny_bert_folder: Path, tiny_examples: dict[str, Examples], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     tokenizer, folder = AutoTokenizer.from_pretrained(tiny_bert_folder), tmp_path_factory.mktemp("tokens")
+    tokenizer.save_pretrained(folder)
     for split, examples in tiny_examples.items():
         (folder / split).mkdir()
         Tokens.write(folder / split, examples, tokenizer, max_length=48)
     return folder
+
+
+@dataclass(frozen=True)
+class Pretraining(Case):
+    """Masked words, of which examples have unequally many, and pairs of sentences."""
+
+    method: Mapping[str, Any] = field(default_factory=lambda: MLM_NSP)
+
+    def make(self, group: Group, report: Callable[..., None]) -> Training:
+        seed_all(0)
+        model: Any = BertForPreTraining(bert(2))
+        method = make_method(self.method).bind(Shape.of(model.config), None, "masked_lm")
+        data = CorpusData(TEXT, *self.splits(), AutoTokenizer.from_pretrained(self.tokens), 3, CPU)
+        return self.training(model, method, data, NoTeacher(), group, report)
 
 
 def parts(training: Training) -> dict[str, torch.Tensor]:
@@ -195,6 +229,24 @@ def test_two_processes_train_as_one(
     assert two.history.examples == alone.history.examples == 3 * 64
     for name, tensor in parts(alone).items():
         torch.testing.assert_close(parts(two)[name], tensor, rtol=1e-7, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("processes", "accumulation"),
+    [(1, 2), (1, 5), pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(2, 3, marks=pytest.mark.slow)],
+)
+def test_means_over_masked_words_are_those_of_the_whole_update(
+    tokens: Path, tmp_path: Path, processes: int, accumulation: int
+) -> None:
+    optim = {"batch_size": 13, "epochs": 1}
+    alone, rows = Pretraining(tokens, tmp_path / "one", optim=optim).train(1)
+    parted = Pretraining(tokens, tmp_path / "parts", optim=optim | {"accumulation": accumulation})
+    several, rows_of_several = parted.train(processes)
+    for (values, _, _), (others, _, _) in zip(rows, rows_of_several, strict=True):
+        for name in values.keys() - {"examples_per_second"}:
+            assert others[name] == pytest.approx(values[name], rel=1e-12), (name, values, others)
+    for name, tensor in parts(alone).items():
+        torch.testing.assert_close(parts(several)[name], tensor, rtol=1e-12, atol=1e-12, msg=name)
 
 
 @pytest.mark.slow

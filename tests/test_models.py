@@ -12,7 +12,8 @@ from transformers import AutoModelForSequenceClassification, BertForSequenceClas
 from distill_runner.config import Init, ModelConfig
 from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
-from distill_runner.models import build, chosen_layers, count_parameters, fingerprint, locate, read_config, read_shape
+from distill_runner.models import build, chosen_layers, count_parameters
+from distill_runner.sources import fingerprint, locate, read_config, read_shape
 from distill_runner.tasks import Task
 
 TASK = Task(

@@ -9,8 +9,8 @@
 Models and predictions come from the store of the runs, which must have one task and one teacher.
 """
 
-import argparse
 import sys
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,10 +22,11 @@ import numpy as np
 from distill_runner.errors import UserError
 from distill_runner.finished import Run
 from distill_runner.report import inner_states, internals
+from distill_runner.report.arguments import Parser, ended
 from distill_runner.report.figures.canvas import style
 
 
-def agreement(runs: Sequence[Run], options: argparse.Namespace) -> None:
+def agreement(runs: Sequence[Run], options: Namespace) -> None:
     _together(runs)
     counts = {}
     for run in runs:
@@ -34,14 +35,14 @@ def agreement(runs: Sequence[Run], options: argparse.Namespace) -> None:
     print(internals.agreement_table(counts))
 
 
-def course(runs: Sequence[Run], options: argparse.Namespace) -> None:
+def course(runs: Sequence[Run], options: Namespace) -> None:
     courses = {run.name: internals.course(run.folder / "metrics.jsonl") for run in runs}
     _save(internals.draw_courses(courses), options.out or Path("course.png"))
 
 
-def attention(runs: Sequence[Run], options: argparse.Namespace) -> None:
+def attention(runs: Sequence[Run], options: Namespace) -> None:
     from distill_runner.mapping import Mapping, single
-    from distill_runner.models import read_tokenizer
+    from distill_runner.sources import read_tokenizer
 
     first = _together(runs)
     depths = first.stage.shape.num_layers, first.teacher.shape.num_layers
@@ -57,7 +58,7 @@ def attention(runs: Sequence[Run], options: argparse.Namespace) -> None:
     _save(figure, options.out or Path("attention.png"))
 
 
-def alpha(runs: Sequence[Run], options: argparse.Namespace) -> None:
+def alpha(runs: Sequence[Run], options: Namespace) -> None:
     examples = _sample(_together(runs), options.samples, 10)
     layers = options.layers or [1]
     weights = {run.name: run.alpha(layers, examples) for run in runs}
@@ -67,7 +68,7 @@ def alpha(runs: Sequence[Run], options: argparse.Namespace) -> None:
     _save(inner_states.draw_alpha(weights, examples), options.out or Path("alpha.png"))
 
 
-def states(runs: Sequence[Run], options: argparse.Namespace) -> None:
+def states(runs: Sequence[Run], options: Namespace) -> None:
     first = _together(runs)
     matched = _compared(runs, options.layers)
     examples = _sample(first, options.samples, 100)
@@ -145,8 +146,17 @@ def _named(runs: Sequence[Run]) -> list[Run]:
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0, 2 (the user's mistake)."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Entry point of ``distill-run-analyse``."""
+    ended(lambda: analyse(sys.argv[1:]))
+
+
+def analyse(arguments: Sequence[str]) -> None:
+    """Print and draw what ``arguments`` ask for.
+
+    Raises:
+        UserError: no finished runs there, or runs that cannot be compared so.
+    """
+    parser = Parser("distill-run-analyse", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     actions = {action.__name__: action for action in (agreement, course, attention, alpha, states)}
     parser.add_argument("what", choices=actions)
     parser.add_argument("runs", nargs="+", type=Path)
@@ -156,12 +166,8 @@ def main() -> None:
     layers = "of the student, behind the runs, for alpha (1) and states (all that have a peer)"
     parser.add_argument("--layers", type=int, nargs="+", help=layers)
     parser.add_argument("--samples", type=int, help="how many validation examples, for alpha (10) and states (100)")
-    options = parser.parse_args()
-    try:
-        actions[options.what](_named([Run.read(folder) for folder in options.runs]), options)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    options = parser.parse_args(arguments)
+    actions[options.what](_named([Run.read(folder) for folder in options.runs]), options)
 
 
 if __name__ == "__main__":

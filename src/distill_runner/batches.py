@@ -8,10 +8,10 @@ of 16 of them: ``teachers`` sees to that).
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 GRANULE = 16
 PADDING = 0
 """Token id under the padding of ``Batch.padded``; no attention sees it."""
+
+Unit = Literal["example", "output", "token"]
+"""What a loss is a mean over: examples, outputs of the head (several an example, if it is token-wise), or tokens."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Batch:
     ``index`` (B,), always on the host, is the example's number in its split; ``rows`` are the tokens that a token-wise
     head reads, None for a head on [CLS]; ``labels`` belong to what the head reads; ``is_next`` (B,) are those of next
     sentence prediction. ``noise`` is the seed of the update's dropout.
+    ``weights`` are those of means over other units than examples, where it is part of an update (``data.weighed``).
     """
 
     input_ids: Tensor
@@ -61,10 +65,16 @@ class Batch:
     rows: Tensor | None = None
     is_next: Tensor | None = None
     noise: int | None = None
+    weights: Mapping[Unit, float] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         return len(self.index)
+
+    def count(self, unit: Unit) -> int:
+        """How many there are of it."""
+        outputs = self.index if self.rows is None else self.rows
+        return len({"example": self.index, "output": outputs, "token": self.input_ids}[unit])
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device, all but ``index``; copies do not block the host."""

@@ -91,8 +91,7 @@ class Runtime(Schema):
     """What does not change the result, apart from ``precision``.
 
     Args:
-        num_processes: that share each update, on the CPU or with a GPU each. What is a mean over tokens is weighted by
-            examples, as under ``optim.accumulation``.
+        num_processes: that share each update, on the CPU or with a GPU each.
         workers_per_gpu: runs that share a GPU under ``device: auto``; one more waits.
         targets: read the teacher from a cache or run it live; ``auto`` goes by size and free disk.
         threads: of torch on the CPU; torch's own choice by default.

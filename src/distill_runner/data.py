@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from distill_runner.batches import PADDING, Batch, Tokens, epoch_order
+from distill_runner.batches import PADDING, Batch, Tokens, Unit, epoch_order
 from distill_runner.corpora import Corpus, continuations, mask_draws, mask_tokens
 from distill_runner.devices import Device
 from distill_runner.distributed import ALONE, Group
@@ -174,3 +174,21 @@ def steps(
         shares = [len(part) / len(update) for part in mine]
         noise = int(np.random.default_rng([seed, epoch, start]).integers(2**63))
         yield Update(len(update), [data.batch(part, epoch) for part in mine or parts[:1]], shares or [0.0], noise)
+
+
+def weighed(update: Update, group: Group = ALONE) -> list[Batch]:
+    """The batches of an update, told what their means over outputs and tokens weigh beside shares of the examples.
+
+    Examples differ in how many masked tokens they have: the mean over those of the update is not that of the batches'
+    means by examples. All processes of the group call this together, to add up what each has.
+    """
+    units: list[Unit] = ["output", "token"]
+    shares_N1 = torch.tensor(update.shares, dtype=torch.float64)[:, None]
+    counts_NU = torch.tensor([[batch.count(unit) for unit in units] for batch in update.batches]) * (shares_N1 > 0)
+    totals_U = counts_NU.sum(0)
+    group.add_up([totals_U])
+    weights_NU = (counts_NU.double() / totals_U / shares_N1).nan_to_num()  # a batch without a share has no weight
+    return [
+        replace(batch, weights=dict(zip(units, weights, strict=True)), noise=update.noise)
+        for batch, weights in zip(update.batches, weights_NU.tolist(), strict=True)
+    ]

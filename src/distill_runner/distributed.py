@@ -1,7 +1,7 @@
 """One training in several processes of one machine: each computes a part of every update.
 
 The first process is the run itself and alone reads, decides and writes; the others are there while a stage is trained.
-Gradients are added up by plain all-reduces after the last backward pass of an update, each already weighted by its
+Gradients are added up by a plain all-reduce after the last backward pass of an update, each already weighted by its
 share of the examples, so that accumulation and uneven updates come out as in one process. ``DistributedDataParallel``
 would not do: it averages with equal weights, and hooks on a ``forward`` that packed batches do not go through.
 """
@@ -62,11 +62,22 @@ class Group:
             torch.manual_seed(stage_seed(seed, f"process {self.rank}, step {step}"))
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their sums over the processes."""
-        if self.size > 1:
+        """Replace tensors by their sums over the processes.
+
+        All of one kind go at once: gloo takes about a millisecond for however small a tensor, and several of its
+        all-reduces under way together have been seen to wait for each other for ever.
+        """
+        if self.size == 1:
+            return
+        kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for tensor in tensors:
+            kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        for alike in kinds.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in alike])
             with _peers():
-                for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
-                    work.wait()
+                dist.all_reduce(flat)
+            for tensor, found in zip(alike, flat.split([tensor.numel() for tensor in alike]), strict=True):
+                tensor.copy_(found.view_as(tensor))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""

@@ -64,7 +64,9 @@ class Run:
 
     def predictions(self, stage: "Stage") -> np.ndarray:
         """Logits (N, C) of the first validation split."""
-        found: np.ndarray = np.load(self.pipeline.build(stage) / f"predictions-{self.split}.npy")
+        from distill_runner.train import PREDICTIONS
+
+        found: np.ndarray = np.load(self.pipeline.build(stage) / PREDICTIONS.format(self.split))
         return found
 
     @property

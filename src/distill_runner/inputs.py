@@ -7,8 +7,8 @@ from distill_runner.batches import Tokens
 from distill_runner.corpora import train_wordpiece, write_examples
 from distill_runner.data import CorpusData, Data, TaskData
 from distill_runner.devices import Device
-from distill_runner.models import read_tokenizer
 from distill_runner.seeds import stage_seed
+from distill_runner.sources import read_tokenizer
 from distill_runner.stages import CORPUS, TRANSFER, Stage
 from distill_runner.store import Store
 from distill_runner.tasks import Examples, load_split

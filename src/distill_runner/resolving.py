@@ -14,7 +14,7 @@ from distill_runner.config import StageConfig
 from distill_runner.encoders import Shape
 from distill_runner.errors import UserError, nearest, within
 from distill_runner.methods.make import make_method
-from distill_runner.models import read_shape, read_tokenizer
+from distill_runner.sources import read_shape, read_tokenizer
 from distill_runner.stages import CORPUS, STAGE, Stage
 
 

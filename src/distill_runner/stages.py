@@ -11,7 +11,7 @@ from distill_runner.encoders import Shape
 from distill_runner.features import Needs
 from distill_runner.methods.base import Kind, Method
 from distill_runner.methods.make import make_method, method_spec
-from distill_runner.models import fingerprint
+from distill_runner.sources import fingerprint
 from distill_runner.store import Spec, key_of
 
 SCHEMA = 1

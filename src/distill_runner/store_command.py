@@ -1,14 +1,15 @@
 """``distill-run-store``: what the store holds, and deleting from it. Imports neither Hydra nor torch."""
 
-import argparse
 import os
 import sys
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from distill_runner.errors import UserError, nearest
 from distill_runner.inventory import KINDS, Entry, entries, freed, occupied, unused, users
+from distill_runner.report.arguments import Parser, ended
 from distill_runner.store import Store
 
 EXAMPLES = """\
@@ -24,24 +25,23 @@ A run builds again what it misses. Files that a run's folder shares are freed wi
 
 def main() -> None:
     """Entry point. Exit codes: 0, 1 (nothing deleted, or not all), 2 (the user's mistake)."""
-    arguments = _parser().parse_args()
-    try:
-        store = Path(arguments.store)
-        if not store.is_dir():
-            raise UserError("--store", store, "there is no such folder", "Name the store of your runs (store.dir).")
-        known = entries(store)
-        sys.exit(_delete(arguments, known) if arguments.action == "delete" else _list(known))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    ended(lambda: sys.exit(_act(_parser().parse_args())))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _act(arguments: Namespace) -> int:
+    store = Path(arguments.store)
+    if not store.is_dir():
+        raise UserError("--store", store, "there is no such folder", "Name the store of your runs (store.dir).")
+    known = entries(store)
+    return _delete(arguments, known) if arguments.action == "delete" else _list(known)
+
+
+def _parser() -> Parser:
+    parser = Parser(
         "distill-run-store",
         description="What the store holds, and deleting from it.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", nargs="?", choices=["list", "delete"], default="list")
     store = os.environ.get("DISTILL_STORE_DIR", "outputs/store")
@@ -74,7 +74,7 @@ def _line(entry: Entry, known: Sequence[Entry]) -> str:
     return f"{entry.kind:12} {entry.key} {size:>10} {age:>6}  {'; '.join(filter(None, notes))}".rstrip()
 
 
-def _delete(arguments: argparse.Namespace, known: Sequence[Entry]) -> int:
+def _delete(arguments: Namespace, known: Sequence[Entry]) -> int:
     chosen = _chosen(arguments, known)
     if not chosen:
         print("nothing to delete")
@@ -94,7 +94,7 @@ def _delete(arguments: argparse.Namespace, known: Sequence[Entry]) -> int:
     return 1 if busy else 0
 
 
-def _chosen(arguments: argparse.Namespace, known: Sequence[Entry]) -> list[Entry]:
+def _chosen(arguments: Namespace, known: Sequence[Entry]) -> list[Entry]:
     states = [state for state in ("damaged", "partial") if getattr(arguments, state)]
     if not (arguments.kind or arguments.key or arguments.unused or states):
         raise UserError("delete", None, "what?", "--kind, --key, --unused, --damaged or --partial, see --help.")

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from distill_runner import checkpoints
 from distill_runner.batches import Batch
 from distill_runner.checkpoints import History, interrupts
 from distill_runner.config import Optim, Runtime
-from distill_runner.data import Data, Update, steps
+from distill_runner.data import Data, Update, steps, weighed
 from distill_runner.devices import Device
 from distill_runner.distributed import ALONE, Group
 from distill_runner.encoders import extract
@@ -139,9 +138,8 @@ class Training:
         progress = self.progress
         self.group.seed(self.seed, history.step)
         logged: dict[str, Tensor] = {}
-        for batch, share in zip(update.batches, update.shares, strict=True):
-            placed = replace(self.device.move(batch), noise=update.noise)
-            for name, value in self._backward(placed, progress, share).items():
+        for batch, share in zip(weighed(update, self.group), update.shares, strict=True):
+            for name, value in self._backward(self.device.move(batch), progress, share).items():
                 logged[name] = logged.get(name, 0) + share * value
         self.group.add_up([*logged.values(), *(p.grad for p in self.parameters if p.grad is not None)])
         self.method.end_update(logged, update.num_examples)

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from distill_runner import losses
-from distill_runner.batches import Batch
+from distill_runner.batches import Batch, Unit
 from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
 from distill_runner.features import Features, Needs
@@ -38,12 +38,13 @@ class Term(nn.Module, ABC):
 
     ``version`` is raised when a term's meaning changes, so that stored results are not mistaken for it;
     ``reads_teacher`` is False for a term that needs none, and ``reads_labels`` names what it reads of a batch's own:
-    ``labels``, ``is_next``.
+    ``labels``, ``is_next``. ``mean_over`` is what it is a mean of, so that the update's comes out right from its parts.
     """
 
     version: ClassVar[int] = 1
     reads_teacher: ClassVar[bool] = True
     reads_labels: ClassVar[frozenset[str]] = frozenset()
+    mean_over: Unit = "example"
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class Term(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        """The unweighted term: a scalar, mean over the batch."""
+        """The unweighted term: a scalar, mean over what the batch has of ``mean_over``."""
 
 
 class HardLabels(Term):
@@ -77,6 +78,7 @@ class HardLabels(Term):
 
     reads_teacher = False
     reads_labels = frozenset({"labels"})
+    mean_over = "output"
 
     def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
         self.loss = losses.squared_error if kind == "regression" else losses.cross_entropy
@@ -96,6 +98,8 @@ class SoftLabels(Term):
         scale_by_t2: multiply by T², so that the gradient's size does not depend on T. **reading**: the ALP-KD paper
             does not show it; on by default as in Hinton et al. and in the code of ALP-KD's group.
     """
+
+    mean_over = "output"
 
     def __init__(self, temperature: float, scale_by_t2: bool = True) -> None:
         super().__init__()
@@ -191,9 +195,13 @@ class Method(nn.Module):
         return student, teacher
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> dict[str, Tensor]:
-        """Weighted losses by name; the training loss is their sum, so what is logged adds up."""
+        """Weighted losses by name; the training loss is their sum, so what is logged adds up.
+
+        Added up over the batches of an update, each by its share of the examples, they are the update's.
+        """
         return {
-            name: self.weights[name] * term(student, teacher, batch, progress) for name, term in self.running().items()
+            name: self.weights[name] * batch.weights.get(term.mean_over, 1.0) * term(student, teacher, batch, progress)
+            for name, term in self.running().items()
         }
 
     def observed(self) -> dict[str, Tensor]:

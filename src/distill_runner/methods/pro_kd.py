@@ -42,6 +42,8 @@ class LogitMatching(Term):
     ``observed`` has ``temperature``.
     """
 
+    mean_over = "output"
+
     def __init__(
         self,
         tau_max: int,

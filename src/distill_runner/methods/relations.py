@@ -54,6 +54,7 @@ class Relations(LayeredTerm):
             raise UserError("relations.pairs", pairs, "must be different pairs of Q, K and V", "[QQ, KK, VV]")
         self.pairs = [(LETTERS[pair[0]], LETTERS[pair[1]]) for pair in pairs]
         self.given_heads, self.over_rows = heads, over_rows
+        self.mean_over = "token" if over_rows == "token" else "example"
 
     def build(self, layers: list[list[int]], student: Shape, teacher: Shape) -> None:
         single(layers)

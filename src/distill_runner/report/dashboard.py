@@ -3,7 +3,6 @@
 It reads nothing of the project: only names that every run sends, so it can be made before the first run.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 
 from distill_runner.errors import UserError, brief
 from distill_runner.metrics import METRICS
+from distill_runner.report.arguments import Parser, ended
 
 if TYPE_CHECKING:
     from wandb_workspaces.reports.v2.interface import PanelTypes
@@ -38,23 +38,28 @@ CELL = "cell"
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0, 2 (a package or an account is missing, or the server refuses)."""
-    parser = argparse.ArgumentParser(prog="distill-run-dashboard", description="Make a dashboard in a W&B project.")
+    """Entry point of ``distill-run-dashboard``."""
+    ended(lambda: make(sys.argv[1:]))
+
+
+def make(arguments: Sequence[str]) -> None:
+    """Make or print the dashboard that ``arguments`` ask for.
+
+    Raises:
+        UserError: a package or an account is missing, or the server refuses.
+    """
+    parser = Parser("distill-run-dashboard", description="Make a dashboard in a W&B project.")
     parser.add_argument("--project", default="distill-run", help="as tracker.project (default: %(default)s)")
     parser.add_argument("--entity", help="user or team, as tracker.entity (default: the account's)")
     parser.add_argument("--sweep", help="show the runs of this sweep only")
     parser.add_argument(
         "--print", action="store_true", help="print its JSON instead; needs neither account nor network"
     )
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     from distill_runner.help import config_folder
 
-    try:
-        view = dashboard(given.project, given.entity or "", given.sweep, terms(config_folder()))
-        print(as_json(view) if given.print else save(view))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    view = dashboard(given.project, given.entity or "", given.sweep, terms(config_folder()))
+    print(as_json(view) if given.print else save(view))
 
 
 def terms(config_folder: Path) -> list[str]:

@@ -192,7 +192,8 @@ def _outputs(student: Student, task: "Task", device: "Device") -> "np.ndarray":
     from distill_runner.batches import Tokens
     from distill_runner.config import ModelConfig
     from distill_runner.evaluate import predict
-    from distill_runner.models import build, read_tokenizer
+    from distill_runner.models import build
+    from distill_runner.sources import read_tokenizer
     from distill_runner.tasks import load_split
     from distill_runner.terminal import quiet
 
