@@ -14,9 +14,12 @@ from distill_runner.report.internals import (
     agreement,
     agreement_table,
     course,
+    disputed,
     divergence,
     draw_attention,
     draw_courses,
+    probabilities,
+    samples_table,
 )
 
 
@@ -37,6 +40,24 @@ def test_agreement_by_hand() -> None:
     assert "teacher right (3)" in header
     assert "teacher wrong (2)" in header
     assert row == "| internal | 2 | 1 | 1 | 1 |"
+
+
+def test_disputed_examples_by_hand() -> None:
+    labels = np.array([0, 1, 1, 0, 1])
+    teacher = np.log([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.1, 0.9], [0.4, 0.6]])
+    one = np.log([[0.4, 0.6], [0.9, 0.1], [0.3, 0.7], [0.9, 0.1], [0.7, 0.3]])
+    two = np.log([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.2, 0.8], [0.9, 0.1]])
+    # 2: both are right; 3: the teacher is wrong; 4: both are wrong. The gap is 0.8 in example 1 and 0.5 in example 0.
+    assert disputed(teacher, [one, two], labels).tolist() == [1, 0]
+    assert disputed(teacher, [two], labels).tolist() == [4]
+    np.testing.assert_allclose(probabilities(one), np.exp(one))
+
+
+def test_a_table_of_samples_keeps_its_columns() -> None:
+    table = samples_table(["a | b\nc"], ["yes"], {"teacher": ["yes (0.9000)"], "soft": ["no (0.8000)"]}, [7])
+    header, _, row = table.splitlines()
+    assert header == "| no. | example | class | teacher | soft |"
+    assert row == r"| 7 | a \| b c | yes | yes (0.9000) | no (0.8000) |"
 
 
 def test_course_by_hand(tmp_path: Path) -> None:
@@ -96,6 +117,10 @@ def test_a_run_is_analysed(
     row = capsys.readouterr().out.splitlines()[-1]
     cells = [int(cell) for cell in row.split("|")[2:-1]]
     assert sum(cells) == 40
+    analysed(monkeypatch, "samples", str(tmp_path / "run"), "--samples", "2")
+    said, *table = capsys.readouterr().out.splitlines()
+    assert said.endswith("examples of validation that the teacher gets right and students do not")
+    assert len(table) == 2 + int(said.split()[0])
     for what in ("course", "attention"):
         analysed(monkeypatch, what, str(tmp_path / "run"), "--out", str(tmp_path / f"{what}.png"))
         assert (tmp_path / f"{what}.png").stat().st_size > 10_000

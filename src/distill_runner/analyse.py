@@ -1,6 +1,7 @@
 """``distill-run-analyse``: what finished runs have in common with their teacher, and how they came to it.
 
     distill-run-analyse agreement outputs/runs/<run> ...     right and wrong beside the teacher (a table)
+    distill-run-analyse samples outputs/runs/<run> ...       examples on which students and teacher differ (a table)
     distill-run-analyse course outputs/runs/<run> ...        score per epoch, where layers were left (course.png)
     distill-run-analyse attention outputs/runs/<run> ...     attention maps of one example (attention.png)
     distill-run-analyse alpha outputs/runs/<run> ...         ALP's weights of the teacher's layers (alpha.png)
@@ -26,12 +27,28 @@ from distill_runner.report.figures.canvas import style
 
 
 def agreement(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    _together(runs)
-    counts = {}
-    for run in runs:
-        labels = np.asarray(run.tokens.labels)
-        counts[run.name] = internals.agreement(run.predictions(run.teacher), run.predictions(run.stage), labels)
+    first = _classifiers(runs)
+    taught, labels = first.predictions(first.teacher), np.asarray(first.tokens.labels)
+    counts = {run.name: internals.agreement(taught, run.predictions(run.stage), labels) for run in runs}
     print(internals.agreement_table(counts))
+
+
+def samples(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    first = _classifiers(runs)
+    taught, labels = first.predictions(first.teacher), np.asarray(first.tokens.labels)
+    students = {run.name: run.predictions(run.stage) for run in runs}
+    disputed = internals.disputed(taught, list(students.values()), labels)
+    shown = disputed[: _count(options.samples) or 4]
+    print(
+        f"{len(shown)} of the {len(disputed)} examples of {first.split} that the teacher gets right, and students not"
+    )
+    names = first.class_names
+    predicted = {
+        name: [f"{names[p.argmax()]} ({p.max():.4f})" for p in internals.probabilities(logits[shown])]
+        for name, logits in ({"teacher": taught} | students).items()
+    }
+    texts = [first.text(number) for number in shown]
+    print(internals.samples_table(texts, [names[label] for label in labels[shown]], predicted, shown.tolist()))
 
 
 def course(runs: Sequence[Run], options: argparse.Namespace) -> None:
@@ -123,11 +140,22 @@ def _together(runs: Sequence[Run]) -> Run:
     return first
 
 
+def _classifiers(runs: Sequence[Run]) -> Run:
+    first = _together(runs)
+    if first.stage.kind != "classification":
+        raise UserError("run", first.folder, "its task has no classes, to be right or wrong about")
+    return first
+
+
+def _count(samples: int | None) -> int | None:
+    if samples is not None and samples < 1:
+        raise UserError("--samples", samples, "must be at least 1")
+    return samples
+
+
 def _sample(run: Run, count: int | None, default: int) -> np.ndarray:
-    if count is not None and count < 1:
-        raise UserError("--samples", count, "must be at least 1")
     size = len(run.tokens)
-    examples = inner_states.sample(size, count or default)
+    examples = inner_states.sample(size, _count(count) or default)
     print(f"{len(examples)} of the {size} examples of {run.split}, drawn with seed {inner_states.SEED}")
     return examples
 
@@ -147,7 +175,7 @@ def _named(runs: Sequence[Run]) -> list[Run]:
 def main() -> None:
     """Entry point. Exit codes: 0, 2 (the user's mistake)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    actions = {action.__name__: action for action in (agreement, course, attention, alpha, states)}
+    actions = {action.__name__: action for action in (agreement, samples, course, attention, alpha, states)}
     parser.add_argument("what", choices=actions)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, help="the picture's file")
@@ -155,7 +183,7 @@ def main() -> None:
     parser.add_argument("--head", type=int, default=0, help="counted from 0, for attention")
     layers = "of the student, behind the runs, for alpha (1) and states (all that have a peer)"
     parser.add_argument("--layers", type=int, nargs="+", help=layers)
-    parser.add_argument("--samples", type=int, help="how many validation examples, for alpha (10) and states (100)")
+    parser.add_argument("--samples", type=int, help="how many, for samples (4), alpha (10) and states (100)")
     options = parser.parse_args()
     try:
         actions[options.what](_named([Run.read(folder) for folder in options.runs]), options)

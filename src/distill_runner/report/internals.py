@@ -1,6 +1,6 @@
 """What distillation of internal representations did: agreement with the teacher, course of the layers, attention maps.
 
-Tables and figures of internal representations: Table 3, Figures 4 and 10, Figures 5 and 11.
+Tables and figures of internal representations: Tables 3 and 4, Figures 4 and 10, Figures 5 and 11.
 """
 
 import json
@@ -42,6 +42,47 @@ def agreement_table(counts: Mapping[str, Mapping[str, int]]) -> str:
 
 
 KINDS = ("right", "wrong")
+
+
+def disputed(teacher: np.ndarray, students: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
+    """Numbers of the examples that the teacher gets right and only a part of the students, or the only one, wrong.
+
+    **reading**: the paper shows four of them and does not say how they were chosen. Here the first are those on whose
+    true class the models, teacher included, differ most in probability.
+
+    Args:
+        teacher, students: logits (N, C) of the same examples.
+        labels: (N,).
+    """
+    right = np.stack([logits.argmax(1) == labels for logits in (teacher, *students)])
+    found = np.flatnonzero(right[0] & ~right[1:].all(0) & (right[1:].any(0) | (len(students) == 1)))
+    of_class = np.stack([probabilities(logits)[np.arange(len(labels)), labels] for logits in (teacher, *students)])
+    gap = np.ptp(of_class[:, found], axis=0)
+    return np.asarray(found[np.argsort(-gap, kind="stable")])
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """Softmax over the classes: (N, C)."""
+    from scipy.special import softmax
+
+    return np.asarray(softmax(logits.astype(np.float64), axis=1))
+
+
+def samples_table(
+    texts: Sequence[str], labels: Sequence[str], predicted: Mapping[str, Sequence[str]], numbers: Sequence[int]
+) -> str:
+    """Table 4: a row for each of some examples with its class and what each model says of it, as Markdown.
+
+    Args:
+        texts, labels: of these examples; line breaks and bars in a text are escaped.
+        predicted: by the name of the model.
+        numbers: of the examples, in their split.
+    """
+    rows = [f"| no. | example | class | {' | '.join(predicted)} |", f"| ---: | --- | --- |{' --- |' * len(predicted)}"]
+    for at, number in enumerate(numbers):
+        text = " ".join(texts[at].split()).replace("|", "\\|")
+        rows.append(f"| {number} | {text} | {labels[at]} | {' | '.join(said[at] for said in predicted.values())} |")
+    return "\n".join(rows)
 
 
 def course(metrics: Path) -> tuple[list[float], list[tuple[int, int]]]:
