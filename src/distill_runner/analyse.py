@@ -52,7 +52,7 @@ def samples(runs: Sequence[Run], options: argparse.Namespace) -> None:
 
 
 def course(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    courses = {run.name: internals.course(run.folder / "metrics.jsonl") for run in runs}
+    courses = {run.name: internals.Course.read(run.folder / "metrics.jsonl") for run in runs}
     _save(internals.draw_courses(courses), options.out or Path("course.png"))
 
 
@@ -60,15 +60,24 @@ def attention(runs: Sequence[Run], options: argparse.Namespace) -> None:
     from distill_runner.mapping import Mapping, single
     from distill_runner.models import read_tokenizer
 
-    first = _together(runs)
-    depths = first.stage.shape.num_layers, first.teacher.shape.num_layers
-    matched = single(Mapping(rule="group_top", supervise_last=True).resolve(*depths))
+    first = _same_attention(runs)
+    shape, taught_shape = first.stage.shape, first.teacher.shape
+    given = (("--example", options.example, len(first.tokens)), ("--head", options.head, shape.num_heads))
+    for key, value, count in given:
+        if not 0 <= value < count:
+            raise UserError(key, value, f"there are {count}, counted from 0")
+    matched = single(Mapping(rule="group_top", supervise_last=True).resolve(shape.num_layers, taught_shape.num_layers))
     ids = first.tokens.batch([options.example]).input_ids.tolist()
     words = read_tokenizer(first.stage.tokenizer).convert_ids_to_tokens(ids)
     students = {run.name: run.attention(run.stage, options.example) for run in runs}
     taught = first.attention(first.teacher, options.example)
+    by_head, totals = {}, {}
     for name, student in students.items():
-        total = sum(internals.divergence(taught[k], student[j]).mean() for j, k in matched.items())
+        found = {(j, k): internals.divergence(taught[k], student[j]) for j, k in matched.items()}
+        by_head |= {f"{name}, layer {j} from the teacher's {k}": row for (j, k), row in found.items()}
+        totals[name] = sum(row.mean() for row in found.values())
+    print(inner_states.markdown(["KL by head", *map(str, range(shape.num_heads))], by_head))
+    for name, total in totals.items():
         print(f"{name}: KL {total:.3f} over the matching layers")
     figure = internals.draw_attention(words, taught, students, matched, options.head)
     _save(figure, options.out or Path("attention.png"))
@@ -111,9 +120,7 @@ def _compared(runs: Sequence[Run], layers: Sequence[int] | None) -> dict[int, in
     depth = first.stage.shape.num_layers
     for run in runs:
         shape = run.stage.shape
-        if shape.num_layers != depth:
-            problem = f"its student has {shape.num_layers} layers, that of {first.folder} {depth}"
-            raise UserError("run", run.folder, problem, "Compare students of one depth.")
+        _require_depth(run, first)
         if shape.width != teacher.width:
             problem = f"its states have {shape.width} features, the teacher's {teacher.width}"
             raise UserError("run", run.folder, problem, "Only states of one width have a distance.")
@@ -138,6 +145,23 @@ def _together(runs: Sequence[Run]) -> Run:
             problem = f"its teacher or task is not that of {first.folder}"
             raise UserError("run", run.folder, problem, "Give runs of one task and one teacher.")
     return first
+
+
+def _same_attention(runs: Sequence[Run]) -> Run:
+    first = _together(runs)
+    for run in runs:
+        if run.stage.shape.num_heads != first.teacher.shape.num_heads:
+            heads, theirs = run.stage.shape.num_heads, first.teacher.shape.num_heads
+            raise UserError("run", run.folder, f"its student has {heads} attention heads, the teacher {theirs}")
+        _require_depth(run, first)
+    return first
+
+
+def _require_depth(run: Run, first: Run) -> None:
+    depth, theirs = run.stage.shape.num_layers, first.stage.shape.num_layers
+    if depth != theirs:
+        problem = f"its student has {depth} layers, that of {first.folder} {theirs}"
+        raise UserError("run", run.folder, problem, "Compare students of one depth.")
 
 
 def _classifiers(runs: Sequence[Run]) -> Run:
