@@ -8,6 +8,9 @@ padded batches, eager attention and ``output_attentions`` of both models. ``rela
 relation heads, widths 768 and 384, Q-Q, K-K and V-V), against whole distributions and autograd. Sequences have
 between a quarter of the length and all of it. Each measurement has a process of its own, in the order A B A B, after
 one update that is not counted; memory is what the process grows by over models and inputs. Medians and ratios.
+
+With ``--threads 1`` time is the processor's, to which other work on the machine adds little; more threads than free
+cores wait for each other, and an update takes many times as long. Measurements are printed as they come.
 """
 
 import argparse
@@ -165,16 +168,17 @@ SIDES = {
 
 def measure(what: str, side: str, options: argparse.Namespace) -> tuple[float, float, float]:
     """Examples per second, MiB that the updates add to the process, and the loss."""
+    clock = time.process_time if options.threads == 1 else time.perf_counter
     if options.threads:
         torch.set_num_threads(options.threads)
     update = SIDES[what][side](options)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     update().backward()
-    started, loss = time.perf_counter(), torch.zeros(())
+    started, loss = clock(), torch.zeros(())
     for _ in range(options.updates):
         loss = update()
         loss.backward()
-    rate = options.updates * options.batch / (time.perf_counter() - started)
+    rate = options.updates * options.batch / (clock() - started)
     return rate, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, loss.item()
 
 
@@ -196,14 +200,14 @@ def main() -> None:
         for _ in range(options.repeats):
             for side, results in found.items():
                 results.append(pool.submit(measure, options.what, side, options).result())
+                rate, memory, loss = results[-1]
+                print(f"{side:6} {rate:8.2f} examples/s  {memory:7.0f} MiB  loss {loss:.6f}", flush=True)
     medians = {}
     for side, results in found.items():
-        rates, memories, losses = zip(*results, strict=True)
+        rates, memories, _ = zip(*results, strict=True)
         medians[side] = statistics.median(rates), statistics.median(memories)
         spread = f"(min {min(rates):.2f}, max {max(rates):.2f})"
-        print(
-            f"{side:6} {medians[side][0]:8.2f} examples/s {spread}  {medians[side][1]:7.0f} MiB  loss {losses[0]:.6f}"
-        )
+        print(f"median {side:6} {medians[side][0]:8.2f} examples/s {spread}  {medians[side][1]:7.0f} MiB")
     rate, memory = (medians["ours"][at] / medians["naive"][at] for at in (0, 1))
     print(f"ratio  {rate:.2f} of the speed, {memory:.2f} of the memory")
 

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,15 @@ import pytest
 from distill_runner import analyse
 from distill_runner.config import RunConfig
 from distill_runner.report.internals import (
+    Course,
     agreement,
     agreement_table,
-    course,
+    disputed,
     divergence,
     draw_attention,
     draw_courses,
+    probabilities,
+    samples_table,
 )
 
 
@@ -39,6 +43,24 @@ def test_agreement_by_hand() -> None:
     assert row == "| internal | 2 | 1 | 1 | 1 |"
 
 
+def test_disputed_examples_by_hand() -> None:
+    labels = np.array([0, 1, 1, 0, 1])
+    teacher = np.log([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.1, 0.9], [0.4, 0.6]])
+    one = np.log([[0.4, 0.6], [0.9, 0.1], [0.3, 0.7], [0.9, 0.1], [0.7, 0.3]])
+    two = np.log([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.2, 0.8], [0.9, 0.1]])
+    # 2: both are right; 3: the teacher is wrong; 4: both are wrong. The gap is 0.8 in example 1 and 0.5 in example 0.
+    assert disputed(teacher, [one, two], labels).tolist() == [1, 0]
+    assert disputed(teacher, [two], labels).tolist() == [4]
+    np.testing.assert_allclose(probabilities(one), np.exp(one))
+
+
+def test_a_table_of_samples_keeps_its_columns() -> None:
+    table = samples_table(["a | b\nc"], ["yes"], {"teacher": ["yes (0.9000)"], "soft": ["no (0.8000)"]}, [7])
+    header, _, row = table.splitlines()
+    assert header == "| no. | example | class | teacher | soft |"
+    assert row == r"| 7 | a \| b c | yes | yes (0.9000) | no (0.8000) |"
+
+
 def test_course_by_hand(tmp_path: Path) -> None:
     points = [
         {"schedule/layer": 1, "loss": 2.0},
@@ -53,12 +75,14 @@ def test_course_by_hand(tmp_path: Path) -> None:
     ]
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(point) + "\n" for point in points))
-    scores, ends = course(file)
-    assert scores == [0.5, 0.6, 0.7, 0.8]
-    assert ends == [(1, 2), (3, 3)]
-    (axes,) = draw_courses({"sid": (scores, ends), "soft": ([0.5, 0.5], [])}).axes
-    assert [text.get_text() for text in axes.texts] == ["L1", "L3"]
-    assert [text.xy for text in axes.texts] == [(2, 60.0), (3, 70.0)]  # type: ignore[attr-defined]
+    read = Course.read(file)
+    assert read == Course("accuracy", [0.5, 0.6, 0.7, 0.8], [(1, 2), (3, 3)])
+    (axes,) = draw_courses({"sid": read, "soft": Course("accuracy", [0.5, 0.5], []), "again": read}).axes
+    assert axes.get_ylabel() == "accuracy x 100"
+    marks: Any = axes.texts
+    assert [mark.get_text() for mark in marks] == ["L1", "L3"] * 2
+    assert [mark.xy for mark in marks] == [(2, 60.0), (3, 70.0)] * 2
+    assert marks[2].xyann[1] > marks[0].xyann[1]  # where lines meet, one above the other
 
 
 def test_attention_maps_stand_side_by_side() -> None:
@@ -69,7 +93,7 @@ def test_attention_maps_stand_side_by_side() -> None:
     students = {"soft": {1: uniform, 2: uniform}, "internal": {1: sharp, 2: sharp}}
     figure = draw_attention(["[CLS]", "[SEP]"], {2: sharp, 4: sharp}, students, {1: 2, 2: 4}, head=1)
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles[:3] == ["teacher, layer 2", f"soft, layer 1\nKL {expected:.3f}", "internal, layer 1\nKL 0.000"]
+    assert titles[:3] == ["teacher\nlayer 2", f"soft\nlayer 1, KL {expected:.3f}", "internal\nlayer 1, KL 0.000"]
     assert len(titles) == 6
 
 
@@ -96,9 +120,16 @@ def test_a_run_is_analysed(
     row = capsys.readouterr().out.splitlines()[-1]
     cells = [int(cell) for cell in row.split("|")[2:-1]]
     assert sum(cells) == 40
+    analysed(monkeypatch, "samples", str(tmp_path / "run"), "--samples", "2")
+    said, *table = capsys.readouterr().out.splitlines()
+    assert said.endswith("examples of validation that the teacher gets right and students do not")
+    assert len(table) == 2 + int(said.split()[0])
     for what in ("course", "attention"):
         analysed(monkeypatch, what, str(tmp_path / "run"), "--out", str(tmp_path / f"{what}.png"))
         assert (tmp_path / f"{what}.png").stat().st_size > 10_000
+    with pytest.raises(SystemExit):
+        analysed(monkeypatch, "attention", str(tmp_path / "run"), "--head", "4")
+    assert "--head=4: there are" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_run_is_refused(

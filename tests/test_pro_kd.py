@@ -285,7 +285,7 @@ def test_a_run_that_follows_nothing_keeps_no_checkpoints_unless_told(compose: Co
     plain = Run(compose(*vanilla))
     weights = plain.build()
     assert not (plain.store.folder / "checkpoints").exists()
-    told = Run(compose(*vanilla, "+stages.teacher.keep_checkpoints=true"))
+    told = Run(compose(*vanilla, "stages.teacher.keep_checkpoints=true"))
     assert told.stage.key == plain.stage.key
     assert told.build() == weights
     assert told.trained == ["teacher", "student"]

@@ -303,7 +303,7 @@ def test_a_share_of_the_examples(compose: Compose, tmp_path: Path) -> None:
 
     chosen = {}
     for share in (1.0, 0.5, 0.25):
-        run = compose("method=nkd", f"+stages.student.share={share}", f"store.dir={tmp_path}")
+        run = compose("method=nkd", f"stages.student.share={share}", f"store.dir={tmp_path}")
         stage = resolve(run.stages, "student", "fp32")
         data = Pipeline(Store(tmp_path), run.runtime).inputs.data(stage)
         assert isinstance(data, TaskData)
@@ -312,3 +312,22 @@ def test_a_share_of_the_examples(compose: Compose, tmp_path: Path) -> None:
         assert len(data) == 64 * share
         assert set(data.batch(torch.arange(len(data)).numpy(), 0).index.tolist()) == chosen[share]
     assert chosen[0.25] < chosen[0.5] < chosen[1.0] == set(range(64))
+
+
+def test_what_goes_before_a_student_sees_its_share_of_the_examples(compose: Compose) -> None:
+    for name, stage in (("takd", "assistant"), ("prokd", "phase1")):
+        stages = compose(f"method={name}", "stages.student.share=0.5").stages
+        assert {key: config.share for key, config in stages.items()} == {"teacher": 1, stage: 0.5, "student": 0.5}
+
+
+def test_a_plan_measures_all_layers_at_once(compose: Compose, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from distill_runner.sweeping.estimate import Estimator
+
+    costs = []
+    for schedule in ("all", "pid"):
+        run = compose("method=internal", f"schedule={schedule}", f"store.dir={tmp_path}")
+        estimator = Estimator(Pipeline(Store(tmp_path), run.runtime))
+        with caplog.at_level("INFO", "distill_runner.methods.scheduled"):
+            costs.append(estimator.cost(resolve(run.stages, "student", "fp32")))
+    assert min(cost.seconds for cost in costs) > 0
+    assert "left after" not in caplog.text

@@ -1,6 +1,7 @@
 """``distill-run-analyse``: what finished runs have in common with their teacher, and how they came to it.
 
     distill-run-analyse agreement outputs/runs/<run> ...     right and wrong beside the teacher (a table)
+    distill-run-analyse samples outputs/runs/<run> ...       examples on which students and teacher differ (a table)
     distill-run-analyse course outputs/runs/<run> ...        score per epoch, where layers were left (course.png)
     distill-run-analyse attention outputs/runs/<run> ...     attention maps of one example (attention.png)
     distill-run-analyse alpha outputs/runs/<run> ...         ALP's weights of the teacher's layers (alpha.png)
@@ -27,16 +28,32 @@ from distill_runner.report.figures.canvas import style
 
 
 def agreement(runs: Sequence[Run], options: Namespace) -> None:
-    _together(runs)
-    counts = {}
-    for run in runs:
-        labels = np.asarray(run.tokens.labels)
-        counts[run.name] = internals.agreement(run.predictions(run.teacher), run.predictions(run.stage), labels)
+    first = _classifiers(runs)
+    taught, labels = first.predictions(first.teacher), np.asarray(first.tokens.labels)
+    counts = {run.name: internals.agreement(taught, run.predictions(run.stage), labels) for run in runs}
     print(internals.agreement_table(counts))
 
 
+def samples(runs: Sequence[Run], options: Namespace) -> None:
+    first = _classifiers(runs)
+    taught, labels = first.predictions(first.teacher), np.asarray(first.tokens.labels)
+    students = {run.name: run.predictions(run.stage) for run in runs}
+    disputed = internals.disputed(taught, list(students.values()), labels)
+    shown = disputed[: _count(options.samples) or 4]
+    print(
+        f"{len(shown)} of the {len(disputed)} examples of {first.split} that the teacher gets right, and students not"
+    )
+    names = first.class_names
+    predicted = {
+        name: [f"{names[p.argmax()]} ({p.max():.4f})" for p in internals.probabilities(logits[shown])]
+        for name, logits in ({"teacher": taught} | students).items()
+    }
+    texts = [first.text(number) for number in shown]
+    print(internals.samples_table(texts, [names[label] for label in labels[shown]], predicted, shown.tolist()))
+
+
 def course(runs: Sequence[Run], options: Namespace) -> None:
-    courses = {run.name: internals.course(run.folder / "metrics.jsonl") for run in runs}
+    courses = {run.name: internals.Course.read(run.folder / "metrics.jsonl") for run in runs}
     _save(internals.draw_courses(courses), options.out or Path("course.png"))
 
 
@@ -44,15 +61,24 @@ def attention(runs: Sequence[Run], options: Namespace) -> None:
     from distill_runner.mapping import Mapping, single
     from distill_runner.sources import read_tokenizer
 
-    first = _together(runs)
-    depths = first.stage.shape.num_layers, first.teacher.shape.num_layers
-    matched = single(Mapping(rule="group_top", supervise_last=True).resolve(*depths))
+    first = _same_attention(runs)
+    shape, taught_shape = first.stage.shape, first.teacher.shape
+    given = (("--example", options.example, len(first.tokens)), ("--head", options.head, shape.num_heads))
+    for key, value, count in given:
+        if not 0 <= value < count:
+            raise UserError(key, value, f"there are {count}, counted from 0")
+    matched = single(Mapping(rule="group_top", supervise_last=True).resolve(shape.num_layers, taught_shape.num_layers))
     ids = first.tokens.batch([options.example]).input_ids.tolist()
     words = read_tokenizer(first.stage.tokenizer).convert_ids_to_tokens(ids)
     students = {run.name: run.attention(run.stage, options.example) for run in runs}
     taught = first.attention(first.teacher, options.example)
+    by_head, totals = {}, {}
     for name, student in students.items():
-        total = sum(internals.divergence(taught[k], student[j]).mean() for j, k in matched.items())
+        found = {(j, k): internals.divergence(taught[k], student[j]) for j, k in matched.items()}
+        by_head |= {f"{name}, layer {j} from the teacher's {k}": row for (j, k), row in found.items()}
+        totals[name] = sum(row.mean() for row in found.values())
+    print(inner_states.markdown(["KL by head", *map(str, range(shape.num_heads))], by_head))
+    for name, total in totals.items():
         print(f"{name}: KL {total:.3f} over the matching layers")
     figure = internals.draw_attention(words, taught, students, matched, options.head)
     _save(figure, options.out or Path("attention.png"))
@@ -95,9 +121,7 @@ def _compared(runs: Sequence[Run], layers: Sequence[int] | None) -> dict[int, in
     depth = first.stage.shape.num_layers
     for run in runs:
         shape = run.stage.shape
-        if shape.num_layers != depth:
-            problem = f"its student has {shape.num_layers} layers, that of {first.folder} {depth}"
-            raise UserError("run", run.folder, problem, "Compare students of one depth.")
+        _require_depth(run, first)
         if shape.width != teacher.width:
             problem = f"its states have {shape.width} features, the teacher's {teacher.width}"
             raise UserError("run", run.folder, problem, "Only states of one width have a distance.")
@@ -124,11 +148,39 @@ def _together(runs: Sequence[Run]) -> Run:
     return first
 
 
+def _same_attention(runs: Sequence[Run]) -> Run:
+    first = _together(runs)
+    for run in runs:
+        if run.stage.shape.num_heads != first.teacher.shape.num_heads:
+            heads, theirs = run.stage.shape.num_heads, first.teacher.shape.num_heads
+            raise UserError("run", run.folder, f"its student has {heads} attention heads, the teacher {theirs}")
+        _require_depth(run, first)
+    return first
+
+
+def _require_depth(run: Run, first: Run) -> None:
+    depth, theirs = run.stage.shape.num_layers, first.stage.shape.num_layers
+    if depth != theirs:
+        problem = f"its student has {depth} layers, that of {first.folder} {theirs}"
+        raise UserError("run", run.folder, problem, "Compare students of one depth.")
+
+
+def _classifiers(runs: Sequence[Run]) -> Run:
+    first = _together(runs)
+    if first.stage.kind != "classification":
+        raise UserError("run", first.folder, "its task has no classes, to be right or wrong about")
+    return first
+
+
+def _count(samples: int | None) -> int | None:
+    if samples is not None and samples < 1:
+        raise UserError("--samples", samples, "must be at least 1")
+    return samples
+
+
 def _sample(run: Run, count: int | None, default: int) -> np.ndarray:
-    if count is not None and count < 1:
-        raise UserError("--samples", count, "must be at least 1")
     size = len(run.tokens)
-    examples = inner_states.sample(size, count or default)
+    examples = inner_states.sample(size, _count(count) or default)
     print(f"{len(examples)} of the {size} examples of {run.split}, drawn with seed {inner_states.SEED}")
     return examples
 
@@ -157,7 +209,7 @@ def analyse(arguments: Sequence[str]) -> None:
         UserError: no finished runs there, or runs that cannot be compared so.
     """
     parser = Parser("distill-run-analyse", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    actions = {action.__name__: action for action in (agreement, course, attention, alpha, states)}
+    actions = {action.__name__: action for action in (agreement, samples, course, attention, alpha, states)}
     parser.add_argument("what", choices=actions)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, help="the picture's file")
@@ -165,7 +217,7 @@ def analyse(arguments: Sequence[str]) -> None:
     parser.add_argument("--head", type=int, default=0, help="counted from 0, for attention")
     layers = "of the student, behind the runs, for alpha (1) and states (all that have a peer)"
     parser.add_argument("--layers", type=int, nargs="+", help=layers)
-    parser.add_argument("--samples", type=int, help="how many validation examples, for alpha (10) and states (100)")
+    parser.add_argument("--samples", type=int, help="how many, for samples (4), alpha (10) and states (100)")
     options = parser.parse_args(arguments)
     actions[options.what](_named([Run.read(folder) for folder in options.runs]), options)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from distill_runner.features import Features, Needs, Projection
     from distill_runner.pipeline import Pipeline
     from distill_runner.stages import Stage
+    from distill_runner.tasks import Examples
 
 
 @dataclass
@@ -78,6 +80,25 @@ class Run:
     def tokens(self) -> Any:
         assert self.stage.config.task is not None
         return self.pipeline.inputs.tokens(self.stage, self.stage.config.task.validation[self.split])
+
+    @property
+    def class_names(self) -> list[str]:
+        assert self.stage.config.task is not None
+        return self.stage.config.task.labels or []
+
+    def text(self, example: int) -> str:
+        """A validation example as it reads, with the names of its columns where it has several."""
+        task = self.stage.config.task
+        assert task is not None
+        texts = [column[example] for column in self._examples.texts]
+        return texts[0] if len(texts) == 1 else " ".join(map(": ".join, zip(task.columns, texts, strict=True)))
+
+    @cached_property
+    def _examples(self) -> "Examples":
+        assert self.stage.config.task is not None
+        from distill_runner.tasks import load_split
+
+        return load_split(self.stage.config.task, self.stage.config.task.validation[self.split])
 
     def attention(self, stage: "Stage", example: int) -> dict[int, np.ndarray]:
         """Attention probabilities (heads, L, L) of every layer for one example, by layer."""

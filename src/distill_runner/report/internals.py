@@ -1,14 +1,19 @@
 """What distillation of internal representations did: agreement with the teacher, course of the layers, attention maps.
 
-Tables and figures of internal representations: Table 3, Figures 4 and 10, Figures 5 and 11.
+Tables and figures of internal representations: Tables 3 and 4, Figures 4 and 10, Figures 5 and 11.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from distill_runner.report.figures.canvas import COLOURS, legend, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,51 +49,107 @@ def agreement_table(counts: Mapping[str, Mapping[str, int]]) -> str:
 KINDS = ("right", "wrong")
 
 
-def course(metrics: Path) -> tuple[list[float], list[tuple[int, int]]]:
-    """The score after each epoch, and the epochs at whose end the layers of a schedule were through.
+def disputed(teacher: np.ndarray, students: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
+    """Numbers of the examples that the teacher gets right and only a part of the students, or the only one, wrong.
+
+    **reading**: the paper shows four of them and does not say how they were chosen. Here the first are those on whose
+    true class the models, teacher included, differ most in probability.
 
     Args:
-        metrics: a run's ``metrics.jsonl``; the score is the first metric of the validation.
-    Returns:
-        The scores, and pairs of a layer (from 1) and the number of epochs that had passed when it was left.
+        teacher, students: logits (N, C) of the same examples.
+        labels: (N,).
     """
-    scores: list[float] = []
-    ends: dict[int, int] = {}
-    layer, name = 0, None
-    for line in metrics.read_text().splitlines():
-        point: dict[str, Any] = json.loads(line)
-        now = int(point.get("schedule/layer", layer))
-        if now != layer and layer:
-            ends[layer] = len(scores)
-        layer = now
-        name = name or next((key for key in point if key.startswith("validation/")), None)
-        if name in point:
-            scores.append(point[name])
-    return scores, list(ends.items())
+    right = np.stack([logits.argmax(1) == labels for logits in (teacher, *students)])
+    found = np.flatnonzero(right[0] & ~right[1:].all(0) & (right[1:].any(0) | (len(students) == 1)))
+    of_class = np.stack([probabilities(logits)[np.arange(len(labels)), labels] for logits in (teacher, *students)])
+    gap = np.ptp(of_class[:, found], axis=0)
+    return np.asarray(found[np.argsort(-gap, kind="stable")])
 
 
-def draw_courses(runs: Mapping[str, tuple[list[float], list[tuple[int, int]]]]) -> "Figure":
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """Softmax over the classes: (N, C)."""
+    from scipy.special import softmax
+
+    return np.asarray(softmax(logits.astype(np.float64), axis=1))
+
+
+def samples_table(
+    texts: Sequence[str], labels: Sequence[str], predicted: Mapping[str, Sequence[str]], numbers: Sequence[int]
+) -> str:
+    """Table 4: a row for each of some examples with its class and what each model says of it, as Markdown.
+
+    Args:
+        texts, labels: of these examples; line breaks and bars in a text are escaped.
+        predicted: by the name of the model.
+        numbers: of the examples, in their split.
+    """
+    rows = [f"| no. | example | class | {' | '.join(predicted)} |", f"| ---: | --- | --- |{' --- |' * len(predicted)}"]
+    for at, number in enumerate(numbers):
+        text = " ".join(texts[at].split()).replace("|", "\\|")
+        rows.append(f"| {number} | {text} | {labels[at]} | {' | '.join(said[at] for said in predicted.values())} |")
+    return "\n".join(rows)
+
+
+@dataclass(frozen=True)
+class Course:
+    """The score of a student after each epoch, and the epochs at whose end the layers of a schedule were through.
+
+    Attributes:
+        metric: what the scores are, from 0 to 1.
+        ends: pairs of a layer (from 1) and the number of epochs that had passed when it was left.
+    """
+
+    metric: str
+    scores: list[float]
+    ends: list[tuple[int, int]]
+
+    @classmethod
+    def read(cls, metrics: Path) -> "Course":
+        """Of a run's ``metrics.jsonl``; the score is the first metric of the validation."""
+        scores: list[float] = []
+        ends: dict[int, int] = {}
+        layer, name = 0, None
+        for line in metrics.read_text().splitlines():
+            point: dict[str, Any] = json.loads(line)
+            now = int(point.get("schedule/layer", layer))
+            if now != layer and layer:
+                ends[layer] = len(scores)
+            layer = now
+            name = name or next((key for key in point if key.startswith("validation/")), None)
+            if name in point:
+                scores.append(point[name])
+        return cls((name or "score").rpartition("/")[2], scores, list(ends.items()))
+
+
+def draw_courses(runs: Mapping[str, Course]) -> "Figure":
     """Score per epoch, a line for each run; L1, L2, ... mark where a layer was left (Figures 4 and 10)."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for name, (scores, ends) in runs.items():
-        (line,) = axes.plot(range(1, len(scores) + 1), [100 * score for score in scores], label=name)
-        for layer, epoch in ends:
-            place = (epoch, 100 * scores[epoch - 1])
-            axes.plot(*place, "o", color=line.get_color(), markersize=4)
-            axes.annotate(f"L{layer}", place, xytext=(0, 5), textcoords="offset points", ha="center", fontsize=8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="epoch", ylabel="score")
-    axes.legend()
+    with style():
+        figure, (axes,) = panels(1, 1, 7.5, 3.8)
+        marked: Counter[tuple[int, float]] = Counter()
+        looks = {name: {"color": colour} for name, colour in zip(runs, cycle(COLOURS), strict=False)}
+        for name, run in runs.items():
+            axes.plot(range(1, len(run.scores) + 1), [100 * score for score in run.scores], **looks[name])
+            for layer, epoch in run.ends:
+                place = (epoch, 100 * run.scores[epoch - 1])
+                axes.plot(*place, "o", markersize=4, **looks[name])
+                above = 5 + 10 * marked[place]  # where lines meet, one above the other
+                far = {"xytext": (0, above), "textcoords": "offset points", "ha": "center"}
+                axes.annotate(f"L{layer}", place, fontsize=8, **far, **looks[name])
+                marked[place] += 1
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.margins(y=0.12)
+        axes.set(xlabel="epoch", ylabel=f"{' or '.join({run.metric for run in runs.values()})} x 100")
+        legend(figure, looks)
     return figure
 
 
 def divergence(teacher: np.ndarray, student: np.ndarray) -> np.ndarray:
     """KL(teacher || student) of attention maps (heads, L, L), mean over the rows: one number per head."""
-    return np.asarray((teacher * np.log(teacher / student)).sum(-1).mean(-1))
+    from scipy.special import rel_entr
+
+    return np.asarray(rel_entr(teacher, student).sum(-1).mean(-1))
 
 
 def draw_attention(
@@ -110,12 +171,13 @@ def draw_attention(
     from matplotlib.figure import Figure
 
     size = 1 + len(tokens) / 8
-    figure = Figure(figsize=(size * (1 + len(students)), size * len(matched)), layout="constrained")
+    figure = Figure(figsize=(size * (1 + len(students)), size * len(matched) + 0.3), layout="constrained")
+    figure.suptitle(f"attention of head {head}", fontsize=9)
     grid = figure.subplots(len(matched), 1 + len(students), squeeze=False)
     for row, (j, k) in zip(grid, matched.items(), strict=True):
-        maps = {f"teacher, layer {k}": teacher[k]}
+        maps = {f"teacher\nlayer {k}": teacher[k]}
         for name, student in students.items():
-            maps[f"{name}, layer {j}\nKL {divergence(teacher[k], student[j])[head]:.3f}"] = student[j]
+            maps[f"{name}\nlayer {j}, KL {divergence(teacher[k], student[j])[head]:.3f}"] = student[j]
         darkest = max(float(attention[head].max()) for attention in maps.values())
         for axes, (title, attention) in zip(row, maps.items(), strict=True):
             axes.imshow(attention[head], vmin=0, vmax=darkest, cmap="Blues")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -84,7 +84,8 @@ class Estimator:
         return self.speeds[kind]
 
     def _measure(self, stage: Stage) -> _Speed:
-        """With random weights in student and teacher, which do not matter for time."""
+        """With random weights in student and teacher, which do not matter for time, and all layers at once."""
+        stage = _unscheduled(stage)
         model = self._random(stage)
         with TemporaryDirectory() as folder:
             training = Training(
@@ -124,6 +125,12 @@ class Estimator:
         shape = {"num_layers": stage.shape.num_layers, "layers": "random", "head": "new"}
         vocab_size = len(self.pipeline.inputs.tokenizer(stage)) if model.source is None else None
         return build(model.model_copy(update=shape), stage.config.task, vocab_size)
+
+
+def _unscheduled(stage: Stage) -> Stage:
+    """Without a schedule of layers: its epochs cost this much at most."""
+    method = {key: value for key, value in stage.config.method.items() if key != "schedule"}
+    return replace(stage, config=stage.config.model_copy(update={"method": method}))
 
 
 class _Remembered:
