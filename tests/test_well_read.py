@@ -90,6 +90,16 @@ def test_depth_of_what_is_pre_trained(run: Callable[..., RunConfig]) -> None:
     assert depths == {"pd": (2, 2), "pd_embeddings": (1, 2), "pd_truncated": (12, 2)}
 
 
+def test_models_of_one_size_are_pre_trained_once(run: Callable[..., RunConfig]) -> None:
+    def pretrained(method: str, layers: int) -> str:
+        stage = resolve(run(f"method={method}", f"student.layers={layers}").stages, "student", "fp32")
+        assert stage.source is not None
+        return stage.source.key
+
+    assert pretrained("pd_truncated", 2) == pretrained("pd_truncated", 4) == pretrained("pd", 12)
+    assert pretrained("pd_embeddings", 2) == pretrained("pd_embeddings", 4) != pretrained("pd", 2)
+
+
 @pytest.mark.slow
 def test_the_backbone_is_carried_over_and_the_head_is_new(run: Callable[..., RunConfig]) -> None:
     still = "teacher.optim.max_steps=1", "optim.epochs=0"
@@ -167,6 +177,13 @@ def test_a_transfer_set_shares_the_teacher_with_all_others(run: Callable[..., Ru
     assert stages[0].teacher is not None
     assert stages[1].teacher is not None
     assert stages[0].teacher.key == stages[1].teacher.key
+
+
+def test_a_share_is_of_labelled_examples(run: Callable[..., RunConfig]) -> None:
+    for method, is_cut in (("kd", False), ("basic", True)):
+        shares = (f"+stages.student.share={share}" for share in (1.0, 0.5))
+        every, some = (resolve(run(f"method={method}", share).stages, "student", "fp32") for share in shares)
+        assert (every.key != some.key) == is_cut
 
 
 @pytest.mark.slow

@@ -124,7 +124,8 @@ class StageConfig(Schema):
         route: follow the teacher's checkpoints instead of learning from the model that it ends with.
         keep_checkpoints: keep the model after every epoch. A run that follows them keeps them by itself; this spares
             training the teacher twice where a run that does not comes first. No part of what the stage yields.
-        share: of the task's training examples that are used, always the same ones, a smaller share within a larger.
+        share: of the task's training examples that are used, always the same ones, a smaller share within a larger. Of
+            a transfer set none is left out.
         transfer: inputs without labels to train on instead of the task's own; the task still selects and judges.
     """
 

@@ -64,4 +64,4 @@ class Inputs:
         assert task is not None
         validation = {name: self.tokens(stage, split, tokenizer) for name, split in task.validation.items()}
         train = self.tokens(stage, stage.train_split, tokenizer)
-        return TaskData(task, train, validation, self.device, stage.config.share)
+        return TaskData(task, train, validation, self.device, stage.share)

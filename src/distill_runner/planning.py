@@ -62,7 +62,10 @@ def _read(needs: Needs) -> str:
     read = [
         *(["logits"] if needs.logits else []),
         *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls)),
-        *(f"{name} of layer {layer}" for name, layer in sorted(needs.projections, key=lambda place: place[1])),
+        *(
+            f"{name} of layer {layer}"
+            for name, layer in sorted(needs.projections, key=lambda place: (place[1], place[0]))
+        ),
     ]
     return ", ".join(read if len(read) <= 3 else [*read[:2], "...", read[-1]])
 

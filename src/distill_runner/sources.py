@@ -83,6 +83,12 @@ def load(from_pretrained: Any, source: str, revision: str | None = None, **optio
         raise UserError(".model.source", source, problem, FOLDER if is_folder else HUB) from error
 
 
+def fresh_architecture(model: ModelConfig) -> dict[str, Any]:
+    """The sizes of a model without a source, its ``num_layers`` among them."""
+    depth = {"num_hidden_layers": model.num_layers} if model.num_layers else {}
+    return {**(model.architecture or {"model_type": "bert"}), **depth}
+
+
 def read_config(model: ModelConfig) -> PreTrainedConfig:
     """The configuration of the model to build, without its weights.
 
@@ -90,10 +96,9 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
         UserError: the source cannot be had or has too few layers.
     """
     if model.source is None:
-        sizes = dict(model.architecture or {"model_type": "bert"})
-        config = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
-    else:
-        config = load(AutoConfig.from_pretrained, model.source, model.revision)
+        sizes = fresh_architecture(model)
+        return AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+    config = load(AutoConfig.from_pretrained, model.source, model.revision)
     if model.num_layers is not None:
         if model.copies_layers and model.num_layers > config.num_hidden_layers:
             problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"

@@ -11,7 +11,7 @@ from distill_runner.encoders import Shape
 from distill_runner.features import Needs
 from distill_runner.methods.base import Kind, Method
 from distill_runner.methods.make import make_method, method_spec
-from distill_runner.sources import fingerprint
+from distill_runner.sources import fingerprint, fresh_architecture
 from distill_runner.store import Spec, key_of
 
 SCHEMA = 1
@@ -77,7 +77,7 @@ class Stage:
         """Everything that determines what the stage yields, and nothing else."""
         model = self.config.model
         source = {"upstream": key_of(self.source.spec)} if self.source else _source_spec(model)
-        share = {"share": self.config.share} if self.config.share < 1 else {}
+        share = {"share": self.share} if self.share < 1 else {}
         return (
             share
             | {
@@ -141,6 +141,11 @@ class Stage:
         return self.config.task.train if self.config.task else "train"
 
     @property
+    def share(self) -> float:
+        """Of the training examples that are used; a transfer set is cut by its own ``size`` alone."""
+        return 1.0 if self.config.transfer else self.config.share
+
+    @property
     def labels(self) -> frozenset[str]:
         """What the training batches have of their own to learn from."""
         if self.config.transfer:
@@ -181,4 +186,7 @@ class Stage:
 
 
 def _source_spec(model: ModelConfig) -> dict[str, Any]:
-    return {"content": fingerprint(model.source, model.revision)} if model.source else {}
+    if model.source:
+        return {"content": fingerprint(model.source, model.revision)}
+    # However its depth is given: models that are the same are pre-trained once.
+    return {"architecture": fresh_architecture(model), "num_layers": None} if model.num_layers else {}

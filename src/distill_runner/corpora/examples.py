@@ -52,7 +52,8 @@ class Documents:
             counts, remaining = [0], iter(texts)
             while some := list(islice(remaining, TEXTS_AT_ONCE)):
                 flat = [text for document in some for text in document]
-                encoded = tokenizer(flat, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+                whole = {"add_special_tokens": False, "verbose": False}  # silent on texts longer than a model reads
+                encoded = tokenizer(flat, return_attention_mask=False, **whole)["input_ids"]
                 ids.append(np.concatenate([np.asarray(one, dtype=np.int32) for one in encoded]))
                 lengths.append([len(one) for one in encoded])
                 counts += [len(document) for document in some]

@@ -157,6 +157,8 @@ def _settings(config: StageConfig, precision: str) -> dict[str, Any]:
     length = {"max_length": config.task.max_length} if config.task else {}
     optim = config.optim.model_dump(mode="json")
     parts = {"task": length, "optim": optim, **terms, **beside, "select": config.select, "precision": precision}
+    if config.share < 1:
+        parts["share"] = config.share
     return {key: value for key, value in _flat(parts) if not key.endswith("._target_")}
 
 
