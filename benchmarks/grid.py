@@ -25,8 +25,9 @@ import torch
 from benchmarks.competitors import competitor
 from benchmarks.contest import Processes
 from benchmarks.machine import describe
-from benchmarks.setting import BATCH, TOKENIZER, Setting, Tokens, prepare
+from benchmarks.setting import BATCH, TOKENIZER, Setting, prepare
 from benchmarks.tables import markdown
+from distill_runner.batches import Tokens
 from distill_runner.errors import UserError
 from distill_runner.terminal import quiet
 

@@ -19,9 +19,10 @@ from distill_runner.config import ModelConfig, StageConfig
 from distill_runner.devices import Device
 from distill_runner.help import config_folder
 from distill_runner.methods.alp_kd import LayerProjection
-from distill_runner.models import build, locate
+from distill_runner.models import build
 from distill_runner.resolving import resolve
 from distill_runner.schema import typed
+from distill_runner.sources import locate
 from distill_runner.stages import Stage
 from distill_runner.tasks import Task, load_split
 from distill_runner.teachers import Cached, Live

@@ -199,7 +199,8 @@ class Pretraining(Case):
         seed_all(0)
         model: Any = BertForPreTraining(bert(2))
         method = make_method(self.method).bind(Shape.of(model.config), None, "masked_lm")
-        data = CorpusData(TEXT, *self.splits(), AutoTokenizer.from_pretrained(self.tokens), 3, CPU)
+        train, validation = self.splits()
+        data = CorpusData(TEXT, train, validation, AutoTokenizer.from_pretrained(self.tokens), 3, CPU)
         return self.training(model, method, data, NoTeacher(), group, report)
 
 

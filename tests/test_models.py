@@ -13,7 +13,7 @@ from distill_runner.config import Init, ModelConfig
 from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
 from distill_runner.models import build, chosen_layers, count_parameters
-from distill_runner.sources import fingerprint, locate, read_config, read_shape
+from distill_runner.sources import fingerprint, load, locate, read_config, read_shape
 from distill_runner.tasks import Task
 
 TASK = Task(
@@ -215,7 +215,7 @@ def test_a_fingerprint_is_of_the_content_wherever_it_lies(tiny_bert_folder: Path
     weights.write_bytes(bytes(content))
     assert fingerprint(str(copy)) != fingerprint(str(tiny_bert_folder))
     assert fingerprint("google-bert/bert-base-uncased") == "hub:google-bert/bert-base-uncased@main"
-    assert fingerprint("google-bert/bert-base-uncased", "abc") == "hub:google-bert/bert-base-uncased@abc"
+    assert fingerprint("google-bert/bert-base-uncased@abc") == "hub:google-bert/bert-base-uncased@abc"
 
 
 # Table 1(a) of "Well-Read Students Learn Better" (Turc et al. 2019): millions of parameters, with the MLM head.
@@ -255,3 +255,14 @@ def test_minilm_is_found_in_its_package(minilm_folder: Path) -> None:
     assert read_shape(config.model_copy(update={"num_layers": None})).num_layers == 6
     student = build(config, TASK)
     assert Shape.of(student.config) == Shape(3, 384, 12, 3, 30522, "bert")
+
+
+def test_a_revision_is_asked_of_the_hub_for_all_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr("distill_runner.sources.why_unreachable", lambda kind, name, revision: None)
+    for source in ("org/model@v1", "org/model"):
+        load(lambda name, **options: asked.append((name, options)), source)
+    assert asked == [
+        ("org/model", {"local_files_only": False, "revision": "v1"}),
+        ("org/model", {"local_files_only": False, "revision": None}),
+    ]

@@ -68,3 +68,10 @@ def test_nothing_changes_where_all_words_occur() -> None:
     model = bert()
     train_used_rows(model, torch.arange(150))
     assert not isinstance(model.get_input_embeddings(), UsedRows)
+
+
+def test_a_word_that_was_left_out_has_no_row() -> None:
+    model = bert()
+    train_used_rows(model, torch.tensor([0, 3, 9]))
+    with pytest.raises(IndexError):
+        model.get_input_embeddings()(torch.tensor([4]))

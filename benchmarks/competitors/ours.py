@@ -21,7 +21,7 @@ def make(
     setting: Setting, dtype: torch.dtype = torch.float32, precision: Precision = "fp32", compiled: bool = False
 ) -> Train:
     if compiled:
-        train_module.extract = torch.compile(encoders.extract, dynamic=True)
+        setattr(train_module, "extract", torch.compile(encoders.extract, dynamic=True))  # noqa: B010
     device, tokens = Device.of(setting.device, precision), setting.tokens()
     data = TaskData(setting.task, tokens, {}, device)
     targets: TeacherTargets = setting.targets(device)

@@ -72,10 +72,11 @@ def attention(runs: Sequence[Run], options: Namespace) -> None:
     words = read_tokenizer(first.stage.tokenizer).convert_ids_to_tokens(ids)
     students = {run.name: run.attention(run.stage, options.example) for run in runs}
     taught = first.attention(first.teacher, options.example)
-    by_head, totals = {}, {}
+    by_head: dict[str, Sequence[float]] = {}
+    totals: dict[str, float] = {}
     for name, student in students.items():
         found = {(j, k): internals.divergence(taught[k], student[j]) for j, k in matched.items()}
-        by_head |= {f"{name}, layer {j} from the teacher's {k}": row for (j, k), row in found.items()}
+        by_head |= {f"{name}, layer {j} from the teacher's {k}": row.tolist() for (j, k), row in found.items()}
         totals[name] = sum(row.mean() for row in found.values())
     print(inner_states.markdown(["KL by head", *map(str, range(shape.num_heads))], by_head))
     for name, total in totals.items():

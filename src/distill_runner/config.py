@@ -19,9 +19,9 @@ class ModelConfig(Schema):
     """Where a model comes from.
 
     Args:
-        source: a hub id, a folder, ``package:<module>/<folder>`` inside an installed package, ``stage:<name>`` for
-            what an earlier stage yields, or None for a fresh model of ``architecture``.
-        revision: of a hub id; the newest by default.
+        source: a hub id, one with its revision (``<id>@<revision>``), a folder, ``package:<module>/<folder>`` inside an
+            installed package, ``stage:<name>`` for what an earlier stage yields, or None for a fresh model of
+            ``architecture``.
         tokenizer: as ``source``, or ``corpus`` for a vocabulary trained on the stage's corpus; the source's own by
             default.
         num_layers: keep that many layers; all by default. A model that copies none may have more than its source.
@@ -33,7 +33,6 @@ class ModelConfig(Schema):
     """
 
     source: str | None = None
-    revision: str | None = None
     tokenizer: str | None = None
     num_layers: int | None = Field(None, ge=1)
     layers: Init = "first"

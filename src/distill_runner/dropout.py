@@ -1,7 +1,8 @@
 """Dropout whose masks belong to examples.
 
 A mask is a function of the update, the example, the token's position, the place in the model and the feature, and of
-nothing else: packed or padded, whole or in parts, in one process or in several, an example meets the same zeros. The
+nothing else: alone or beside others, whole or in parts, in one process or in several, an example meets the same zeros
+(in families that run packed, on a CPU). The
 numbers come from a counter-based generator (SplitMix64's finaliser, Steele et al. 2014), four 16-bit ones from each
 64-bit hash, which on a CPU takes a third of the time of ``bernoulli_``.
 """
@@ -14,7 +15,7 @@ from distill_runner.batches import Batch, Group
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _PER_SITE = 2**20
 """Hashes that a token may take at one place of the model: more than heads times keys, or features, over four."""
-_LONGEST = 512
+_LONGEST = 4096
 """Keys of a query, so that the numbers of a head do not depend on how far the keys are padded."""
 
 

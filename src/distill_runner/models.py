@@ -65,7 +65,7 @@ def build(
         _describe_head(config, task)
     built = auto.from_config(config, dtype=torch.float32)
     if model.source is not None and model.layers != "random":
-        source = load(AutoModel.from_pretrained, model.source, model.revision, dtype=torch.float32)
+        source = load(AutoModel.from_pretrained, model.source, dtype=torch.float32)
         _copy_layers(source, built, model.layers)
     return built
 
@@ -106,7 +106,6 @@ def _fine_tuned(model: ModelConfig, task: Task) -> PreTrainedModel:
     built, info = load(
         AutoModelForSequenceClassification.from_pretrained,
         model.source,
-        model.revision,
         dtype=torch.float32,
         output_loading_info=True,
     )

@@ -155,7 +155,7 @@ class Pipeline:
     def _model(self, stage: Stage, vocab_size: int) -> Any:
         model = stage.config.model
         if stage.source is not None:
-            model = model.model_copy(update={"source": str(self.build(stage.source) / "model"), "revision": None})
+            model = model.model_copy(update={"source": str(self.build(stage.source) / "model")})
         trained_vocabulary = vocab_size if model.source is None else None
         with torch.device("meta"):
             next_sentence = stage.method().student_needs.next_sentence
@@ -171,7 +171,8 @@ class Pipeline:
         cached, why = False, why_live(self.runtime.targets, needs)
         if why is None:
             size = cache_bytes(needs, teacher.shape, len(tokens)) * len(stage.followed)
-            cached, why = choose(self.runtime.targets, size, self.store.folder)
+            there = all(self.store.has(stage.targets_spec(needs, checkpoint)) for checkpoint in stage.followed)
+            cached, why = choose(self.runtime.targets, size, self.store.folder, there)
         log.info("stage %s: teacher targets %s", stage.name, why)
 
         @cache

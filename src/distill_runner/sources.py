@@ -22,6 +22,8 @@ HUB = "Give a folder in Hugging Face layout, or check the hub id and the network
 def locate(source: str) -> str:
     """The folder of an installed package or an existing folder, absolute; anything else is taken for a hub id.
 
+    A hub id may name a revision, ``<id>@<revision>``; the newest one by default.
+
     Raises:
         UserError: the package is not installed, or the folder does not exist.
     """
@@ -40,11 +42,11 @@ def locate(source: str) -> str:
     return source
 
 
-def fingerprint(source: str, revision: str | None = None) -> str:
+def fingerprint(source: str) -> str:
     """What determines a source's weights, wherever it lies: content of a folder, id and revision on the hub."""
     place = Path(locate(source))
     if not place.is_dir():
-        return f"hub:{source}@{revision or 'main'}"
+        return f"hub:{source}" if "@" in source else f"hub:{source}@main"
     kinds = (
         "config.json",
         "*.safetensors",
@@ -66,17 +68,19 @@ def _file_hash(file: Path, _changed: int) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def load(from_pretrained: Any, source: str, revision: str | None = None, **options: Any) -> Any:
+def load(from_pretrained: Any, source: str, **options: Any) -> Any:
     """Call a ``from_pretrained``, its many errors turned into one that says what to do."""
     place = locate(source)
     is_folder = Path(place).is_dir()
     if is_folder and not any((Path(place) / name).is_file() for name in ("config.json", "tokenizer_config.json")):
         raise UserError(".model.source", source, "cannot be loaded: the folder holds no config.json", FOLDER)
-    unreachable = None if is_folder else why_unreachable("model", source, revision)
+    unreachable = None
+    if not is_folder:
+        place, _, revision = place.partition("@")
+        options["revision"] = revision or None
+        unreachable = why_unreachable("model", place, revision or None)
     try:
-        return from_pretrained(
-            place, revision=revision, local_files_only=is_folder or unreachable is not None, **options
-        )
+        return from_pretrained(place, local_files_only=is_folder or unreachable is not None, **options)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         problem = f"cannot be loaded: {unreachable or lines[0].replace(place, source)[:200]}"
@@ -98,7 +102,7 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
     if model.source is None:
         sizes = fresh_architecture(model)
         return AutoConfig.for_model(sizes.pop("model_type"), **sizes)
-    config = load(AutoConfig.from_pretrained, model.source, model.revision)
+    config = load(AutoConfig.from_pretrained, model.source)
     if model.num_layers is not None:
         if model.copies_layers and model.num_layers > config.num_hidden_layers:
             problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"

@@ -14,7 +14,7 @@ from distill_runner.methods.make import make_method, method_spec
 from distill_runner.sources import fingerprint, fresh_architecture
 from distill_runner.store import Spec, key_of
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when the meaning of an artifact changes; everything is then built again."""
 STAGE, CORPUS, TRANSFER = "stage:", "corpus", "transfer"
 
@@ -87,7 +87,7 @@ class Stage:
                 "seed": self.config.seed,
                 "data": self.data_spec,
                 "tokenizer": self.tokenizer_spec,
-                "model": {**model.model_dump(exclude={"source", "revision", "tokenizer"}), **source},
+                "model": {**model.model_dump(exclude={"source", "tokenizer"}), **source},
                 "method": method_spec(self.config.method, self.kind),
                 "teacher": key_of(self.teacher.spec) if self.teacher else None,
                 "optim": self.config.optim.model_dump(mode="json"),
@@ -187,6 +187,6 @@ class Stage:
 
 def _source_spec(model: ModelConfig) -> dict[str, Any]:
     if model.source:
-        return {"content": fingerprint(model.source, model.revision)}
+        return {"content": fingerprint(model.source)}
     # However its depth is given: models that are the same are pre-trained once.
     return {"architecture": fresh_architecture(model), "num_layers": None} if model.num_layers else {}

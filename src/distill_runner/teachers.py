@@ -150,11 +150,15 @@ def cache_bytes(needs: Needs, teacher: Shape, num_examples: int) -> int:
     return 4 * num_examples * (needs.logits * teacher.num_labels + len(needs.cls) * teacher.width)
 
 
-def choose(mode: Literal["auto", "cached", "live"], size: int, folder: Path) -> tuple[bool, str]:
-    """Whether to cache targets of ``size`` bytes below ``folder``, and why: ``auto`` fills up to half the free disk."""
+def choose(mode: Literal["auto", "cached", "live"], size: int, folder: Path, there: bool = False) -> tuple[bool, str]:
+    """Whether to cache targets of ``size`` bytes below ``folder``, and why: ``auto`` fills up to half the free disk.
+
+    Args:
+        there: they are cached already.
+    """
     free = shutil.disk_usage(folder).free
     what = f"{size / 2**20:.1f} MiB, {free / 2**30:.0f} GiB free"
     if mode != "auto":
         return mode == "cached", f"{mode} (runtime.targets={mode}; {what})"
-    cached = size < free / 2
+    cached = there or size < free / 2
     return cached, f"{'cached' if cached else 'live'} ({what})"

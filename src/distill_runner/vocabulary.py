@@ -1,7 +1,8 @@
 """The rows of an embedding that occur in a task's texts, trained without the others, which merely decay.
 
 A vocabulary of 30,000 words is most of a small student, and most of it is in no text of the task. Without gradient an
-AdamW step does nothing to a row but scale it by 1 - lr * weight_decay, all steps at once in the end.
+AdamW step does nothing to a row but scale it by 1 - lr * weight_decay, all steps at once in the end. (Exact but for
+steps that fp16's loss scaling skips, which decay nothing.)
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,9 @@ class UsedRows(nn.Module):
         self.padding_idx = embedding.padding_idx
         self.weight = nn.Parameter(weight[self.is_used])
         self.register_buffer("others", weight[~self.is_used])
-        self.register_buffer("place", self.is_used.cumsum(0) - 1, persistent=False)
+        # Any other token id has its place behind the last row, where looking it up fails.
+        place = (self.is_used.cumsum(0) - 1).masked_fill_(~self.is_used, len(self.weight))
+        self.register_buffer("place", place, persistent=False)
         has_padding = self.padding_idx is not None and bool(self.is_used[self.padding_idx])
         self.place_of_padding = int(self.place[self.padding_idx]) if has_padding else None
 

@@ -52,15 +52,20 @@ def method_spec(node: Node, kind: Kind) -> dict[str, Any]:
 
 def _term_spec(name: str, node: Node, kind: Kind) -> dict[str, Any]:
     term = _term_class(name, node)
-    read = {key: value for key, value in node.items() if key not in term.unread(kind)}
-    return {**read, "version": term.version}
+    # Defaults are left out: an argument that is new, or spelt out, makes no other term.
+    given = _given(name, node).model_dump(mode="json", exclude=set(term.unread(kind)), exclude_defaults=True)
+    return {**given, "_target_": node["_target_"], "version": term.version}
 
 
 def _term(name: str, node: Node) -> Term:
-    kind = _term_class(name, node)
+    given = _given(name, node)
+    return _term_class(name, node)(**{key: getattr(given, key) for key in given.model_fields_set})
+
+
+def _given(name: str, node: Node) -> Schema:
+    """The arguments of a term's constructor."""
     given = {key: value for key, value in node.items() if key != "_target_"}
-    arguments = typed(_arguments(kind), given, f".method.terms.{name}.")
-    return kind(**{key: getattr(arguments, key) for key in arguments.model_fields_set})
+    return typed(_arguments(_term_class(name, node)), given, f".method.terms.{name}.")
 
 
 def _term_class(name: str, node: Node) -> type[Term]:

@@ -70,7 +70,7 @@ class LogitMatching(Term):
         assert student.logits is not None
         assert teacher.logits is not None
         temperature = self.temperature(progress)
-        self.observed = {"temperature": torch.tensor(float(temperature))}
+        self.observed = {"temperature": torch.full((), float(temperature), device=student.logits.device)}
         target_BC = teacher.logits * SOFTENINGS[self.soften](temperature, self.tau_max)
         loss = losses.mean_squared_error(student.logits, target_BC)
         return loss * target_BC.shape[-1] if self.over_classes == "sum" else loss

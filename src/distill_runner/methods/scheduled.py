@@ -148,7 +148,7 @@ class ScheduledMethod(Method):
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> dict[str, Tensor]:
         losses = super().forward(student, teacher, batch, progress)
-        self.current = torch.full((), self.layer, device=batch.index.device)
+        self.current = torch.full((), self.layer, device=batch.starts.device)
         return losses
 
     def end_update(self, logged: Mapping[str, Tensor], num_examples: int) -> None:

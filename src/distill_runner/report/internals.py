@@ -128,20 +128,27 @@ def draw_courses(runs: Mapping[str, Course]) -> "Figure":
     with style():
         figure, (axes,) = panels(1, 1, 7.5, 3.8)
         marked: Counter[tuple[int, float]] = Counter()
-        looks = {name: {"color": colour} for name, colour in zip(runs, cycle(COLOURS), strict=False)}
+        colours = dict(zip(runs, cycle(COLOURS), strict=False))
         for name, run in runs.items():
-            axes.plot(range(1, len(run.scores) + 1), [100 * score for score in run.scores], **looks[name])
+            axes.plot(range(1, len(run.scores) + 1), [100 * score for score in run.scores], color=colours[name])
             for layer, epoch in run.ends:
                 place = (epoch, 100 * run.scores[epoch - 1])
-                axes.plot(*place, "o", markersize=4, **looks[name])
+                axes.plot(*place, "o", markersize=4, color=colours[name])
                 above = 5 + 10 * marked[place]  # where lines meet, one above the other
-                far = {"xytext": (0, above), "textcoords": "offset points", "ha": "center"}
-                axes.annotate(f"L{layer}", place, fontsize=8, **far, **looks[name])
+                axes.annotate(
+                    f"L{layer}",
+                    place,
+                    xytext=(0, above),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
+                    color=colours[name],
+                )
                 marked[place] += 1
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.margins(y=0.12)
         axes.set(xlabel="epoch", ylabel=f"{' or '.join({run.metric for run in runs.values()})} x 100")
-        legend(figure, looks)
+        legend(figure, {name: {"color": colour} for name, colour in colours.items()})
     return figure
 
 
