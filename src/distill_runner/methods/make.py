@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import create_model
 
-from distill_runner.errors import UserError, nearest
+from distill_runner.errors import UserError, nearest, within
 from distill_runner.methods.base import Kind, Method, Term
 from distill_runner.methods.scheduled import LayerSchedule, ScheduledMethod
 from distill_runner.schema import Schema, typed
@@ -60,7 +60,8 @@ def _term(name: str, node: Node) -> Term:
     kind = _term_class(name, node)
     given = {key: value for key, value in node.items() if key != "_target_"}
     arguments = typed(_arguments(kind), given, f".method.terms.{name}.")
-    return kind(**{key: getattr(arguments, key) for key in arguments.model_fields_set})
+    with within(f".method.terms.{name}"):
+        return kind(**{key: getattr(arguments, key) for key in arguments.model_fields_set})
 
 
 def _term_class(name: str, node: Node) -> type[Term]:
