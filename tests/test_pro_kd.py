@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import test_stages
 from distill_runner.batches import Batch
 from distill_runner.config import RunConfig
 from distill_runner.encoders import Shape
@@ -19,11 +20,8 @@ from distill_runner.errors import UserError
 from distill_runner.features import Features, Needs
 from distill_runner.methods.base import Progress
 from distill_runner.methods.pro_kd import LogitMatching
-from distill_runner.pipeline import Pipeline
 from distill_runner.planning import plan
-from distill_runner.resolving import resolve
 from distill_runner.stages import Stage
-from distill_runner.store import Store
 from distill_runner.teachers import Follow
 
 Compose = Callable[..., RunConfig]
@@ -135,21 +133,8 @@ def test_a_checkpoint_is_opened_when_its_turn_comes_and_the_one_before_let_go() 
 # Runs.
 
 
-class Run:
-    """A run's pipeline, and the stages that it trained."""
-
-    def __init__(self, run: RunConfig) -> None:
-        self.stage, self.trained = resolve(run.stages, "student", run.runtime.precision), list[str]()
-        self.pipeline = Pipeline(Store(run.store.dir), run.runtime, self.report)
-        self.store = self.pipeline.store
-
-    def report(self, name: str) -> Callable[[Mapping[str, Any], int, float], None]:
-        self.trained.append(name)
-        return lambda values, step, epoch: None
-
-    def build(self) -> bytes:
-        """The student's weights."""
-        return (self.pipeline.build(self.stage) / "model" / "model.safetensors").read_bytes()
+class Run(test_stages.Run):
+    """A run of a phase I and its teacher's checkpoints."""
 
     @property
     def teacher(self) -> Stage:
@@ -414,5 +399,5 @@ def test_prokd_with_one_temperature_is_logit_matching_then_the_labels(compose: C
     runs = [Run(compose(*one, *other)) for other in (["method=prokd"], ["method=annealing"])]
     runs.append(Run(compose(*one, "method=annealing", "loss.soften=none")))
     assert [run.phase1.route for run in runs] == [(1, 1), None, None]
-    assert len({run.build() for run in runs}) == 1
+    assert runs[0].build() == runs[1].build() == runs[2].build()
     assert len({run.phase1.key for run in runs}) == 3

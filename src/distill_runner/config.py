@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from distill_runner.corpora import Corpus, TransferSet
 from distill_runner.errors import UserError
@@ -63,7 +63,7 @@ class Optim(Schema):
     batch_size: int = Field(ge=1)
     accumulation: int = Field(1, ge=1)
     epochs: int | None = Field(ge=0)
-    max_steps: int | None = Field(None, ge=1)
+    max_steps: int | None = Field(None, ge=1, validate_default=True)
     schedule: Literal["linear", "constant"] = "linear"
     warmup: float = Field(0.1, ge=0, le=1)
     weight_decay: float = Field(0.01, ge=0)
@@ -71,9 +71,12 @@ class Optim(Schema):
     eps: float = Field(1e-8, gt=0)
     clip: float | None = Field(1.0, gt=0)
 
-    def model_post_init(self, _context: Any) -> None:
-        if self.epochs is None and self.max_steps is None:
-            raise UserError("optim.max_steps", None, "needs a value where optim.epochs is null")
+    @field_validator("max_steps")
+    @classmethod
+    def _ends(cls, max_steps: int | None, before: ValidationInfo) -> int | None:
+        if max_steps is None and before.data.get("epochs", 0) is None:
+            raise ValueError("needs a value where epochs is null")
+        return max_steps
 
     @property
     def decay_is_decoupled(self) -> bool:

@@ -57,13 +57,13 @@ class Paused(Exception):
 
 @contextmanager
 def within(part: str) -> Iterator[None]:
-    """Completes the keys of errors that belong to this part of the configuration."""
+    """Completes the keys of errors that belong to this part of the configuration; ``.`` is the part itself."""
     try:
         yield
     except UserError as error:
         if not error.key.startswith("."):
             raise
-        raise error.at(part + error.key) from error
+        raise error.at((part + error.key).rstrip(".")) from error
 
 
 def exit_cause(exitcode: int) -> str:

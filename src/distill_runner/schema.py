@@ -19,6 +19,7 @@ AnySchema = TypeVar("AnySchema", bound=Schema)
 
 PLAIN = {
     r", (unable|got|not) .*| after validation.*": "",  # repeats the value
+    r"^Value error, ": "",
     r"^(Input|Value|List|Tuple|Dictionary) should ": "must ",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",

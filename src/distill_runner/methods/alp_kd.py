@@ -60,8 +60,8 @@ class LayerProjection(LayeredTerm):
         for key, value, owner in (("attention", attention, "attend"), ("project", project, "concatenate")):
             if value is not None and combine != owner:
                 problem = f"combine={combine} does not use it"
-                raise UserError(key, value, problem, f"Only combine={owner} does.")
-        self.attention = typed(Attention, attention or {}, "attention.")
+                raise UserError(f".{key}", value, problem, f"Only combine={owner} does.")
+        self.attention = typed(Attention, attention or {}, ".attention.")
         self.combine, self.project = combine, project or "teacher"
         self.distance = DISTANCES[distance]
 
@@ -97,4 +97,4 @@ class SoftLabelsPerClass(SoftLabels):
 
 def _one_of(key: str, value: Any, known: Any) -> None:
     if value not in known:
-        raise UserError(key, value, f"is none of {', '.join(str(name) for name in known if name)}")
+        raise UserError(f".{key}", value, f"is none of {', '.join(str(name) for name in known if name)}")

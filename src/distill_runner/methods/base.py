@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from distill_runner import losses
 from distill_runner.batches import Batch, Unit
 from distill_runner.encoders import Shape
-from distill_runner.errors import UserError
+from distill_runner.errors import UserError, within
 from distill_runner.features import Features, Needs
 
 Kind = Literal["classification", "regression", "masked_lm"]
@@ -65,7 +65,7 @@ class Term(nn.Module, ABC):
             student, teacher: shapes of the two models; ``teacher`` is None in a stage without one.
             kind: of the task, since a loss may be defined differently for regression.
         Raises:
-            UserError: the term is impossible for this pair.
+            UserError: the term is impossible for this pair; keys that begin with a dot are the term's own.
         """
 
     @abstractmethod
@@ -104,9 +104,7 @@ class SoftLabels(Term):
     def __init__(self, temperature: float, scale_by_t2: bool = True) -> None:
         super().__init__()
         if temperature <= 0:
-            raise UserError(
-                "loss.temperature", temperature, "must be greater than 0", "The paper's grid is 1, 5, 10, 20."
-            )
+            raise UserError(".temperature", temperature, "must be greater than 0", "The paper's grid is 1, 5, 10, 20.")
         self.temperature, self.scale_by_t2 = temperature, scale_by_t2
 
     @classmethod
@@ -145,8 +143,9 @@ class Method(nn.Module):
 
     def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> "Method":
         """Bind every term; afterwards ``student_needs`` and ``teacher_needs`` are what training reads in all."""
-        for term in self.active():
-            term.bind(student, teacher, kind)
+        for name, term in self.by_name().items():
+            with within(f".method.terms.{name}"):
+                term.bind(student, teacher, kind)
         self.needs = self.union(self.active())
         self.student_needs, self.teacher_needs = self.needs
         return self

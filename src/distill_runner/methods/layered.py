@@ -26,8 +26,8 @@ class LayeredTerm(Term):
     def __init__(self, mapping: Mapping | Data[str, Any], over_layers: Literal["sum", "mean"]) -> None:
         super().__init__()
         if over_layers not in ("sum", "mean"):
-            raise UserError("over_layers", over_layers, "is none of sum, mean")
-        self.mapping, self.over_layers = typed(Mapping, mapping, "mapping."), over_layers
+            raise UserError(".over_layers", over_layers, "is none of sum, mean")
+        self.mapping, self.over_layers = typed(Mapping, mapping, ".mapping."), over_layers
         self.layers: dict[int, list[int]] = {}
         """Teacher layers by student layer, all that can be supervised; known once bound."""
         self.supervised: dict[int, list[int]] = {}
@@ -39,7 +39,7 @@ class LayeredTerm(Term):
         layers = self.mapping.resolve(student.num_layers, teacher.num_layers)
         if not any(layers):
             raise UserError(
-                "mapping",
+                ".mapping",
                 layers,
                 f"supervises no layer of a student of {student.num_layers}",
                 "The last layer is left out by default; mapping.supervise_last=true includes it.",

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import create_model
 
-from distill_runner.errors import UserError, nearest
+from distill_runner.errors import UserError, nearest, within
 from distill_runner.methods.base import Kind, Method, Term
 from distill_runner.methods.scheduled import LayerSchedule, ScheduledMethod
 from distill_runner.schema import Schema, typed
@@ -58,8 +58,9 @@ def _term_spec(name: str, node: Node, kind: Kind) -> dict[str, Any]:
 
 
 def _term(name: str, node: Node) -> Term:
-    given = _given(name, node)
-    return _term_class(name, node)(**{key: getattr(given, key) for key in given.model_fields_set})
+    kind, given = _term_class(name, node), _given(name, node)
+    with within(f".method.terms.{name}"):
+        return kind(**{key: getattr(given, key) for key in given.model_fields_set})
 
 
 def _given(name: str, node: Node) -> Schema:

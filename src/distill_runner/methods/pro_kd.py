@@ -54,9 +54,9 @@ class LogitMatching(Term):
         super().__init__()
         if tau_max < 1:
             remedy = "Pro-KD counts the teacher's epochs, of which a fine-tuned one (teacher.fine_tuned=true) has none."
-            raise UserError("loss.tau_max", tau_max, "must be at least 1", remedy)
+            raise UserError(".tau_max", tau_max, "must be at least 1", remedy)
         self.tau_max, self.soften, self.over_classes = tau_max, soften, over_classes
-        self.steps = typed(Steps, steps, "route.")
+        self.steps = typed(Steps, steps, ".steps.")
 
     def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
         self.student_needs = self.teacher_needs = Needs(logits=True)

@@ -51,7 +51,7 @@ class Relations(LayeredTerm):
     ) -> None:
         super().__init__(mapping, over_layers)
         if not pairs or len(set(pairs)) < len(pairs) or not set(pairs) <= set(get_args(Pair)):
-            raise UserError("relations.pairs", pairs, "must be different pairs of Q, K and V", "[QQ, KK, VV]")
+            raise UserError(".pairs", pairs, "must be different pairs of Q, K and V", "[QQ, KK, VV]")
         self.pairs = [(LETTERS[pair[0]], LETTERS[pair[1]]) for pair in pairs]
         self.given_heads, self.over_rows = heads, over_rows
         self.mean_over = "token" if over_rows == "token" else "example"
@@ -69,7 +69,7 @@ class Relations(LayeredTerm):
         for name, shape in (("student", student), ("teacher", teacher)):
             if self.heads < 1 or shape.width % self.heads:
                 problem = f"must divide the width of the {name}, {shape.width}"
-                raise UserError("relations.heads", self.heads, problem)
+                raise UserError(".heads", self.heads, problem)
 
     def needs_of(self, layers: Data[int, list[int]]) -> tuple[Needs, Needs]:
         names = set(chain.from_iterable(self.pairs))

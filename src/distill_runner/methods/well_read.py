@@ -22,7 +22,7 @@ class NextSentence(Term):
     def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
         if student.model_type != "bert":
             problem = f"a model of the type {student.model_type} has no head for next sentence prediction"
-            raise UserError(".method.terms.next_sentence", None, problem, "pretraining=mlm pre-trains without it.")
+            raise UserError(".", None, problem, "pretraining=mlm pre-trains without it.")
         self.student_needs = Needs(next_sentence=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
