@@ -20,6 +20,8 @@ from benchmarks.machine import matmul_peak, student_operations, synchronize
 from benchmarks.setting import BATCH, Setting
 from distill_runner.terminal import quiet
 
+Weights = dict[str, torch.Tensor]
+
 
 @dataclass
 class Result:
@@ -75,17 +77,17 @@ class Seat:
 
     def curve(self) -> list[float]:
         """The losses without dropout."""
-        return curve(self.setting, self.who, None)
+        return trained(self.setting, self.who)[0]
 
 
-def curve(setting: Setting, who: Competitor, dtype: torch.dtype | None) -> list[float]:
-    """The losses of every step without dropout, in another precision where one is given."""
+def trained(setting: Setting, who: Competitor, dtype: torch.dtype | None = None) -> tuple[list[float], Weights]:
+    """The losses of every step without dropout, and the weights that come of it, in another precision if given."""
     student: Any = setting.student().to(dtype or torch.float32)
     for module in student.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     train = who.make(setting, **({"dtype": dtype} if dtype else {}))
-    return train(student, setting.num_examples // BATCH)
+    return train(student, setting.num_examples // BATCH), student.state_dict()
 
 
 _seat: Seat
@@ -139,6 +141,12 @@ def contest(setting: Setting, names: Sequence[str], threads: int, repeats: int) 
 def _title(name: str) -> str:
     who, workers = competitor(name)
     return f"{who.title}, {workers} processes" if workers > 1 else who.title
+
+
+def furthest(mine: Weights, other: Weights) -> float:
+    """The largest difference of a weight."""
+    assert mine.keys() == other.keys()
+    return max(float((mine[name] - other[name]).abs().max()) for name in other)
 
 
 def largest_difference(mine: Sequence[float], other: Sequence[float]) -> float:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.competitors import COMPETITORS, competitor
-from benchmarks.contest import Result, contest, curve, largest_difference
+from benchmarks.contest import Result, contest, furthest, largest_difference, trained
 from benchmarks.machine import describe, has_bf16_units
 from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
@@ -55,10 +55,12 @@ def run(task: str, num_layers: int, names: Sequence[str], options: argparse.Name
         fill_targets(setting)
         filled = setting.num_examples / (time.perf_counter() - started)
         results = contest(setting, names, options.threads, options.repeats)
-        naive, ours = (curve(setting, competitor(name)[0], torch.float64) for name in ("naive", "ours"))
         print(f"\n{table(setting, results)}\n")
-    print(f"Filling the teacher's targets, once for a whole grid: {filled:.0f} examples/s. In float64 the losses of")
-    print(f"distill-run and of the naive loop differ by at most {largest_difference(ours, naive):.0e}.", flush=True)
+        print(f"Filling the teacher's targets, once for a whole grid: {filled:.0f} examples/s.")
+        for dtype in (torch.float32, torch.float64):
+            (naive, theirs), (ours, mine) = (trained(setting, competitor(name)[0], dtype) for name in ("naive", "ours"))
+            apart = f"losses of distill-run and the naive loop differ by {largest_difference(ours, naive):.0e} at most"
+            print(f"In {str(dtype)[6:]} {apart}, final weights by {furthest(mine, theirs):.0e}.", flush=True)
     return setting, results
 
 

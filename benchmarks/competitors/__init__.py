@@ -10,7 +10,7 @@ import torch
 from benchmarks.setting import Setting
 
 Train = Callable[[Any, int], list[float]]
-"""Trains a student for so many steps; returns the losses."""
+"""Trains a student for so many steps and leaves it whole; returns the losses."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ def make(
             )
             for update in training.rest_of_epoch():
                 training.step(update)
+            with training.whole_model() as whole:
+                embedding = whole.get_input_embeddings()
+            student.set_input_embeddings(embedding)
         return curve
 
     return train
