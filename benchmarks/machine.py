@@ -6,31 +6,25 @@ import time
 from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
 from distill_runner.encoders import Shape
 
-BF16_UNITS = ("amx_bf16", "avx512_bf16")
-FLAGS = ("avx2", "avx512f", *BF16_UNITS)
+FLAGS = ("avx2", "avx512_f", "avx512_bf16", "amx_bf16")
 SIZES = (512, 1024, 2048, 4096, 8192)
 PACKAGES = ("torch", "transformers", "textbrewer", "torchdistill")
 
 
 def describe() -> str:
     """The machine, versions and date in a line."""
-    name = _cpu_info().get("model name", platform.processor())
-    where = f"{name}, {os.cpu_count()} cores, {' '.join(_flags()) or 'no AVX2'}"
+    cpu = torch.cpu.get_capabilities()
+    flags = " ".join(flag for flag in FLAGS if cpu.get(flag)) or "no AVX2"
+    where = f"{cpu.get('cpu_name', platform.processor())}, {os.cpu_count()} cores, {flags}"
     if torch.cuda.is_available():
         where += f"; {torch.cuda.get_device_name()}"
     versions = ", ".join(f"{name} {number}" for name in PACKAGES if (number := _version(name)))
     return f"{where}. Python {platform.python_version()}, {versions}. {date.today()}."
-
-
-def has_bf16_units() -> bool:
-    """Whether the CPU multiplies bf16 by itself; others take several instructions for it."""
-    return any(unit in _flags() for unit in BF16_UNITS)
 
 
 def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
@@ -82,15 +76,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _cpu_info() -> dict[str, str]:
-    """Of the first core, where Linux tells."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().partition("\n\n")[0].splitlines() if info.exists() else []
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def _flags() -> list[str]:
-    known = _cpu_info().get("flags", "").split()
-    return [flag for flag in FLAGS if flag in known]

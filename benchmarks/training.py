@@ -23,9 +23,10 @@ import torch
 
 from benchmarks.competitors import COMPETITORS, competitor
 from benchmarks.contest import Result, contest, furthest, largest_difference, trained
-from benchmarks.machine import describe, has_bf16_units
+from benchmarks.machine import describe
 from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
+from distill_runner.devices import cpu_has_bf16
 from distill_runner.errors import UserError
 from distill_runner.terminal import quiet
 
@@ -40,7 +41,7 @@ def available() -> list[str]:
         if find_spec(peer) is None:
             print(f"{peer} is not installed and left out; `make bench` installs it.")
             names = [name for name in names if not name.startswith(peer)]
-    if not has_bf16_units():
+    if not cpu_has_bf16():
         print("ours_bf16 is left out: this CPU has no bf16 units. --competitors runs it all the same.")
         names.remove("ours_bf16")
     return names

@@ -1,5 +1,6 @@
 """Where and in which precision tensors are computed."""
 
+import logging
 import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from torch.amp import GradScaler
 from distill_runner.batches import GRANULE, Batch
 from distill_runner.errors import UserError
 from distill_runner.gpus import claim_several_visible, claim_visible
+
+log = logging.getLogger(__name__)
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -44,6 +47,8 @@ class Device:
             _check_cuda(name)
         if precision in ("fp16", "tf32") and device.type != "cuda":
             raise UserError("runtime.precision", precision, "needs a GPU", "Take bf16 or fp32 on a CPU.")
+        if precision == "bf16" and device.type == "cpu" and not cpu_has_bf16():
+            log.warning("runtime.precision=bf16: this CPU has no units for it, and is many times faster in fp32")
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         return cls(device, precision)
 
@@ -82,6 +87,11 @@ class Device:
 
     def move(self, batch: Batch) -> Batch:
         return batch.to(self.torch)
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies bf16 by itself; others take many instructions for it."""
+    return any(there for name, there in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 
 def _check_cuda(name: str) -> None:
