@@ -103,10 +103,10 @@ def is_built(point: Point, stage: Stage) -> bool:
 
 def _cells(points: Sequence[Point]) -> dict[tuple[Any, ...], list[Point]]:
     """Points that differ in the student's own hyper-parameters alone: those of one cell of the table."""
-    known = [point for point in points if point.stage is not None]
+    known = [(point, point.stage.shape) for point in points if point.stage is not None]
     cells: dict[tuple[Any, ...], list[Point]] = {}
-    for point, name in zip(known, row_names([point.names for point in known]), strict=True):
-        cells.setdefault((point.names["task"], name, point.stage and point.stage.shape), []).append(point)
+    for (point, shape), name in zip(known, row_names([point.names for point, _ in known]), strict=True):
+        cells.setdefault((point.names["task"], name, shape), []).append(point)
     return cells
 
 
