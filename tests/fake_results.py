@@ -44,7 +44,7 @@ def failed(**changes: Any) -> dict[str, Any]:
 
 def point(lr: float = 1e-5, seed: int = 1, score: float = 0.6, **changes: Any) -> dict[str, Any]:
     """A finished run of a grid over the learning rate, with a key of its own."""
-    made = {"settings": {"optim.lr": lr, "optim.epochs": 3}, "lr": lr, "seed": seed, "score": score} | changes
+    made = {"settings": {"optim.lr": lr, "optim.epochs": 3}, "seed": seed, "score": score} | changes
     return result(**made, key=json.dumps(made, sort_keys=True))
 
 

@@ -70,8 +70,8 @@ def test_panels() -> None:
     assert "mean" in mean["chartTitle"]
     assert "best" in best["chartTitle"]
     lr, temperature = (panel["config"] for panel in sections["Hyper-parameters"][:2])
-    assert (lr["xAxis"], lr["xAxisLogScale"], lr["yAxis"]) == ("summary:lr", True, "summary:score")
-    assert (temperature["xAxis"], "xAxisLogScale" in temperature) == ("summary:temperature", False)
+    assert (lr["xAxis"], lr["xAxisLogScale"], lr["yAxis"]) == ("summary:settings/optim/lr", True, "summary:score")
+    assert (temperature["xAxis"], "xAxisLogScale" in temperature) == ("summary:settings/kd/temperature", False)
 
 
 def test_the_library_reads_it_back() -> None:

@@ -17,54 +17,62 @@ from distill_runner.report.figures.search import heat_map, hyper_parameter_figur
 PRINTED = {"value": 67.15, "metric": "accuracy", "source": "ALP-KD Table 1", "comparable": True}
 
 
-def result(**changes: Any) -> dict[str, Any]:
-    """A run of RKD with eta = 0.5."""
-    return {
+def result(settings: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """A run of RKD with eta = 0.5; a setting that is None is none of it."""
+    given = {"ce.weight": 0.5, "kd.temperature": 5.0, "kd.weight": 0.5, "optim.lr": 2e-5, "select": "best"}
+    known = {
         "status": "done",
         "task": "rte",
         "method": "rkd",
         "mapping": None,
         "attention": None,
         "heads": None,
-        "weights": {"ce": 0.5, "kd": 0.5},
-        "lr": 2e-5,
-        "temperature": 5.0,
+        "settings": {name: value for name, value in (given | (settings or {})).items() if value is not None},
         "seed": 1,
         "metric": "accuracy",
         "score": 0.6,
+        "teacher": "base",
         "teacher_score": 0.7,
         "published": None,
-    } | changes
+    }
+    return known | changes
 
 
-ALP = {"method": "alp", "mapping": "all", "attention": "dot", "weights": {"ce": 0.1, "kd": 0.2, "intermediate": 0.7}}
+ALP: dict[str, Any] = {"method": "alp", "mapping": "all", "attention": "dot"}
+NKD = {"ce.weight": 1.0, "kd.temperature": None, "kd.weight": None}
 GRID = [
-    result(lr=lr, temperature=t, weights={"ce": 1 - eta, "kd": eta}, score=0.5 + 1e3 * lr + t / 100 + eta / 10)
+    result(
+        {"optim.lr": lr, "kd.temperature": t, "ce.weight": 1 - eta, "kd.weight": eta},
+        score=0.5 + 1e3 * lr + t / 100 + eta / 10,
+    )
     for lr, t, eta in product((2e-5, 5e-5), (1.0, 10.0), (0.2, 0.7))
 ]
 """RKD at two values of each: its best, at the highest of all, is 0.5 + 0.05 + 0.1 + 0.07."""
+VARIED = ["kd.temperature", "kd.weight", "optim.lr"]
 
 
 def test_the_first_of_weights_that_sum_to_one_is_no_choice() -> None:
-    assert hyper_parameters(result()) == {"lr": 2e-5, "temperature": 5.0, "weights/kd": 0.5}
-    alp = hyper_parameters(result(**ALP, heads=4))
-    assert alp == {"lr": 2e-5, "temperature": 5.0, "heads": 4.0, "weights/kd": 0.2, "weights/intermediate": 0.7}
-    free = hyper_parameters(result(weights={"ce": 0.5, "kd": 0.5, "patience": 100}, temperature=None))
-    assert free == {"lr": 2e-5, "weights/ce": 0.5, "weights/kd": 0.5, "weights/patience": 100.0}
-    assert hyper_parameters(result(weights={"ce": 1}))["weights/ce"] == 1, "the only weight is left to nobody"
+    assert hyper_parameters(result()) == {"optim.lr": 2e-5, "kd.temperature": 5.0, "kd.weight": 0.5}
+    alp = hyper_parameters(result({"ce.weight": 0.1, "kd.weight": 0.2, "layers.weight": 0.7}))
+    assert alp == {"optim.lr": 2e-5, "kd.temperature": 5.0, "kd.weight": 0.2, "layers.weight": 0.7}
+    free = hyper_parameters(result({"patience.weight": 100, "kd.temperature": None}))
+    assert free == {"optim.lr": 2e-5, "ce.weight": 0.5, "kd.weight": 0.5, "patience.weight": 100.0}
+    assert hyper_parameters(result(NKD))["ce.weight"] == 1, "the only weight is left to nobody"
 
 
 def test_what_varies_between_methods_only_is_no_search() -> None:
-    assert varying([result(lr=2e-5), result(**ALP, lr=5e-5)]) == []
-    assert varying([result(lr=2e-5), result(**ALP, lr=5e-5), result(**ALP, lr=2e-5)]) == ["lr"]
+    fast = {"optim.lr": 5e-5}
+    assert varying([result(), result(fast, **ALP)]) == []
+    assert varying([result(), result(fast, **ALP), result(**ALP)]) == ["optim.lr"]
     assert varying([result(seed=1), result(seed=2)]) == [], "a seed is not chosen"
-    assert varying(GRID) == ["lr", "temperature", "weights/kd"]
+    assert varying([result({"share": share}) for share in (0.1, 0.2)]) == ["share"]
+    assert varying(GRID) == VARIED
 
 
 def test_lines_join_best_and_median_at_each_value() -> None:
-    figure = hyper_parameter_figure([*GRID, result(lr=2e-5, temperature=1.0, method="nkd", weights={"ce": 1})])
-    by_lr, by_temperature, by_eta = figure.axes
-    assert [panel.get_xlabel() for panel in figure.axes] == ["learning rate", "temperature T", "weight of kd"]
+    figure = hyper_parameter_figure([*GRID, result(NKD, method="nkd")])
+    by_temperature, by_eta, by_lr = figure.axes
+    assert [panel.get_xlabel() for panel in figure.axes] == VARIED
     assert (by_lr.get_xscale(), by_temperature.get_xscale()) == ("log", "linear")
     rkd = [line for line in by_temperature.lines if line.get_color() == by_temperature.lines[0].get_color()]
     low, high, best, medians = (np.asarray(line.get_ydata()).tolist() for line in rkd)
@@ -77,8 +85,9 @@ def test_lines_join_best_and_median_at_each_value() -> None:
 
 
 def test_heat_map_shows_the_best_of_each_cell_and_of_how_many() -> None:
-    holed = [entry for entry in GRID if (entry["lr"], entry["temperature"]) != (5e-5, 1.0)]
-    (panel,) = heat_map([*holed, result(method="nkd", temperature=None)]).axes
+    hole = {"optim.lr": 5e-5, "kd.temperature": 1.0}
+    holed = [entry for entry in GRID if not hole.items() <= entry["settings"].items()]
+    (panel,) = heat_map([*holed, result(NKD, method="nkd")], "kd.temperature").axes
     cells = {text.get_position(): text.get_text() for text in panel.texts}
     assert cells == {(0, 0): "60.00\nof 2", (1, 0): "69.00\nof 2", (0, 1): "–", (1, 1): "72.00\nof 2"}
     assert [tick.get_text() for tick in panel.get_xticklabels()] == ["1", "10"]

@@ -5,7 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from distill_runner.config import RunConfig
+from distill_runner.report.cells import telling_rows
 from distill_runner.report.result import _settings_of, printed
+from distill_runner.report.settings import settings_of
 
 Compose = Callable[..., RunConfig]
 
@@ -48,3 +50,43 @@ def test_the_settings_of_a_method() -> None:
 
 def test_a_run_of_another_variant_finds_none(compose: Compose) -> None:
     assert printed(compose("task=rte", "method=pkd", "mapping=all", tiny=False), 4, 768, "accuracy") is None
+
+
+def test_settings_name_all_that_a_student_needs(compose: Compose) -> None:
+    known = settings_of(compose("method=prokd"))
+    assert known["stages"] == ["phase1", "teacher"]
+    assert {"ce.weight": 1, "optim.lr": 3e-3, "share": 1.0, "transfer": None, "route": None}.items() <= known.items()
+    assert (known["phase1.logits.soften"], known["teacher.optim.lr"]) == ("divide", 3e-3)
+    assert not [name for name in known if name.endswith(("seed", "_target_"))]
+    assert settings_of(compose("method=nkd"))["stages"] == [], "it reads no teacher"
+
+
+RELATIONS = ("method=minilmv2", "student=tiny", "relations.heads=2")
+PRETRAINED = ("method=pd", "student=tiny")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "change", "names"),
+    [
+        (RELATIONS, "relations.pairs=[QK,VV]", ["distil.relations.pairs"]),
+        (RELATIONS, "relations.heads=1", ["distil.relations.heads"]),
+        (RELATIONS, "mapping.layer=1", ["distil.relations.mapping.layer"]),
+        (RELATIONS, "transfer=imdb", ["distil.transfer"]),
+        (("method=prokd",), "loss.annealed_temperature=false", ["phase1.logits.soften"]),
+        (("method=rco",), "route.checkpoints=[1]", ["route.checkpoints"]),
+        (("method=takd",), "assistant.num_layers=3", ["assistant.model.num_layers"]),
+        (("method=rkd",), "teacher.optim.lr=1e-4", ["teacher.optim.lr"]),
+        (("method=rkd",), "stages.student.share=0.5", ["share"]),
+        (PRETRAINED, "pretraining.optim.max_steps=3", ["pretrain.optim.max_steps"]),
+        ((*PRETRAINED, "transfer=imdb"), "transfer.size=200", ["transfer_size"]),
+        (PRETRAINED, "transfer=imdb", ["transfer"]),
+        (("method=prokd",), "optim.lr=1e-4", []),
+        (("method=prokd",), "seed=7", []),
+    ],
+)
+def test_what_differs_before_the_student_is_found(
+    overrides: tuple[str, ...], change: str, names: list[str], compose: Compose
+) -> None:
+    every = [settings_of(compose(*overrides)), settings_of(compose(*overrides, change))]
+    assert telling_rows(every) == names
+    assert (every[0] == every[1]) == (change == "seed=7")

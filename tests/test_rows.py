@@ -58,11 +58,6 @@ def test_points_that_are_as_good_are_counted() -> None:
     assert chosen_settings(of) == "optim.lr 2e-05 (1 more as good)"
 
 
-def test_older_results_are_told_apart_by_their_weights() -> None:
-    of = cell(result(weights={"kd": 0.5}, lr=1e-5, score=0.6), result(weights={"kd": 0.2}, lr=1e-5, score=0.7))
-    assert of.chosen_settings == {"kd.weight": 0.2}
-
-
 @pytest.mark.parametrize(
     ("statuses", "expected"),
     [
@@ -112,6 +107,43 @@ def student(**changes: Any) -> dict[str, Any]:
 def test_what_differs_makes_a_row_of_its_own(changes: dict[str, Any], names: list[str]) -> None:
     table = tabulate([result(key="1", student=student()), result(key="2", **{"student": student()} | changes)])
     assert [row.name for row in table.rows] == names
+
+
+def behind(**changes: Any) -> dict[str, Any]:
+    """The settings of a student of MiniLMv2, whose distillation takes its rate from the student's."""
+    known = {"optim.lr": 1e-5, "stages": ["distil"], "share": 1.0, "distil.heads": 48, "distil.optim.lr": 1e-5}
+    return known | {key.replace("_", "."): value for key, value in changes.items()}
+
+
+def test_other_stages_data_and_routes_make_rows_and_seeds_do_not() -> None:
+    runs = [
+        result(key=f"{number} {seed}", seed=seed, score=score, settings=settings)
+        for number, settings in enumerate([behind(), behind(distil_heads=12), behind(share=0.5)])
+        for seed, score in ((1, 0.9), (2, 0.5))
+    ]
+    table = tabulate([*runs, failed(key="f", settings=behind(distil_heads=12))])
+    rows = {row.name: row.cells["rte"] for row in table.rows}
+    assert list(rows) == [
+        "alp all, share 1, distil.heads 48",
+        "alp all, share 1, distil.heads 12",
+        "alp all, share 0.5, distil.heads 48",
+    ]
+    assert [(of.kind, of.value, len(of.points), len(of.unfinished)) for of in rows.values()] == [
+        ("", 70, 1, 0),
+        ("", 70, 1, 1),
+        ("", 70, 1, 0),
+    ]
+
+
+def test_a_rate_that_a_stage_takes_from_the_student_is_one_of_its_grid() -> None:
+    runs = [result(key=str(lr), settings=behind(optim_lr=lr, distil_optim_lr=lr)) for lr in (1e-5, 2e-5)]
+    (row,) = tabulate(runs).rows
+    assert row.name == "alp all"
+    assert row.cells["rte"].chosen_settings == {"optim.lr": 1e-5}
+    fixed = result(key="f", settings=behind(optim_lr=1e-5, distil_optim_lr=5e-5))
+    assert [row.name for row in tabulate([*runs, fixed]).rows] == [
+        f"alp all, distil.optim.lr {lr}" for lr in ("1e-05", "2e-05", "5e-05")
+    ]
 
 
 def test_epochs_that_belong_to_the_task_make_no_rows() -> None:

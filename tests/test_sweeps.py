@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -20,6 +22,9 @@ from distill_runner import status
 from distill_runner.errors import UserError
 from distill_runner.sweeping.conditions import holds
 from distill_runner.sweeping.halving import replay, rungs, survivors
+from distill_runner.sweeping.points import Point
+from distill_runner.sweeping.sweep import _cells
+from fake_results import failed
 
 ROOT = Path(__file__).parents[1]
 FAULTS = """
@@ -110,6 +115,14 @@ def test_halving_never_trains_more_nor_finds_better(scores: dict[int, list[float
 
 
 # Status.
+
+
+def test_halving_compares_points_that_differ_in_the_students_own_settings_alone() -> None:
+    stage: Any = SimpleNamespace(shape="4 layers", key="0a1b")
+    known = {"optim.lr": 1e-5, "stages": ["distil"], "share": 1.0, "transfer": None, "distil.heads": 48}
+    changes = [{}, {"optim.lr": 2e-5}, {"share": 0.5}, {"transfer": "imdb"}, {"distil.heads": 12}, {"stages": []}]
+    points = [Point((), Path(), failed(seed=1, settings=known | change), stage=stage) for change in changes]
+    assert [[points.index(point) for point in cell] for cell in _cells(points).values()] == [[0, 1], [2], [3], [4], [5]]
 
 
 def test_a_run_whose_process_is_gone_reads_killed(tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def test_averages_are_over_complete_rows() -> None:
 
 def test_the_best_of_a_grid_is_called_so_and_stands_above_its_mean() -> None:
     points = [
-        result(key=str(n), score=s, lr=lr) for n, (s, lr) in enumerate([(0.66, 1e-5), (0.68, 2e-5), (0.61, 3e-5)])
+        result(key=str(n), score=s, settings={"optim.lr": lr})
+        for n, (s, lr) in enumerate([(0.66, 1e-5), (0.68, 2e-5), (0.61, 3e-5)])
     ]
     text = terminal_of(points)
     assert "alp all, best of grid  68.00\n  mean of grid         65.00\n  points of grid           3" in text
@@ -117,7 +118,7 @@ def test_the_best_of_a_grid_is_called_so_and_stands_above_its_mean() -> None:
 
 
 def test_a_mean_never_shares_a_line_with_the_best_of_a_grid() -> None:
-    grid = [result(key=str(n), score=0.6 + n / 100, lr=n) for n in range(3)]
+    grid = [result(key=str(n), score=0.6 + n / 100, settings={"optim.lr": n}) for n in range(3)]
     seeds = [result(key=f"s{n}", task="cola", score=0.3 + n / 100, seed=n) for n in range(3)]
     first, second = (line.split() for line in terminal_of([*grid, *seeds]).splitlines() if line.startswith("alp"))
     assert first == ["alp", "all,", "best", "of", "grid", "62.00", "-", "-"]

@@ -119,7 +119,7 @@ def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> d
         return {"status": "done", "key": stage.key, **described_by(run)}
     teacher = pipeline.build(first) if (first := stage.first_teacher) and first.has_head else None
     result = finished(run, stage, artifact, teacher, folder)
-    _share(artifact / "model", folder / "model")
+    share(artifact / "model", folder / "model")
     (folder / "model" / "README.md").write_text(model_card(result))
     _save_predictions(stage, pipeline, artifact, folder)
     write_json(folder / RESULT, result)
@@ -132,10 +132,3 @@ def _save_predictions(stage: Stage, pipeline: Pipeline, artifact: Path, folder: 
     for name, split in (stage.config.task.validation if stage.config.task else {}).items():
         outputs, labels = np.load(artifact / PREDICTIONS.format(name)), pipeline.inputs.tokens(stage, split).labels
         np.savez(folder / f"predictions-{name}.npz", outputs=outputs, labels=np.asarray(labels))
-
-
-def _share(stored: Path, folder: Path) -> None:
-    """The files of ``stored`` in ``folder`` as well, without a second copy where the file system allows."""
-    if folder.is_symlink():  # as earlier versions left it: writing through it would damage the store
-        folder.unlink()
-    share(stored, folder)

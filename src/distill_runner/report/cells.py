@@ -14,6 +14,10 @@ from typing import Any
 from distill_runner.report.collect import Result
 from distill_runner.report.statistics import Spread
 
+Settings = Mapping[str, Any]
+"""Of a run, by dotted name: the ``settings`` of its result."""
+STAGES, DATA = "stages", ("share", "transfer", "transfer_size", "route")
+"""Settings that are not the student's own hyper-parameters; those of the stages that are listed are neither."""
 GRID, GRID_MEAN = "best of grid", "best mean of grid"
 
 
@@ -29,12 +33,22 @@ def is_scored(result: Result) -> bool:
     return result["status"] == "done" and "score" in result
 
 
-def settings(result: Result) -> dict[str, Any]:
-    """The hyper-parameters of a run by dotted name."""
-    if known := result.get("settings"):
-        return dict(known)
-    weights = {f"{term}.weight": weight for term, weight in (result.get("weights") or {}).items()}
-    return {"optim.lr": result.get("lr"), "temperature": result.get("temperature"), **weights}
+def settings(result: Result) -> Settings:
+    """The hyper-parameters of a run by dotted name; none of one that could not be read."""
+    return result.get("settings") or {}
+
+
+def varied(every: Sequence[Settings]) -> list[str]:
+    """The names in which settings differ, without those in which a stage goes with the student everywhere."""
+    names = dict.fromkeys(name for each in every for name in each)
+    differ = [name for name in names if len({json.dumps(each.get(name)) for each in every}) > 1]
+    return [name for name in differ if any(each.get(name) != each.get(name.partition(".")[2]) for each in every)]
+
+
+def telling_rows(every: Sequence[Settings]) -> list[str]:
+    """Of what differs between runs of one method on one task, the names that are not the student's own."""
+    stages = {stage for each in every for stage in each.get(STAGES, [])}
+    return [name for name in varied(every) if name.partition(".")[0] in {STAGES, *DATA, *stages}]
 
 
 @dataclass(frozen=True)
@@ -116,9 +130,7 @@ class Cell:
         if self.chosen is None:
             return {}
         every = [settings(point.runs[0]) for point in self.points]
-        names = dict.fromkeys(name for each in every for name in each)
-        varied = [name for name in names if len({json.dumps(each.get(name)) for each in every}) > 1]
-        return {name: settings(self.chosen.runs[0]).get(name) for name in varied}
+        return {name: settings(self.chosen.runs[0]).get(name) for name in varied(every)}
 
 
 def cell_of(runs: Sequence[Result]) -> Cell:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wandb_workspaces.reports.v2.interface import PanelTypes
     from wandb_workspaces.workspaces import Section, Workspace
 
+RATE, TEMPERATURE = "settings/optim/lr", "settings/kd/temperature"
 COLUMNS = (
     "task",
     "method",
@@ -26,8 +27,7 @@ COLUMNS = (
     "score",
     "teacher_score",
     "published/value",
-    "lr",
-    "temperature",
+    *(RATE, TEMPERATURE),
     "seed",
     "best_epoch",
     "seconds",
@@ -63,7 +63,7 @@ def make(arguments: Sequence[str]) -> None:
 
 
 def terms(config_folder: Path) -> list[str]:
-    """The names of the terms of all methods: curves ``loss/<term>``, and ``weights/<term>`` of a result."""
+    """The names of the terms of all methods: curves ``loss/<term>``, and ``settings/<term>/weight`` of a result."""
     files = sorted((config_folder / "method").glob("*.yaml"))
     methods = [yaml.safe_load(file.read_text()).get("method", {}) for file in files]
     return list(dict.fromkeys(term for method in methods for term in method.get("terms", {})))
@@ -163,10 +163,10 @@ def _search(terms: Sequence[str]) -> "list[PanelTypes]":
     """The score against each hyper-parameter, all of them together, and which of them matter."""
     from wandb_workspaces.reports.v2 import interface as wr
 
-    score, names = wr.SummaryMetric("score"), ["lr", "temperature", *_weights(terms)]
-    columns = [wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(name), log=name == "lr" or None) for name in names]
+    score, names = wr.SummaryMetric("score"), [RATE, TEMPERATURE, *_weights(terms)]
+    columns = [wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(name), log=name == RATE or None) for name in names]
     return [
-        *(wr.ScatterPlot(x=wr.SummaryMetric(name), y=score, log_x=name == "lr" or None) for name in names),
+        *(wr.ScatterPlot(x=wr.SummaryMetric(name), y=score, log_x=name == RATE or None) for name in names),
         wr.ParallelCoordinatesPlot(columns=[*columns, wr.ParallelCoordinatesPlotColumn(score)]),
         wr.ParameterImportancePlot(with_respect_to="score"),
     ]
@@ -174,7 +174,7 @@ def _search(terms: Sequence[str]) -> "list[PanelTypes]":
 
 def _weights(terms: Sequence[str]) -> list[str]:
     """Of ALP-KD's terms they are beta (ce), eta (kd) and lambda (intermediate)."""
-    return [f"weights/{term}" for term in terms]
+    return [f"settings/{term}/weight" for term in terms]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 
 from distill_runner.config import RunConfig, StageConfig
 from distill_runner.report.published import Published, find
+from distill_runner.report.settings import active, settings_of
 from distill_runner.stages import Stage
 
 PACKAGES = (
@@ -86,14 +87,9 @@ def printed(run: RunConfig, num_layers: int, width: int, metric: str) -> Publish
     )
 
 
-def _active(method: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The terms that count."""
-    return {name: term for name, term in method["terms"].items() if method["weights"][name]}
-
-
 def _settings_of(method: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the terms, by their own names, and those of parts beside them as ``schedule.rule``."""
-    terms = _active(method)
+    terms = active(method)
     parts = {name: part for name, part in method.items() if name not in ("terms", "weights") and part}
     beside = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
     options = {key: value for term in terms.values() for key, value in term.items()}
@@ -118,8 +114,7 @@ def described_by(run: RunConfig) -> dict[str, Any]:
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
-    terms = list(_active(student.method).values())
-    layers = _layers_read(terms)
+    layers = _layers_read(list(active(student.method).values()))
     return {
         "stage": run.stage,
         "task": data.name,
@@ -129,10 +124,7 @@ def described_by(run: RunConfig) -> dict[str, Any]:
         "mapping": layers.get("mapping"),
         "attention": layers.get("attention"),
         "heads": layers.get("heads"),
-        "weights": student.method["weights"],
-        "lr": student.optim.lr,
-        "temperature": next((term["temperature"] for term in terms if "temperature" in term), None),
-        "settings": _settings(student, run.runtime.precision),
+        "settings": settings_of(run),
         "teacher": run.teacher.name,
         "student": _student(run, student),
         "seed": run.seed,
@@ -141,33 +133,14 @@ def described_by(run: RunConfig) -> dict[str, Any]:
 
 
 def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
-    """Origin of the student's weights, and its depth if that is given."""
+    """Origin of the student's weights, and its depth and width as far as they are given."""
     model = config.model
     origin = {run.teacher.source: "pretrained", "stage:teacher": "finetuned"}.get(model.source or "", model.source)
     source = run.teacher.name if model.source in (run.teacher.source, "stage:teacher") else model.source
-    depth = {"num_layers": model.num_layers} if model.num_layers else {}
-    return {"init": f"{model.layers} of {origin}", "source": source, **depth}
-
-
-def _settings(config: StageConfig, precision: str) -> dict[str, Any]:
-    """What a grid may vary, by dotted name: ``optim.lr``, ``kd.weight``, ``kd.temperature``."""
-    method = config.method
-    terms = {name: {**term, "weight": method["weights"][name]} for name, term in _active(method).items()}
-    beside = {name: part for name, part in method.items() if name not in ("terms", "weights")}
-    length = {"max_length": config.task.max_length} if config.task else {}
-    optim = config.optim.model_dump(mode="json")
-    parts = {"task": length, "optim": optim, **terms, **beside, "select": config.select, "precision": precision}
-    if config.share < 1:
-        parts["share"] = config.share
-    return {key: value for key, value in _flat(parts) if not key.endswith("._target_")}
-
-
-def _flat(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in parts.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    fresh = model.architecture or {}
+    sizes = {"num_layers": model.num_layers or fresh.get("num_hidden_layers"), "width": fresh.get("hidden_size")}
+    given = {name: size for name, size in sizes.items() if size}
+    return {"init": f"{model.layers} of {origin}", "source": source, **given}
 
 
 def _transfer(run: RunConfig) -> dict[str, Any] | None:

@@ -1,14 +1,16 @@
 """Results as rows of cells, whatever they are printed as: methods × tasks.
 
-Runs of students, teachers or budgets that differ never share a row: what differs is part of the row's name.
+Runs of students, teachers, data, budgets or stages before the student that differ never share a row: what differs is
+part of the row's name.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from distill_runner.errors import as_typed
 from distill_runner.report import published
-from distill_runner.report.cells import Cell, cell_of, is_scored, label, settings
+from distill_runner.report.cells import Cell, Settings, cell_of, is_scored, label, settings, telling_rows
 from distill_runner.report.collect import Result
 
 
@@ -58,7 +60,7 @@ def tabulate(results: Iterable[Result]) -> Table:
     """The table of ``results``, which need not have finished."""
     every = _distinct(results)
     tasks = list(dict.fromkeys(result["task"] for result in every))
-    names = _row_names(every)
+    names = row_names(every)
     rows = []
     for name in dict.fromkeys(names):
         here = [result for result, its_name in zip(every, names, strict=True) if its_name == name]
@@ -78,6 +80,7 @@ def _distinct(results: Iterable[Result]) -> list[Result]:
 
 
 # What makes a row of its own, in the words of its name; those of the second group have other values on other tasks.
+# Settings follow under their own names, where neither group says it already.
 _EVERYWHERE: dict[str, str] = {
     "source": "from {}",
     "num_layers": "{} layers",
@@ -90,8 +93,10 @@ _BY_TASK: dict[str, str] = {
     "metric": "by {}",
     "epochs": "{} epochs",
     "steps": "{} steps",
+    "num_params": "{:,} parameters",
     "teacher_score": "teacher at {:.2f}",
 }
+_WORDS = _EVERYWHERE | _BY_TASK
 
 
 def _facets(result: Result) -> dict[str, Any]:
@@ -103,14 +108,16 @@ def _facets(result: Result) -> dict[str, Any]:
         **{name: result.get(name) for name in ("teacher", "dataset", "metric")},
         "epochs": known.get("optim.epochs", result.get("epochs")),
         "steps": known.get("optim.max_steps"),
+        "num_params": result.get("num_params"),
         "teacher_score": None if score is None else 100 * score,
     }
 
 
-def _row_names(results: Sequence[Result]) -> list[str]:
+def row_names(results: Sequence[Result]) -> list[str]:
     """For each result its label and, of what differs between the results, what it has."""
-    facets = [_facets(result) for result in results]
-    naming = _naming(results, facets)
+    settled = _telling_settings(results)
+    facets = [_facets(result) | _settled(result, settled) for result in results]
+    naming = _naming(results, facets, settled)
     keys = [
         (label(result), {name: has[name] for name in naming(result)})
         for result, has in zip(results, facets, strict=True)
@@ -120,7 +127,7 @@ def _row_names(results: Sequence[Result]) -> list[str]:
     for (method, has), result in zip(keys, results, strict=True):
         if not is_scored(result):  # what it does not know is taken from a finished run of its kind
             has = next((other for same, other in whole if same == method and _agree(has, other)), has)
-        words = [(_EVERYWHERE | _BY_TASK)[name].format(value) for name, value in has.items() if value is not None]
+        words = [_WORDS.get(name, f"{name} {{}}").format(value) for name, value in has.items() if value is not None]
         names.append(", ".join([method, *words]))
     return names
 
@@ -131,14 +138,43 @@ def _agree(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     )
 
 
-def _naming(results: Sequence[Result], facets: Sequence[Mapping[str, Any]]) -> Callable[[Result], list[str]]:
+Group = tuple[str, str]
+"""Label and task."""
+
+
+def _group(result: Result) -> Group:
+    return label(result), result["task"]
+
+
+def _telling_settings(results: Sequence[Result]) -> dict[Group, list[str]]:
+    """Of the settings of each method on each task, those that make rows."""
+    known: dict[Group, list[Settings]] = {}
+    for result in results:
+        if has := settings(result):
+            known.setdefault(_group(result), []).append(has)
+    return {group: telling_rows(every) for group, every in known.items()}
+
+
+def _settled(result: Result, settled: Mapping[Group, Sequence[str]]) -> dict[str, Any]:
+    has = settings(result)
+    return {name: as_typed(has.get(name)) if has else None for name in settled.get(_group(result), [])}
+
+
+def _naming(
+    results: Sequence[Result], facets: Sequence[Mapping[str, Any]], settled: Mapping[Group, Sequence[str]]
+) -> Callable[[Result], list[str]]:
     """Gives the facets that tell a result from others, without those that follow from the ones before them."""
+    every = list(zip(results, facets, strict=True))
     everywhere = _telling(_EVERYWHERE, facets)
     by_task = {}
     for task in dict.fromkeys(result["task"] for result in results):
-        here = [has for result, has in zip(results, facets, strict=True) if result["task"] == task]
+        here = [has for result, has in every if result["task"] == task]
         by_task[task] = [name for name in _telling([*everywhere, *_BY_TASK], here) if name in _BY_TASK]
-    return lambda result: [*everywhere, *by_task[result["task"]]]
+    by_group = {}
+    for group, names in settled.items():
+        here = [has for result, has in every if _group(result) == group]
+        by_group[group] = [name for name in _telling([*everywhere, *by_task[group[1]], *names], here) if name in names]
+    return lambda result: [*everywhere, *by_task[result["task"]], *by_group.get(_group(result), [])]
 
 
 def _telling(names: Iterable[str], facets: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,6 +12,7 @@ from distill_runner import status
 from distill_runner.errors import UserError
 from distill_runner.report.cells import label
 from distill_runner.report.figures import write_pictures
+from distill_runner.report.rows import row_names
 from distill_runner.report.write import write_report
 from distill_runner.stages import Stage
 from distill_runner.store import Store
@@ -101,11 +102,11 @@ def is_built(point: Point, stage: Stage) -> bool:
 
 
 def _cells(points: Sequence[Point]) -> dict[tuple[Any, ...], list[Point]]:
-    """Points that differ in hyper-parameters alone: those of one cell of the table."""
+    """Points that differ in the student's own hyper-parameters alone: those of one cell of the table."""
+    known = [(point, point.stage.shape) for point in points if point.stage is not None]
     cells: dict[tuple[Any, ...], list[Point]] = {}
-    for point in points:
-        if point.stage is not None:
-            cells.setdefault((point.names["task"], label(point.names), point.stage.shape), []).append(point)
+    for (point, shape), name in zip(known, row_names([point.names for point, _ in known]), strict=True):
+        cells.setdefault((point.names["task"], name, shape), []).append(point)
     return cells
 
 

@@ -58,9 +58,12 @@ class Tracker(Protocol):
 
 
 def flat(values: Values) -> dict[str, Any]:
-    """One level of names, joined by slashes as those of curves are (``weights/kd``); lists joined, None left out."""
+    """One level of names, joined by slashes as those of curves are (``loss/kd``); lists joined, None left out.
+
+    Dots become slashes too: to W&B a name with one is a path.
+    """
     found: dict[str, Any] = {}
-    for name, value in values.items():
+    for name, value in ((name.replace(".", "/"), value) for name, value in values.items()):
         if isinstance(value, Mapping):
             found |= {f"{name}/{inner}": part for inner, part in flat(value).items()}
         elif isinstance(value, list | tuple):

@@ -12,7 +12,7 @@ from distill_runner.report.cells import is_scored
 from distill_runner.report.collect import Result
 from distill_runner.report.figures.canvas import style
 from distill_runner.report.figures.scores import score_figure
-from distill_runner.report.figures.search import heat_map, hyper_parameter_figure, varying
+from distill_runner.report.figures.search import RATE, heat_map, hyper_parameter_figure, varying
 
 
 def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
@@ -33,10 +33,11 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
     figures = {"scores": score_figure(done)}
     for task in dict.fromkeys(result["task"] for result in done):
         here = [result for result in done if result["task"] == task]
-        if varying(here):
+        if names := varying(here):
             figures[f"hyper-parameters-{task}"] = hyper_parameter_figure(here)
-        if {"lr", "temperature"} <= set(varying(here)):
-            figures[f"lr-temperature-{task}"] = heat_map(here)
+        temperature = next((name for name in names if name.endswith(".temperature")), None)
+        if temperature and RATE in names:
+            figures[f"lr-temperature-{task}"] = heat_map(here, temperature)
     files = []
     for name, figure in figures.items():
         files.append(folder / f"{name}.png")

@@ -5,7 +5,7 @@ from math import isclose
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from distill_runner.report.cells import label
+from distill_runner.report.cells import label, settings, varied
 from distill_runner.report.collect import Result
 from distill_runner.report.figures.canvas import COLOURS, legend, panels, style
 
@@ -15,29 +15,35 @@ if TYPE_CHECKING:
 
 MARKERS = "osD^vP*X"
 """Of methods, in order. With seven colours a pair comes again only after 56 methods."""
-AXES = {"lr": "learning rate", "temperature": "temperature T", "heads": "attention heads"}
-"""The hyper-parameters besides the weights of terms, as axes call them."""
+RATE = "optim.lr"
+"""On a logarithmic axis."""
 
 
 def hyper_parameters(result: Result) -> dict[str, float]:
-    """The numbers that a search varies: learning rate, temperature, heads, and ``weights/<term>``.
+    """The settings that are numbers, by their names in tables.
 
     Of weights that sum to 1 the first is what the others leave (ALP-KD's beta); it is no choice, and left out.
     """
-    weights = dict(result["weights"])
-    if len(weights) > 1 and isclose(sum(weights.values()), 1):
-        del weights[next(iter(weights))]
-    found = {name: result.get(name) for name in AXES} | {f"weights/{name}": value for name, value in weights.items()}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    found = {name: value for name, value in settings(result).items() if type(value) in (int, float)}
+    weights = [name for name in found if name.endswith(".weight") and name.count(".") == 1]
+    if len(weights) > 1 and isclose(sum(found[name] for name in weights), 1):
+        del found[weights[0]]
+    return {name: float(value) for name, value in found.items()}
 
 
 def varying(results: Sequence[Result]) -> list[str]:
     """The hyper-parameters of which some method has runs with several values."""
-    values: dict[tuple[str, str], set[float]] = {}
+    methods: dict[str, list[dict[str, float]]] = {}
     for result in results:
-        for name, value in hyper_parameters(result).items():
-            values.setdefault((name, label(result)), set()).add(value)
-    return list(dict.fromkeys(name for (name, _), found in values.items() if len(found) > 1))
+        methods.setdefault(label(result), []).append(hyper_parameters(result))
+    return list(
+        dict.fromkeys(
+            name
+            for every in methods.values()
+            for name in varied(every)
+            if len({each[name] for each in every if name in each}) > 1
+        )
+    )
 
 
 def hyper_parameter_figure(results: Sequence[Result]) -> "Figure":
@@ -52,19 +58,19 @@ def hyper_parameter_figure(results: Sequence[Result]) -> "Figure":
         figure, axes = panels(len(names), 3, width=3.6, height=3.0)
         for panel, name in zip(axes, names, strict=True):
             ticks = sorted({value for result in results if (value := hyper_parameters(result).get(name)) is not None})
-            panel.set_xscale("log" if name == "lr" else "linear")
+            panel.set_xscale("log" if name == RATE else "linear")
             for number, method in enumerate(methods):
                 scores: dict[float, list[float]] = {}
                 for result in results:
                     if label(result) == method and (value := hyper_parameters(result).get(name)) is not None:
-                        place = _beside(value, ticks, number - (len(methods) - 1) / 2, log=name == "lr")
+                        place = _beside(value, ticks, number - (len(methods) - 1) / 2, log=name == RATE)
                         scores.setdefault(place, []).append(100 * result["score"])
                 if scores:
                     _score_lines(panel, scores, _look(number))
             panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             panel.minorticks_off()
             panel.margins(x=0.1)
-            panel.set_xlabel(_axis(name))
+            panel.set_xlabel(name)
         figure.supylabel(f"{results[0]['metric']} × 100")
         figure.suptitle(f"{results[0]['task']}: every run; at each value the best (line) and the median (dashed)")
         legend(figure, {method: {**_look(number), "linestyle": "-"} for number, method in enumerate(methods)})
@@ -86,7 +92,7 @@ def _score_lines(panel: "Axes", scores: Mapping[float, Sequence[float]], look: M
     panel.plot(places, [median(scores[place]) for place in places], color=look["color"], linestyle="--", linewidth=1)
 
 
-def heat_map(results: Sequence[Result], across: str = "temperature", down: str = "lr") -> "Figure":
+def heat_map(results: Sequence[Result], across: str, down: str = RATE) -> "Figure":
     """The best score over two hyper-parameters, one panel for each method that has both; all of one task.
 
     A cell tells how many runs its best is chosen from.
@@ -104,8 +110,8 @@ def heat_map(results: Sequence[Result], across: str = "temperature", down: str =
         for panel, (method, found) in zip(axes, cells.items(), strict=True):
             _heat_panel(panel, found, rows, columns, (min(best), max(best)))
             panel.set_title(method)
-            panel.set_xlabel(_axis(across))
-        figure.supylabel(_axis(down))
+            panel.set_xlabel(across)
+        figure.supylabel(down)
         figure.suptitle(f"{results[0]['task']}: best {results[0]['metric']} × 100 of the runs in each cell")
     return figure
 
@@ -128,10 +134,6 @@ def _heat_panel(
     panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
     panel.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
     panel.grid(visible=False)
-
-
-def _axis(name: str) -> str:
-    return AXES.get(name) or f"weight of {name.removeprefix('weights/')}"
 
 
 def _look(number: int) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+"""What a run is set to, for its result; tables tell runs apart by it.
+
+The student's own are called as its parts are (``optim.lr``, ``kd.temperature``); a grid over them fills a cell. All
+else (data, checkpoints that are followed, stages behind the student: ``distil.relations.heads``) makes rows.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from distill_runner.config import RunConfig, StageConfig
+from distill_runner.errors import UserError
+from distill_runner.methods.make import make_method
+from distill_runner.report.cells import STAGES, Settings
+from distill_runner.stages import STAGE
+
+STUDENT = "student"
+
+
+def settings_of(run: RunConfig) -> dict[str, Any]:
+    """All that determines a student besides its seeds and, of its model, what the row says.
+
+    ``stages`` lists those behind the student; the settings of each follow, under its name. An option of a stage that
+    is no part of another run has no value there.
+    """
+    student, behind = run.stages[STUDENT], _behind(run.stages, STUDENT)
+    own = {**_training(student), "precision": run.runtime.precision}
+    others = {name: _of_other(run.stages[name]) for name in behind}
+    flat = _flat({**own, STAGES: behind, **_data(student), **others})
+    return {key: value for key, value in flat if not key.endswith("._target_")}
+
+
+def active(method: Settings) -> dict[str, Mapping[str, Any]]:
+    """The terms that count."""
+    return {name: term for name, term in method["terms"].items() if method["weights"][name]}
+
+
+def _behind(stages: Mapping[str, StageConfig], name: str) -> list[str]:
+    """The stages that ``name`` needs, nearest first: the one that its model comes from, then its teacher."""
+    config, found = stages[name], list[str]()
+    source = config.model.source or ""
+    needed = [source.removeprefix(STAGE)] if source.startswith(STAGE) else []
+    needed += [config.teacher] if config.teacher and _reads_teacher(config) else []
+    for other in needed:
+        if other in stages and other != name:
+            found += [other, *_behind({key: stages[key] for key in stages if key != name}, other)]
+    return list(dict.fromkeys(found))
+
+
+def _reads_teacher(config: StageConfig) -> bool:
+    try:
+        return make_method(config.method).reads_teacher()
+    except UserError:  # told where the stage is resolved; the run has its names all the same
+        return True
+
+
+def _training(config: StageConfig) -> dict[str, Any]:
+    method = config.method
+    terms = {name: {**term, "weight": method["weights"][name]} for name, term in active(method).items()}
+    beside = {name: part for name, part in method.items() if name not in ("terms", "weights")}
+    length = {"task": {"max_length": config.task.max_length}} if config.task else {}
+    return {**terms, **beside, **length, "optim": config.optim.model_dump(mode="json"), "select": config.select}
+
+
+def _data(config: StageConfig) -> dict[str, Any]:
+    transfer, route = config.transfer, config.route
+    return {
+        "share": config.share,
+        "transfer": transfer.name if transfer else None,
+        "transfer_size": transfer.size if transfer else None,
+        "route": route.model_dump() if route else None,
+    }
+
+
+def _of_other(config: StageConfig) -> dict[str, Any]:
+    data = {"corpus": config.corpus.model_dump(mode="json")} if config.corpus else {}
+    return {**_training(config), **_data(config), "model": config.model.model_dump(), **data}
+
+
+def _flat(parts: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in parts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
