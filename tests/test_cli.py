@@ -24,7 +24,9 @@ import yaml
 
 from distill_runner import hub
 from distill_runner.cli import main
+from distill_runner.devices import Device
 from distill_runner.errors import UserError
+from distill_runner.finished import Run
 from distill_runner.help import choices
 
 ROOT = Path(__file__).parents[1]
@@ -240,6 +242,36 @@ def test_the_same_command_again_is_a_hit(alp: Ended, workplace: Path, inputs: tu
     assert again.out == alp.out
     assert result_of(again) == before
     assert [line.split()[:2] for line in again.err.splitlines()] == [["hit", "student"]]
+
+
+def test_neither_a_plan_nor_a_hit_nor_a_reader_takes_a_device(
+    alp: Ended, workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(*_: object) -> None:
+        raise AssertionError("waits for a free GPU")
+
+    monkeypatch.setattr(Device, "several", taken)
+    monkeypatch.chdir(workplace)
+    assert distill_run(workplace, *inputs, "method=pkd", "plan=true").code == 0
+    assert distill_run(workplace, *inputs, "method=alp").out == alp.out
+    assert len(Run.read(run_folder(alp)).tokens) == 40
+    with pytest.raises(AssertionError, match="free GPU"):
+        distill_run(workplace, *inputs, "method=pkd", "seed=9")
+
+
+def test_a_teacher_that_was_deleted_is_not_trained_to_be_reported(
+    alp: Ended, workplace: Path, inputs: tuple[str, ...], tmp_path: Path
+) -> None:
+    copy = shutil.copytree(workplace, tmp_path / "copy")
+    for folder in copy.glob("outputs/store/stage/*/"):
+        if json.loads((folder / "spec.json").read_text())["stage"] == "teacher":
+            shutil.rmtree(folder)
+    again = distill_run(copy, *inputs, "method=alp")
+    assert [line.split()[:2] for line in again.err.splitlines()] == [["hit", "student"]]
+    assert result_of(again) == {**result_of(alp), "teacher_score": None} | {
+        key: result_of(again)[key] for key in ("folder", "model")
+    }
+    assert [line for line in alp.out.splitlines() if "  teacher  " not in line][:-1] == again.out.splitlines()[:-1]
 
 
 def test_another_method_shares_the_teacher(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:

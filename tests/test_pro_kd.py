@@ -19,6 +19,7 @@ from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
 from distill_runner.features import Features, Needs
 from distill_runner.methods.base import Progress
+from distill_runner.methods.make import make_method, method_spec
 from distill_runner.methods.pro_kd import LogitMatching
 from distill_runner.planning import plan
 from distill_runner.stages import Stage
@@ -90,6 +91,24 @@ def test_temperatures_fall_by_one_to_1(tau_max: int, each: int, warmup: int) -> 
 def test_the_gradient_is_the_students_alone() -> None:
     student = STUDENT.double().requires_grad_()
     assert torch.autograd.gradcheck(lambda logits: matching(logits, TEACHER, 2), (student,))
+
+
+@pytest.mark.parametrize("fewer", ["teacher.optim.epochs=3", "route.checkpoints=[1,3,5]"])
+def test_temperatures_go_by_the_checkpoints_that_are_followed(compose: Compose, fewer: str) -> None:
+    """Of whatever recipe: seven are followed in that of BERT-small."""
+    phase1 = compose("experiment=pro_kd/bert_small", "task=rte", "method=prokd", fewer, tiny=False).stages["phase1"]
+    (term,) = make_method(phase1.method).active()
+    assert isinstance(term, LogitMatching)
+    assert phase1.optim.epochs == 4
+    assert [term.temperature(progress(epoch, 4)) for epoch in range(4)] == [3, 3, 2, 1]
+    assert "followed" not in method_spec(phase1.method, "classification")["logits"]
+
+
+def test_temperatures_that_would_not_fall_to_1_are_refused() -> None:
+    LogitMatching(3, "divide", {"epochs": 1}, followed=3)
+    with pytest.raises(UserError, match=r"^loss\.tau_max=4: .* 3 are followed") as raised:
+        LogitMatching(4, "divide", {"epochs": 1}, followed=3)
+    assert "loss.tau_max=3" in raised.value.remedy
 
 
 def test_a_temperature_below_1_is_refused() -> None:

@@ -1,5 +1,6 @@
 """How many points the shipped sweeps have, as their headers say."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from distill_runner import resolvers
+from distill_runner.errors import UserError
 from distill_runner.help import config_folder
 from distill_runner.sweeping.points import Grid, expand
 
@@ -24,21 +26,38 @@ def deep_bert_folder(tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def points(sweep: str, *arguments: str) -> Grid:
+    return grid_of([f"sweep={sweep}", *arguments])
+
+
+def grid_of(fixed: Sequence[str], *varied: str) -> Grid:
     resolvers.register()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        master = hydra.compose_config(
-            "config", [f"sweep={sweep}", *arguments], RunMode.MULTIRUN, with_log_configuration=False
-        )
+        master = hydra.compose_config("config", [*fixed], RunMode.MULTIRUN, with_log_configuration=False)
         params = [f"{key}={value}" for key, value in master.hydra.sweeper.params.items()]
-        return expand(master, hydra.config_loader, [*params, f"sweep={sweep}", *arguments], master.sweep.where)
+        return expand(master, hydra.config_loader, [*params, *fixed, *varied], master.sweep.where)
 
 
 def test_a_sweep_brings_its_settings_to_every_point() -> None:
     grid = points("demo/grid")
     assert [point.described["task"] for point in grid.points] == ["demo_sentences"] * 12
     assert {point.run.stages["student"].optim.lr for point in grid.points if point.run} == {2e-4, 5e-4, 1e-3}
+
+
+def test_a_point_whose_data_are_missing_leaves_the_others_alone(
+    tiny_bert_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DISTILL_DATA_DIR", raising=False)
+    fixed = ["task=demo_sentences", "method=kd", "teacher=base", f"teacher.source={tiny_bert_folder}"]
+    fixed += ["task.max_length=48", "student.layers=2", "student.width=16", "student.heads=2"]
+    found = grid_of(fixed, "transfer=demo_sentences,wiki_paragraphs").points
+    whole, broken = found
+    assert (whole.error, whole.key) == (None, whole.stage.key if whole.stage else "")
+    assert isinstance(broken.error, UserError)
+    assert "DISTILL_DATA_DIR" in str(broken.error)
+    assert (broken.stage, broken.key) == (None, broken.folder.name)
+    assert broken.described["transfer"]["name"] == "wiki_paragraphs"
 
 
 @pytest.mark.parametrize(

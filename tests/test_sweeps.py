@@ -7,25 +7,33 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from filelock import FileLock
+from hydra.core.utils import JobReturn
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from distill_runner import status
+from distill_runner.config import RunConfig
 from distill_runner.errors import UserError
+from distill_runner.pipeline import Pipeline
+from distill_runner.resolving import resolve
+from distill_runner.stages import Stage
+from distill_runner.store import Store
+from distill_runner.sweeping import estimate
 from distill_runner.sweeping.conditions import holds
 from distill_runner.sweeping.halving import replay, rungs, survivors
-from distill_runner.sweeping.points import Point
-from distill_runner.sweeping.sweep import _cells
+from distill_runner.sweeping.points import Grid, Point
+from distill_runner.sweeping.sweep import _cells, missing_stages, run_grid
 from fake_results import failed
 
+Compose = Callable[..., RunConfig]
 ROOT = Path(__file__).parents[1]
 FAULTS = """
 import os, signal, sys
@@ -139,6 +147,94 @@ def test_a_run_whose_process_is_gone_reads_killed(tmp_path: Path) -> None:
     assert status.read(tmp_path) is None
 
 
+# What several points share, and what it costs.
+
+
+def point(run: RunConfig) -> Point:
+    stage = resolve(run.stages, "student", "fp32")
+    return Point(("student",), Path("unused"), stage.key, {}, run, stage)
+
+
+def test_a_shared_teacher_is_trained_by_a_point_that_keeps_its_checkpoints(compose: Compose, tmp_path: Path) -> None:
+    store = f"store.dir={tmp_path}"
+    vanilla, rco, prokd, nkd = (point(compose(f"method={name}", store)) for name in ("vanilla", "rco", "prokd", "nkd"))
+    for keeps in (rco, prokd):
+        for points in ([nkd, vanilla, keeps], [keeps, nkd, vanilla]):
+            teacher, *rest = missing_stages(points)
+            assert (teacher.stage.name, teacher.builder, set(teacher.users)) == ("teacher", keeps, {vanilla, keeps})
+            assert [missing.stage.name for missing in rest] == (["phase1"] if keeps is prokd else [])
+
+
+def test_what_a_shared_stage_needs_is_built_before_it(compose: Compose, tmp_path: Path) -> None:
+    few = (f"store.dir={tmp_path}", "assistant.num_layers=3", "student.num_layers=1")
+    takd = [point(compose("method=takd", *few, f"seed={seed}")) for seed in (1, 2)]
+    assistant = takd[0].stage.teacher if takd[0].stage else None
+    assert assistant is not None
+    other = point(compose("method=takd", "optim.lr=1e-4", *few))  # of another assistant
+    assert [missing.stage.name for missing in missing_stages([takd[0]])] == ["teacher", "assistant"]
+    jobs: list[list[str]] = []
+
+    def launch(overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
+        jobs.append([override[-1] for override in overrides])
+        for override in overrides:
+            stage = {"stage=teacher": assistant.teacher, "stage=assistant": assistant}.get(override[-1])
+            if stage is not None:
+                Store(tmp_path).get(stage.spec, lambda folder: None)
+        return []
+
+    grid = Grid(lambda overrides: Point(tuple(overrides), tmp_path / "run", "", {}), [*takd, other])
+    run_grid(grid, launch, retry_failed=False, halving=None)
+    assert jobs == [["stage=teacher"], ["stage=assistant"], ["student"] * 3]
+
+
+@pytest.fixture
+def fixed_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update takes no time, a prediction a second, and a model 1000 bytes."""
+    speed = estimate._Speed(0.0, 1.0, 1000)
+    monkeypatch.setattr(estimate.Estimator, "_speed", lambda self, stage: speed)
+
+
+def cost(run: RunConfig, stage: str = "student") -> estimate.Cost:
+    found = estimate.Estimator(Pipeline(Store(run.store.dir), run.runtime)).cost(resolve(run.stages, stage, "fp32"))
+    return estimate.Cost(found.seconds - estimate.START_SECONDS, found.bytes)
+
+
+@pytest.mark.usefixtures("fixed_speed")
+def test_the_cost_of_a_student_that_follows_checkpoints(compose: Compose) -> None:
+    """Each of 2 epochs judges 40 examples; a cache has 2 logits of 4 bytes for each of 64 examples."""
+    assert cost(compose("method=vanilla")) == estimate.Cost(2 * 40 + 64, 1000 + 64 * 8)
+    assert cost(compose("method=rco")) == estimate.Cost(2 * 40 + 2 * 64, 1000 + 2 * 64 * 8)
+    # Targets are cached for the whole split, and the teacher leaves a model for each epoch.
+    assert cost(compose("method=vanilla", "stages.student.share=0.5")).bytes == 1000 + 64 * 8
+    assert [cost(compose(f"method={name}"), "teacher").bytes for name in ("vanilla", "rco")] == [1000, 2000]
+
+
+def test_methods_that_differ_in_what_they_compute_are_measured_apart(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Stage] = []
+
+    def measure(_self: object, stage: Stage) -> estimate._Speed:
+        measured.append(stage)
+        return estimate._Speed(0.0, 0.0, 0)
+
+    monkeypatch.setattr(estimate.Estimator, "_measure", measure)
+    store = f"store.dir={tmp_path}"
+    estimator = estimate.Estimator(Pipeline(Store(tmp_path), compose("method=rkd", store).runtime))
+
+    def count(stage: str, *overrides: str) -> int:
+        estimator._speed(resolve(compose(*overrides, store).stages, stage, "fp32"))
+        return len(measured)
+
+    relations = ("method=minilmv2", "student.num_layers=2", "relations.heads=4")
+    assert count("distil", *relations) == 1
+    assert count("distil", *relations, "stages.distil.optim.lr=1e-3") == 1
+    assert count("distil", *relations[:2], "relations.heads=8") == 2
+    assert count("distil", *relations, "relations.pairs=[QQ]") == 3
+    assert count("student", "method=rkd", "loss.temperature=1.0", "loss.eta=0.2") == 4
+    assert count("student", "method=rkd", "loss.temperature=5.0", "loss.eta=0.5") == 4
+
+
 # GPUs.
 
 
@@ -242,6 +338,13 @@ def test_what_points_share_is_built_first_and_once(tmp_path: Path, sweep: Sweep)
     assert (
         again.stdout == ended.stdout.split("\n\n")[0][ended.stdout.index("     ") :] or "building" not in again.stderr
     )
+
+
+@pytest.mark.slow
+def test_a_teacher_that_some_points_follow_is_trained_once(tmp_path: Path, sweep: Sweep) -> None:
+    ended = sweep("method=vanilla,prokd", "optim.epochs=1")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("stage teacher: building") == 1
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from distill_runner.pipeline import Pipeline
 from distill_runner.resolving import resolve
 from distill_runner.stages import TRANSFER, Stage
 from distill_runner.store import Store
+from distill_runner.sweeping import estimate
 
 Compose = Callable[..., RunConfig]
 SMALL = ("student.layers=2", "student.width=16", "student.heads=2", "corpus.max_length=24", "task.max_length=24")
@@ -35,6 +36,19 @@ OFFLINE = ("corpus=embedded", "task=demo_sentences", "transfer=demo_sentences", 
 def run(compose: Compose, tiny_bert_folder: Path) -> Callable[..., RunConfig]:
     teacher = ("teacher=base", f"teacher.source={tiny_bert_folder}", "teacher.optim.max_steps=2")
     return lambda *overrides: compose(*OFFLINE, *SMALL, *FEW, *teacher, *overrides, tiny=False)
+
+
+@pytest.mark.parametrize("pretraining", ["mlm_nsp", "mlm"])
+def test_what_pre_training_costs(run: Callable[..., RunConfig], pretraining: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(estimate, "SECONDS", 0.01)
+    options = run("method=pf", f"pretraining={pretraining}")
+    student = resolve(options.stages, "student", "fp32")
+    assert student.source is not None
+    estimator = estimate.Estimator(Pipeline(Store(options.store.dir), options.runtime))
+    cost = estimator.cost(student.source)
+    assert cost.seconds > estimate.START_SECONDS
+    built = estimator.pipeline.build(student.source)
+    assert cost.bytes == 4 * json.loads((built / "metrics.json").read_text())["num_params"]
 
 
 class Built:

@@ -1,5 +1,6 @@
 """What stages read: vocabularies, tokenised splits and the data made of them, each once in the store."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from distill_runner.tasks import Examples, load_split
 
 
 class Inputs:
-    """The inputs of stages, on the device that will read them."""
+    """The inputs of stages, on the device that will read them, which is asked for when it is needed."""
 
-    def __init__(self, store: Store, device: Device) -> None:
+    def __init__(self, store: Store, device: Callable[[], Device]) -> None:
         self.store, self.device = store, device
 
     def tokenizer(self, stage: Stage) -> Any:
@@ -60,8 +61,8 @@ class Inputs:
         if corpus is not None:
             train, held_out = (self.tokens(stage, split, tokenizer) for split in ("train", "validation"))
             seed = stage_seed(stage.config.seed, stage.name)
-            return CorpusData(corpus, train, held_out, tokenizer, seed, self.device)
+            return CorpusData(corpus, train, held_out, tokenizer, seed, self.device())
         assert task is not None
         validation = {name: self.tokens(stage, split, tokenizer) for name, split in task.validation.items()}
         train = self.tokens(stage, stage.train_split, tokenizer)
-        return TaskData(task, train, validation, self.device, stage.share)
+        return TaskData(task, train, validation, self.device(), stage.share)

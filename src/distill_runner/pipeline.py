@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def unheard(_stage: str) -> Log:
 
 
 class Pipeline:
-    """Builds stages into a store.
+    """Builds stages into a store. A GPU is taken when there is something to compute, and not before.
 
     Args:
         report: where the numbers of a stage's training go, by the stage's name.
@@ -50,10 +50,17 @@ class Pipeline:
 
     def __init__(self, store: Store, runtime: Runtime, report: Report = unheard) -> None:
         self.store, self.runtime, self.report = store, runtime, report
-        several = (runtime.device, runtime.precision, runtime.workers_per_gpu, runtime.num_processes)
-        self.devices = Device.several(*several)
-        self.device = self.devices[0]
-        self.inputs = Inputs(store, self.device)
+        self.inputs = Inputs(store, lambda: self.device)
+
+    @cached_property
+    def devices(self) -> list[Device]:
+        """One for each process."""
+        of = self.runtime
+        return Device.several(of.device, of.precision, of.workers_per_gpu, of.num_processes)
+
+    @property
+    def device(self) -> Device:
+        return self.devices[0]
 
     def prepare(self, stage: Stage) -> None:
         """Read what training will read, in all stages to build: what is missing is told before anything is trained."""

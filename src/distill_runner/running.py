@@ -117,7 +117,8 @@ def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> d
     if stage.name != STUDENT:
         log.info("stage %s lies in %s", stage.name, artifact)
         return {"status": "done", "key": stage.key, **described_by(run)}
-    teacher = pipeline.build(first) if (first := stage.first_teacher) and first.has_head else None
+    first = stage.first_teacher  # which may have been deleted since
+    teacher = pipeline.store.find(first.spec) if first and first.has_head else None
     result = finished(run, stage, artifact, teacher, folder)
     share(artifact / "model", folder / "model")
     (folder / "model" / "README.md").write_text(model_card(result))

@@ -40,7 +40,8 @@ def restore_random_state(state: dict[str, Any]) -> None:
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+        here = torch.cuda.device_count()  # the state may come from a machine with more
+        torch.cuda.set_rng_state_all(state["cuda"][:here])
 
 
 @contextmanager

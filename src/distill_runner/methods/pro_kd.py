@@ -38,6 +38,8 @@ class LogitMatching(Term):
         soften: c(T): ``divide``, ``scale`` or ``none``, see ``SOFTENINGS``.
         steps: how many epochs each temperature takes.
         over_classes: ``sum``, the norm that the papers print, or ``mean``, as in the code of Annealing-KD.
+        followed: how many checkpoints of the teacher are followed, if any are; T = 1 would not be reached with fewer
+            than ``tau_max``.
 
     ``observed`` has ``temperature``.
     """
@@ -50,13 +52,21 @@ class LogitMatching(Term):
         soften: Literal["divide", "scale", "none"],
         steps: Steps | Mapping[str, Any],
         over_classes: Literal["sum", "mean"] = "sum",
+        followed: int | None = None,
     ) -> None:
         super().__init__()
         if tau_max < 1:
             remedy = "Pro-KD counts the teacher's epochs, of which a fine-tuned one (teacher.fine_tuned=true) has none."
             raise UserError(".tau_max", tau_max, "must be at least 1", remedy)
+        if followed is not None and tau_max > followed:
+            problem = f"T falls by 1 with each checkpoint, of which {followed} are followed, and would never be 1"
+            raise UserError(".tau_max", tau_max, problem, f"Take loss.tau_max={followed}, the default, or less.")
         self.tau_max, self.soften, self.over_classes = tau_max, soften, over_classes
         self.steps = typed(Steps, steps, ".steps.")
+
+    @classmethod
+    def unread(cls, kind: Kind) -> frozenset[str]:
+        return frozenset({"followed"})
 
     def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
         self.student_needs = self.teacher_needs = Needs(logits=True)

@@ -1,7 +1,7 @@
 """What a stage will cost: seconds from steps that are really taken on this machine, bytes from its shapes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -15,7 +15,8 @@ from distill_runner.batches import Batch
 from distill_runner.encoders import extract
 from distill_runner.features import Features, Needs
 from distill_runner.methods.base import Progress
-from distill_runner.models import build, count_parameters
+from distill_runner.methods.make import method_spec
+from distill_runner.models import build
 from distill_runner.pipeline import Pipeline
 from distill_runner.stages import Stage
 from distill_runner.teachers import Live, NoTeacher, TeacherTargets, cache_bytes, choose, why_live
@@ -31,7 +32,7 @@ UPDATES = 4
 
 @dataclass(frozen=True)
 class Cost:
-    """Of building a stage, its teacher's targets included."""
+    """Of building a stage, its teacher's targets included; bytes also of the checkpoints that it keeps."""
 
     seconds: float
     bytes: int
@@ -39,7 +40,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class _Speed:
-    """Of a model of one shape on one data set: seconds of an update, and of a prediction."""
+    """Of a model of one shape and method on one data set: seconds of an update, and of a prediction."""
 
     update: float
     prediction: float
@@ -47,7 +48,7 @@ class _Speed:
 
 
 class Estimator:
-    """Costs of stages. Stages of one shape on one data set are measured once.
+    """Costs of stages. Stages of one shape and method on one data set are measured once.
 
     Args:
         pipeline: whose store gets the tokenised data; training will need them anyway.
@@ -62,30 +63,39 @@ class Estimator:
         optim, speed = stage.config.optim, self._speed(stage)
         per_epoch = -(-len(data) // optim.batch_size)
         num_steps = optim.num_steps(per_epoch)
-        seconds = num_steps * speed.update + -(-num_steps // per_epoch) * data.num_evaluated * speed.prediction
-        num_bytes = speed.model_bytes
+        num_epochs = max(1, -(-num_steps // per_epoch))  # a model that is not trained is judged once
+        seconds = num_steps * speed.update + num_epochs * data.num_evaluated * speed.prediction
+        num_bytes = speed.model_bytes * (num_epochs if stage.config.keep_checkpoints else 1)
         if stage.teacher is not None and self._is_cached(stage):
-            seconds += len(data) * self._speed(stage.teacher).prediction
-            num_bytes += cache_bytes(stage.method().teacher_needs, stage.teacher.shape, len(data))
+            seconds += self._num_targets(stage) * self._speed(stage.teacher).prediction
+            num_bytes += self._cache_bytes(stage)
         return Cost(START_SECONDS + seconds, num_bytes)
 
     def _is_cached(self, stage: Stage) -> bool:
+        mode = self.pipeline.runtime.targets
+        if why_live(mode, stage.method().teacher_needs) is not None:
+            return False
+        return choose(mode, self._cache_bytes(stage), self.pipeline.store.folder)[0]
+
+    def _cache_bytes(self, stage: Stage) -> int:
         assert stage.teacher is not None
-        needs, mode = stage.method().teacher_needs, self.pipeline.runtime.targets
-        size = cache_bytes(needs, stage.teacher.shape, len(self.pipeline.inputs.data(stage)))
-        return why_live(mode, needs) is None and choose(mode, size, self.pipeline.store.folder)[0]
+        return cache_bytes(stage.method().teacher_needs, stage.teacher.shape, self._num_targets(stage))
+
+    def _num_targets(self, stage: Stage) -> int:
+        """Predictions of a cache: of the whole split, whatever share is used, by each checkpoint that is followed."""
+        return len(self.pipeline.inputs.tokens(stage, stage.train_split)) * len(stage.followed)
 
     def _speed(self, stage: Stage) -> _Speed:
-        optim, weights = stage.config.optim, stage.config.method["weights"]
-        terms = [name for name, weight in weights.items() if weight]
-        kind = str((stage.data_spec, stage.shape, optim.batch_size, optim.accumulation, terms))
+        stage = _unscheduled(stage)
+        optim, teacher = stage.config.optim, stage.teacher.shape if stage.teacher else None
+        method = _without_fractions(method_spec(stage.config.method, stage.kind))
+        kind = str((stage.data_spec, stage.shape, teacher, optim.batch_size, optim.accumulation, method))
         if kind not in self.speeds:
             self.speeds[kind] = self._measure(stage)
         return self.speeds[kind]
 
     def _measure(self, stage: Stage) -> _Speed:
-        """With random weights in student and teacher, which do not matter for time, and all layers at once."""
-        stage = _unscheduled(stage)
+        """With random weights in student and teacher, which do not matter for time."""
         model = self._random(stage)
         with TemporaryDirectory() as folder:
             training = Training(
@@ -107,7 +117,7 @@ class Estimator:
         model.eval()
         batches = [self.pipeline.device.move(batch) for update in updates for batch in update.batches]
         prediction = _mean_seconds(lambda batch: self._predict(model, batch), batches)
-        return _Speed(update, prediction / batches[0].size, 4 * count_parameters(model))
+        return _Speed(update, prediction / batches[0].size, 4 * training.num_params)
 
     def _predict(self, model: PreTrainedModel, batch: Batch) -> None:
         with torch.inference_mode(), self.pipeline.device.autocast():
@@ -124,13 +134,24 @@ class Estimator:
         model = stage.root.config.model
         shape = {"num_layers": stage.shape.num_layers, "layers": "random", "head": "new"}
         vocab_size = len(self.pipeline.inputs.tokenizer(stage)) if model.source is None else None
-        return build(model.model_copy(update=shape), stage.config.task, vocab_size)
+        with torch.device("meta"):
+            next_sentence = stage.method().student_needs.next_sentence
+        return build(model.model_copy(update=shape), stage.config.task, vocab_size, next_sentence)
 
 
 def _unscheduled(stage: Stage) -> Stage:
     """Without a schedule of layers: its epochs cost this much at most."""
     method = {key: value for key, value in stage.config.method.items() if key != "schedule"}
     return replace(stage, config=stage.config.model_copy(update={"method": method}))
+
+
+def _without_fractions(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a method's spec what its time depends on: not weights or temperatures, which are all its floats."""
+    return {
+        key: _without_fractions(value) if isinstance(value, Mapping) else value
+        for key, value in method.items()
+        if not isinstance(value, float)
+    }
 
 
 class _Remembered:

@@ -1,15 +1,14 @@
 """``plan=true`` of a sweep: its points, what is there and what is to be built, and what that will cost."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from shutil import disk_usage
 
 from distill_runner.pipeline import Pipeline
 from distill_runner.report.table import duration
-from distill_runner.stages import Stage
 from distill_runner.store import Store
 from distill_runner.sweeping.estimate import Estimator
 from distill_runner.sweeping.points import Grid, Point
-from distill_runner.sweeping.sweep import is_built, summary
+from distill_runner.sweeping.sweep import missing_stages, summary
 
 SHOWN = 20
 """Lines of a long list."""
@@ -48,10 +47,9 @@ def _show_cost(todo: Sequence[Point], num_workers: int) -> None:
     assert run is not None
     pipeline = Pipeline(Store(run.store.dir), run.runtime)
     estimator = Estimator(pipeline)
-    shared = {stage.key: stage for point in todo for stage in _missing_upstream(point, point.stage)}
     seconds = num_bytes = 0.0
     print("to build:")
-    for stage in shared.values():
+    for stage in (missing.stage for missing in missing_stages(todo)):
         cost = estimator.cost(stage)
         seconds, num_bytes = seconds + cost.seconds, num_bytes + cost.bytes
         print(f"  {stage.name:8} {stage.key}  {duration(cost.seconds)}  {stage.describe()}")
@@ -62,10 +60,3 @@ def _show_cost(todo: Sequence[Point], num_workers: int) -> None:
     free = disk_usage(pipeline.store.folder).free
     print(f"disk: {num_bytes / 1e9:.1f} GB of {free / 1e9:.0f} GB that are free")
     print(f"time: {duration(seconds)} of one worker, {duration(seconds / num_workers)} of {num_workers}")
-
-
-def _missing_upstream(point: Point, stage: Stage | None) -> Iterator[Stage]:
-    for upstream in stage.upstream if stage else []:
-        if not is_built(point, upstream):
-            yield from _missing_upstream(point, upstream)
-            yield upstream

@@ -4,7 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +37,18 @@ class Point:
     Attributes:
         overrides: that make it of the sweep's configuration.
         folder: of its run.
+        key: of what it yields in the store; the folder's name for one that cannot run.
         described: its names, as in its result.
         error: why it cannot run at all, if so.
     """
 
     overrides: tuple[str, ...]
     folder: Path
+    key: str
     described: Mapping[str, Any]
     run: RunConfig | None = None
     stage: Stage | None = None
     error: Exception | None = None
-
-    @cached_property
-    def key(self) -> str:
-        """What the point yields has this key in the store."""
-        return self.stage.key if self.stage else self.folder.name
 
     @property
     def names(self) -> Mapping[str, Any]:
@@ -148,6 +145,7 @@ def _point(overrides: Sequence[str], config: DictConfig, given: Sequence[str], f
         run = typed_run(config, given)
         described = described_by(run)
         stage = resolve(run.stages, run.stage, run.runtime.precision)
+        key = stage.key  # reads the data, which may be missing
     except (UserError, OmegaConfBaseException) as error:
-        return Point(tuple(overrides), folder, described, error=in_words(error, config, given))
-    return Point(tuple(overrides), folder, described, run, stage)
+        return Point(tuple(overrides), folder, folder.name, described, error=in_words(error, config, given))
+    return Point(tuple(overrides), folder, key, described, run, stage)

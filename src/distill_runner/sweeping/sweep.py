@@ -2,7 +2,8 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,33 +68,64 @@ def _has_ended(point: Point, retry_failed: bool) -> bool:
 def _with_shared_stages(grid: Grid, launch: Launch, todo: list[Point]) -> list[Point]:
     """Build what several points need and is not there, so that they do not wait for each other.
 
+    What others of it need is built before, in a round of its own.
+
     Returns:
         the points that have what they need; the others have failed.
     """
-    users = {stage.key: (stage, points) for stage, points in missing_stages(todo) if len(points) > 1}
-    if users:
-        log.info("first what several points share: %s", ", ".join(stage.name for stage, _ in users.values()))
-    builders = {
-        key: grid.point([*points[0].overrides, f"stage={stage.name}"]) for key, (stage, points) in users.items()
-    }
-    _launch(launch, [builder.overrides for builder in builders.values()])
-    blocked: list[Point] = []
-    for key, (stage, points) in users.items():
-        if not is_built(points[0], stage):
-            for point in points:
-                point.fail(f"its {stage.name} failed: {builders[key].result().get('error')}")
-            blocked += points
-    return [point for point in todo if point not in blocked]
+    while shared := [missing for missing in missing_stages(todo) if len(missing.users) > 1]:
+        keys = {missing.stage.key for missing in shared}
+        ready = [missing for missing in shared if not keys & {stage.key for stage in _all_before(missing.stage)}]
+        log.info("first what several points share: %s", ", ".join(missing.stage.name for missing in ready))
+        builders = [grid.point([*missing.builder.overrides, f"stage={missing.stage.name}"]) for missing in ready]
+        _launch(launch, [builder.overrides for builder in builders])
+        for missing, builder in zip(ready, builders, strict=True):
+            if not is_built(missing.builder, missing.stage):
+                for point in missing.users:
+                    point.fail(f"its {missing.stage.name} failed: {builder.result().get('error')}")
+                todo = [point for point in todo if point not in missing.users]
+    return todo
 
 
-def missing_stages(points: Sequence[Point]) -> list[tuple[Stage, list[Point]]]:
-    """The stages right before those of the points that are not there, each with the points that need it."""
-    users: dict[str, tuple[Stage, list[Point]]] = {}
+@dataclass
+class Missing:
+    """A stage that is not in the store.
+
+    Attributes:
+        builder: the point that builds it for all: one that keeps its checkpoints, if any does.
+        users: the points that need it.
+    """
+
+    stage: Stage
+    builder: Point
+    users: list[Point] = field(default_factory=list)
+
+
+def missing_stages(points: Sequence[Point]) -> list[Missing]:
+    """What is before the points and not there, each stage behind those that it needs itself."""
+    found: dict[str, Missing] = {}
     for point in points:
-        for stage in point.stage.upstream if point.stage else []:
-            if not is_built(point, stage):
-                users.setdefault(stage.key, (stage, []))[1].append(point)
-    return list(users.values())
+        for stage in _missing_before(point, point.stage) if point.stage else []:
+            missing = found.setdefault(stage.key, Missing(stage, point))
+            missing.users.append(point)
+            if stage.config.keep_checkpoints and not missing.stage.config.keep_checkpoints:
+                missing.stage, missing.builder = stage, point
+    return list(found.values())
+
+
+def _missing_before(point: Point, stage: Stage) -> list[Stage]:
+    """One that is there needs nothing more."""
+    found: dict[str, Stage] = {}
+    for upstream in stage.upstream:
+        if upstream.key not in found and not is_built(point, upstream):
+            found |= {before.key: before for before in _missing_before(point, upstream)} | {upstream.key: upstream}
+    return list(found.values())
+
+
+def _all_before(stage: Stage) -> Iterator[Stage]:
+    for upstream in stage.upstream:
+        yield upstream
+        yield from _all_before(upstream)
 
 
 def is_built(point: Point, stage: Stage) -> bool:
