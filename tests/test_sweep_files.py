@@ -55,7 +55,7 @@ def test_a_point_whose_data_are_missing_leaves_the_others_alone(
     whole, broken = found
     assert (whole.error, whole.key) == (None, whole.stage.key if whole.stage else "")
     assert isinstance(broken.error, UserError)
-    assert "DISTILL_DATA_DIR" in str(broken.error)
+    assert "wiki_paragraphs: no such folder" in str(broken.error)
     assert (broken.stage, broken.key) == (None, broken.folder.name)
     assert broken.described["transfer"]["name"] == "wiki_paragraphs"
 
