@@ -127,8 +127,15 @@ def test_halving_never_trains_more_nor_finds_better(scores: dict[int, list[float
 
 def test_halving_compares_points_that_differ_in_the_students_own_settings_alone() -> None:
     stage: Any = SimpleNamespace(shape="4 layers", key="0a1b")
-    known = {"optim.lr": 1e-5, "stages": ["distil"], "share": 1.0, "transfer": None, "distil.heads": 48}
-    changes = [{}, {"optim.lr": 2e-5}, {"share": 0.5}, {"transfer": "imdb"}, {"distil.heads": 12}, {"stages": []}]
+    known: dict[str, Any] = {"optim.lr": 1e-5, "stages": ["distil"], "share": 1.0, "transfer": None, "distil.heads": 48}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"optim.lr": 2e-5},
+        {"share": 0.5},
+        {"transfer": "imdb"},
+        {"distil.heads": 12},
+        {"stages": []},
+    ]
     described: list[dict[str, Any]] = [failed(seed=1, settings={**known, **change}) for change in changes]
     points = [Point((), Path(), "0a1b", names, stage=stage) for names in described]
     assert [[points.index(point) for point in cell] for cell in _cells(points).values()] == [[0, 1], [2], [3], [4], [5]]
