@@ -240,9 +240,12 @@ def test_the_plan_names_checkpoints_and_their_targets(compose: Compose, prokd: R
     assert [line.name for line in lines] == ["teacher", "checkpoints", *["targets"] * 3, "phase1", "student"]
     assert not any(line.hit for line in lines)
     assert "logits of teacher after its epoch 2" in lines[3].what
-    used.forget("checkpoints", "targets")
     shutil.rmtree(used.store.path(used.stage.spec))
     shutil.rmtree(used.store.path(used.phase1.spec))
+    used.forget("targets")
+    lines = plan(used.stage, used.store)
+    assert (lines[1].name, lines[1].hit, lines[1].what) == ("checkpoints", True, "of teacher")
+    used.forget("checkpoints")
     lines = plan(used.stage, used.store)
     assert [(line.name, line.hit) for line in lines[:2]] == [("teacher", True), ("checkpoints", False)]
     assert "trains it again" in lines[1].what

@@ -40,9 +40,7 @@ def samples(runs: Sequence[Run], options: Namespace) -> None:
     students = {run.name: run.predictions(run.stage) for run in runs}
     disputed = internals.disputed(taught, list(students.values()), labels)
     shown = disputed[: _count(options.samples) or 4]
-    print(
-        f"{len(shown)} of the {len(disputed)} examples of {first.split} that the teacher gets right, and students not"
-    )
+    print(f"{len(shown)} of {len(disputed)} examples of {first.split} that the teacher gets right and students do not")
     names = first.class_names
     predicted = {
         name: [f"{names[p.argmax()]} ({p.max():.4f})" for p in internals.probabilities(logits[shown])]

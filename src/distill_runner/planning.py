@@ -52,8 +52,9 @@ def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "
         of = f"{teacher.name} after its epoch {checkpoint}" if checkpoint else teacher.name
         lines.append(_planned("targets", stage.targets_spec(needs, checkpoint), store, f"{what} of {of}{remark}"))
     if stage.route and not all(line.hit for line in lines):
-        again = "; trains it again" if store.has(teacher.spec) else ""
-        lines.insert(0, _planned("checkpoints", teacher.checkpoints_spec, store, f"of {teacher.name}{again}"))
+        kept = teacher.checkpoints_spec
+        again = "; trains it again" if store.has(teacher.spec) and not store.has(kept) else ""
+        lines.insert(0, _planned("checkpoints", kept, store, f"of {teacher.name}{again}"))
     return lines
 
 
