@@ -57,10 +57,10 @@ class LogitMatching(Term):
         super().__init__()
         if tau_max < 1:
             remedy = "Pro-KD counts the teacher's epochs, of which a fine-tuned one (teacher.fine_tuned=true) has none."
-            raise UserError(".tau_max", tau_max, "must be at least 1", remedy)
+            raise UserError("loss.tau_max", tau_max, "must be at least 1", remedy)
         if followed is not None and tau_max > followed:
             problem = f"T falls by 1 with each checkpoint, of which {followed} are followed, and would never be 1"
-            raise UserError(".tau_max", tau_max, problem, f"Take loss.tau_max={followed}, the default, or less.")
+            raise UserError("loss.tau_max", tau_max, problem, f"Take loss.tau_max={followed}, the default, or less.")
         self.tau_max, self.soften, self.over_classes = tau_max, soften, over_classes
         self.steps = typed(Steps, steps, ".steps.")
 

@@ -137,7 +137,9 @@ def _cells(points: Sequence[Point]) -> dict[tuple[Any, ...], list[Point]]:
     """Points that differ in the student's own hyper-parameters alone: those of one cell of the table."""
     known = [(point, point.stage.shape) for point in points if point.stage is not None]
     cells: dict[tuple[Any, ...], list[Point]] = {}
-    for (point, shape), name in zip(known, row_names([point.names for point, _ in known]), strict=True):
+    # As if none had run: what a result knows in addition is no difference between points.
+    names = row_names([{**point.names, "status": "planned"} for point, _ in known])
+    for (point, shape), name in zip(known, names, strict=True):
         cells.setdefault((point.names["task"], name, shape), []).append(point)
     return cells
 
