@@ -6,7 +6,7 @@ from shutil import disk_usage
 from distill_runner.pipeline import Pipeline
 from distill_runner.report.table import duration
 from distill_runner.store import Store
-from distill_runner.sweeping.estimate import Estimator
+from distill_runner.sweeping.estimate import Cost, Estimator
 from distill_runner.sweeping.points import Grid, Point
 from distill_runner.sweeping.sweep import missing_stages, summary
 
@@ -47,16 +47,21 @@ def _show_cost(todo: Sequence[Point], num_workers: int) -> None:
     assert run is not None
     pipeline = Pipeline(Store(run.store.dir), run.runtime)
     estimator = Estimator(pipeline)
-    seconds = num_bytes = 0.0
+    costs: dict[str, list[Cost]] = {}
     print("to build:")
     for stage in (missing.stage for missing in missing_stages(todo)):
         cost = estimator.cost(stage)
-        seconds, num_bytes = seconds + cost.seconds, num_bytes + cost.bytes
+        costs.setdefault(stage.name, []).append(cost)
         print(f"  {stage.name:8} {stage.key}  {duration(cost.seconds)}  {stage.describe()}")
     students = [estimator.cost(point.stage) for point in todo if point.stage]
-    each = sum(cost.seconds for cost in students)
-    seconds, num_bytes = seconds + each, num_bytes + sum(cost.bytes for cost in students)
-    print(f"  student  of {len(todo)} points, {duration(each / len(todo))} each")
+    print(f"  student  of {len(todo)} points, {duration(_seconds(students) / len(todo))} each")
+    rounds = [*costs.values(), students]  # each waits for the one before
+    num_bytes = sum(cost.bytes for costs in rounds for cost in costs)
     free = disk_usage(pipeline.store.folder).free
     print(f"disk: {num_bytes / 1e9:.1f} GB of {free / 1e9:.0f} GB that are free")
-    print(f"time: {duration(seconds)} of one worker, {duration(seconds / num_workers)} of {num_workers}")
+    alone, shared = (sum(_seconds(costs, workers) for costs in rounds) for workers in (1, num_workers))
+    print(f"time: {duration(alone)} of one worker, {duration(shared)} of {num_workers}")
+
+
+def _seconds(costs: Sequence[Cost], num_workers: int = 1) -> float:
+    return sum(cost.seconds for cost in costs) / max(1, min(num_workers, len(costs)))
