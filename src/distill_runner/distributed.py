@@ -57,7 +57,7 @@ class Group:
         return self.rank == 0
 
     def seed(self, seed: int, step: int) -> None:
-        """Dropout of its own for each further process; a function of the step, so that resuming needs no state."""
+        """Torch's own dropout, where that is used, differs between processes; by the step: resuming needs no state."""
         if not self.first:
             torch.manual_seed(stage_seed(seed, f"process {self.rank}, step {step}"))
 
