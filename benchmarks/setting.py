@@ -157,4 +157,4 @@ def fill_targets(setting: Setting) -> None:
     folder = setting.folder / "targets"
     folder.mkdir()
     device = Device.of(setting.device, "fp32")
-    Cached.write(folder, Live(setting.teacher(), setting.tokens(), setting.stage.method().teacher_needs, device))
+    Cached.write(folder, Live(setting.teacher(), setting.tokens(), setting.stage.needs[1], device))

@@ -327,10 +327,9 @@ def test_a_stage_without_a_route_has_the_key_it_always_had(compose: Compose) -> 
     stage, followed = Run(compose("method=rkd")).stage, Run(compose("method=rco")).stage
     assert stage.spec.keys() == names | {"precision", "versions"}
     assert followed.spec.keys() - stage.spec.keys() == {"route"}
-    needs = stage.method().teacher_needs
     plain = {"kind", "schema", "teacher", "tokens", "needs", "precision"}
-    assert stage.targets_spec(needs, None).keys() == plain
-    assert stage.targets_spec(needs, 2).keys() == plain | {"checkpoint"}
+    assert stage.targets_spec(None).keys() == plain
+    assert stage.targets_spec(2).keys() == plain | {"checkpoint"}
 
 
 # Compositions.

@@ -10,9 +10,9 @@ from benchmarks.competitors import Train
 from benchmarks.setting import BATCH, LR, WEIGHT_DECAY, Setting
 from distill_runner import encoders
 from distill_runner import train as train_module
-from distill_runner.config import Optim, Runtime
+from distill_runner.config import Optim, Precision, Runtime
 from distill_runner.data import TaskData
-from distill_runner.devices import Device, Precision
+from distill_runner.devices import Device
 from distill_runner.teachers import Live, TeacherTargets
 from distill_runner.train import Training
 
@@ -26,7 +26,7 @@ def make(
     data = TaskData(setting.task, tokens, {}, device)
     targets: TeacherTargets = setting.targets(device)
     if dtype != torch.float32:  # the cache is float32
-        targets = Live(setting.teacher().to(dtype), tokens, setting.stage.method().teacher_needs, device)
+        targets = Live(setting.teacher().to(dtype), tokens, setting.stage.needs[1], device)
 
     def train(student: Any, steps: int) -> list[float]:
         curve: list[float] = []

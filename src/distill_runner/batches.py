@@ -71,10 +71,10 @@ class Batch:
     def size(self) -> int:
         return len(self.index)
 
-    def count(self, unit: Unit) -> int:
-        """How many there are of it."""
-        outputs = self.index if self.rows is None else self.rows
-        return len({"example": self.index, "output": outputs, "token": self.input_ids}[unit])
+    @property
+    def num_outputs(self) -> int:
+        """Of the head."""
+        return self.size if self.rows is None else len(self.rows)
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device, all but ``index``; copies do not block the host."""

@@ -12,6 +12,7 @@ from distill_runner.schema import Schema
 from distill_runner.tasks import Task
 from distill_runner.tracking import TrackerConfig
 
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Init = Literal["first", "group_top", "alternate", "random", "embeddings_only"]
 
 
@@ -106,7 +107,7 @@ class Runtime(Schema):
     device: str = "auto"
     num_processes: int = Field(1, ge=1)
     workers_per_gpu: int = Field(1, ge=1)
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"
     threads: int | None = Field(None, ge=1)
     checkpoint_minutes: float = Field(5, gt=0)

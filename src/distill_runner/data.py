@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from distill_runner.batches import PADDING, Batch, Tokens, Unit, epoch_order
+from distill_runner.batches import PADDING, Batch, Tokens, epoch_order
 from distill_runner.corpora import Corpus, continuations, mask_draws, mask_tokens
 from distill_runner.devices import Device
 from distill_runner.distributed import ALONE, Group
@@ -177,18 +177,17 @@ def steps(
 
 
 def weighed(update: Update, group: Group = ALONE) -> list[Batch]:
-    """The batches of an update, told what their means over outputs and tokens weigh beside shares of the examples.
+    """The batches of an update with its dropout, and with what their means over outputs and tokens weigh.
 
     Examples differ in how many masked tokens they have: the mean over those of the update is not that of the batches'
     means by examples. All processes of the group call this together, to add up what each has.
     """
-    units: list[Unit] = ["output", "token"]
     shares_N1 = torch.tensor(update.shares, dtype=torch.float64)[:, None]
-    counts_NU = torch.tensor([[batch.count(unit) for unit in units] for batch in update.batches]) * (shares_N1 > 0)
-    totals_U = counts_NU.sum(0)
-    group.add_up([totals_U])
-    weights_NU = (counts_NU.double() / totals_U / shares_N1).nan_to_num()  # a batch without a share has no weight
+    counts_N2 = torch.tensor([[batch.num_outputs, len(batch.input_ids)] for batch in update.batches]) * (shares_N1 > 0)
+    totals_2 = counts_N2.sum(0)
+    group.add_up([totals_2])
+    weights_N2 = (counts_N2.double() / totals_2 / shares_N1).nan_to_num()  # a batch without a share has no weight
     return [
-        replace(batch, weights=dict(zip(units, weights, strict=True)), noise=update.noise)
-        for batch, weights in zip(update.batches, weights_NU.tolist(), strict=True)
+        replace(batch, weights={"output": by_outputs, "token": by_tokens}, noise=update.noise)
+        for batch, (by_outputs, by_tokens) in zip(update.batches, weights_N2.tolist(), strict=True)
     ]

@@ -4,19 +4,19 @@ import logging
 import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.amp import GradScaler
 
 from distill_runner.batches import GRANULE, Batch
+from distill_runner.config import Precision
 from distill_runner.errors import UserError
 from distill_runner.gpus import claim_several_visible, claim_visible
 
 log = logging.getLogger(__name__)
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -9,8 +9,6 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from distill_runner.config import ModelConfig, Runtime
 from distill_runner.data import Data
 from distill_runner.devices import Device
@@ -164,22 +162,29 @@ class Pipeline:
         if stage.source is not None:
             model = model.model_copy(update={"source": str(self.build(stage.source) / "model")})
         trained_vocabulary = vocab_size if model.source is None else None
-        with torch.device("meta"):
-            next_sentence = stage.method().student_needs.next_sentence
-        return build(model, stage.config.task, trained_vocabulary, next_sentence)
+        return build(model, stage.config.task, trained_vocabulary, stage.needs[0].next_sentence)
+
+    def is_cached(self, stage: Stage) -> tuple[bool, str]:
+        """Whether the outputs of the stage's teacher are read from a cache, and why."""
+        if why := why_live(self.runtime.targets, stage.needs[1]):
+            return False, why
+        there = all(self.store.has(stage.targets_spec(checkpoint)) for checkpoint in stage.followed)
+        return choose(self.runtime.targets, self.cache_bytes(stage), self.store.folder, there)
+
+    def cache_bytes(self, stage: Stage) -> int:
+        """Size of that cache: of the whole split, for each checkpoint of the teacher that is followed."""
+        assert stage.teacher is not None
+        tokens = self.inputs.tokens(stage, stage.train_split)
+        return cache_bytes(stage.needs[1], stage.teacher.shape, len(tokens) * len(stage.followed))
 
     def _targets(self, stage: Stage) -> TeacherTargets:
         """Cached or live, whichever fits; both give the same numbers."""
         if stage.teacher is None:
             return NoTeacher()
-        task, teacher, needs = stage.config.task, stage.teacher, stage.method().teacher_needs
+        task, teacher, (_, needs) = stage.config.task, stage.teacher, stage.needs
         assert task is not None
         tokens = self.inputs.tokens(stage, stage.train_split)
-        cached, why = False, why_live(self.runtime.targets, needs)
-        if why is None:
-            size = cache_bytes(needs, teacher.shape, len(tokens)) * len(stage.followed)
-            there = all(self.store.has(stage.targets_spec(needs, checkpoint)) for checkpoint in stage.followed)
-            cached, why = choose(self.runtime.targets, size, self.store.folder, there)
+        cached, why = self.is_cached(stage)
         log.info("stage %s: teacher targets %s", stage.name, why)
 
         @cache
@@ -191,7 +196,7 @@ class Pipeline:
             return Live(build(ModelConfig(source=str(folder), head="keep"), task), tokens, needs, self.device)
 
         def from_cache(checkpoint: int | None) -> Cached:
-            spec = stage.targets_spec(needs, checkpoint)
+            spec = stage.targets_spec(checkpoint)
             return Cached(self.store.get(spec, lambda folder: Cached.write(folder, live(checkpoint))), self.device)
 
         of: Callable[[int | None], TeacherTargets]

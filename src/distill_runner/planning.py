@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from distill_runner.features import Needs
 from distill_runner.stages import Stage
 from distill_runner.store import Spec, Store, key_of
@@ -41,8 +39,7 @@ def plan(stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] 
 
 
 def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "cached", "live"]) -> list[Planned]:
-    with torch.device("meta"):
-        needs = stage.method().teacher_needs
+    _, needs = stage.needs
     what = _read(needs)
     if why := why_live(mode, needs):
         return [Planned("targets", "-" * 16, False, f"{what} of {teacher.name}, {why}")]
@@ -50,7 +47,7 @@ def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "
     lines = []
     for checkpoint in stage.followed:
         of = f"{teacher.name} after its epoch {checkpoint}" if checkpoint else teacher.name
-        lines.append(_planned("targets", stage.targets_spec(needs, checkpoint), store, f"{what} of {of}{remark}"))
+        lines.append(_planned("targets", stage.targets_spec(checkpoint), store, f"{what} of {of}{remark}"))
     if stage.route and not all(line.hit for line in lines):
         kept = teacher.checkpoints_spec
         again = "; trains it again" if store.has(teacher.spec) and not store.has(kept) else ""

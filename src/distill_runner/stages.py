@@ -5,6 +5,8 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
+import torch
+
 from distill_runner import tasks
 from distill_runner.config import ModelConfig, StageConfig
 from distill_runner.encoders import Shape
@@ -166,10 +168,17 @@ class Stage:
             "tokenizer": self.tokenizer_spec,
         }
 
-    def targets_spec(self, needs: Needs, checkpoint: int | None) -> Spec:
+    @cached_property
+    def needs(self) -> tuple[Needs, Needs]:
+        """What the method reads of the student and of the teacher, told without drawing or holding a parameter."""
+        with torch.device("meta"):
+            return self.method().needs
+
+    def targets_spec(self, checkpoint: int | None) -> Spec:
         """Of the cached features of the teacher, or of one of its checkpoints, on the training split."""
         assert self.teacher is not None
         assert self.config.task is not None
+        _, needs = self.needs
         return {
             "kind": "targets",
             "schema": SCHEMA,

@@ -19,7 +19,7 @@ from distill_runner.methods.make import method_spec
 from distill_runner.models import build
 from distill_runner.pipeline import Pipeline
 from distill_runner.stages import Stage
-from distill_runner.teachers import Live, NoTeacher, TeacherTargets, cache_bytes, choose, why_live
+from distill_runner.teachers import Live, NoTeacher, TeacherTargets
 from distill_runner.train import Training
 
 SECONDS = 2.0
@@ -66,20 +66,10 @@ class Estimator:
         num_epochs = max(1, -(-num_steps // per_epoch))  # a model that is not trained is judged once
         seconds = num_steps * speed.update + num_epochs * data.num_evaluated * speed.prediction
         num_bytes = speed.model_bytes * (num_epochs if stage.config.keep_checkpoints else 1)
-        if stage.teacher is not None and self._is_cached(stage):
+        if stage.teacher is not None and self.pipeline.is_cached(stage)[0]:
             seconds += self._num_targets(stage) * self._speed(stage.teacher).prediction
-            num_bytes += self._cache_bytes(stage)
+            num_bytes += self.pipeline.cache_bytes(stage)
         return Cost(START_SECONDS + seconds, num_bytes)
-
-    def _is_cached(self, stage: Stage) -> bool:
-        mode = self.pipeline.runtime.targets
-        if why_live(mode, stage.method().teacher_needs) is not None:
-            return False
-        return choose(mode, self._cache_bytes(stage), self.pipeline.store.folder)[0]
-
-    def _cache_bytes(self, stage: Stage) -> int:
-        assert stage.teacher is not None
-        return cache_bytes(stage.method().teacher_needs, stage.teacher.shape, self._num_targets(stage))
 
     def _num_targets(self, stage: Stage) -> int:
         """Predictions of a cache: of the whole split, whatever share is used, by each checkpoint that is followed."""
@@ -127,16 +117,14 @@ class Estimator:
         if stage.teacher is None or stage.config.task is None:
             return NoTeacher()
         tokens = self.pipeline.inputs.tokens(stage, stage.train_split)
-        live = Live(self._random(stage.teacher), tokens, stage.method().teacher_needs, self.pipeline.device)
-        return _Remembered(live) if self._is_cached(stage) else live
+        live = Live(self._random(stage.teacher), tokens, stage.needs[1], self.pipeline.device)
+        return _Remembered(live) if self.pipeline.is_cached(stage)[0] else live
 
     def _random(self, stage: Stage) -> PreTrainedModel:
         model = stage.root.config.model
         shape = {"num_layers": stage.shape.num_layers, "layers": "random", "head": "new"}
         vocab_size = len(self.pipeline.inputs.tokenizer(stage)) if model.source is None else None
-        with torch.device("meta"):
-            next_sentence = stage.method().student_needs.next_sentence
-        return build(model.model_copy(update=shape), stage.config.task, vocab_size, next_sentence)
+        return build(model.model_copy(update=shape), stage.config.task, vocab_size, stage.needs[0].next_sentence)
 
 
 def _unscheduled(stage: Stage) -> Stage:

@@ -56,10 +56,10 @@ def _show_cost(todo: Sequence[Point], num_workers: int) -> None:
     students = [estimator.cost(point.stage) for point in todo if point.stage]
     print(f"  student  of {len(todo)} points, {duration(_seconds(students) / len(todo))} each")
     rounds = [*costs.values(), students]  # each waits for the one before
-    num_bytes = sum(cost.bytes for costs in rounds for cost in costs)
+    num_bytes = sum(cost.bytes for built in rounds for cost in built)
     free = disk_usage(pipeline.store.folder).free
     print(f"disk: {num_bytes / 1e9:.1f} GB of {free / 1e9:.0f} GB that are free")
-    alone, shared = (sum(_seconds(costs, workers) for costs in rounds) for workers in (1, num_workers))
+    alone, shared = (sum(_seconds(built, workers) for built in rounds) for workers in (1, num_workers))
     print(f"time: {duration(alone)} of one worker, {duration(shared)} of {num_workers}")
 
 
