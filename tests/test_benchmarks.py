@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import training
+from benchmarks.breakdown import breakdown
 from benchmarks.competitors import competitor
 from benchmarks.contest import Result, furthest, largest_difference, trained
 from benchmarks.machine import student_operations
@@ -57,6 +58,15 @@ def test_tables_compare_round_by_round(setting: Setting) -> None:
         "| slow | 1.00 |",
         "| fast | 3.00 |",
     ]
+
+
+def test_a_breakdown_names_operators_and_their_shares(setting: Setting) -> None:
+    time, _, head, _, *rows = breakdown(setting, 500).splitlines()
+    assert time.endswith("an update of 32 examples")
+    assert head == "| custom, 2 layers | calls | share |"
+    shares = {row.split(" | ")[0][2:]: float(row.split(" | ")[2].rstrip("% |")) for row in rows}
+    assert sum(shares.values()) == pytest.approx(100, abs=0.05 * len(shares))
+    assert shares["aten::addmm"] > 0
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from fake_results import failed, run_folder
 
 def result(method: str, layers: int, width: int, score: float, **values: Any) -> dict[str, Any]:
     student = {"num_layers": layers, "width": width}
-    named = {"task": "mnli", "metric": "accuracy", "method": method, "status": "done", "teacher": "large"}
+    named = {"task": "mnli", "metric": "accuracy", "method": method, "status": "done", "teacher": "large", "seed": 1}
     size = {"num_params": layers * width**2, "student": student, "score": score, "teacher_score": 0.9, "transfer": None}
     return named | size | values
 
@@ -26,20 +26,41 @@ RESULTS: list[dict[str, Any]] = [
 ]
 
 
+def values(results: list[dict[str, Any]], by: str) -> dict[str, dict[str, float | None]]:
+    return {name: {place: cell.value for place, cell in cells.items()} for name, cells in lines(results, by)[1].items()}
+
+
 def test_sizes_are_in_order_of_parameters_or_of_width() -> None:
-    order, found = lines(RESULTS, "size")
-    assert order == ["2/128", "12/128", "2/768"]
-    assert found == {"pd": {"2/768": [70.0, 72.0], "12/128": [60.0]}, "pf": {"2/128": [50.0]}}
+    assert lines(RESULTS, "size")[0] == ["2/128", "12/128", "2/768"]
+    assert values(RESULTS, "size") == {"pd": {"2/768": 71.0, "12/128": 60.0}, "pf": {"2/128": 50.0}}
     assert lines([*RESULTS, result("pf", 4, 128, 0.5)], "width")[0] == ["2/128", "4/128", "12/128", "2/768"]
 
 
 def test_runs_without_a_transfer_set_have_no_place_on_its_axis() -> None:
-    assert lines(RESULTS, "transfer_size") == (["500", "1,700"], {"pd": {"500": [70.0, 72.0], "1,700": [60.0]}})
+    assert lines(RESULTS, "transfer_size")[0] == ["500", "1,700"]
+    assert values(RESULTS, "transfer_size") == {"pd": {"500": 71.0, "1,700": 60.0}}
     assert sorted(lines(RESULTS, "transfer")[0]) == ["books", "wiki"]
     with pytest.raises(UserError, match="no finished run"):
         lines(RESULTS[3:], "transfer")
     with pytest.raises(UserError, match="Known: size"):
         lines(RESULTS, "depth")
+
+
+def test_rows_and_tasks_have_lines_of_their_own_and_a_grid_its_best() -> None:
+    whole = [result("pd", layers, 128, 0.6, settings={"share": 1.0, "optim.lr": 1e-3}) for layers in (2, 4)]
+    part = [result("pd", layers, 128, 0.4, settings={"share": 0.5, "optim.lr": 1e-3}) for layers in (2, 4)]
+    grid = [result("pd", 2, 128, 0.7, settings={"share": 1.0, "optim.lr": 1e-4})]
+    other = [result("pd", 2, 128, 0.9, task="rte", settings={"share": 1.0, "optim.lr": 1e-3})]
+    runs = [*whole, *part, *grid]
+    assert values(runs, "size") == {
+        "pd, share 1": {"2/128": 70.0, "4/128": 60.0},
+        "pd, share 0.5": {"2/128": 40.0, "4/128": 40.0},
+    }
+    assert [cell.kind for cell in lines(runs, "size")[1]["pd, share 1"].values()] == ["best of grid", ""]
+    assert values([*whole, *other], "size") == {
+        "pd on mnli": {"2/128": 60.0, "4/128": 60.0},
+        "pd on rte": {"2/128": 90.0},
+    }
 
 
 @pytest.mark.parametrize("by", AXES)

@@ -1,7 +1,9 @@
 """Relations as a term of a method, and the features that it reads: packed and padded, in the teacher's order."""
 
 import itertools
+import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from transformers import (
 )
 
 from distill_runner.batches import Batch, Tokens
+from distill_runner.config import RunConfig
 from distill_runner.devices import Device
 from distill_runner.encoders import Shape, extract
 from distill_runner.errors import UserError
@@ -25,29 +28,22 @@ from distill_runner.methods.alp_kd import LayerProjection
 from distill_runner.methods.base import Progress, Term
 from distill_runner.methods.relations import Relations
 from distill_runner.padded import extract_padded
+from distill_runner.pipeline import Pipeline
+from distill_runner.resolving import resolve
+from distill_runner.store import Store
 from distill_runner.teachers import Live, why_live
 
+Compose = Callable[..., RunConfig]
 CPU = Device.of("cpu", "fp32")
 PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
 TOP = {"rule": "group_top", "supervise_last": True}
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
-    """40 examples of 2 to 40 tokens."""
-    folder, rng = tmp_path_factory.mktemp("tokens"), np.random.default_rng(0)
-    lengths = rng.integers(2, 41, size=40)
-    np.save(folder / "ids.npy", rng.integers(5, 100, size=lengths.sum()).astype(np.int32))
-    np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
-    np.save(folder / "segments.npy", np.zeros(lengths.sum(), dtype=np.int8))
-    return Tokens(folder)
 
 
 def bert(num_layers: int, heads: int = 4, width: int = 32, seed: int = 1) -> PreTrainedModel:
     torch.manual_seed(seed)
     config: Any = BertConfig
     sizes = {"num_hidden_layers": num_layers, "hidden_size": width, "num_attention_heads": heads}
-    built = config(vocab_size=100, intermediate_size=64, max_position_embeddings=48, initializer_range=0.3, **sizes)
+    built = config(vocab_size=100, intermediate_size=64, max_position_embeddings=64, initializer_range=0.3, **sizes)
     return BertForSequenceClassification(built).double().eval()
 
 
@@ -65,9 +61,9 @@ def value(term: Term, student: PreTrainedModel, teacher: PreTrainedModel, batch:
 def probabilities(model: PreTrainedModel, batch: Batch, example: int) -> list[Tensor]:
     """Attention of every layer as transformers itself gives it, of one example without padding: (heads, L, L)."""
     bounds = [*batch.starts.tolist(), len(batch.input_ids)]
-    ids = batch.input_ids[bounds[example] : bounds[example + 1]]
+    ids, segments = (part[None, bounds[example] : bounds[example + 1]] for part in (batch.input_ids, batch.segments))
     model.set_attn_implementation("eager")
-    attentions = model(ids[None], output_attentions=True).attentions
+    attentions = model(ids, token_type_ids=segments, output_attentions=True).attentions
     model.set_attn_implementation("sdpa")
     return [attention[0] for attention in attentions]
 
@@ -248,10 +244,68 @@ def test_impossible_pairs_are_refused() -> None:
 
 def test_projections_are_never_cached() -> None:
     needs = Needs(logits=True, projections=frozenset({("query", 1)}))
-    assert why_live("auto", Needs(logits=True)) is None
-    assert (why_live("auto", needs) or "").startswith("live (queries, keys and values are not cached")
+    assert why_live("auto", Needs(logits=True), text=False) is None
+    assert (why_live("auto", needs, text=False) or "").startswith("live (queries, keys and values are not cached")
     with pytest.raises(UserError, match=r"runtime\.targets=cached: queries, keys and values are not cached"):
-        why_live("cached", needs)
+        why_live("cached", needs, text=False)
+
+
+# On plain text.
+
+TEXT = ["method=minilmv2", "corpus=embedded", "corpus.max_length=32", "relations.heads=8"]
+TEXT += ["student.width=32", "student.heads=2", "student.num_layers=2"]
+
+
+def test_one_distillation_serves_all_tasks_and_seeds(compose: Compose) -> None:
+    keys, others = set(), set()
+    for change in ("seed=1", "task.max_length=16", "optim.lr=1e-3", "transfer=imdb", "corpus.mask_probability=0.5"):
+        student = resolve(compose(*TEXT, change).stages, "student", "fp32")
+        assert student.source is not None
+        keys.add(student.source.key)
+    for change in ("corpus.max_length=16", "corpus.examples=passages", "mapping.layer=2", "relations.heads=4"):
+        others.add(resolve(compose(*TEXT, change).stages, "distil", "fp32").key)
+    assert len(keys) == 1
+    assert len(keys | others) == 5
+
+
+def test_text_is_read_as_it_is_and_nothing_judges_it(compose: Compose) -> None:
+    steps = ("stages.distil.optim.max_steps=8", "stages.distil.optim.lr=3e-3", "optim.max_steps=2")
+    run = compose(*TEXT, *steps, "runtime.log_every=1")
+    rows: list[tuple[str, dict[str, Any]]] = []
+    store = Store(run.store.dir)
+    pipeline = Pipeline(store, run.runtime, lambda name: lambda values, step, epoch: rows.append((name, dict(values))))
+    stage = resolve(run.stages, "distil", "fp32")
+    read = pipeline.inputs.data(stage).batch(np.array([4, 0, 2]), epoch=0)
+    tokens = pipeline.inputs.tokens(stage, "train")
+    assert read.labels is None
+    assert read.input_ids.tolist() == tokens.batch([4, 0, 2]).input_ids.tolist()
+    assert np.diff(tokens.offsets)[:-1].min() == 32, "documents lie end to end"
+    metrics = json.loads((pipeline.build(stage) / "metrics.json").read_text())
+    assert (metrics["metrics"], metrics["step"]) == ({}, 8)
+    losses = [values["loss/relations"] for name, values in rows if name == "distil" and "loss/relations" in values]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
+    pipeline.build(resolve(run.stages, "student", "fp32"))
+    assert [name for name, values in rows if "validation/accuracy" in values] == ["student"]
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        ("distill_runner.methods.base.HardLabels", "its predictions are of a task's examples"),
+        ("distill_runner.methods.base.SoftLabels", "its predictions are of a task's examples"),
+    ],
+)
+def test_no_teacher_is_asked_about_masked_text_or_for_predictions(term: str, message: str, compose: Compose) -> None:
+    method = "stages.distil.method"
+    added = [f"+{method}.terms.more._target_={term}", f"+{method}.weights.more=1"]
+    added += [f"+{method}.terms.more.temperature=1.0"] if term.endswith("SoftLabels") else []
+    with pytest.raises(UserError, match=message):
+        resolve(compose(*TEXT, *added).stages, "distil", "fp32")
+
+
+def test_layers_of_text_are_not_cached() -> None:
+    assert (why_live("auto", Needs(cls=frozenset({1})), text=True) or "").startswith("live (of a corpus nothing")
 
 
 @pytest.mark.parametrize(("n", "m", "layers"), [(12, 6, [2, 4, 6, 8, 10, 12]), (12, 5, [2, 4, 7, 9, 12]), (4, 1, [4])])

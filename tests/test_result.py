@@ -71,7 +71,7 @@ PRETRAINED = ("method=pd", "student=tiny")
         (RELATIONS, "relations.pairs=[QK,VV]", ["distil.relations.pairs"]),
         (RELATIONS, "relations.heads=1", ["distil.relations.heads"]),
         (RELATIONS, "mapping.layer=1", ["distil.relations.mapping.layer"]),
-        (RELATIONS, "transfer=imdb", ["distil.transfer"]),
+        (RELATIONS, "corpus.max_length=48", ["distil.corpus.max_length", "encoder.corpus.max_length"]),
         (("method=prokd",), "loss.annealed_temperature=false", ["phase1.logits.soften"]),
         (("method=rco",), "route.checkpoints=[1]", ["route.checkpoints"]),
         (("method=takd",), "assistant.num_layers=3", ["assistant.model.num_layers"]),

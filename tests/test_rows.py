@@ -109,6 +109,13 @@ def test_what_differs_makes_a_row_of_its_own(changes: dict[str, Any], names: lis
     assert [row.name for row in table.rows] == names
 
 
+def test_runs_that_ended_before_the_student_have_no_place() -> None:
+    teacher = {key: value for key, value in failed(key="2", stage="teacher").items() if key != "error"}
+    table = tabulate([result(key="1"), teacher | {"status": "done"}, failed(key="3", stage="teacher")])
+    (row,) = table.rows
+    assert [run["key"] for run in row.cells["rte"].unfinished] == ["3"]
+
+
 def behind(**changes: Any) -> dict[str, Any]:
     """The settings of a student of MiniLMv2, whose distillation takes its rate from the student's."""
     known = {"optim.lr": 1e-5, "stages": ["distil"], "share": 1.0, "distil.heads": 48, "distil.optim.lr": 1e-5}

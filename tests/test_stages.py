@@ -196,12 +196,18 @@ def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
         ({"ce": CE}, {}, "must name the terms ce"),
         ({"ce": CE}, {"ce": "much"}, "must be a number"),
         ({"ce": CE}, {"ce": -1}, "may not be negative"),
-        ({"ce": CE}, {"ce": 0}, "every term has weight 0"),
     ],
 )
 def test_methods_that_cannot_be_built_are_refused(terms: dict[str, Any], weights: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_method({"terms": terms, "weights": weights})
+
+
+def test_what_is_trained_learns_something(compose: Compose) -> None:
+    weights = ("loss.eta=0", "stages.student.method.weights.ce=0", "stages.student.method.weights.kd=0")
+    with pytest.raises(UserError, match="every term has weight 0"):
+        student(compose("method=rkd", *weights))
+    assert student(compose("method=rkd", *weights, "optim.epochs=0")).teacher is None
 
 
 # What a stage yields.

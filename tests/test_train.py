@@ -603,6 +603,16 @@ def test_no_epochs_judge_the_model_as_it_is(make: Make, tmp_path: Path) -> None:
     assert history.best_score == history.epochs[0]["accuracy"]
 
 
+def test_layers_computed_twice_give_the_same_numbers(make: Make, whole: Callable[[str], Training]) -> None:
+    training = make("alp", select_best=True, runtime={"gradient_checkpointing": True})
+    layer: Any = training.model.base_model.get_submodule("encoder.layer.0")
+    computed: list[int] = []
+    layer.intermediate.register_forward_hook(lambda *_: computed.append(training.history.step))
+    fit(training)
+    assert computed.count(2) == 2, "forward and backward of one update"
+    assert_same_result(training, whole("alp"))
+
+
 def test_training_learns_and_scores_what_it_predicts(make: Make, splits: dict[str, Tokens], tmp_path: Path) -> None:
     rows: Logged = []
     history = fit(make("nkd", log_into(rows), epochs=8, select_best=True, config=NO_DROPOUT, folder=tmp_path))

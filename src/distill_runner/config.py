@@ -98,6 +98,8 @@ class Runtime(Schema):
         workers_per_gpu: runs that share a GPU under ``device: auto``; one more waits.
         targets: read the teacher from a cache or run it live; ``auto`` goes by size and free disk.
         threads: of torch on the CPU; torch's own choice by default.
+        gradient_checkpointing: compute each layer of the student again in the backward pass instead of keeping it:
+            less memory, more time, the same numbers.
         checkpoint_minutes: how often an epoch in progress is saved, beside the save at each epoch's end.
         pause_after: epochs after which the stage that is asked for stops; the same command without it goes on.
         checkpoint_steps: save after so many steps as well.
@@ -110,6 +112,7 @@ class Runtime(Schema):
     precision: Precision = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"
     threads: int | None = Field(None, ge=1)
+    gradient_checkpointing: bool = False
     checkpoint_minutes: float = Field(5, gt=0)
     pause_after: int | None = Field(None, ge=1)
     checkpoint_steps: int | None = Field(None, ge=1)

@@ -1,4 +1,4 @@
-"""What a stage trains on and is judged by: a task's labelled examples, or the masked text of a corpus."""
+"""What a stage trains on and is judged by: a task's labelled examples, or the text of a corpus."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from distill_runner.metrics import score
 from distill_runner.tasks import Task
 
 Evaluation = tuple[dict[str, float], dict[str, np.ndarray]]
-"""Metrics by name, the first of which selects, higher being better; and predictions by split."""
+"""Metrics by name, the first of which selects, higher being better (none: the last epoch); predictions by split."""
 
 
 class Data(Protocol):
@@ -75,6 +75,26 @@ class TaskData:
             scores = score(self.task.metrics, outputs[name], np.asarray(tokens.labels))
             metrics |= {f"{name}/{metric}" if number else metric: value for metric, value in scores.items()}
         return metrics, outputs
+
+
+class TextData:
+    """Examples of a corpus as they are, for methods that read no labels. Nothing judges a model on them."""
+
+    token_ids = None
+    """Too much text to look for those that never occur."""
+    num_evaluated = 0
+
+    def __init__(self, train: Tokens, device: Device) -> None:
+        self.train, self.device = train, device
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def batch(self, index: np.ndarray, epoch: int) -> Batch:
+        return replace(self.train.batch(index, self.device.granule), labels=None)
+
+    def evaluate(self, model: PreTrainedModel) -> Evaluation:
+        return {}, {}
 
 
 class CorpusData:

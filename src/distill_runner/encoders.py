@@ -5,11 +5,13 @@ Together with ``models`` the only module that knows attribute names of ``transfo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill_runner.attention import Heads
@@ -77,15 +79,15 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Featu
             break
         # Nobody reads the other tokens of the last layer, unless the head is token-wise.
         only_cls = number == deepest and batch.rows is None
-        inputs = _Inputs.of(layer, h_TH, batch.starts if only_cls else None, wanted)
-        features.projections |= {(name, number): inputs.read[name] for name in wanted}
-        h_TH = _layer(layer, inputs, heads, number * SITES)
+        run = partial(_layer, layer, heads, number * SITES, batch.starts if only_cls else None, wanted)
+        h_TH, read = checkpoint(run, h_TH, use_reentrant=False) if _computed_twice(layer) else run(h_TH)
+        features.projections |= {(name, number): read[name] for name in wanted}
         if number in needs.cls:
-            features.cls[number] = h_TH if only_cls else h_TH[batch.starts]
+            features.cls[number] = h_TH if only_cls else h_TH.index_select(0, batch.starts)
     if needs.logits:
-        features.logits = _head(model, h_TH if batch.rows is None else h_TH[batch.rows], noise)
+        features.logits = _head(model, h_TH if batch.rows is None else h_TH.index_select(0, batch.rows), noise)
     if needs.next_sentence:
-        cls_BH = h_TH if batch.rows is None else h_TH[batch.starts]
+        cls_BH = h_TH if batch.rows is None else h_TH.index_select(0, batch.starts)
         head: Any = model.cls
         features.next_sentence = head.seq_relationship(backbone.pooler(cls_BH[:, None]))
     return features
@@ -126,12 +128,13 @@ class _Inputs:
             projected = _project(layer, PROJECTIONS, h_TH)
             return cls(h_TH, projected, None, dict(zip(PROJECTIONS, projected.chunk(3, -1), strict=True)))
         projected = _project(layer, ["key", "value"], h_TH)
+        h_BH = h_TH.index_select(0, starts)
         key_TH, value_TH = projected.chunk(2, -1)
         read: dict[Projection, Tensor] = {"key": key_TH, "value": value_TH}
         if "query" in wanted:
             read["query"] = _project(layer, ["query"], h_TH)
-            return cls(h_TH[starts], projected, read["query"][starts], read)
-        return cls(h_TH[starts], projected, _project(layer, ["query"], h_TH[starts]), read)
+            return cls(h_BH, projected, read["query"].index_select(0, starts), read)
+        return cls(h_BH, projected, _project(layer, ["query"], h_BH), read)
 
 
 def _project(layer: Any, names: Sequence[Projection], h_RH: Tensor) -> Tensor:
@@ -140,13 +143,23 @@ def _project(layer: Any, names: Sequence[Projection], h_RH: Tensor) -> Tensor:
     return linear(h_RH, torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
 
 
-def _layer(layer: Any, inputs: _Inputs, heads: Heads, site: int) -> Tensor:
-    """One post-norm Transformer layer over packed tokens, or over the first ones; dropouts at ``site`` and behind."""
-    attention = layer.attention.self
+def _computed_twice(layer: Any) -> bool:
+    """Whether its activations are not kept for the backward pass (``activation_checkpointing_enable``)."""
+    return layer.training and getattr(layer, "gradient_checkpointing", False)
+
+
+def _layer(
+    layer: Any, heads: Heads, site: int, starts: Tensor | None, wanted: Sequence[Projection], h_TH: Tensor
+) -> tuple[Tensor, Mapping[Projection, Tensor]]:
+    """One post-norm Transformer layer over packed tokens, or over the first ones, and the projections that are read.
+
+    Its dropouts are at ``site`` and behind.
+    """
+    inputs, attention = _Inputs.of(layer, h_TH, starts, wanted), layer.attention.self
     p = attention.dropout.p if attention.training else 0.0
     context_QH = heads.attend(inputs.projected, inputs.query_BH, p, site)
     h_QH = _add(layer.attention.output, context_QH, inputs.h_QH, heads.noise, site + 1)
-    return _add(layer.output, layer.intermediate(h_QH), h_QH, heads.noise, site + 2)
+    return _add(layer.output, layer.intermediate(h_QH), h_QH, heads.noise, site + 2), inputs.read
 
 
 def _add(block: Any, x: Tensor, residual_QH: Tensor, noise: Noise | None, site: int) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from distill_runner.batches import Tokens
 from distill_runner.corpora import train_wordpiece, write_examples
-from distill_runner.data import CorpusData, Data, TaskData
+from distill_runner.data import CorpusData, Data, TaskData, TextData
 from distill_runner.devices import Device
 from distill_runner.seeds import stage_seed
 from distill_runner.sources import read_tokenizer
@@ -58,6 +58,8 @@ class Inputs:
     def data(self, stage: Stage, tokenizer: Any | None = None) -> Data:
         """What the stage trains on and is judged by, tokenised into the store."""
         task, corpus, tokenizer = stage.config.task, stage.config.corpus, tokenizer or self.tokenizer(stage)
+        if corpus is not None and not stage.is_masked:
+            return TextData(self.tokens(stage, "train", tokenizer), self.device())
         if corpus is not None:
             train, held_out = (self.tokens(stage, split, tokenizer) for split in ("train", "validation"))
             seed = stage_seed(stage.config.seed, stage.name)

@@ -166,7 +166,7 @@ class Pipeline:
 
     def is_cached(self, stage: Stage) -> tuple[bool, str]:
         """Whether the outputs of the stage's teacher are read from a cache, and why."""
-        if why := why_live(self.runtime.targets, stage.needs[1]):
+        if why := why_live(self.runtime.targets, stage.needs[1], stage.reads_text):
             return False, why
         there = all(self.store.has(stage.targets_spec(checkpoint)) for checkpoint in stage.followed)
         return choose(self.runtime.targets, self.cache_bytes(stage), self.store.folder, there)
@@ -182,7 +182,6 @@ class Pipeline:
         if stage.teacher is None:
             return NoTeacher()
         task, teacher, (_, needs) = stage.config.task, stage.teacher, stage.needs
-        assert task is not None
         tokens = self.inputs.tokens(stage, stage.train_split)
         cached, why = self.is_cached(stage)
         log.info("stage %s: teacher targets %s", stage.name, why)

@@ -41,7 +41,7 @@ def plan(stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] 
 def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "cached", "live"]) -> list[Planned]:
     _, needs = stage.needs
     what = _read(needs)
-    if why := why_live(mode, needs):
+    if why := why_live(mode, needs, stage.reads_text):
         return [Planned("targets", "-" * 16, False, f"{what} of {teacher.name}, {why}")]
     remark = "" if mode == "auto" else f" (runtime.targets={mode})"
     lines = []

@@ -44,6 +44,7 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
             raise UserError("corpus.vocab_size", None, "a vocabulary trained on the corpus needs a size")
         stage = Stage(name, config, shape, tokenizer, source, None, precision)
         _require_labels(stage)
+        _require_terms(stage)
         teacher = _needed_teacher(stages, stage, path)
         if teacher is None:
             return stage
@@ -64,6 +65,9 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
         if teacher.tokenizer_spec != stage.tokenizer_spec:
             require_same_vocabulary(teacher.tokenizer, stage.tokenizer)
         method.bind(stage.shape, teacher.shape, stage.kind)
+    if stage.reads_text and (stage.is_masked or method.teacher_needs.logits):
+        problem = "its predictions are of a task's examples, and the stage reads the text of a corpus"
+        raise UserError("teacher", wanted, problem, "Learn from its relations or layers, or from inputs of a task.")
     return teacher
 
 
@@ -77,6 +81,12 @@ def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
     if epochs is None:
         raise UserError(".optim.epochs", None, "a student that follows a route needs them")
     return config.route.resolve(taught.epochs, epochs)
+
+
+def _require_terms(stage: Stage) -> None:
+    """See to it that a model that is trained learns something."""
+    if stage.config.optim.epochs != 0 and not make_method(stage.config.method).weights:
+        raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
 
 
 def _require_labels(stage: Stage) -> None:

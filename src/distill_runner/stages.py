@@ -55,7 +55,8 @@ class Stage:
     @cached_property
     def data_spec(self) -> dict[str, Any]:
         if self.config.corpus is not None:
-            return self.config.corpus.spec()
+            of_masks = () if self.is_masked else ("mask_probability", "whole_word")
+            return {key: value for key, value in self.config.corpus.spec().items() if key not in of_masks}
         assert self.config.task is not None
         described = self.config.task.model_dump(exclude={"name", "dataset", "config", "revision", "epochs"})
         spec = {**described, "content": tasks.fingerprint(self.config.task)}
@@ -141,6 +142,16 @@ class Stage:
         if self.config.transfer:
             return TRANSFER
         return self.config.task.train if self.config.task else "train"
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it is of a corpus, and not of a task."""
+        return self.config.corpus is not None
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether some tokens are hidden, to be predicted: what the labels of a corpus are."""
+        return self.reads_text and "labels" in make_method(self.config.method).reads_labels()
 
     @property
     def share(self) -> float:

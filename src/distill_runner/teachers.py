@@ -131,15 +131,20 @@ class Follow:
         return self.targets(batch, progress, needs)
 
 
-def why_live(mode: Literal["auto", "cached", "live"], needs: Needs) -> str | None:
+def why_live(mode: Literal["auto", "cached", "live"], needs: Needs, text: bool) -> str | None:
     """Why there can be no cache of ``needs``; None if there can.
+
+    Args:
+        text: of a corpus, not of a task's examples.
 
     Raises:
         UserError: there can be none, and ``mode`` insists on one.
     """
-    if not needs.projections:
+    if not needs.projections and not text:
         return None
-    why = "queries, keys and values are not cached: they take as much as the teacher's states of every token"
+    why = "of a corpus nothing is cached: few of its examples are read twice"
+    if needs.projections:
+        why = "queries, keys and values are not cached: they take as much as the teacher's states of every token"
     if mode == "cached":
         raise UserError("runtime.targets", mode, why, "Take runtime.targets=auto or live.")
     return f"live ({why})"

@@ -99,6 +99,8 @@ class Training:
     ) -> None:
         self.model, self.method = device.place(model), device.place(method)
         self.num_params = count_parameters(model)
+        if runtime.gradient_checkpointing:
+            model.activation_checkpointing_enable()
         if optim.decay_is_decoupled and (occurring := data.token_ids) is not None:
             train_used_rows(model, torch.as_tensor(occurring, device=device.torch))
         self.data, self.teacher, self.optim = data, teacher, optim
@@ -175,7 +177,7 @@ class Training:
         history.epoch, history.position = history.epoch + 1, 0
         if self.keep is not None and self.group.first:
             self._save_model(self.keep / EPOCH.format(history.epoch))
-        score = next(iter(metrics.values()))
+        score = next(iter(metrics.values()), 0.0)
         if not self.select_best or score > history.best_score:
             history.best, history.best_score = history.epoch, score
             if self.group.first:

@@ -137,8 +137,6 @@ class Method(nn.Module):
             if weight < 0:
                 raise UserError(f".method.weights.{name}", weight, "a weight may not be negative")
         self.weights = {name: float(weight) for name, weight in weights.items() if weight}
-        if not self.weights:
-            raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
         self.terms = nn.ModuleDict({name: terms[name] for name in self.weights})
 
     def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> "Method":

@@ -7,12 +7,12 @@ import sys
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 
 from distill_runner.errors import UserError
 from distill_runner.report.arguments import Parser, ended, require_folder
-from distill_runner.report.cells import is_scored, label
+from distill_runner.report.cells import Cell, cell_of, is_scored
 from distill_runner.report.collect import Result, chosen
+from distill_runner.report.rows import row_names
 
 Place = tuple[float, str]
 """Where a result stands on the axis: its order, and what is written beneath."""
@@ -46,28 +46,29 @@ AXES: dict[str, tuple[str, Callable[[Result], Place | None]]] = {
 """Axis by name: Figures 5, 7 and 10; Figure 6; Figure 8; Figure 9."""
 
 
-def lines(results: Iterable[Result], by: str) -> tuple[list[str], dict[str, dict[str, list[float]]]]:
-    """Places on the axis in order, and for each method the scores (in percent, one a seed) at each place.
+def lines(results: Iterable[Result], by: str) -> tuple[list[str], dict[str, dict[str, Cell]]]:
+    """Places on the axis in order, and for each row of a table, of one task, its cells at these places.
 
     Raises:
         UserError: there is no such axis, or no finished result has a place on it.
     """
     if by not in AXES:
         raise UserError("--by", by, "there is no such axis", f"Known: {', '.join(AXES)}.")
-    places: dict[str, float] = {}
-    found: dict[str, dict[str, list[float]]] = {}
-    for result in results:
-        place = AXES[by][1](result) if is_scored(result) else None
-        if place is not None:
-            places[place[1]] = place[0]
-            found.setdefault(label(result), {}).setdefault(place[1], []).append(100 * result["score"])
-    if not found:
+    placed = [(result, AXES[by][1](result)) for result in results if is_scored(result)]
+    here = [(result, place) for result, place in placed if place is not None]
+    if not here:
         raise UserError("--by", by, "no finished run has a place on this axis")
-    return sorted(places, key=lambda name: places[name]), found
+    several_tasks = len({result["task"] for result, _ in here}) > 1
+    runs: dict[str, dict[str, list[Result]]] = {}
+    for name, (result, (_, place)) in zip(row_names(*zip(*here, strict=True)), here, strict=True):
+        line = f"{name} on {result['task']}" if several_tasks else name
+        runs.setdefault(line, {}).setdefault(place, []).append(result)
+    order = dict.fromkeys(place for _, (_, place) in sorted(here, key=lambda placed: placed[1][0]))
+    return list(order), {line: {place: cell_of(every) for place, every in at.items()} for line, at in runs.items()}
 
 
 def draw(results: Sequence[Result], by: str, file: Path) -> None:
-    """One line per method with the standard deviation over seeds, teachers as dashed lines.
+    """One line per row with the standard deviation over seeds, of a grid its best point; teachers as dashed lines.
 
     Raises:
         UserError: as ``lines``.
@@ -79,11 +80,11 @@ def draw(results: Sequence[Result], by: str, file: Path) -> None:
 
     order, found = lines(results, by)
     figure, axes = pyplot.subplots(figsize=(1.6 + 0.6 * max(len(order), 5), 3.6), layout="constrained")
-    for method, scores in found.items():
-        here = [name for name in order if name in scores]
-        spread = [stdev(scores[name]) if len(scores[name]) > 1 else 0.0 for name in here]
-        at = [order.index(name) for name in here]
-        axes.errorbar(at, [fmean(scores[name]) for name in here], spread, marker="o", capsize=2, label=method)
+    for name, cells in found.items():
+        here = {order.index(place): cell.best[0].spread for place, cell in cells.items()}
+        at, kinds = sorted(here), {cell.kind for cell in cells.values()} - {""}
+        means, deviations = [here[place].mean for place in at], [here[place].sd or 0.0 for place in at]
+        axes.errorbar(at, means, deviations, marker="o", capsize=2, label=", ".join([name, *sorted(kinds)]))
     teachers = {result["teacher"]: 100 * result["teacher_score"] for result in results if result.get("teacher_score")}
     for teacher, score in teachers.items():
         axes.axhline(score, color="grey", linestyle="--", linewidth=1, label=f"teacher {teacher}")

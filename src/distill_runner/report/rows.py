@@ -4,7 +4,7 @@ Runs of students, teachers, data, budgets or stages before the student that diff
 part of the row's name.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,8 @@ class Table:
 
 
 def tabulate(results: Iterable[Result]) -> Table:
-    """The table of ``results``, which need not have finished."""
-    every = _distinct(results)
+    """The table of ``results``, which need not have finished; one that ended before the student has no place in it."""
+    every = _distinct(result for result in results if is_scored(result) or result["status"] != "done")
     tasks = list(dict.fromkeys(result["task"] for result in every))
     names = row_names(every)
     rows = []
@@ -97,6 +97,7 @@ _BY_TASK: dict[str, str] = {
     "teacher_score": "teacher at {:.2f}",
 }
 _WORDS = _EVERYWHERE | _BY_TASK
+PLACE = ""
 
 
 def _facets(result: Result) -> dict[str, Any]:
@@ -113,10 +114,17 @@ def _facets(result: Result) -> dict[str, Any]:
     }
 
 
-def row_names(results: Sequence[Result]) -> list[str]:
-    """For each result its label and, of what differs between the results, what it has."""
+def row_names(results: Sequence[Result], places: Sequence[Hashable] | None = None) -> list[str]:
+    """For each result its label and, of what differs between the results, what it has.
+
+    Args:
+        places: where each result stands, if that tells them apart already: what follows from it is no part of a name.
+    """
     settled = _telling_settings(results)
-    facets = [_facets(result) | _settled(result, settled) for result in results]
+    facets = [
+        {PLACE: place} | _facets(result) | _settled(result, settled)
+        for result, place in zip(results, places or [None] * len(results), strict=True)
+    ]
     naming = _naming(results, facets, settled)
     keys = [
         (label(result), {name: has[name] for name in naming(result)})
@@ -178,13 +186,13 @@ def _naming(
 
 
 def _telling(names: Iterable[str], facets: Sequence[Mapping[str, Any]]) -> list[str]:
-    chosen: list[str] = []
+    chosen = [PLACE]
     for name in names:
         known = [has for has in facets if has[name] is not None]
         values = {(*(has[earlier] for earlier in chosen), has[name]) for has in known}
         if len({has[name] for has in known}) > 1 and len(values) > len({value[:-1] for value in values}):
             chosen.append(name)
-    return chosen
+    return chosen[1:]
 
 
 def _teachers(results: Sequence[Result]) -> list[Teacher]:

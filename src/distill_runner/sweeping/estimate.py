@@ -114,7 +114,7 @@ class Estimator:
             extract(model, batch, Needs(logits=True))
 
     def _teacher(self, stage: Stage) -> TeacherTargets:
-        if stage.teacher is None or stage.config.task is None:
+        if stage.teacher is None:
             return NoTeacher()
         tokens = self.pipeline.inputs.tokens(stage, stage.train_split)
         live = Live(self._random(stage.teacher), tokens, stage.needs[1], self.pipeline.device)

@@ -1,0 +1,65 @@
+"""Where the time of distill-run's updates goes: torch's operators by their own share of it, the largest first.
+
+    python -m benchmarks.breakdown --task rte --layers 4
+    python -m benchmarks.breakdown --task sst2 --layers 2 --width 768 --rows 20
+
+One thread, after a first training that is not counted. DISTILL_DATA_DIR must point at the data.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.competitors import competitor
+from benchmarks.machine import describe
+from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
+from benchmarks.tables import markdown
+from distill_runner.errors import UserError
+from distill_runner.terminal import quiet
+
+
+def breakdown(setting: Setting, num_rows: int) -> str:
+    """Operators, their calls in an update, and their shares of the time of all."""
+    steps, train = setting.num_examples // BATCH, competitor("ours")[0].make(setting)
+    train(setting.student(), 1)
+    student = setting.student()
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        train(student, steps)
+    events: list[Any] = sorted(profiled.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    total = sum(event.self_cpu_time_total for event in events)
+    rows = [
+        [event.key, f"{event.count / steps:.0f}", f"{event.self_cpu_time_total / total:.1%}"]
+        for event in events[:num_rows]
+    ]
+    per_update = f"{total / steps / 1000:.0f} ms an update of {BATCH} examples"
+    return f"{per_update}\n\n{markdown([[setting.name, 'calls', 'share'], *rows])}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="rte")
+    parser.add_argument("--layers", type=int, default=4, help="of the student")
+    parser.add_argument("--width", type=int, default=256, help="of the student and its teacher of 12 layers")
+    parser.add_argument("--steps", type=int, default=8, help="updates")
+    parser.add_argument("--rows", type=int, default=12, help="operators to show")
+    parser.add_argument("--tokenizer", default=TOKENIZER)
+    options = parser.parse_args()
+    quiet()
+    torch.set_num_threads(1)
+    print(f"Width {options.width}. {describe()}", flush=True)
+    sizes = (options.layers, options.width, options.steps)
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            setting = prepare(Path(name), options.task, *sizes, options.tokenizer)
+        except UserError as error:
+            parser.exit(2, f"{error}\n")
+        fill_targets(setting)
+        print(breakdown(setting, options.rows))
+
+
+if __name__ == "__main__":
+    main()
