@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -287,6 +288,22 @@ def test_text_is_read_as_it_is_and_nothing_judges_it(compose: Compose) -> None:
     assert losses[-1] < losses[0]
     pipeline.build(resolve(run.stages, "student", "fp32"))
     assert [name for name, values in rows if "validation/accuracy" in values] == ["student"]
+
+
+@pytest.mark.parametrize("method", ["alp", "internal", "prokd", "vanilla"])
+def test_other_methods_go_on_from_the_distilled_student(method: str, compose: Compose, tmp_path: Path) -> None:
+    few = [f"store.dir={tmp_path}", "stages.distil.optim.max_steps=1", "optim.max_steps=1", "teacher.optim.epochs=1"]
+    run = compose(*TEXT, "student.heads=4", *few)
+    pipeline = Pipeline(Store(tmp_path), run.runtime)
+    distilled = pipeline.build(resolve(run.stages, "distil", "fp32")) / "model"
+    follow = ["route.epochs=1", "route.warmup=0"] if method == "prokd" else []
+    goes_on = compose(f"method={method}", "student=pretrained", f"student.init.source={distilled}", *few, *follow)
+    stage = resolve(goes_on.stages, "student", "fp32")
+    assert (stage.shape.num_layers, stage.shape.width, stage.shape.num_heads) == (2, 32, 4)
+    first = next(stage for stage in (stage.source, stage) if stage)
+    assert first.config.model.source == str(distilled)
+    metrics = json.loads((pipeline.build(stage) / "metrics.json").read_text())
+    assert "accuracy" in metrics["metrics"]
 
 
 @pytest.mark.parametrize(

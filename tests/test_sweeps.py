@@ -217,6 +217,15 @@ def test_the_cost_of_a_student_that_follows_checkpoints(compose: Compose) -> Non
     assert [cost(compose(f"method={name}"), "teacher").bytes for name in ("vanilla", "rco")] == [1000, 2000]
 
 
+@pytest.mark.usefixtures("fixed_speed")
+def test_targets_that_students_share_cost_once(compose: Compose) -> None:
+    runs = [compose("method=vanilla", f"seed={seed}") for seed in (1, 2)]
+    estimator = estimate.Estimator(Pipeline(Store(runs[0].store.dir), runs[0].runtime))
+    costs = [estimator.cost(resolve(run.stages, "student", "fp32")) for run in runs]
+    assert [cost.seconds - estimate.START_SECONDS for cost in costs] == [2 * 40 + 64, 2 * 40]
+    assert [cost.bytes for cost in costs] == [1000 + 64 * 8, 1000]
+
+
 def test_methods_that_differ_in_what_they_compute_are_measured_apart(
     compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

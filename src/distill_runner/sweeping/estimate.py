@@ -19,6 +19,7 @@ from distill_runner.methods.make import method_spec
 from distill_runner.models import build
 from distill_runner.pipeline import Pipeline
 from distill_runner.stages import Stage
+from distill_runner.store import key_of
 from distill_runner.teachers import Live, NoTeacher, TeacherTargets
 from distill_runner.train import Training
 
@@ -57,6 +58,8 @@ class Estimator:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.speeds: dict[str, _Speed] = {}
+        self.cached = set[str]()
+        """Keys of the teachers' outputs that have been counted: stages share them."""
 
     def cost(self, stage: Stage) -> Cost:
         data = self.pipeline.inputs.data(stage)
@@ -67,13 +70,15 @@ class Estimator:
         seconds = num_steps * speed.update + num_epochs * data.num_evaluated * speed.prediction
         num_bytes = speed.model_bytes * (num_epochs if stage.config.keep_checkpoints else 1)
         if stage.teacher is not None and self.pipeline.is_cached(stage)[0]:
-            seconds += self._num_targets(stage) * self._speed(stage.teacher).prediction
-            num_bytes += self.pipeline.cache_bytes(stage)
+            specs = [stage.targets_spec(checkpoint) for checkpoint in stage.followed]
+            caches = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)}
+            new = len(caches - self.cached)
+            self.cached |= caches
+            # Of the whole split, whatever share of it is used.
+            num_targets = len(self.pipeline.inputs.tokens(stage, stage.train_split)) * new
+            seconds += num_targets * self._speed(stage.teacher).prediction
+            num_bytes += self.pipeline.cache_bytes(stage) * new // len(stage.followed)
         return Cost(START_SECONDS + seconds, num_bytes)
-
-    def _num_targets(self, stage: Stage) -> int:
-        """Predictions of a cache: of the whole split, whatever share is used, by each checkpoint that is followed."""
-        return len(self.pipeline.inputs.tokens(stage, stage.train_split)) * len(stage.followed)
 
     def _speed(self, stage: Stage) -> _Speed:
         stage = _unscheduled(stage)
