@@ -17,6 +17,8 @@ def result(method: str, layers: int, width: int, score: float, **values: Any) ->
     return named | size | values
 
 
+SIZE = {"width": 128}
+
 RESULTS: list[dict[str, Any]] = [
     result("pd", 2, 768, 0.70, seed=1, transfer={"name": "wiki", "size": 500}),
     result("pd", 2, 768, 0.72, seed=2, transfer={"name": "wiki", "size": 500}),
@@ -61,6 +63,17 @@ def test_rows_and_tasks_have_lines_of_their_own_and_a_grid_its_best() -> None:
         "pd on mnli": {"2/128": 60.0, "4/128": 60.0},
         "pd on rte": {"2/128": 90.0},
     }
+
+
+def test_a_run_of_two_folders_counts_once_and_what_goes_with_a_method_names_nothing() -> None:
+    runs = [
+        result(method, layers, 128, 0.6, key=f"{method} {layers}", student={**SIZE, "num_layers": layers, "init": init})
+        for method, init in (("pd", "first of stage:pretrain"), ("kd", "first of None"))
+        for layers in (2, 4)
+    ]
+    (_, found) = lines([*runs, dict(runs[0])], "size")
+    assert list(found) == ["pd", "kd"]
+    assert {cell.kind for cells in found.values() for cell in cells.values()} == {""}
 
 
 @pytest.mark.parametrize("by", AXES)

@@ -70,9 +70,10 @@ class Numbers:
 )
 def test_processes_share_out_every_update(size: int, batch_size: int, accumulation: int, processes: int) -> None:
     def updates(accumulation: int, rank: int, of: int) -> list[Any]:
-        return list(steps(Numbers(size), batch_size, accumulation, 3, 0, Group(rank, of)))  # type: ignore[arg-type]
+        return list(steps(Numbers(size), batch_size, accumulation, 3, 0, group=Group(rank, of)))  # type: ignore[arg-type]
 
     alone = updates(accumulation, 0, 1)
+    assert list(steps(Numbers(size), batch_size, accumulation, 3, 0, first=1)) == alone[1:]  # type: ignore[arg-type]
     each = [updates(accumulation, rank, processes) for rank in range(processes)]
     for whole, *parts in zip(alone, *each, strict=True):
         assert all(part.batches for part in parts)

@@ -31,7 +31,9 @@ from distill_runner.methods.relations import Relations
 from distill_runner.padded import extract_padded
 from distill_runner.pipeline import Pipeline
 from distill_runner.resolving import resolve
+from distill_runner.running import run_stage
 from distill_runner.store import Store
+from distill_runner.sweeping.estimate import START_SECONDS, Estimator
 from distill_runner.teachers import Live, why_live
 
 Compose = Callable[..., RunConfig]
@@ -292,8 +294,8 @@ def test_text_is_read_as_it_is_and_nothing_judges_it(compose: Compose) -> None:
 
 @pytest.mark.parametrize("method", ["alp", "internal", "prokd", "vanilla"])
 def test_other_methods_go_on_from_the_distilled_student(method: str, compose: Compose, tmp_path: Path) -> None:
-    few = [f"store.dir={tmp_path}", "stages.distil.optim.max_steps=1", "optim.max_steps=1", "teacher.optim.epochs=1"]
-    run = compose(*TEXT, "student.heads=4", *few)
+    few = [f"store.dir={tmp_path}", "optim.max_steps=1", "teacher.optim.epochs=1"]
+    run = compose(*TEXT, "student.heads=4", "stages.distil.optim.max_steps=1", *few)
     pipeline = Pipeline(Store(tmp_path), run.runtime)
     distilled = pipeline.build(resolve(run.stages, "distil", "fp32")) / "model"
     follow = ["route.epochs=1", "route.warmup=0"] if method == "prokd" else []
@@ -309,7 +311,7 @@ def test_other_methods_go_on_from_the_distilled_student(method: str, compose: Co
 @pytest.mark.parametrize(
     ("term", "message"),
     [
-        ("distill_runner.methods.base.HardLabels", "its predictions are of a task's examples"),
+        ("distill_runner.methods.base.HardLabels", "it would read other tokens"),
         ("distill_runner.methods.base.SoftLabels", "its predictions are of a task's examples"),
     ],
 )
@@ -319,6 +321,29 @@ def test_no_teacher_is_asked_about_masked_text_or_for_predictions(term: str, mes
     added += [f"+{method}.terms.more.temperature=1.0"] if term.endswith("SoftLabels") else []
     with pytest.raises(UserError, match=message):
         resolve(compose(*TEXT, *added).stages, "distil", "fp32")
+
+
+def test_a_plan_counts_stages_that_are_not_trained(compose: Compose) -> None:
+    run = compose(*TEXT)
+    estimator = Estimator(Pipeline(Store(run.store.dir), run.runtime))
+    cost = estimator.cost(resolve(run.stages, "encoder", "fp32"))
+    assert cost.seconds == START_SECONDS
+    assert cost.bytes > 0
+
+
+def test_the_student_goes_on_from_the_distilled_layers_however_those_began(compose: Compose) -> None:
+    run = compose(*TEXT[:4], "student=truncated", "student.num_layers=2", "student.init.layers=random")
+    student = resolve(run.stages, "student", "fp32")
+    assert student.config.model.layers == "first"
+    assert student.source is not None
+    assert student.source.config.model.layers == "random"
+
+
+def test_a_student_with_nothing_to_judge_it_is_refused(compose: Compose, tmp_path: Path) -> None:
+    run = compose(*TEXT)
+    run.stages["student"] = run.stages["distil"]
+    with pytest.raises(UserError, match="from plain text alone has no score"):
+        run_stage(run, tmp_path, {})
 
 
 def test_layers_of_text_are_not_cached() -> None:

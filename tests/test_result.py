@@ -72,6 +72,7 @@ PRETRAINED = ("method=pd", "student=tiny")
         (RELATIONS, "relations.heads=1", ["distil.relations.heads"]),
         (RELATIONS, "mapping.layer=1", ["distil.relations.mapping.layer"]),
         (RELATIONS, "corpus.max_length=48", ["distil.corpus.max_length", "encoder.corpus.max_length"]),
+        (RELATIONS, "corpus.stream=true", []),
         (("method=prokd",), "loss.annealed_temperature=false", ["phase1.logits.soften"]),
         (("method=rco",), "route.checkpoints=[1]", ["route.checkpoints"]),
         (("method=takd",), "assistant.num_layers=3", ["assistant.model.num_layers"]),
@@ -89,4 +90,4 @@ def test_what_differs_before_the_student_is_found(
 ) -> None:
     every = [settings_of(compose(*overrides)), settings_of(compose(*overrides, change))]
     assert telling_rows(every) == names
-    assert (every[0] == every[1]) == (change == "seed=7")
+    assert (every[0] == every[1]) == (change in ("seed=7", "corpus.stream=true"))

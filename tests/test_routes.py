@@ -83,3 +83,5 @@ def test_the_resolvers_of_the_configuration() -> None:
     for epochs, warmup in (("two", 1), ([1, "two"], 1), (1, None)):
         with pytest.raises(UserError, match=r"route\.\w+.*must be a whole number"):
             phase_epochs(2, epochs, warmup)
+    with pytest.raises(UserError, match=r"route\.epochs=\[1, 2\]: has 2 numbers for 3 steps"):
+        phase_epochs(3, [1, 2], 0)

@@ -16,6 +16,7 @@ from filelock import FileLock
 from distill_runner.inventory import entries, freed, occupied, unused, users
 from distill_runner.store import Store, key_of
 from distill_runner.store_command import main
+from fake_results import run_folder
 
 VOCABULARY = {"kind": "vocabulary", "schema": 1}
 TOKENS = {"kind": "tokens", "schema": 1, "split": "train", "tokenizer": VOCABULARY, "data": {"kind": "regression"}}
@@ -47,7 +48,8 @@ def store(tmp_path: Path) -> Store:
         ("failed", {"status": "failed", "key": key_of(OTHER)}),
     ):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "result.json").write_text(json.dumps(result))
+        for file in ("status.json", "result.json"):
+            (tmp_path / "runs" / name / file).write_text(json.dumps(result))
     return store
 
 
@@ -190,6 +192,13 @@ def test_nothing_is_unused_that_a_run_was_made_from(store: Store) -> None:
     known = entries(store.folder)
     idle = {entry.key for entry in unused(known, store.folder.parent / "runs")}
     assert idle.isdisjoint({key_of(spec) for spec in (STUDENT, TEACHER, VOCABULARY)})
+
+
+def test_what_a_run_of_another_stage_made_is_used_too(store: Store) -> None:
+    runs = store.folder.parent / "runs"
+    assert key_of(TARGETS) in {entry.key for entry in unused(entries(store.folder), runs)}
+    run_folder(runs, "distil", status={"status": "done", "key": key_of(TARGETS), "stage": "distil"})
+    assert key_of(TARGETS) not in {entry.key for entry in unused(entries(store.folder), runs)}
 
 
 def test_it_imports_neither_hydra_nor_torch() -> None:

@@ -144,7 +144,7 @@ def test_many_reasons_are_cut_and_equal_ones_are_one() -> None:
 
 
 def test_no_results() -> None:
-    assert terminal_of([]) == "no results"
+    assert terminal_of([]) == "no results of students"
 
 
 @given(

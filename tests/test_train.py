@@ -27,7 +27,7 @@ from distill_runner.batches import Batch, Tokens
 from distill_runner.checkpoints import History, interrupts
 from distill_runner.config import Optim, Runtime
 from distill_runner.corpora import Corpus, Part
-from distill_runner.data import CorpusData, Data, Evaluation, TaskData
+from distill_runner.data import CorpusData, Data, Evaluation, TaskData, TextData
 from distill_runner.devices import Device
 from distill_runner.encoders import Shape
 from distill_runner.errors import UserError
@@ -544,6 +544,13 @@ class Scripted:
         return {"accuracy": score, "other": 1 - score}, {"validation": np.array([score])}
 
 
+class Unjudged(TextData):
+    """Text of a task, whose labels the method may read."""
+
+    def batch(self, index: np.ndarray, epoch: int) -> Batch:
+        return self.train.batch(index)
+
+
 @pytest.mark.parametrize(
     ("scores", "select_best", "kept"),
     [
@@ -563,6 +570,13 @@ def test_the_best_or_the_last_epoch_is_kept(
     assert history.epochs == [{"accuracy": score, "other": 1 - score} for score in scores]
     assert same(load_file(tmp_path / "model" / "model.safetensors"), scripted.seen[kept - 1])
     assert np.load(tmp_path / "predictions-validation.npy").tolist() == [scores[kept - 1]]
+
+
+def test_of_data_that_judge_nothing_the_last_epoch_is_kept(splits: dict[str, Tokens], make: Make) -> None:
+    points: Logged = []
+    history = fit(make("alp", log_into(points), examples=Unjudged(splits["train"], CPU), select_best=True))
+    assert (history.best, history.epochs) == (3, [{}] * 3)
+    assert all("loss" in values for values, _, _ in points)
 
 
 def test_a_methods_parameters_are_trained_and_stay_with_it(make: Make, tmp_path: Path) -> None:
@@ -588,7 +602,7 @@ def test_a_term_of_weight_0_is_not_built() -> None:
     assert list(method.terms) == ["ce"]
     assert not list(method.parameters())
     assert not method.reads_teacher()
-    assert (method.student_needs, method.teacher_needs) == (Needs(logits=True), Needs())
+    assert method.needs == (Needs(logits=True), Needs())
     with pytest.raises(UserError, match="must be greater than 0"):
         make_method(node | {"weights": {"ce": 1, "kd": 0.1, "layers": 0.0}})
 

@@ -95,6 +95,25 @@ def test_a_method_is_its_stages(method: str, trained: dict[str, str], run: Calla
     assert measured["shape"]["num_layers"] == 2
 
 
+def test_pdf_fine_tunes_what_it_distilled_head_and_all(run: Callable[..., RunConfig]) -> None:
+    built = Built(run("method=pdf", "optim.lr=1e-30"))
+    assert built.stage.source is not None
+    distilled, student = built.weights(built.stage.source), built.weights(built.stage)
+    assert all(torch.allclose(student[name], distilled[name], rtol=0, atol=1e-20) for name in distilled)
+
+
+def test_pdf_distils_what_it_was_cut_to(compose: Compose, tiny_bert_folder: Path) -> None:
+    source = ("teacher=base", f"teacher.source={tiny_bert_folder}", "student=truncated", "student.num_layers=2")
+    run = compose(*OFFLINE, *source, "method=pdf", "task.max_length=24", tiny=False)
+    cut = resolve(run.stages, "distil", "fp32")
+    assert (cut.shape.num_layers, cut.config.model.num_layers) == (2, 2)
+
+
+def test_next_sentence_prediction_alone(run: Callable[..., RunConfig]) -> None:
+    built = Built(run("method=pretrain", "pretraining.method.weights.masked_lm=0"))
+    assert built.terms("student") == {"loss/next_sentence"}
+
+
 def test_depth_of_what_is_pre_trained(run: Callable[..., RunConfig]) -> None:
     depths = {}
     for method in ("pd", "pd_embeddings", "pd_truncated"):

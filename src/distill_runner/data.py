@@ -178,16 +178,17 @@ class Update:
 
 
 def steps(
-    data: Data, batch_size: int, accumulation: int, seed: int, epoch: int, group: Group = ALONE
+    data: Data, batch_size: int, accumulation: int, seed: int, epoch: int, first: int = 0, group: Group = ALONE
 ) -> Iterator[Update]:
-    """The updates of one epoch, each in ``accumulation`` batches (fewer at the epoch's end) that processes share out.
+    """The updates of one epoch from the ``first`` on, counted from 0; processes share their batches out.
 
-    Where they do not divide evenly there are more, so that each process has as many. One that is left without an
-    example stands in with another's at no weight: all have then gradients of the same parameters.
+    Each is in ``accumulation`` batches, fewer at the epoch's end; in more where they do not divide evenly, so that each
+    process has as many. One that is left without an example stands in with another's at no weight: all have then
+    gradients of the same parameters.
     """
     order = epoch_order(len(data), seed, epoch)
     passes = -(-accumulation // group.size) * group.size
-    for start in range(0, len(order), batch_size):
+    for start in range(first * batch_size, len(order), batch_size):
         update = order[start : start + batch_size]
         parts = np.array_split(update, min(passes, len(update)))
         mine = parts[group.rank :: group.size]

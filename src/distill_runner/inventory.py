@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from distill_runner import status
 from distill_runner.errors import UserError
 from distill_runner.store import SPEC, Spec, is_whole, key_of
 
@@ -124,10 +125,10 @@ def unused(known: Sequence[Entry], runs: Path) -> list[Entry]:
 
 
 def _finished(runs: Path) -> Iterator[str]:
-    for file in runs.glob("*/result.json"):
-        result = json.loads(file.read_text())
-        if result.get("status") == "done":
-            yield result["key"]
+    """The keys of all stages that a run was asked for, students or others."""
+    for folder in runs.glob("*/"):
+        if (known := status.read(folder)) and known["status"] == "done":
+            yield known["key"]
 
 
 def users(known: Sequence[Entry], chosen: Collection[Entry]) -> list[Entry]:

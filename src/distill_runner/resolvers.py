@@ -49,6 +49,8 @@ def phase_epochs(steps: int, epochs: Any, warmup: Any) -> int:
     each = [epochs] * steps if isinstance(epochs, int) else epochs
     if not isinstance(each, Sequence) or not all(isinstance(number, int) for number in each):
         raise UserError("route.epochs", epochs, "must be a whole number, or a list of them")
+    if len(each) != steps:
+        raise UserError("route.epochs", epochs, f"has {len(each)} numbers for {steps} steps")
     if not isinstance(warmup, int):
         raise UserError("route.warmup", warmup, "must be a whole number")
     return sum(each) + warmup

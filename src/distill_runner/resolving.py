@@ -65,7 +65,10 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
         if teacher.tokenizer_spec != stage.tokenizer_spec:
             require_same_vocabulary(teacher.tokenizer, stage.tokenizer)
         method.bind(stage.shape, teacher.shape, stage.kind)
-    if stage.reads_text and (stage.is_masked or method.teacher_needs.logits):
+    if stage.is_masked:
+        problem = "it would read other tokens than a student that learns from masked text too"
+        raise UserError("teacher", wanted, problem, "Leave out the terms that read labels.")
+    if stage.reads_text and method.needs[1].logits:
         problem = "its predictions are of a task's examples, and the stage reads the text of a corpus"
         raise UserError("teacher", wanted, problem, "Learn from its relations or layers, or from inputs of a task.")
     return teacher
@@ -85,13 +88,13 @@ def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
 
 def _require_terms(stage: Stage) -> None:
     """See to it that a model that is trained learns something."""
-    if stage.config.optim.epochs != 0 and not make_method(stage.config.method).weights:
+    if stage.config.optim.epochs != 0 and not stage.unbound.weights:
         raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
 
 
 def _require_labels(stage: Stage) -> None:
     """See to it that the training data have what the method reads of them."""
-    missing = make_method(stage.config.method).reads_labels() - stage.labels
+    missing = stage.unbound.reads_labels() - stage.labels
     if "labels" in missing:
         remedy = "Learn from a teacher's predictions alone (method=kd), or set transfer=labelled."
         raise UserError("transfer", None, "its examples have no labels, and this method reads some", remedy)

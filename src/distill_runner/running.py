@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from distill_runner.config import RunConfig
-from distill_runner.errors import Paused
+from distill_runner.errors import Paused, UserError
 from distill_runner.meter import Log
 from distill_runner.pipeline import Pipeline
 from distill_runner.planning import plan
@@ -48,6 +48,9 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         torch.set_num_threads(max(1, torch.get_num_threads() // run.runtime.num_processes))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     pipeline = Pipeline(Store(run.store.dir), run.runtime)
+    if stage.name == STUDENT and not stage.is_judged:
+        problem = "a student that learns from plain text alone has no score"
+        raise UserError("stages.student.corpus", None, problem, "Give the text to another stage, and end with that.")
     planned = plan(stage, pipeline.store, run.runtime.targets)
     for line in planned:
         log.info("%s", line)
@@ -115,7 +118,8 @@ def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> d
     """Write ``result.json``, put the student with its model card into ``model/``, and print the result."""
     artifact = pipeline.build(stage)
     if stage.name != STUDENT:
-        log.info("stage %s lies in %s", stage.name, artifact)
+        share(artifact / "model", folder / "model")
+        log.info("stage %s lies in %s", stage.name, folder / "model")
         return {"status": "done", "key": stage.key, **described_by(run)}
     first = stage.first_teacher  # which may have been deleted since
     teacher = pipeline.store.find(first.spec) if first and first.has_head else None

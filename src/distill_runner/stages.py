@@ -134,7 +134,7 @@ class Stage:
         data += f" on {config.transfer.name}" if config.transfer else ""
         origin = self.source.name if self.source else config.model.source or "fresh"
         terms = ", ".join(name for name, weight in config.method["weights"].items() if weight)
-        return f"{data}: {self.shape.num_layers} layers x {self.shape.width} from {origin}; {terms}"
+        return f"{data}: {self.shape.num_layers} layers x {self.shape.width} from {origin}; {terms or 'as it is'}"
 
     @property
     def train_split(self) -> str:
@@ -148,10 +148,20 @@ class Stage:
         """Whether it is of a corpus, and not of a task."""
         return self.config.corpus is not None
 
+    @cached_property
+    def unbound(self) -> Method:
+        """The stage's method before it knows the models: what it reads of labels and of a teacher."""
+        return make_method(self.config.method)
+
     @property
     def is_masked(self) -> bool:
-        """Whether some tokens are hidden, to be predicted: what the labels of a corpus are."""
-        return self.reads_text and "labels" in make_method(self.config.method).reads_labels()
+        """Whether its text has labels: tokens that are hidden, and whether sentences follow each other."""
+        return self.reads_text and bool(self.unbound.reads_labels())
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there is something to judge its model by."""
+        return self.is_masked or not self.reads_text
 
     @property
     def share(self) -> float:

@@ -21,7 +21,7 @@ from distill_runner.data import Data, Update, steps, weighed
 from distill_runner.devices import Device
 from distill_runner.distributed import ALONE, Group
 from distill_runner.encoders import extract
-from distill_runner.errors import Paused
+from distill_runner.errors import Paused, UserError
 from distill_runner.meter import Log, Meter
 from distill_runner.methods.base import Method, Progress
 from distill_runner.models import count_parameters
@@ -100,6 +100,9 @@ class Training:
         self.model, self.method = device.place(model), device.place(method)
         self.num_params = count_parameters(model)
         if runtime.gradient_checkpointing:
+            if not model.supports_gradient_checkpointing:
+                problem = f"models of the family {model.config.model_type} cannot do it"
+                raise UserError("runtime.gradient_checkpointing", True, problem, "Leave it out.")
             model.activation_checkpointing_enable()
         if optim.decay_is_decoupled and (occurring := data.token_ids) is not None:
             train_used_rows(model, torch.as_tensor(occurring, device=device.torch))
@@ -131,8 +134,8 @@ class Training:
         self.meter.restart()
         history, optim = self.history, self.optim
         remaining = min(self.per_epoch - history.position, self.num_steps - history.step)
-        updates = steps(self.data, optim.batch_size, optim.accumulation, self.seed, history.epoch, self.group)
-        return islice(updates, history.position, history.position + remaining)
+        of_epoch = (self.seed, history.epoch, history.position)
+        return islice(steps(self.data, optim.batch_size, optim.accumulation, *of_epoch, self.group), remaining)
 
     def step(self, update: Update) -> None:
         """One step of the optimiser over the batches of ``update``, those of all processes."""
@@ -178,14 +181,15 @@ class Training:
         if self.keep is not None and self.group.first:
             self._save_model(self.keep / EPOCH.format(history.epoch))
         score = next(iter(metrics.values()), 0.0)
-        if not self.select_best or score > history.best_score:
+        if not (self.select_best and metrics) or score > history.best_score:
             history.best, history.best_score = history.epoch, score
             if self.group.first:
                 self._save_model(self.folder / "model")
                 for name, outputs in predictions.items():
                     np.save(self.folder / PREDICTIONS.format(name), outputs)
-        values = {f"validation/{name}": value for name, value in metrics.items()}
-        self.report(values, history.step, history.step / self.per_epoch)
+        if metrics:
+            values = {f"validation/{name}": value for name, value in metrics.items()}
+            self.report(values, history.step, history.step / self.per_epoch)
         self.save()
 
     def _rate(self, step: int) -> float:

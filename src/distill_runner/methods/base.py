@@ -131,6 +131,9 @@ class Method(nn.Module):
         weights: name -> weight, not negative.
     """
 
+    needs: tuple[Needs, Needs]
+    """What the next forward reads of the student and of the teacher."""
+
     def __init__(self, terms: Mapping[str, Term], weights: Mapping[str, float]) -> None:
         super().__init__()
         for name, weight in weights.items():
@@ -140,12 +143,11 @@ class Method(nn.Module):
         self.terms = nn.ModuleDict({name: terms[name] for name in self.weights})
 
     def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> "Method":
-        """Bind every term; afterwards ``student_needs`` and ``teacher_needs`` are what training reads in all."""
+        """Bind every term; ``needs`` is then what training reads in all, of the student and of the teacher."""
         for name, term in self.by_name().items():
             with within(f".method.terms.{name}"):
                 term.bind(student, teacher, kind)
         self.needs = self.union(self.active())
-        self.student_needs, self.teacher_needs = self.needs
         return self
 
     def begin_epoch(self, progress: Progress) -> None:

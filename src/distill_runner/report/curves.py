@@ -10,9 +10,9 @@ from pathlib import Path
 
 from distill_runner.errors import UserError
 from distill_runner.report.arguments import Parser, ended, require_folder
-from distill_runner.report.cells import Cell, cell_of, is_scored
+from distill_runner.report.cells import Cell, cell_of, is_scored, label
 from distill_runner.report.collect import Result, chosen
-from distill_runner.report.rows import row_names
+from distill_runner.report.rows import distinct, row_names, tabulate
 
 Place = tuple[float, str]
 """Where a result stands on the axis: its order, and what is written beneath."""
@@ -54,13 +54,14 @@ def lines(results: Iterable[Result], by: str) -> tuple[list[str], dict[str, dict
     """
     if by not in AXES:
         raise UserError("--by", by, "there is no such axis", f"Known: {', '.join(AXES)}.")
-    placed = [(result, AXES[by][1](result)) for result in results if is_scored(result)]
+    placed = [(result, AXES[by][1](result)) for result in distinct(filter(is_scored, results))]
     here = [(result, place) for result, place in placed if place is not None]
     if not here:
         raise UserError("--by", by, "no finished run has a place on this axis")
     several_tasks = len({result["task"] for result, _ in here}) > 1
     runs: dict[str, dict[str, list[Result]]] = {}
-    for name, (result, (_, place)) in zip(row_names(*zip(*here, strict=True)), here, strict=True):
+    names = row_names([result for result, _ in here], [(label(result), place) for result, place in here])
+    for name, (result, (_, place)) in zip(names, here, strict=True):
         line = f"{name} on {result['task']}" if several_tasks else name
         runs.setdefault(line, {}).setdefault(place, []).append(result)
     order = dict.fromkeys(place for _, (_, place) in sorted(here, key=lambda placed: placed[1][0]))
@@ -85,9 +86,10 @@ def draw(results: Sequence[Result], by: str, file: Path) -> None:
         at, kinds = sorted(here), {cell.kind for cell in cells.values()} - {""}
         means, deviations = [here[place].mean for place in at], [here[place].sd or 0.0 for place in at]
         axes.errorbar(at, means, deviations, marker="o", capsize=2, label=", ".join([name, *sorted(kinds)]))
-    teachers = {result["teacher"]: 100 * result["teacher_score"] for result in results if result.get("teacher_score")}
-    for teacher, score in teachers.items():
-        axes.axhline(score, color="grey", linestyle="--", linewidth=1, label=f"teacher {teacher}")
+    for teacher in tabulate(filter(is_scored, results)).teachers:
+        for task, score in teacher.scores.items():
+            named = f"{teacher.name} on {task}" if len(teacher.scores) > 1 else teacher.name
+            axes.axhline(score, color="grey", linestyle="--", linewidth=1, label=named)
     axes.set_xticks(range(len(order)), order, rotation=45 if len(order) > 8 else 0)
     axes.set_xlabel(AXES[by][0])
     metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if is_scored(result))

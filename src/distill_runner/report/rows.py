@@ -47,18 +47,12 @@ class Table:
     @property
     def unfinished(self) -> list[tuple[str, Result]]:
         """Runs that have not finished, with the names of their rows."""
-        return [
-            (row.name, run)
-            for row in self.rows
-            for cell in row.cells.values()
-            for run in cell.unfinished
-            if run["status"] != "done"
-        ]
+        return [(row.name, run) for row in self.rows for cell in row.cells.values() for run in cell.unfinished]
 
 
 def tabulate(results: Iterable[Result]) -> Table:
     """The table of ``results``, which need not have finished; one that ended before the student has no place in it."""
-    every = _distinct(result for result in results if is_scored(result) or result["status"] != "done")
+    every = distinct(result for result in results if is_scored(result) or result["status"] != "done")
     tasks = list(dict.fromkeys(result["task"] for result in every))
     names = row_names(every)
     rows = []
@@ -69,7 +63,7 @@ def tabulate(results: Iterable[Result]) -> Table:
     return Table(tasks, _teachers(every), rows)
 
 
-def _distinct(results: Iterable[Result]) -> list[Result]:
+def distinct(results: Iterable[Result]) -> list[Result]:
     """One result of each run: two folders may hold the same, or one of them a failure since mended."""
     kept: dict[Any, Result] = {}
     for number, result in enumerate(results):

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from distill_runner.config import RunConfig, StageConfig
+from distill_runner.corpora import Corpus
+from distill_runner.corpora.parts import WHERE
 from distill_runner.errors import UserError
 from distill_runner.methods.make import make_method
 from distill_runner.report.cells import STAGES, Settings
@@ -72,8 +74,14 @@ def _data(config: StageConfig) -> dict[str, Any]:
 
 
 def _of_other(config: StageConfig) -> dict[str, Any]:
-    data = {"corpus": config.corpus.model_dump(mode="json")} if config.corpus else {}
+    data = {"corpus": _text(config.corpus)} if config.corpus else {}
     return {**_training(config), **_data(config), "model": config.model.model_dump(), **data}
+
+
+def _text(corpus: Corpus) -> dict[str, Any]:
+    """Of a corpus, all but where it lies and how it gets here."""
+    parts = {name: part.model_dump(mode="json", exclude=WHERE) for name, part in corpus.parts.items()}
+    return corpus.model_dump(mode="json", exclude={"stream"}) | {"parts": parts}
 
 
 def _flat(parts: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:

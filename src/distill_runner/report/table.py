@@ -42,7 +42,7 @@ def result_row(result: Result) -> str:
 def terminal(table: Table, comparisons: Sequence[Comparison] = ()) -> str:
     """The table in 80 columns with what the best of each grid is, comparisons, and why runs have not finished."""
     if not table.rows:
-        return "no results"
+        return "no results of students"
     columns, every = lines(table)
     parts = [*_blocks(columns, every), *(textwrap.fill(note, WIDTH) for note in notes(table))]
     if best := [f"{name} on {task}: {values}" for name, task, values in chosen(table)]:

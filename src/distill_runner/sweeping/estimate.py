@@ -108,7 +108,7 @@ class Estimator:
                 report=lambda values, step, epoch: None,
             )
             updates = list(islice(training.rest_of_epoch(), UPDATES))
-            update = _mean_seconds(training.step, updates)
+            update = _mean_seconds(training.step, updates) if training.method.weights else 0.0
         model.eval()
         batches = [self.pipeline.device.move(batch) for update in updates for batch in update.batches]
         prediction = _mean_seconds(lambda batch: self._predict(model, batch), batches)
