@@ -1,4 +1,4 @@
-"""A corpus to pre-train on, and a transfer set to distil on."""
+"""A corpus of plain text, and a transfer set to distil predictions on."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -18,7 +18,7 @@ ORDER_SEED = 0
 
 
 class Corpus(Mixture):
-    """Text to pre-train on, and how examples are made of it.
+    """Plain text, and how examples are made of it.
 
     Attributes:
         max_length: tokens of one example, special tokens included.
