@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from distill_runner import hub
-from distill_runner.cli import main
+from distill_runner.cli import _arguments, main
 from distill_runner.devices import Device
 from distill_runner.errors import UserError
 from distill_runner.finished import Run
@@ -107,6 +107,24 @@ def result_of(ended: Ended) -> dict[str, Any]:
 
 
 # Asking without running.
+
+
+@pytest.mark.parametrize(
+    ("given", "parsed"),
+    [
+        (["transfer.size=9"], ["transfer.size=9"]),
+        (["-m", "transfer.size=9", "seed=1"], ["transfer.size=choice(9)", "seed=1", "-m"]),
+        (["sweep=demo/grid", "optim.lr=1e-5,2e-5"], ["sweep=demo/grid", "optim.lr=1e-5,2e-5"]),
+        (["-m", "optim.betas=[0.9,0.98]", "+a.b=1"], ["optim.betas=[0.9,0.98]", "+a.b=1", "-m"]),
+        (
+            ["-m", "runtime.threads=1", "hydra.launcher.n_jobs=2"],
+            ["runtime.threads=1", "hydra.launcher.n_jobs=2", "-m"],
+        ),
+        (["-m", "student.init=random"], ["student.init.layers=choice(random)", "-m"]),
+    ],
+)
+def test_a_value_in_a_sweep_is_an_axis(given: list[str], parsed: list[str]) -> None:
+    assert _arguments(given) == parsed
 
 
 def test_help_and_completion_need_no_library(workplace: Path) -> None:

@@ -78,12 +78,21 @@ def _arguments(given: Sequence[str]) -> list[str]:
         if argument.startswith("-"):
             raise UserError(argument, None, "there is no such option", "See distill-run --help.")
     overrides = [*known.overrides, *behind]
-    return [*map(_shorthand, overrides), *(argument for argument in given if argument not in overrides)]
+    spelt_out = [_shorthand(override) for override in overrides]
+    if known.multirun or any(override.startswith("sweep=") for override in overrides):
+        spelt_out = [_axis(override) for override in spelt_out]
+    return [*spelt_out, *(argument for argument in given if argument not in overrides)]
 
 
 def _shorthand(override: str) -> str:
     """``student.init=random`` stands for ``student.init.layers=random``."""
     return re.sub(r"^student\.init=([\w,]+)$", r"student.init.layers=\1", override)
+
+
+def _axis(override: str) -> str:
+    """In a sweep ``a.b=1`` is an axis of one value, set where its points have chosen ``a`` and not before."""
+    of_points = re.fullmatch(r"(?!(?:hydra|sweep|runtime|store|tracker)\.)(\w+(?:\.\w+)+)=([\w.+-]+)", override)
+    return f"{of_points[1]}=choice({of_points[2]})" if of_points else override
 
 
 _RAISED: list[BaseException] = []
