@@ -48,6 +48,13 @@ def test_runs_without_a_transfer_set_have_no_place_on_its_axis() -> None:
         lines(RESULTS, "depth")
 
 
+def test_places_may_be_put_in_order() -> None:
+    assert lines(RESULTS, "transfer", ["wiki"])[0] == ["wiki", "books"]
+    assert lines(RESULTS, "transfer", ["books"])[0] == ["books", "wiki"]
+    with pytest.raises(UserError, match=r"--order=wikis: no finished run has it"):
+        lines(RESULTS, "transfer", ["wikis"])
+
+
 def test_rows_and_tasks_have_lines_of_their_own_and_a_grid_its_best() -> None:
     whole = [result("pd", layers, 128, 0.6, settings={"share": 1.0, "optim.lr": 1e-3}) for layers in (2, 4)]
     part = [result("pd", layers, 128, 0.4, settings={"share": 0.5, "optim.lr": 1e-3}) for layers in (2, 4)]

@@ -6,12 +6,15 @@ Command: python -m distill_runner.corpora.similarity amazon_reviews/books amazon
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
 from distill_runner.corpora.parts import Part
 from distill_runner.errors import UserError
+from distill_runner.report.arguments import Parser, ended
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 """**reading**: what a word is, in lower case; the paper does not say."""
@@ -46,22 +49,39 @@ def spearman(first: Counter[str], second: Counter[str], n: int = 100, factor: fl
     return float(1 - factor * np.square(ranks[0] - ranks[1]).sum() / (n * (n**2 - 1)))
 
 
-def similarity_table(names: Sequence[str], factor: float = 1.0) -> str:
-    """S of every pair of data sets, each ``<dataset>[/<config>]`` with a column ``text`` and a split ``train``."""
-    counts = [word_counts(text for document in _part(name).documents("train") for text in document) for name in names]
-    width = max(map(len, names))
-    lines = [" " * width + "".join(f"  {number:>6}" for number in range(1, len(names) + 1))]
-    for name, row in zip(names, counts, strict=True):
-        lines.append(f"{name:<{width}}" + "".join(f"  {spearman(row, other, factor=factor):6.3f}" for other in counts))
+def similarity_table(counts: Mapping[str, Counter[str]], factor: float = 1.0) -> str:
+    """S of every pair of named corpora."""
+    width = max(map(len, counts))
+    lines = [" " * width + "".join(f"  {number:>6}" for number in range(1, len(counts) + 1))]
+    for name, row in counts.items():
+        others = (f"  {spearman(row, other, factor=factor):6.3f}" for other in counts.values())
+        lines.append(f"{name:<{width}}" + "".join(others))
     return "\n".join(lines)
 
 
 def _part(name: str) -> Part:
-    dataset, _, config = name.partition("/")
+    dataset, _, config = (name, "", "") if Path(name).is_dir() else name.partition("/")
     return Part(dataset=dataset, config=config or None, columns=["text"])
 
 
+def main() -> None:
+    """Entry point of ``python -m distill_runner.corpora.similarity``."""
+    ended(lambda: show(sys.argv[1:]))
+
+
+def show(arguments: Sequence[str]) -> None:
+    """Print S as the paper has it, and Spearman's own coefficient.
+
+    Raises:
+        UserError: a data set that cannot be read, or has too few words.
+    """
+    parser = Parser("distill_runner.corpora.similarity", description=__doc__)
+    parser.add_argument("datasets", nargs="+", metavar="DATASET[/CONFIG]", help="with a column text and a split train")
+    given = parser.parse_args(arguments)
+    counts = {name: word_counts(chain.from_iterable(_part(name).documents("train"))) for name in given.datasets}
+    for factor, meaning in ((1.0, "S as printed"), (6.0, "Spearman's coefficient")):
+        print(f"factor {factor:g}: {meaning}\n{similarity_table(counts, factor)}")
+
+
 if __name__ == "__main__":
-    for shown in (1.0, 6.0):
-        print(f"factor {shown:g}")
-        print(similarity_table(sys.argv[1:], shown))
+    main()

@@ -8,7 +8,7 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from distill_runner.errors import UserError
+from distill_runner.errors import UserError, nearest
 from distill_runner.report.arguments import Parser, ended, require_folder
 from distill_runner.report.cells import Cell, cell_of, is_scored, label
 from distill_runner.report.collect import Result, chosen
@@ -46,11 +46,15 @@ AXES: dict[str, tuple[str, Callable[[Result], Place | None]]] = {
 """Axis by name: Figures 5, 7 and 10; Figure 6; Figure 8; Figure 9."""
 
 
-def lines(results: Iterable[Result], by: str) -> tuple[list[str], dict[str, dict[str, Cell]]]:
+def lines(
+    results: Iterable[Result], by: str, order: Sequence[str] = ()
+) -> tuple[list[str], dict[str, dict[str, Cell]]]:
     """Places on the axis in order, and for each row of a table, of one task, its cells at these places.
 
+    Args:
+        order: of places, which come first; the others as the axis has them.
     Raises:
-        UserError: there is no such axis, or no finished result has a place on it.
+        UserError: there is no such axis, no finished result has a place on it, or none the place that ``order`` names.
     """
     if by not in AXES:
         raise UserError("--by", by, "there is no such axis", f"Known: {', '.join(AXES)}.")
@@ -64,11 +68,15 @@ def lines(results: Iterable[Result], by: str) -> tuple[list[str], dict[str, dict
     for name, (result, (_, place)) in zip(names, here, strict=True):
         line = f"{name} on {result['task']}" if several_tasks else name
         runs.setdefault(line, {}).setdefault(place, []).append(result)
-    order = dict.fromkeys(place for _, (_, place) in sorted(here, key=lambda placed: placed[1][0]))
-    return list(order), {line: {place: cell_of(every) for place, every in at.items()} for line, at in runs.items()}
+    places = list(dict.fromkeys(place for _, (_, place) in sorted(here, key=lambda placed: placed[1][0])))
+    for place in order:
+        if place not in places:
+            raise UserError("--order", place, "no finished run has it", nearest(place, places))
+    cells = {line: {place: cell_of(every) for place, every in at.items()} for line, at in runs.items()}
+    return list(dict.fromkeys([*order, *places])), cells
 
 
-def draw(results: Sequence[Result], by: str, file: Path) -> None:
+def draw(results: Sequence[Result], by: str, file: Path, order: Sequence[str] = ()) -> None:
     """One line per row with the standard deviation over seeds, of a grid its best point; teachers as dashed lines.
 
     Raises:
@@ -79,10 +87,10 @@ def draw(results: Sequence[Result], by: str, file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    order, found = lines(results, by)
-    figure, axes = pyplot.subplots(figsize=(1.6 + 0.6 * max(len(order), 5), 3.6), layout="constrained")
+    places, found = lines(results, by, order)
+    figure, axes = pyplot.subplots(figsize=(1.6 + 0.6 * max(len(places), 5), 3.6), layout="constrained")
     for name, cells in found.items():
-        here = {order.index(place): cell.best[0].spread for place, cell in cells.items()}
+        here = {places.index(place): cell.best[0].spread for place, cell in cells.items()}
         at, kinds = sorted(here), {cell.kind for cell in cells.values()} - {""}
         means, deviations = [here[place].mean for place in at], [here[place].sd or 0.0 for place in at]
         axes.errorbar(at, means, deviations, marker="o", capsize=2, label=", ".join([name, *sorted(kinds)]))
@@ -90,7 +98,9 @@ def draw(results: Sequence[Result], by: str, file: Path) -> None:
         for task, score in teacher.scores.items():
             named = f"{teacher.name} on {task}" if len(teacher.scores) > 1 else teacher.name
             axes.axhline(score, color="grey", linestyle="--", linewidth=1, label=named)
-    axes.set_xticks(range(len(order)), order, rotation=45 if len(order) > 8 else 0)
+    axes.set_xticks(range(len(places)), places)
+    if len(places) > 8 or max(map(len, places)) > 8:
+        axes.tick_params("x", rotation=30)
     axes.set_xlabel(AXES[by][0])
     metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if is_scored(result))
     axes.set_ylabel(", ".join(metrics))
@@ -115,9 +125,10 @@ def show(arguments: Sequence[str]) -> None:
     parser.add_argument("--by", default="size", choices=AXES)
     parser.add_argument("--task", nargs="+", metavar="TASK", help="only these")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture")
+    parser.add_argument("--order", nargs="+", default=[], metavar="PLACE", help="of places on the axis, the first ones")
     given = parser.parse_args(arguments)
     require_folder(given.out)
-    draw(chosen(given.folders, {"task": given.task}), given.by, given.out)
+    draw(chosen(given.folders, {"task": given.task}), given.by, given.out, given.order)
 
 
 if __name__ == "__main__":
