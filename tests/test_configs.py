@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from distill_runner import models, sources
-from distill_runner.cli import _arguments
+from distill_runner.cli import _shorthand
 from distill_runner.config import RunConfig
 from distill_runner.errors import UserError
 from distill_runner.help import choices, config_folder
@@ -35,7 +35,7 @@ def in_header(file: Path) -> list[str]:
     found = re.findall(r"distill-run(?: --help|((?: +(?:-m|'[^']*'|[\w./@+]+=[^\s<\[]\S*))+))", header(file))
     assert found, f"{file} names no command"
     overrides = [override.rstrip(".,`") for override in shlex.split(found[0]) if override != "-m"]
-    return _arguments([override if "[" in override else override.partition(",")[0] for override in overrides])
+    return [_shorthand(override if "[" in override else override.partition(",")[0]) for override in overrides]
 
 
 def _defaults() -> list[dict[str, Any]]:
