@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from distill_runner import models, sources
-from distill_runner.cli import _shorthand
+from distill_runner.cli import _arguments, _shorthand
 from distill_runner.config import RunConfig
 from distill_runner.errors import UserError
 from distill_runner.help import choices, config_folder
