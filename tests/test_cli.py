@@ -114,7 +114,7 @@ def result_of(ended: Ended) -> dict[str, Any]:
     [
         (["transfer.size=9"], ["transfer.size=9"]),
         (["-m", "transfer.size=9", "seed=1"], ["transfer.size=choice(9)", "seed=1", "-m"]),
-        (["sweep=demo/grid", "optim.lr=1e-5,2e-5"], ["sweep=demo/grid", "optim.lr=1e-5,2e-5", "--multirun"]),
+        (["sweep=demo/grid", "optim.lr=1e-5,2e-5"], ["sweep=demo/grid", "optim.lr=1e-5,2e-5", "-m"]),
         (["sweep=demo/grid", "loss.eta=1", "--cfg", "job"], ["sweep=demo/grid", "loss.eta=1", "--cfg", "job"]),
         (["-m", "optim.betas=[0.9,0.98]", "+a.b=1"], ["optim.betas=[0.9,0.98]", "+a.b=1", "-m"]),
         (

@@ -78,11 +78,11 @@ def _arguments(given: Sequence[str]) -> list[str]:
         if argument.startswith("-"):
             raise UserError(argument, None, "there is no such option", "See distill-run --help.")
     overrides = [*known.overrides, *behind]
-    options = [argument for argument in given if argument not in overrides]
-    if any(override.startswith("sweep=") for override in overrides) and not options:
-        options = ["--multirun"]  # as its file says, which Hydra does not get to if anything else is wrong
-    spelt_out = [_shorthand(override) for override in overrides]
-    return [*(map(_axis, spelt_out) if known.multirun or "--multirun" in options else spelt_out), *options]
+    options, multirun = [argument for argument in given if argument not in overrides], known.multirun
+    if not options and any(override.startswith("sweep=") for override in overrides):
+        options, multirun = ["-m"], True  # as its file says, which Hydra does not get to if anything else is wrong
+    spelt_out = map(_shorthand, overrides)
+    return [*(map(_axis, spelt_out) if multirun else spelt_out), *options]
 
 
 def _shorthand(override: str) -> str:

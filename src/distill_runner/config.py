@@ -98,8 +98,8 @@ class Runtime(Schema):
         workers_per_gpu: runs that share a GPU under ``device: auto``; one more waits.
         targets: read the teacher from a cache or run it live; ``auto`` goes by size and free disk.
         threads: of torch on the CPU; torch's own choice by default.
-        gradient_checkpointing: compute each layer of the student again in the backward pass instead of keeping it:
-            less memory, more time, the same numbers.
+        gradient_checkpointing: compute each layer of a model in training again in the backward pass instead of keeping
+            what it needs: less memory, more time, the same numbers.
         checkpoint_minutes: how often an epoch in progress is saved, beside the save at each epoch's end.
         pause_after: epochs after which the stage that is asked for stops; the same command without it goes on.
         checkpoint_steps: save after so many steps as well.

@@ -58,7 +58,7 @@ class Inputs:
     def data(self, stage: Stage, tokenizer: Any | None = None) -> Data:
         """What the stage trains on and is judged by, tokenised into the store."""
         task, corpus, tokenizer = stage.config.task, stage.config.corpus, tokenizer or self.tokenizer(stage)
-        if corpus is not None and not stage.is_masked:
+        if not stage.is_judged:
             return TextData(self.tokens(stage, "train", tokenizer), self.device())
         if corpus is not None:
             train, held_out = (self.tokens(stage, split, tokenizer) for split in ("train", "validation"))

@@ -168,14 +168,11 @@ class Pipeline:
         """Whether the outputs of the stage's teacher are read from a cache, and why."""
         if why := why_live(self.runtime.targets, stage.needs[1], stage.reads_text):
             return False, why
-        there = all(self.store.has(stage.targets_spec(checkpoint)) for checkpoint in stage.followed)
-        return choose(self.runtime.targets, self.cache_bytes(stage), self.store.folder, there)
-
-    def cache_bytes(self, stage: Stage) -> int:
-        """Size of that cache: of the whole split, for each checkpoint of the teacher that is followed."""
         assert stage.teacher is not None
-        tokens = self.inputs.tokens(stage, stage.train_split)
-        return cache_bytes(stage.needs[1], stage.teacher.shape, len(tokens) * len(stage.followed))
+        num_targets = len(self.inputs.tokens(stage, stage.train_split)) * len(stage.followed)
+        size = cache_bytes(stage.needs[1], stage.teacher.shape, num_targets)
+        there = all(self.store.has(stage.targets_spec(checkpoint)) for checkpoint in stage.followed)
+        return choose(self.runtime.targets, size, self.store.folder, there)
 
     def _targets(self, stage: Stage) -> TeacherTargets:
         """Cached or live, whichever fits; both give the same numbers."""

@@ -140,11 +140,12 @@ def why_live(mode: Literal["auto", "cached", "live"], needs: Needs, text: bool) 
     Raises:
         UserError: there can be none, and ``mode`` insists on one.
     """
-    if not needs.projections and not text:
-        return None
-    why = "of a corpus nothing is cached: few of its examples are read twice"
     if needs.projections:
         why = "queries, keys and values are not cached: they take as much as the teacher's states of every token"
+    elif text:
+        why = "of a corpus nothing is cached: few of its examples are read twice"
+    else:
+        return None
     if mode == "cached":
         raise UserError("runtime.targets", mode, why, "Take runtime.targets=auto or live.")
     return f"live ({why})"

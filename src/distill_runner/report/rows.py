@@ -92,6 +92,7 @@ _BY_TASK: dict[str, str] = {
 }
 _WORDS = _EVERYWHERE | _BY_TASK
 PLACE = ""
+"""Name among the facets of where a result stands; it tells results apart without a word."""
 
 
 def _facets(result: Result) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from distill_runner.models import build
 from distill_runner.pipeline import Pipeline
 from distill_runner.stages import Stage
 from distill_runner.store import key_of
-from distill_runner.teachers import Live, NoTeacher, TeacherTargets
+from distill_runner.teachers import Live, NoTeacher, TeacherTargets, cache_bytes
 from distill_runner.train import Training
 
 SECONDS = 2.0
@@ -58,8 +58,8 @@ class Estimator:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.speeds: dict[str, _Speed] = {}
-        self.cached = set[str]()
-        """Keys of the teachers' outputs that have been counted: stages share them."""
+        self.counted = set[str]()
+        """Keys of the teachers' outputs that are in a cost already: stages share them."""
 
     def cost(self, stage: Stage) -> Cost:
         data = self.pipeline.inputs.data(stage)
@@ -71,13 +71,12 @@ class Estimator:
         num_bytes = speed.model_bytes * (num_epochs if stage.config.keep_checkpoints else 1)
         if stage.teacher is not None and self.pipeline.is_cached(stage)[0]:
             specs = [stage.targets_spec(checkpoint) for checkpoint in stage.followed]
-            caches = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)}
-            new = len(caches - self.cached)
-            self.cached |= caches
+            new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted
+            self.counted |= new
             # Of the whole split, whatever share of it is used.
-            num_targets = len(self.pipeline.inputs.tokens(stage, stage.train_split)) * new
+            num_targets = len(self.pipeline.inputs.tokens(stage, stage.train_split)) * len(new)
             seconds += num_targets * self._speed(stage.teacher).prediction
-            num_bytes += self.pipeline.cache_bytes(stage) * new // len(stage.followed)
+            num_bytes += cache_bytes(stage.needs[1], stage.teacher.shape, num_targets)
         return Cost(START_SECONDS + seconds, num_bytes)
 
     def _speed(self, stage: Stage) -> _Speed:
