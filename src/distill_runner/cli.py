@@ -93,7 +93,10 @@ def _shorthand(override: str) -> str:
 def _axis(override: str) -> str:
     """In a sweep ``a.b=1`` is an axis of one value, set where its points have chosen ``a`` and not before."""
     of_points = re.fullmatch(r"(?!(?:hydra|sweep|runtime|store|tracker)\.)(\w+(?:\.\w+)+)=([\w.+-]+)", override)
-    return f"{of_points[1]}=choice({of_points[2]})" if of_points else override
+    if not of_points:
+        return override
+    key, value = of_points.groups()
+    return f"{key}=null,null" if value == "null" else f"{key}=choice({value})"  # choice() takes no null
 
 
 _RAISED: list[BaseException] = []

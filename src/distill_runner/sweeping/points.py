@@ -95,10 +95,10 @@ def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], w
     (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(list(arguments)), None)
     compose = _Composer(master, loader, parser)
     grid, first = Grid(lambda overrides: _point(overrides, *compose(overrides))), dict[str, Point]()
-    for overrides in combinations:
+    for overrides in dict.fromkeys(map(tuple, combinations)):
         config, given, folder = compose(overrides)
         if not all(holds(condition, config) for condition in where):
-            grid.dropped.append(tuple(overrides))
+            grid.dropped.append(overrides)
             continue
         point = _point(overrides, config, given, folder)
         if point.key in first:
