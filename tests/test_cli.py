@@ -2,9 +2,7 @@
 
 import csv
 import importlib.util
-import io
 import json
-import logging
 import os
 import re
 import shlex
@@ -14,16 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from command import Ended, distill_run
 from distill_runner import hub
-from distill_runner.cli import _arguments, main
+from distill_runner.cli import _arguments
 from distill_runner.devices import Device
 from distill_runner.errors import UserError
 from distill_runner.finished import Run
@@ -39,31 +36,6 @@ SMALL = (
     "teacher.optim.epochs=2",
 )
 FAST = ("optim.lr=3e-3", "teacher.optim.lr=3e-3", "runtime.device=cpu")
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended, and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-
-def distill_run(folder: Path, *arguments: str) -> Ended:
-    """The console script within this process, in ``folder``: the imports of a new one would take seconds."""
-    out, err, handlers, code = io.StringIO(), io.StringIO(), logging.root.handlers[:], 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.chdir(folder)
-        patch.delenv("DISTILL_DATA_DIR", raising=False)
-        patch.setattr(sys, "argv", ["distill-run", *arguments])
-        try:
-            main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        finally:
-            logging.root.handlers[:] = handlers
-    return Ended(code, out.getvalue(), err.getvalue())
 
 
 def command(*arguments: str) -> list[str]:
@@ -387,10 +359,12 @@ def test_an_interrupted_run_says_so(workplace: Path, inputs: tuple[str, ...], mo
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "run_stage", interrupted)
-    ended = distill_run(workplace, *inputs, "method=nkd")
+    monkeypatch.setattr(running, "_tracked", interrupted)
+    ended = distill_run(workplace, *inputs, "method=nkd", "seed=77")
     assert ended.code == 130
     assert ended.err.endswith("interrupted: the same command goes on from here\n")
+    told = [json.loads(file.read_text()) for file in workplace.glob("outputs/runs/*/status.json")]
+    assert [found["error"] for found in told if found["status"] == "interrupted"] == [None]
 
 
 def test_a_fault_of_the_program_shows_its_traceback(

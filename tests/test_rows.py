@@ -142,6 +142,15 @@ def test_other_stages_data_and_routes_make_rows_and_seeds_do_not() -> None:
     ]
 
 
+def test_settings_are_named_as_they_are_typed() -> None:
+    routes: list[dict[str, Any]] = [{"route.checkpoints": None}, {"route.checkpoints": [1, 2]}]
+    table = tabulate(result(key=str(number), settings=settings) for number, settings in enumerate(routes))
+    assert [row.name for row in table.rows] == [
+        "alp all, route.checkpoints null",
+        "alp all, route.checkpoints [1, 2]",
+    ]
+
+
 def test_a_rate_that_a_stage_takes_from_the_student_is_one_of_its_grid() -> None:
     runs = [result(key=str(lr), settings=behind(optim_lr=lr, distil_optim_lr=lr)) for lr in (1e-5, 2e-5)]
     (row,) = tabulate(runs).rows

@@ -76,11 +76,13 @@ def exit_cause(exitcode: int) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """A value as the command line takes it: ``true``, ``[a, b]``."""
+    """A value as the command line takes it: ``true``, ``null``, ``[a, b]``."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_typed, value))}]"
     if isinstance(value, float):
         return f"{value:g}"
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -67,9 +67,11 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         except Paused as pause:
             write(folder, "paused", {**described, "history": pause.epochs})
             raise
+        except KeyboardInterrupt:
+            write(folder, "interrupted", described)
+            raise
         except BaseException as error:
-            ending = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            write(folder, ending, described, f"{type(error).__name__}: {error}")
+            write(folder, "failed", described, f"{type(error).__name__}: {error}")
             raise
         write(folder, "done", described)
     return result
