@@ -48,6 +48,12 @@ def test_runs_without_a_transfer_set_have_no_place_on_its_axis() -> None:
         lines(RESULTS, "depth")
 
 
+def test_shares_of_the_training_examples() -> None:
+    shares = [result("internal_2_0", 2, 128, share, settings={"share": share}) for share in (0.5, 1.0, 0.25)]
+    assert lines([*shares, RESULTS[0]], "share")[0] == ["0.25", "0.5", "1"]
+    assert values(shares, "share") == {"internal_2_0": {"0.25": 25.0, "0.5": 50.0, "1": 100.0}}
+
+
 def test_places_may_be_put_in_order() -> None:
     assert lines(RESULTS, "transfer", ["wiki"])[0] == ["wiki", "books"]
     assert lines(RESULTS, "transfer", ["books"])[0] == ["books", "wiki"]
@@ -86,7 +92,7 @@ def test_a_run_of_two_folders_counts_once_and_what_goes_with_a_method_names_noth
 @pytest.mark.parametrize("by", AXES)
 def test_a_picture_is_drawn(by: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    draw(RESULTS, by, tmp_path / "figure.png")
+    draw([*RESULTS, result("pd", 2, 128, 0.6, settings={"share": 0.5})], by, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

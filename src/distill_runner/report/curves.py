@@ -1,4 +1,5 @@
-"""Scores against sizes: the pictures of the well-read students (Turc et al. 2019, Figures 5 to 10) from any results.
+"""Scores against sizes and data: the pictures of the well-read students (Turc et al. 2019, Figures 5 to 10) and of the
+internal representations (Aguilar et al. 2020, Figures 2, 3, 6 to 9) from any results.
 
 Command: python -m distill_runner.report.curves outputs/runs --by size --task mnli --out figure.png
 """
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from distill_runner.errors import UserError, nearest
 from distill_runner.report.arguments import Parser, ended, require_folder
-from distill_runner.report.cells import Cell, cell_of, is_scored, label
+from distill_runner.report.cells import Cell, cell_of, is_scored, label, settings
 from distill_runner.report.collect import Result, chosen
 from distill_runner.report.rows import distinct, row_names, tabulate
 
@@ -37,13 +38,22 @@ def _transfer_name(result: Result) -> Place | None:
     return (0, transfer["name"]) if transfer else None
 
 
+def _share(result: Result) -> Place | None:
+    share = settings(result).get("share")
+    return (share, f"{share:g}") if share else None
+
+
 AXES: dict[str, tuple[str, Callable[[Result], Place | None]]] = {
     "size": ("student (layers/width), by parameters", _size),
     "width": ("student (layers/width), by width", _by_width),
     "transfer_size": ("examples of the transfer set", _transfer_size),
     "transfer": ("transfer set", _transfer_name),
+    "share": ("share of the training examples", _share),
 }
-"""Axis by name: Figures 5, 7 and 10; Figure 6; Figure 8; Figure 9."""
+"""Axis by name: Figures 5, 7 and 10; Figure 6; Figure 8; Figure 9; Figures 3 and 9 of the internal representations.
+
+Their Figures 2 and 6 to 8 have sizes too.
+"""
 
 
 def lines(
