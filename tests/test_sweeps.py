@@ -307,6 +307,18 @@ def sweep(tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch)
     return run
 
 
+@pytest.fixture
+def apart(tmp_path: Path, arguments: list[str], environment: dict[str, str]) -> Sweep:
+    """The same in a process of its own."""
+
+    def run(*overrides: str) -> Ended:
+        command = [sys.executable, "-m", "distill_runner.cli", *arguments, *overrides]
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+    return run
+
+
 def statuses(folder: Path) -> dict[str, list[str]]:
     """By status, the errors of the runs in ``folder``."""
     found: dict[str, list[str]] = {}
@@ -328,47 +340,39 @@ def built(folder: Path, stage: str) -> list[str]:
     return found
 
 
-FAULTY = ["method=nkd", "optim.epochs=1", f"method.terms.ce._target_=faults.Raises,faults.Exits,faults.Kills,{SOUND}"]
-
-
-def assert_faults_are_told(folder: Path, table: str) -> None:
-    found = statuses(folder)
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_faults_of_points_leave_the_others_alone(tmp_path: Path, sweep: Sweep, apart: Sweep, launcher: str) -> None:
+    if launcher != "basic":
+        pytest.importorskip(f"hydra_plugins.hydra_{launcher}_launcher")
+    run = sweep if launcher == "basic" else apart  # whose workers are processes that would outlive the test
+    targets = f"method.terms.ce._target_=faults.Raises,faults.Exits,faults.Kills,{SOUND}"
+    grid = ["method=nkd", "optim.epochs=1", targets, f"hydra/launcher={launcher}"]
+    ended = run(*grid)
+    assert ended.code == 1, ended.err
+    found = statuses(tmp_path)
     assert {name: len(errors) for name, errors in found.items()} == {"failed": 3, "done": 1}
     raised, exited, killed = sorted(found["failed"], key=lambda error: "VSt".index(error[0]))
     assert raised == "ValueError: this term is broken"
     assert exited == "SystemExit: 3"
     assert killed.startswith("the process was ended by SIGKILL")
     for error in found["failed"]:
-        assert error[:40] in table
-    logs = [file.read_text() for file in folder.glob("outputs/runs/*/distill-run.log")]
+        assert error[:40] in ended.out
+    logs = [file.read_text() for file in tmp_path.glob("outputs/runs/*/distill-run.log")]
     assert sum("Traceback" in text for text in logs) == 2
     assert sum("SIGKILL" in text for text in logs) == 1
 
-
-@pytest.mark.slow
-def test_faults_of_points_leave_the_others_alone(tmp_path: Path, sweep: Sweep) -> None:
-    ended = sweep(*FAULTY)
-    assert ended.code == 1, ended.err
-    assert_faults_are_told(tmp_path, ended.out)
-
     # Once more: nothing that has ended is tried again, until that is asked for.
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("outputs/runs/*/status.json")}
-    again = sweep(*FAULTY)
-    assert (again.code, again.out) == (1, ended.out)
+    again = run(*grid)
+    assert again.code == 1
+    assert again.out
+    assert ended.out.endswith(again.out)  # before it, what points of a process of their own have printed
     assert before == {file: file.stat().st_mtime_ns for file in before}
     (tmp_path / "faults.py").write_text(FAULTS.replace("raise ValueError", "return super().forward(*_)  #"))
-    mended = sweep(*FAULTY, "sweep.retry_failed=true")
+    mended = run(*grid, "sweep.retry_failed=true")
     assert mended.code == 1
     assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"failed": 2, "done": 2}
-
-
-@pytest.mark.slow
-def test_faults_of_points_beside_each_other(tmp_path: Path, arguments: list[str], environment: dict[str, str]) -> None:
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    command = [sys.executable, "-m", "distill_runner.cli", *arguments, *FAULTY, "hydra/launcher=joblib"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 1, ended.stderr
-    assert_faults_are_told(tmp_path, ended.stdout)
 
 
 @pytest.mark.slow

@@ -50,9 +50,8 @@ AXES: dict[str, tuple[str, Callable[[Result], Place | None]]] = {
     "transfer": ("transfer set", _transfer_name),
     "share": ("share of the training examples", _share),
 }
-"""Axis by name: Figures 5, 7 and 10; Figure 6; Figure 8; Figure 9; Figures 3 and 9 of the internal representations.
-
-Their Figures 2 and 6 to 8 have sizes too.
+"""Axis by name: of the well-read students Figures 5, 7 and 10; Figure 6; Figure 8; Figure 9; of the internal
+representations Figures 3 and 9 (Figures 2 and 6 to 8 are by size).
 """
 
 

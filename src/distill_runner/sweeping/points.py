@@ -95,7 +95,7 @@ def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], w
     (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(list(arguments)), None)
     compose = _Composer(master, loader, parser)
     grid, first = Grid(lambda overrides: _point(overrides, *compose(overrides))), dict[str, Point]()
-    for overrides in dict.fromkeys(map(tuple, combinations)):
+    for overrides in dict.fromkeys(map(tuple, combinations)):  # a value that is given twice is one
         config, given, folder = compose(overrides)
         if not all(holds(condition, config) for condition in where):
             grid.dropped.append(overrides)
