@@ -112,7 +112,7 @@ def test_dropout_in_attention_is_that_of_the_formula(tokens: Tokens) -> None:
     batch = batch_of(tokens, [5, 9, 2, 14])
     states = torch.randn(len(batch.positions), 3 * 8, dtype=torch.float64, requires_grad=True)
     noise = Noise(3, batch)
-    context = Heads(batch, 2, noise).attend(states, None, 0.25, 4)
+    context = Heads(batch, 2, noise).attend(states, 0.25, 4)
     expected = torch.zeros_like(context)
     for group in batch.groups:
         n, length = group.gather.shape

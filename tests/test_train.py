@@ -397,9 +397,10 @@ def test_an_update_descends_by_adamw(make: Make) -> None:
 
     training.optimizer.register_step_pre_hook(keep)
     fit(training)
-    assert gradients
+    (without,) = {name for name, _ in training.model.named_parameters()} - gradients.keys()
+    assert without.endswith("attention.self.key.bias")  # of the last layer: it changes no output
     for name, parameter in training.model.named_parameters():
-        gradient = gradients[name]
+        gradient = gradients.get(name, torch.zeros(()))
         decay = 0.1 if parameter.ndim > 1 else 0.0
         expected = before[name] * (1 - 3e-3 * decay) - 3e-3 * gradient / (gradient.abs() + 1e-8)
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-8, atol=1e-10, msg=name)

@@ -3,13 +3,14 @@
 T tokens of a pack, heads of d features; n sequences of a group padded to L; Q queries, L or 1 a sequence.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from distill_runner.batches import Batch, Group
 from distill_runner.dropout import Noise
@@ -25,57 +26,82 @@ class Heads:
 
     def __init__(self, batch: Batch, num_heads: int, noise: Noise | None) -> None:
         self.groups, self.num_heads, self.noise = batch.groups, num_heads, noise
-        self.layouts: dict[int, list[_Layout]] = {}
+        self.layouts: dict[tuple[int, int], list[_Layout]] = {}
 
-    def attend(self, projected: Tensor, q: Tensor | None, p: float, site: int) -> Tensor:
-        """Contexts (T, H) of all tokens, or (B, H) where ``q`` has the queries of the first token of each sequence.
+    def attend(self, projected: Tensor, p: float, site: int) -> Tensor:
+        """Contexts (T, H) of all tokens.
 
         Args:
-            projected: queries, keys and values (T, 3 * H) side by side, or keys and values (T, 2 * H) beside ``q``.
-            q: queries (B, H).
+            projected: queries, keys and values (T, 3 * H) side by side.
             p: probability with which an attention probability is dropped.
             site: of the dropout.
         """
         contexts = []
-        for group, layout, back in zip(
-            self.groups, self._layouts(2 if q is not None else 3), self._layouts(1), strict=True
-        ):
-            *queries, keys, values = _Pad.apply(projected[group.tokens], layout)
-            if q is not None:
-                queries = [q[group.sequences].unflatten(-1, (self.num_heads, -1))[:, :, None]]
+        for group, (queries, keys, values) in zip(self.groups, self._pad(projected, 3, self.num_heads), strict=True):
             if p and self.noise is not None:
-                probabilities = self.noise.attention(_probabilities(queries[0], keys, group), group, p, site)
-                context = probabilities @ values
+                scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), group, queries.shape[-1])
+                probabilities = scores.softmax(-1).unflatten(0, queries.shape[:2])
+                contexts.append(self.noise.attention(probabilities, group, p, site) @ values)
             else:
-                # A single query is doubled because the CPU kernel splits its keys by the size of the batch, and
-                # the result of an example would depend on its neighbours.
-                doubled = queries[0] if q is None else queries[0].expand(-1, -1, 2, -1)
-                context = scaled_dot_product_attention(doubled, keys, values, group.real[:, None, None], dropout_p=p)
-            contexts.append(_Unpad.apply(context, back) if q is None else context[:, :, 0].flatten(1))
-        return torch.cat(contexts)
+                real = group.real[:, None, None]
+                contexts.append(scaled_dot_product_attention(queries, keys, values, real, dropout_p=p))
+        context_TH: Tensor = _Unpad.apply(self._layouts(1, self.num_heads), *contexts)
+        return context_TH
 
-    def _layouts(self, parts: int) -> list["_Layout"]:
-        if parts not in self.layouts:
-            self.layouts[parts] = [_Layout.of(group, parts, self.num_heads) for group in self.groups]
-        return self.layouts[parts]
+    def attend_first(self, h_TH: Tensor, q_BH: Tensor, key: Any, value: Any, p: float, site: int) -> Tensor:
+        """Contexts (B, H) of the first tokens, whose queries are given, without keys and values of all tokens.
+
+        q (W h) = (q W) h: the keys' weights go to the few queries instead of to every state, and those of the values
+        to the mean of the states that attention takes. The keys' bias adds the same to all scores of a query, which
+        softmax takes away again: it has no gradient.
+
+        Args:
+            key: the linear layer of keys, and ``value`` the one of values.
+        """
+        size = q_BH.shape[1] // self.num_heads
+        key_NdH, value_NdH = (layer.weight.unflatten(0, (-1, size)) for layer in (key, value))
+        queries_BNH = (q_BH.unflatten(1, (-1, size)).transpose(0, 1) @ key_NdH).transpose(0, 1)
+        means, sums = [], []
+        for group, queries, (states,) in zip(
+            self.groups,
+            queries_BNH.split([len(group.real) for group in self.groups]),
+            self._pad(h_TH, 1, 1),
+            strict=True,
+        ):
+            probabilities = _scores(queries, states[:, 0], group, size).softmax(-1)[:, :, None]
+            if self.noise is None:
+                probabilities = dropout(probabilities, p)
+            else:
+                probabilities = self.noise.attention(probabilities, group, p, site)
+            means.append(probabilities[:, :, 0] @ states[:, 0])
+            sums.append(probabilities.sum(-1))
+        context_NBd = torch.cat(means).transpose(0, 1) @ value_NdH.transpose(1, 2)
+        return context_NBd.transpose(0, 1).flatten(1) + (torch.cat(sums) * value.bias.view(-1, size)).flatten(1)
+
+    def _pad(self, states: Tensor, parts: int, num_heads: int) -> Iterator[Tensor]:
+        """For each group (parts, n, heads, L, d) of the states (T, parts * H)."""
+        padded: tuple[Tensor, ...] = _Pad.apply(states, self._layouts(parts, num_heads))
+        return iter(padded)
+
+    def _layouts(self, parts: int, num_heads: int) -> list["_Layout"]:
+        if (parts, num_heads) not in self.layouts:
+            self.layouts[parts, num_heads] = [_Layout.of(group, parts, num_heads) for group in self.groups]
+        return self.layouts[parts, num_heads]
 
 
-def _probabilities(queries: Tensor, keys: Tensor, group: Group) -> Tensor:
-    """(n, heads, Q, L); the mask is added, which on a CPU is faster than filling."""
+def _scores(queries: Tensor, keys: Tensor, group: Group, size: int) -> Tensor:
+    """(n * heads, Q, L) of queries (n * heads, Q, d) and keys (n * heads, L, d), or without heads.
+
+    The mask is added, which on a CPU is faster than filling.
+    """
     mask = torch.zeros_like(group.real, dtype=keys.dtype).masked_fill_(~group.real, -torch.inf)
-    n, heads, length, size = keys.shape
-    scores = torch.baddbmm(
-        mask[:, None].expand(n, heads, length).reshape(n * heads, 1, length),
-        queries.flatten(0, 1),
-        keys.flatten(0, 1).transpose(1, 2),
-        alpha=size**-0.5,
-    )
-    return scores.softmax(-1).unflatten(0, (n, heads))
+    mask = mask.repeat_interleave(len(keys) // len(mask), 0)[:, None]
+    return torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=size**-0.5)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Between (tokens, parts, heads) of a group and (parts, n, heads, L): where each of the one lies in the other.
+    """Between (T, parts, heads) of a pack and (parts, n, heads, L) of a group: where each of the one lies in the other.
 
     Whole rows of d features are moved, so that padding and bringing parts and heads to the front are one copy.
     """
@@ -88,41 +114,57 @@ class _Layout:
         n, length = group.gather.shape
         part, head = (torch.arange(count, device=group.gather.device) for count in (parts, num_heads))
         sequence, column = (group.tokens_padded // length)[:, None, None], (group.tokens_padded % length)[:, None, None]
+        tokens = group.gather + group.tokens.start
         return cls(
-            (group.gather[:, None] * parts + part[:, None, None, None]) * num_heads + head[:, None],
+            (tokens[:, None] * parts + part[:, None, None, None]) * num_heads + head[:, None],
             ((part[:, None] * n + sequence) * num_heads + head) * length + column,
         )
 
 
 class _Pad(Function):
-    """(tokens, parts * H) -> (parts, n, heads, L, d). Nobody reads what is made of padding: its gradient is zero."""
+    """(T, parts * H) -> (parts, n, heads, L, d) of each group.
+
+    Nobody reads what is made of padding: its gradient is zero.
+    """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, layout: _Layout) -> Tensor:
-        ctx.layout = layout
-        return _take(states.view(layout.scatter.numel(), -1), layout.gather)
+    def forward(ctx: Any, states: Tensor, layouts: Sequence[_Layout]) -> tuple[Tensor, ...]:
+        ctx.layouts = layouts
+        rows = states.view(sum(layout.scatter.numel() for layout in layouts), -1)
+        return tuple(
+            rows.index_select(0, layout.gather.flatten()).unflatten(0, layout.gather.shape) for layout in layouts
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _take(gradients[0].flatten(0, -2), ctx.layout.scatter).flatten(1), None
+        return _tokens(gradients, ctx.layouts), None
 
 
 class _Unpad(Function):
-    """(n, heads, L, d) -> (tokens, H)."""
+    """(n, heads, L, d) of each group -> (T, H)."""
 
     @staticmethod
-    def forward(ctx: Any, padded: Tensor, layout: _Layout) -> Tensor:
-        ctx.layout = layout
-        return _take(padded.flatten(0, -2), layout.scatter).flatten(1)
+    def forward(ctx: Any, layouts: Sequence[_Layout], *padded: Tensor) -> Tensor:
+        ctx.layouts = layouts
+        return _tokens(padded, layouts)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        gather, scatter = ctx.layout.gather[0], ctx.layout.scatter
-        rows = gradients[0].reshape(scatter.numel(), -1)
-        padded = rows.new_zeros(gather.numel(), rows.shape[1]).index_copy_(0, scatter.flatten(), rows)
-        return padded.unflatten(0, gather.shape), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows = gradient.reshape(sum(layout.scatter.numel() for layout in ctx.layouts), -1)
+        padded: list[Tensor | None] = [None]
+        for layout, part in zip(
+            ctx.layouts, rows.split([layout.scatter.numel() for layout in ctx.layouts]), strict=True
+        ):
+            gather = layout.gather[0]
+            empty = part.new_zeros(gather.numel(), part.shape[1])
+            padded.append(empty.index_copy_(0, layout.scatter.flatten(), part).unflatten(0, gather.shape))
+        return tuple(padded)
 
 
-def _take(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows (R, d) at an index of any shape, as (*index, d)."""
-    return rows.index_select(0, index.flatten()).unflatten(0, index.shape)
+def _tokens(padded: Sequence[Tensor], layouts: Sequence[_Layout]) -> Tensor:
+    """The rows of all groups' tokens, as (T, parts * H)."""
+    sizes = [layout.scatter.numel() for layout in layouts]
+    rows = padded[0].new_empty(sum(sizes), padded[0].shape[-1])
+    for states, layout, part in zip(padded, layouts, rows.split(sizes), strict=True):
+        torch.index_select(states.flatten(0, -2), 0, layout.scatter.flatten(), out=part)
+    return rows.view(sum(len(layout.scatter) for layout in layouts), -1)

@@ -109,34 +109,6 @@ def predicts_next_sentence(model: Any) -> bool:
     return hasattr(getattr(model, "cls", None), "seq_relationship")
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """What a layer works on: ``h_QH`` are the rows that go through it, and ``read`` are projections (T, H) by name.
-
-    ``projected`` are queries, keys and values (T, 3 * H) side by side. Where only the first tokens go through, it is
-    keys and values (T, 2 * H), and ``query_BH`` has the queries.
-    """
-
-    h_QH: Tensor
-    projected: Tensor
-    query_BH: Tensor | None
-    read: Mapping[Projection, Tensor]
-
-    @classmethod
-    def of(cls, layer: Any, h_TH: Tensor, starts: Tensor | None, wanted: Sequence[Projection]) -> "_Inputs":
-        if starts is None:
-            projected = _project(layer, PROJECTIONS, h_TH)
-            return cls(h_TH, projected, None, dict(zip(PROJECTIONS, projected.chunk(3, -1), strict=True)))
-        projected = _project(layer, ["key", "value"], h_TH)
-        h_BH = h_TH.index_select(0, starts)
-        key_TH, value_TH = projected.chunk(2, -1)
-        read: dict[Projection, Tensor] = {"key": key_TH, "value": value_TH}
-        if "query" in wanted:
-            read["query"] = _project(layer, ["query"], h_TH)
-            return cls(h_BH, projected, read["query"].index_select(0, starts), read)
-        return cls(h_BH, projected, _project(layer, ["query"], h_BH), read)
-
-
 def _project(layer: Any, names: Sequence[Projection], h_RH: Tensor) -> Tensor:
     """The named projections (R, names * H) side by side, in one matrix product."""
     parts = [getattr(layer.attention.self, name) for name in names]
@@ -155,11 +127,18 @@ def _layer(
 
     Its dropouts are at ``site`` and behind.
     """
-    inputs, attention = _Inputs.of(layer, h_TH, starts, wanted), layer.attention.self
+    attention = layer.attention.self
     p = attention.dropout.p if attention.training else 0.0
-    context_QH = heads.attend(inputs.projected, inputs.query_BH, p, site)
-    h_QH = _add(layer.attention.output, context_QH, inputs.h_QH, heads.noise, site + 1)
-    return _add(layer.output, layer.intermediate(h_QH), h_QH, heads.noise, site + 2), inputs.read
+    if starts is None:
+        projected = _project(layer, PROJECTIONS, h_TH)
+        read = dict(zip(PROJECTIONS, projected.chunk(3, -1), strict=True))
+        h_QH, context_QH = h_TH, heads.attend(projected, p, site)
+    else:
+        read = {name: _project(layer, [name], h_TH) for name in wanted}
+        h_QH = h_TH.index_select(0, starts)
+        context_QH = heads.attend_first(h_TH, attention.query(h_QH), attention.key, attention.value, p, site)
+    h_QH = _add(layer.attention.output, context_QH, h_QH, heads.noise, site + 1)
+    return _add(layer.output, layer.intermediate(h_QH), h_QH, heads.noise, site + 2), read
 
 
 def _add(block: Any, x: Tensor, residual_QH: Tensor, noise: Noise | None, site: int) -> Tensor:
