@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ from distill_runner.sweeping import estimate
 from distill_runner.sweeping.conditions import holds
 from distill_runner.sweeping.halving import replay, rungs, survivors
 from distill_runner.sweeping.points import Grid, Point
-from distill_runner.sweeping.sweep import _cells, missing_stages, run_grid
+from distill_runner.sweeping.sweep import _cells, missing_stages, missing_targets, run_grid
 from fake_results import failed
 
 Compose = Callable[..., RunConfig]
@@ -192,8 +193,47 @@ def test_what_a_shared_stage_needs_is_built_before_it(compose: Compose, tmp_path
         return []
 
     grid = Grid(lambda overrides: Point(tuple(overrides), tmp_path / "run", "", {}), [*takd, other])
-    run_grid(grid, launch, retry_failed=False, halving=None)
+    run_grid(grid, launch, 1, retry_failed=False, halving=None)
     assert jobs == [["stage=teacher"], ["stage=assistant"], ["student"] * 3]
+
+
+def test_targets_that_points_share_are_computed_before_them(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*overrides: str) -> Point:
+        run = compose(*overrides, f"store.dir={tmp_path}", "runtime.threads=2")
+        return replace(point(run), overrides=overrides)
+
+    points = [made("method=rkd"), made("method=alp", "loss.temperature=3"), made("method=alp", "loss.temperature=4")]
+    live = [made("method=alp", f"loss.temperature={value}", "runtime.targets=live") for value in (5, 6)]
+    teacher = points[0].stage.teacher if points[0].stage else None
+    assert teacher is not None
+    Store(tmp_path).get(teacher.spec, lambda folder: None)
+    assert [len(missing_targets(each)) for each in [*points, *live]] == [1, 1, 1, 0, 0]
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+
+    def jobs(points: list[Point], workers: int) -> list[Sequence[str]]:
+        launched: list[Sequence[str]] = []
+
+        def launch(overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
+            launched.extend(overrides)
+            return []
+
+        grid = Grid(lambda overrides: Point(tuple(overrides), tmp_path / "run", "", {}), points)
+        run_grid(grid, launch, workers, retry_failed=False, halving=None)
+        return launched[: -len(points)]
+
+    # One that a single point reads, or that nobody would wait for, is that point's own affair.
+    assert jobs([*points, *live], 3) == [
+        ["method=alp", "loss.temperature=3", "runtime.pause_after=0", "runtime.threads=6"]
+    ]
+    assert jobs([*points, *live], 1) == []
+    both = jobs([*points, made("method=rkd", "loss.temperature=3")], 5)
+    assert [job[-1] for job in both] == ["runtime.threads=4"] * 2
+    for each in points:
+        assert each.stage is not None
+        Store(tmp_path).get(each.stage.targets_spec(None), lambda folder: None)
+    assert jobs([*points, *live], 3) == []
 
 
 @pytest.fixture
@@ -376,14 +416,23 @@ def test_faults_of_points_leave_the_others_alone(tmp_path: Path, sweep: Sweep, a
 
 
 @pytest.mark.slow
-def test_what_points_share_is_built_first_and_once(tmp_path: Path, sweep: Sweep) -> None:
-    ended = sweep("method=rkd,alp", "seed=1,2")
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_what_points_share_is_built_first_and_once(tmp_path: Path, sweep: Sweep, apart: Sweep, launcher: str) -> None:
+    if launcher != "basic":
+        pytest.importorskip(f"hydra_plugins.hydra_{launcher}_launcher")
+    run = sweep if launcher == "basic" else apart
+    more = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    grid = ["method=rkd,alp", "seed=1,2", f"hydra/launcher={launcher}", *more]
+    ended = run(*grid)
     assert ended.code == 0, ended.err
     assert built(tmp_path, "teacher") == ["teacher"]
-    assert built(tmp_path, "student") == ["student"] * 4
-    again = sweep("method=rkd,alp", "seed=1,2")
-    assert (again.code, again.out) == (0, ended.out)
-    assert len(built(tmp_path, "teacher") + built(tmp_path, "student")) == 5
+    # Two workers would wait for the targets of each method: its first point computes them before, and begins again.
+    begun = built(tmp_path, "student")
+    assert begun == ["student"] * (6 if more else 4)
+    again = run(*grid)
+    assert again.code == 0
+    assert ended.out.endswith(again.out)
+    assert built(tmp_path, "student") == begun
 
 
 @pytest.mark.slow

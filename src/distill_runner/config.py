@@ -114,7 +114,7 @@ class Runtime(Schema):
     threads: int | None = Field(None, ge=1)
     gradient_checkpointing: bool = False
     checkpoint_minutes: float = Field(5, gt=0)
-    pause_after: int | None = Field(None, ge=1)
+    pause_after: int | None = Field(None, ge=0)
     checkpoint_steps: int | None = Field(None, ge=1)
     log_every: int = Field(10, ge=1)
 

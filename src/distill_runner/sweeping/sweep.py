@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,10 @@ from distill_runner.report.figures import write_pictures
 from distill_runner.report.rows import row_names
 from distill_runner.report.write import write_report
 from distill_runner.stages import Stage
-from distill_runner.store import Store
+from distill_runner.store import Spec, Store, key_of
 from distill_runner.sweeping.halving import ROUNDS, Scores, replay, rungs, survivors
 from distill_runner.sweeping.points import Grid, Point
+from distill_runner.teachers import why_live
 from distill_runner.tracking import track_sweep
 
 log = logging.getLogger(__name__)
@@ -27,12 +29,13 @@ Launch = Callable[[Sequence[Sequence[str]]], Sequence[JobReturn]]
 """Runs one job for each list of overrides, and comes back when all have ended."""
 
 
-def run_grid(grid: Grid, launch: Launch, retry_failed: bool, halving: int | None) -> None:
+def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halving: int | None) -> None:
     """Bring every point to its end that is not there yet, what several of them share first.
 
     Points that are done are left alone, and so are those that failed, unless ``retry_failed``.
 
     Args:
+        workers: points that run at once on this machine.
         halving: the share of points, 1 / halving, that is kept at each rung; None keeps all.
     Raises:
         UserError: no point can run at all.
@@ -46,6 +49,8 @@ def run_grid(grid: Grid, launch: Launch, retry_failed: bool, halving: int | None
             log.error("%s", point.error)
             point.fail(str(point.error))
     todo = _with_shared_stages(grid, launch, [point for point in todo if not point.error])
+    if workers > 1:
+        _fill_shared_targets(launch, todo, workers)
     if halving:
         todo = _halve(_cells(grid.points).values(), todo, launch, halving)
     _launch(launch, [point.overrides for point in todo])
@@ -85,6 +90,36 @@ def _with_shared_stages(grid: Grid, launch: Launch, todo: list[Point]) -> list[P
                     point.fail(f"its {missing.stage.name} failed: {builder.result().get('error')}")
                 todo = [point for point in todo if point not in missing.users]
     return todo
+
+
+def _fill_shared_targets(launch: Launch, points: Sequence[Point], workers: int) -> None:
+    """Cache the teachers' outputs that several points read, on the threads of workers that would wait for them.
+
+    They are the same on any number of threads, bit for bit; what is trained is not.
+    """
+    readers: dict[str, list[Point]] = {}
+    for point in points:
+        for spec in missing_targets(point):
+            readers.setdefault(key_of(spec), []).append(point)
+    fillers = list(dict.fromkeys(reading[0] for reading in readers.values() if len(reading) > 1))
+    if fillers:
+        log.info("first the teachers' outputs that several points read")
+    jobs = []
+    for point in fillers:
+        assert point.run is not None
+        threads = min((point.run.runtime.threads or 0) * max(1, workers // len(fillers)), os.cpu_count() or 1)
+        jobs.append([*point.overrides, "runtime.pause_after=0", *([f"runtime.threads={threads}"] if threads else [])])
+    _launch(launch, jobs)
+
+
+def missing_targets(point: Point) -> list[Spec]:
+    """The caches of teachers' outputs that a point would fill."""
+    stage, run = point.stage, point.run
+    if stage is None or run is None or stage.teacher is None or run.runtime.targets == "live":
+        return []
+    if why_live("auto", stage.needs[1], stage.reads_text):
+        return []
+    return [spec for spec in map(stage.targets_spec, stage.followed) if not Store(run.store.dir).has(spec)]
 
 
 @dataclass

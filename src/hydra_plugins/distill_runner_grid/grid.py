@@ -41,13 +41,14 @@ class GridSweeper(BasicSweeper):
         parameters = [*self._parse_config(), *arguments]
         grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where)
         if self.config.plan:
-            show_plan(grid, self._num_workers())
+            show_plan(grid, self._num_workers("n_jobs", "array_parallelism"))
             return
         name = hydra.runtime.choices.get("sweep") or "multirun"
         folder = sweep_folder(Path(hydra.sweep.dir).absolute().parent / "sweeps", name, grid.points)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
-        run_grid(grid, partial(self._launch, folder.name), settings.retry_failed, settings.halving)
+        launch, workers = partial(self._launch, folder.name), self._num_workers("n_jobs")
+        run_grid(grid, launch, workers, settings.retry_failed, settings.halving)
         if code := finish(grid, folder, name, settings.halving):
             sys.exit(code)
 
@@ -58,9 +59,8 @@ class GridSweeper(BasicSweeper):
         grouped = [f"tracker.group={group}"] if self.config.tracker.get("group", group) is None else []
         return self.launcher.launch([[*job, *grouped] for job in jobs], initial_job_idx=0)
 
-    def _num_workers(self) -> int:
-        """As far as the launcher says: joblib's ``n_jobs``, submitit's ``array_parallelism``."""
+    def _num_workers(self, *names: str) -> int:
+        """As far as the launcher says: ``n_jobs`` of joblib on this machine, ``array_parallelism`` of submitit."""
         assert self.config is not None
-        launcher = self.config.hydra.launcher
-        jobs = launcher.get("n_jobs") or launcher.get("array_parallelism") or 1
+        jobs = next(filter(None, map(self.config.hydra.launcher.get, names)), 1)
         return jobs if jobs > 0 else os.cpu_count() or 1
