@@ -1,5 +1,6 @@
 """The harness of the benchmarks on tiny models; what it measures is asserted nowhere."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from benchmarks.breakdown import breakdown
 from benchmarks.competitors import competitor
 from benchmarks.contest import Result, furthest, largest_difference, trained
 from benchmarks.machine import student_operations
-from benchmarks.setting import Setting, fill_targets, prepare
+from benchmarks.setting import BATCH, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
 from distill_runner.encoders import Shape
 
@@ -67,6 +68,21 @@ def test_a_breakdown_names_operators_and_their_shares(setting: Setting) -> None:
     shares = {row.split(" | ")[0][2:]: float(row.split(" | ")[2].rstrip("% |")) for row in rows}
     assert sum(shares.values()) == pytest.approx(100, abs=0.05 * len(shares))
     assert shares["aten::addmm"] > 0
+
+
+def test_the_naive_loop_has_a_teacher_to_train_and_a_student_to_judge(setting: Setting) -> None:
+    student, steps = setting.student(), setting.num_examples // BATCH
+    before = {name: weights.clone() for name, weights in student.state_dict().items()}
+    losses = competitor("naive_teacher")[0].make(setting)(student, steps)
+    assert losses == pytest.approx([math.log(2)] * steps, abs=0.1)  # the weights are small, and the labels two
+    (inputs, *_) = setting.padded(setting.task.max_length)
+    inputs.pop("labels")
+    with torch.no_grad():
+        expected = student.eval()(**inputs).logits.mean().item()
+    means = competitor("naive_evaluation")[0].make(setting)(student, steps)
+    assert len(means) == steps
+    assert means[0] == pytest.approx(expected)
+    assert all(torch.equal(weights, before[name]) for name, weights in student.state_dict().items())
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Who is timed. Each has a module with ``make``, which prepares what may be prepared and returns a ``Train``."""
+"""Who is timed. Each has a module and in it a function, which prepares what may be prepared and returns a ``Train``."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -15,11 +15,12 @@ Train = Callable[[Any, int], list[float]]
 
 @dataclass(frozen=True)
 class Competitor:
-    """``module`` in this package, and what its ``make`` is told."""
+    """``function`` of ``module`` in this package, and what it is told."""
 
     title: str
     module: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    function: str = "make"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -28,13 +29,15 @@ class Competitor:
 
     def make(self, setting: Setting, **options: Any) -> Train:
         module: Any = importlib.import_module(f"{__name__}.{self.module}")
-        made: Train = module.make(setting, **self.options, **options)
+        made: Train = getattr(module, self.function)(setting, **self.options, **options)
         return made
 
 
 COMPETITORS = {
     "naive": Competitor("naive loop", "naive"),
     "naive_bf16": Competitor("naive loop, bf16", "naive", {"precision": "bf16"}),
+    "naive_teacher": Competitor("naive loop, its teacher", "naive", function="make_teacher"),
+    "naive_evaluation": Competitor("naive loop, its evaluation", "naive", function="make_evaluation"),
     "textbrewer": Competitor("TextBrewer, as its examples", "textbrewer"),
     "textbrewer_tuned": Competitor("TextBrewer, tuned: padded by batch, cached outputs", "textbrewer", {"tuned": True}),
     "torchdistill": Competitor("torchdistill, padded to the maximum", "torchdistill"),

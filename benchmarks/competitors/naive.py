@@ -1,8 +1,13 @@
-"""The loop as a first script would have it: the teacher runs at every step, everything is padded to the maximum."""
+"""The loop as a first script would have it: the teacher runs at every step, everything is padded to the maximum.
 
+``make_teacher`` and ``make_evaluation`` are what the script does beside it.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from benchmarks.competitors import Train
 from benchmarks.loss import layer_distance, loss_of
@@ -14,11 +19,9 @@ from distill_runner.devices import Device
 def make(setting: Setting, dtype: torch.dtype = torch.float32, precision: Precision = "fp32") -> Train:
     device = Device.of(setting.device, precision)
     teacher = device.place(setting.teacher().to(dtype))
-    batches, layers = setting.padded(setting.task.max_length), setting.layers
+    layers = setting.layers
 
-    def loss_on(student: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        inputs: Any = {name: part.to(device.torch) for name, part in batch.items()}
-        labels = inputs.pop("labels")
+    def loss_of_both(student: Any, inputs: Any, labels: torch.Tensor) -> torch.Tensor:
         with device.autocast():
             with torch.no_grad():
                 taught = teacher(**inputs, output_hidden_states=True)
@@ -27,19 +30,55 @@ def make(setting: Setting, dtype: torch.dtype = torch.float32, precision: Precis
         distances = [layer_distance(learnt[j], [wanted[k] for k in entry]) for j, entry in layers.items()]
         return loss_of(mine.logits.to(dtype), taught.logits.to(dtype), labels, distances)
 
-    def train(student: Any, steps: int) -> list[float]:
-        device.place(student).train()
-        optimizer, curve = optimizer_of(student), []
+    return _loop(setting, device, loss_of_both)
+
+
+def make_teacher(setting: Setting) -> Train:
+    """Trains the teacher on the labels; the student is left alone."""
+    teacher = setting.teacher().requires_grad_(True)
+    loop = _loop(
+        setting,
+        Device.of(setting.device, "fp32"),
+        lambda model, inputs, labels: cross_entropy(model(**inputs).logits, labels),
+    )
+    return lambda _, steps: loop(teacher, steps)
+
+
+def make_evaluation(setting: Setting) -> Train:
+    """Runs the student on as many batches as there would be steps."""
+    device, batches = Device.of(setting.device, "fp32"), setting.padded(setting.task.max_length)
+
+    def evaluate(student: Any, steps: int) -> list[float]:
+        device.place(student).eval()
+        with torch.no_grad():
+            return [float(student(**_on(device, batch)[0]).logits.mean()) for batch in batches[:steps]]
+
+    return evaluate
+
+
+def _loop(setting: Setting, device: Device, loss_on: Callable[[Any, Any, torch.Tensor], torch.Tensor]) -> Train:
+    batches = setting.padded(setting.task.max_length)
+
+    def train(model: Any, steps: int) -> list[float]:
+        device.place(model).train()
+        optimizer, curve = optimizer_of(model), []
         for batch in batches[:steps]:
-            loss = loss_on(student, batch)
+            loss = loss_on(model, *_on(device, batch))
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             curve.append(loss.item())
         return curve
 
     return train
+
+
+def _on(device: Device, batch: dict[str, torch.Tensor]) -> tuple[Any, torch.Tensor]:
+    """Inputs and labels."""
+    inputs = {name: part.to(device.torch) for name, part in batch.items()}
+    labels = inputs.pop("labels")
+    return inputs, labels
 
 
 def optimizer_of(student: Any) -> torch.optim.Optimizer:
