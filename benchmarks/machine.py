@@ -59,15 +59,15 @@ def student_operations(shape: Shape, lengths: Sequence[int], only_read: bool) ->
     """Floating-point operations of a student's forward and backward pass, mean over examples of these lengths.
 
     Matrix products of the layers and the pooler alone, with feed-forward layers of four times the width; backward is
-    twice forward. ``only_read`` leaves out what nobody reads: of the last layer only [CLS] goes on, so that the other
-    tokens need keys and values alone.
+    twice forward. ``only_read`` leaves out what nobody reads: of the last layer only [CLS] goes on, which of the other
+    tokens needs a product with a query and a mean for each head.
     """
     width, whole = shape.width, shape.num_layers - only_read
     forward = 0.0
     for length in lengths:
         forward += whole * length * (24 * width**2 + 4 * length * width) + 2 * width**2
         if only_read:
-            forward += 4 * width**2 * length + 20 * width**2 + 4 * length * width
+            forward += 24 * width**2 + 4 * length * width * shape.num_heads
     return 3 * forward / len(lengths)
 
 

@@ -53,7 +53,7 @@ class Numbers:
     """Data whose batches are their examples' numbers."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size, self.lengths = size, np.arange(size)[::-1] // 3
 
     def __len__(self) -> int:
         return self.size
@@ -67,14 +67,19 @@ class Numbers:
     batch_size=st.integers(1, 20),
     accumulation=st.integers(1, 5),
     processes=st.integers(1, 4),
+    bucketing=st.booleans(),
 )
-def test_processes_share_out_every_update(size: int, batch_size: int, accumulation: int, processes: int) -> None:
-    def updates(accumulation: int, rank: int, of: int) -> list[Any]:
-        return list(steps(Numbers(size), batch_size, accumulation, 3, 0, group=Group(rank, of)))  # type: ignore[arg-type]
+def test_processes_share_out_every_update(
+    size: int, batch_size: int, accumulation: int, processes: int, bucketing: bool
+) -> None:
+    optim = Optim(lr=1, epochs=1, batch_size=batch_size, accumulation=accumulation, bucketing=bucketing)
 
-    alone = updates(accumulation, 0, 1)
-    assert list(steps(Numbers(size), batch_size, accumulation, 3, 0, first=1)) == alone[1:]  # type: ignore[arg-type]
-    each = [updates(accumulation, rank, processes) for rank in range(processes)]
+    def updates(rank: int, of: int, first: int = 0) -> list[Any]:
+        return list(steps(Numbers(size), optim, 3, 0, first, Group(rank, of)))  # type: ignore[arg-type]
+
+    alone = updates(0, 1)
+    assert updates(0, 1, first=1) == alone[1:]
+    each = [updates(rank, processes) for rank in range(processes)]
     for whole, *parts in zip(alone, *each, strict=True):
         assert all(part.batches for part in parts)
         assert {part.num_examples for part in parts} == {whole.num_examples}

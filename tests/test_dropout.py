@@ -130,3 +130,31 @@ def test_dropout_in_attention_is_that_of_the_formula(tokens: Tokens) -> None:
     (ours,) = torch.autograd.grad((context * weights).sum(), states)
     (reference,) = torch.autograd.grad((expected * weights).sum(), states)
     torch.testing.assert_close(ours, reference)
+
+
+def test_first_tokens_attend_as_if_all_did(tokens: Tokens) -> None:
+    """Without keys and values of all tokens: the same contexts and gradients, by the same masks."""
+    from distill_runner.attention import Heads
+
+    torch.manual_seed(0)
+    batch = batch_of(tokens, [5, 9, 2, 14])
+    query, key, value = (torch.nn.Linear(8, 8, dtype=torch.float64) for _ in range(3))
+    states = torch.randn(len(batch.positions), 8, dtype=torch.float64, requires_grad=True)
+    for noise, p in ((Noise(3, batch), 0.25), (Noise(3, batch), 0.0), (None, 0.0)):
+        heads = Heads(batch, 2, noise)
+        contexts = [
+            heads.attend(torch.cat([layer(states) for layer in (query, key, value)], 1), p, 4)[batch.starts],
+            heads.attend_first(states, query(states[batch.starts]), key, value, p, 4),
+        ]
+        torch.testing.assert_close(contexts[1], contexts[0])
+        weights = torch.randn_like(contexts[0])
+        parameters = [
+            states,
+            query.weight,
+            query.bias,
+            key.weight,
+            value.weight,
+            value.bias,
+        ]  # the key's bias has no say
+        expected, ours = (torch.autograd.grad((context * weights).sum(), parameters) for context in contexts)
+        torch.testing.assert_close(ours, expected)

@@ -1,6 +1,6 @@
 """Attention within each sequence of a pack. The sequences are taken in groups, each padded for the attention alone.
 
-T tokens of a pack, heads of d features; n sequences of a group padded to L; Q queries, L or 1 a sequence.
+T tokens of a pack, heads of d features; n sequences of a group padded to L.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,18 +62,15 @@ class Heads:
         key_NdH, value_NdH = (layer.weight.unflatten(0, (-1, size)) for layer in (key, value))
         queries_BNH = (q_BH.unflatten(1, (-1, size)).transpose(0, 1) @ key_NdH).transpose(0, 1)
         means, sums = [], []
-        for group, queries, (states,) in zip(
-            self.groups,
-            queries_BNH.split([len(group.real) for group in self.groups]),
-            self._pad(h_TH, 1, 1),
-            strict=True,
-        ):
-            probabilities = _scores(queries, states[:, 0], group, size).softmax(-1)[:, :, None]
+        of_groups = queries_BNH.split([len(group.real) for group in self.groups])
+        for group, queries, padded in zip(self.groups, of_groups, self._pad(h_TH, 1, 1), strict=True):
+            states = padded[0, :, 0]
+            probabilities = _scores(queries, states, group, size).softmax(-1)[:, :, None]
             if self.noise is None:
                 probabilities = dropout(probabilities, p)
             else:
                 probabilities = self.noise.attention(probabilities, group, p, site)
-            means.append(probabilities[:, :, 0] @ states[:, 0])
+            means.append(probabilities[:, :, 0] @ states)
             sums.append(probabilities.sum(-1))
         context_NBd = torch.cat(means).transpose(0, 1) @ value_NdH.transpose(1, 2)
         return context_NBd.transpose(0, 1).flatten(1) + (torch.cat(sums) * value.bias.view(-1, size)).flatten(1)
@@ -90,7 +87,7 @@ class Heads:
 
 
 def _scores(queries: Tensor, keys: Tensor, group: Group, size: int) -> Tensor:
-    """(n * heads, Q, L) of queries (n * heads, Q, d) and keys (n * heads, L, d), or without heads.
+    """(n * heads, L, L) of queries and keys (n * heads, L, d), or (n, heads, L) of a query a head and states (n, L, H).
 
     The mask is added, which on a CPU is faster than filling.
     """
@@ -156,8 +153,8 @@ class _Unpad(Function):
             ctx.layouts, rows.split([layout.scatter.numel() for layout in ctx.layouts]), strict=True
         ):
             gather = layout.gather[0]
-            empty = part.new_zeros(gather.numel(), part.shape[1])
-            padded.append(empty.index_copy_(0, layout.scatter.flatten(), part).unflatten(0, gather.shape))
+            zeros = part.new_zeros(gather.numel(), part.shape[1])
+            padded.append(zeros.index_copy_(0, layout.scatter.flatten(), part).unflatten(0, gather.shape))
         return tuple(padded)
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from distill_runner.tasks import Examples
 
 GRANULE = 16
+POOL = 50
+"""Batches whose examples are sorted by length together, as many as in ``transformers``' ``group_by_length``."""
 PADDING = 0
 """Token id under the padding of ``Batch.padded``; no attention sees it."""
 
@@ -117,6 +119,12 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Of the examples, in tokens."""
+        lengths: np.ndarray = np.diff(self.offsets)
+        return lengths
+
     @staticmethod
     def write(folder: Path, examples: "Examples", tokenizer: Any, max_length: int) -> None:
         """Tokenise and save. Long inputs lose tokens from the longer text first, as in BERT's own recipe."""
@@ -165,3 +173,18 @@ def _groups(lengths: np.ndarray, starts: np.ndarray, granule: int | None) -> Ite
 def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
     """The order of examples in one epoch: a function of its arguments alone, so that a resumed run can rebuild it."""
     return np.random.default_rng([seed, epoch]).permutation(size)
+
+
+def bucketed(order: np.ndarray, lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+    """An order whose batches have examples of similar lengths: ``POOL`` batches at a time are sorted.
+
+    The batches come in random order, but for one of fewer examples, which stays the last.
+    """
+    batches: list[np.ndarray] = []
+    for start in range(0, len(order), POOL * batch_size):
+        pool = order[start : start + POOL * batch_size]
+        pool = pool[np.argsort(lengths[pool], kind="stable")]
+        batches += np.split(pool, range(batch_size, len(pool), batch_size))
+    whole = len(order) // batch_size
+    shuffled = np.random.default_rng([seed, epoch, POOL]).permutation(whole)
+    return np.concatenate([batches[number] for number in [*shuffled, *range(whole, len(batches))]])

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from distill_runner.batches import PADDING, Batch, Tokens, epoch_order
+from distill_runner.batches import PADDING, Batch, Tokens, bucketed, epoch_order
+from distill_runner.config import Optim
 from distill_runner.corpora import Corpus, continuations, mask_draws, mask_tokens
 from distill_runner.devices import Device
 from distill_runner.distributed import ALONE, Group
@@ -33,6 +34,10 @@ class Data(Protocol):
     @property
     def token_ids(self) -> np.ndarray | None:
         """The token ids (U,), sorted, that occur in any batch; None if any may."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example."""
 
     def __len__(self) -> int: ...
 
@@ -61,6 +66,10 @@ class TaskData:
         occurring = [np.flatnonzero(np.bincount(tokens.ids)) for tokens in (self.train, *self.validation.values())]
         return reduce(np.union1d, occurring, np.array([PADDING]))
 
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.train.lengths[self.chosen]
+
     def __len__(self) -> int:
         return len(self.chosen)
 
@@ -86,6 +95,10 @@ class TextData:
 
     def __init__(self, train: Tokens, device: Device) -> None:
         self.train, self.device = train, device
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.train.lengths
 
     def __len__(self) -> int:
         return len(self.train)
@@ -114,6 +127,10 @@ class CorpusData:
     @property
     def num_evaluated(self) -> int:
         return len(self.validation)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.train.lengths
 
     def __len__(self) -> int:
         return len(self.train)
@@ -177,17 +194,17 @@ class Update:
     noise: int
 
 
-def steps(
-    data: Data, batch_size: int, accumulation: int, seed: int, epoch: int, first: int = 0, group: Group = ALONE
-) -> Iterator[Update]:
+def steps(data: Data, optim: Optim, seed: int, epoch: int, first: int = 0, group: Group = ALONE) -> Iterator[Update]:
     """The updates of one epoch from the ``first`` on, counted from 0; processes share their batches out.
 
-    Each is in ``accumulation`` batches, fewer at the epoch's end; in more where they do not divide evenly, so that each
-    process has as many. One that is left without an example stands in with another's at no weight: all have then
-    gradients of the same parameters.
+    Each is in ``optim.accumulation`` batches, fewer at the epoch's end; in more where they do not divide evenly, so
+    that each process has as many. One that is left without an example stands in with another's at no weight: all have
+    then gradients of the same parameters.
     """
-    order = epoch_order(len(data), seed, epoch)
-    passes = -(-accumulation // group.size) * group.size
+    order, batch_size = epoch_order(len(data), seed, epoch), optim.batch_size
+    if optim.bucketing:
+        order = bucketed(order, data.lengths, batch_size, seed, epoch)
+    passes = -(-optim.accumulation // group.size) * group.size
     for start in range(first * batch_size, len(order), batch_size):
         update = order[start : start + batch_size]
         parts = np.array_split(update, min(passes, len(update)))

@@ -55,16 +55,17 @@ class Inputs:
         examples = transfer.examples() if transfer and split == TRANSFER else load_split(task, split)
         return examples, task.max_length
 
-    def data(self, stage: Stage, tokenizer: Any | None = None) -> Data:
+    def data(self, stage: Stage) -> Data:
         """What the stage trains on and is judged by, tokenised into the store."""
-        task, corpus, tokenizer = stage.config.task, stage.config.corpus, tokenizer or self.tokenizer(stage)
+        task, corpus = stage.config.task, stage.config.corpus
         if not stage.is_judged:
-            return TextData(self.tokens(stage, "train", tokenizer), self.device())
+            return TextData(self.tokens(stage, "train"), self.device())
         if corpus is not None:
+            tokenizer = self.tokenizer(stage)
             train, held_out = (self.tokens(stage, split, tokenizer) for split in ("train", "validation"))
             seed = stage_seed(stage.config.seed, stage.name)
             return CorpusData(corpus, train, held_out, tokenizer, seed, self.device())
         assert task is not None
-        validation = {name: self.tokens(stage, split, tokenizer) for name, split in task.validation.items()}
-        train = self.tokens(stage, stage.train_split, tokenizer)
+        validation = {name: self.tokens(stage, split) for name, split in task.validation.items()}
+        train = self.tokens(stage, stage.train_split)
         return TaskData(task, train, validation, self.device(), stage.share)

@@ -20,13 +20,13 @@ from distill_runner.batches import Batch, Tokens
 from distill_runner.devices import Device
 from distill_runner.encoders import Shape, extract
 from distill_runner.errors import UserError
+from distill_runner.evaluate import TOKENS_PER_BATCH, by_tokens
 from distill_runner.features import Features, Needs
 from distill_runner.methods.base import Progress
 from distill_runner.seeds import undisturbed
 
 ROWS = 16
 """Matrix products of fewer rows may take another kernel."""
-CACHE_BATCH = 64
 
 
 class TeacherTargets(Protocol):
@@ -93,7 +93,7 @@ class Cached:
         """Run the teacher once over all its examples, longest last, and save its features as float32."""
         tokens = teacher.tokens
         arrays: dict[str, Any] = {}
-        for index in np.array_split(np.argsort(np.diff(tokens.offsets), kind="stable"), -(-len(tokens) // CACHE_BATCH)):
+        for index in by_tokens(tokens, TOKENS_PER_BATCH[teacher.device.torch.type]):
             batch = tokens.batch(index)
             features = teacher(batch)
             columns = {f"cls-{layer}": cls for layer, cls in features.cls.items()}

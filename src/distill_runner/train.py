@@ -132,10 +132,10 @@ class Training:
         self.method.train()
         self.method.begin_epoch(self.progress)
         self.meter.restart()
-        history, optim = self.history, self.optim
+        history = self.history
         remaining = min(self.per_epoch - history.position, self.num_steps - history.step)
         of_epoch = (self.seed, history.epoch, history.position)
-        return islice(steps(self.data, optim.batch_size, optim.accumulation, *of_epoch, self.group), remaining)
+        return islice(steps(self.data, self.optim, *of_epoch, self.group), remaining)
 
     def step(self, update: Update) -> None:
         """One step of the optimiser over the batches of ``update``, those of all processes."""

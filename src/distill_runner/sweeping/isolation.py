@@ -1,7 +1,6 @@
 """A process of its own for each point of a sweep, so that nothing that happens to one reaches the others.
 
-The processes are forked from a server that has imported torch, and what judges models, once; a point starts in a
-tenth of a second.
+The processes are forked from a server that is ``warm``; a point starts in a tenth of a second.
 """
 
 import logging
@@ -43,7 +42,7 @@ def run_apart(run: Run, config: DictConfig) -> Mapping[str, Any]:
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir).absolute()
     multiprocessing.set_start_method("forkserver", force=True)  # joblib's own method, which it sets, is not known there
-    multiprocessing.set_forkserver_preload(["distill_runner.running", "sklearn.metrics"])
+    multiprocessing.set_forkserver_preload(["distill_runner.sweeping.warm"])
     process = multiprocessing.Process(target=_apart, args=(run, config, _plain(HydraConfig.instance().cfg)))
     process.start()
     try:
