@@ -97,7 +97,10 @@ def compare(options: argparse.Namespace) -> str:
     points = len(options.lr) * len(options.eta) * len(options.temperature)
     steps = min(options.epochs * per_epoch, options.max_steps or math.inf)
     judged = sum(len(load_split(setting.task, split)) for split in setting.task.validation.values())
-    updates, judging = other.start + steps * BATCH / other.student, options.epochs * judged / other.evaluation
+    updates, judging = (
+        other.start + steps * BATCH / other.student,
+        math.ceil(steps / per_epoch) * judged / other.evaluation,
+    )
     taught = other.start + steps * BATCH / other.teacher
     total = teacher + grid
     return markdown(

@@ -135,7 +135,8 @@ def test_buckets_have_similar_lengths(lengths: list[int], batch_size: int, seed:
     buckets = bucketed(order, known, batch_size, seed, 3)
     assert np.array_equal(buckets, bucketed(order, known, batch_size, seed, 3))
     assert sorted(buckets.tolist()) == list(range(len(lengths)))
-    pool_of = {int(example): place // (POOL * batch_size) for place, example in enumerate(order)}
+    pool_size = batch_size * max(1, min(POOL, len(lengths) // batch_size // 4))
+    pool_of = {int(example): place // pool_size for place, example in enumerate(order)}
     spans: dict[int, list[tuple[int, int]]] = {}
     for start in range(0, len(buckets), batch_size):
         batch = buckets[start : start + batch_size]

@@ -158,3 +158,19 @@ def test_first_tokens_attend_as_if_all_did(tokens: Tokens) -> None:
         ]  # the key's bias has no say
         expected, ours = (torch.autograd.grad((context * weights).sum(), parameters) for context in contexts)
         torch.testing.assert_close(ours, expected)
+
+
+def test_first_tokens_attend_with_torchs_own_dropout(tokens: Tokens) -> None:
+    """Where there is no noise, as on a GPU: other contexts each time, right in the mean."""
+    from distill_runner.attention import Heads
+
+    torch.manual_seed(0)
+    batch = batch_of(tokens, [5, 9, 2, 14])
+    query, key, value = (torch.nn.Linear(8, 8) for _ in range(3))
+    states = torch.randn(len(batch.positions), 8)
+    first, heads = states[batch.starts], Heads(batch, 2, None)
+    with torch.no_grad():
+        still = heads.attend_first(states, query(first), key, value, 0.0, 4)
+        drawn = torch.stack([heads.attend_first(states, query(first), key, value, 0.5, 4) for _ in range(1000)])
+    assert float(drawn.std(0).min()) > 0
+    assert float(((drawn.mean(0) - still) / (drawn.std(0) / 1000**0.5)).abs().max()) < 5

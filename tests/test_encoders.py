@@ -202,6 +202,23 @@ def test_features_are_those_asked_for(tokens: Tokens) -> None:
     assert features.logits.shape == (4, 3)
 
 
+@pytest.mark.parametrize("width", [256, 768])
+def test_outputs_are_the_same_on_any_number_of_threads(tokens: Tokens, width: int) -> None:
+    """A sweep computes what its points share on more threads than a point has."""
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": width // 64}
+    model, read = make(FAMILIES["bert"](**sizes)), []
+    batches = [tokens.batch(range(count)) for count in (16, 64)]
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with torch.inference_mode():
+            features = [extract(model, batch, ALL) for batch in batches]
+        read.append([part for each in features for part in (each.logits, *each.cls.values()) if part is not None])
+    torch.set_num_threads(before)
+    assert len(read[0]) == 2 * (1 + len(ALL.cls))
+    assert all(torch.equal(one, two) for one, two in zip(*read, strict=True))
+
+
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 @pytest.mark.parametrize("place", ["attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout"])
 def test_dropout_is_that_of_the_configuration(tokens: Tokens, family: str, place: str) -> None:

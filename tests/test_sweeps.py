@@ -25,6 +25,7 @@ from distill_runner import status
 from distill_runner.config import RunConfig
 from distill_runner.errors import UserError
 from distill_runner.pipeline import Pipeline
+from distill_runner.planning import fillable
 from distill_runner.resolving import resolve
 from distill_runner.stages import Stage
 from distill_runner.store import Store
@@ -32,7 +33,7 @@ from distill_runner.sweeping import estimate
 from distill_runner.sweeping.conditions import holds
 from distill_runner.sweeping.halving import replay, rungs, survivors
 from distill_runner.sweeping.points import Grid, Point
-from distill_runner.sweeping.sweep import _cells, missing_stages, missing_targets, run_grid
+from distill_runner.sweeping.sweep import _cells, missing_stages, run_grid
 from fake_results import failed
 
 Compose = Callable[..., RunConfig]
@@ -200,17 +201,10 @@ def test_what_a_shared_stage_needs_is_built_before_it(compose: Compose, tmp_path
 def test_targets_that_points_share_are_computed_before_them(
     compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def made(*overrides: str) -> Point:
-        run = compose(*overrides, f"store.dir={tmp_path}", "runtime.threads=2")
-        return replace(point(run), overrides=overrides)
+    store = Store(tmp_path)
 
-    points = [made("method=rkd"), made("method=alp", "loss.temperature=3"), made("method=alp", "loss.temperature=4")]
-    live = [made("method=alp", f"loss.temperature={value}", "runtime.targets=live") for value in (5, 6)]
-    teacher = points[0].stage.teacher if points[0].stage else None
-    assert teacher is not None
-    Store(tmp_path).get(teacher.spec, lambda folder: None)
-    assert [len(missing_targets(each)) for each in [*points, *live]] == [1, 1, 1, 0, 0]
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    def made(*overrides: str) -> Point:
+        return replace(point(compose(*overrides, f"store.dir={tmp_path}")), overrides=overrides)
 
     def jobs(points: list[Point], workers: int) -> list[Sequence[str]]:
         launched: list[Sequence[str]] = []
@@ -223,16 +217,36 @@ def test_targets_that_points_share_are_computed_before_them(
         run_grid(grid, launch, workers, retry_failed=False, halving=None)
         return launched[: -len(points)]
 
+    two = "runtime.threads=2"
+    points = [made("method=rkd", two), *(made("method=alp", f"loss.temperature={value}", two) for value in (3, 4))]
+    live = [made("method=alp", f"loss.temperature={value}", "runtime.targets=live") for value in (5, 6)]
+    stages = [each.stage for each in points if each.stage is not None]
+    assert [list(fillable(stage, store)) for stage in stages] == [[], [], []]  # there is no teacher yet
+    assert stages[0].teacher is not None
+    store.get(stages[0].teacher.spec, lambda folder: None)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+
     # One that a single point reads, or that nobody would wait for, is that point's own affair.
-    assert jobs([*points, *live], 3) == [
-        ["method=alp", "loss.temperature=3", "runtime.pause_after=0", "runtime.threads=6"]
-    ]
+    filler = ["method=alp", "loss.temperature=3", two, "runtime.targets_only=true"]
+    assert jobs([*points, *live], 3) == [[*filler, "runtime.threads=6"]]
     assert jobs([*points, *live], 1) == []
-    both = jobs([*points, made("method=rkd", "loss.temperature=3")], 5)
-    assert [job[-1] for job in both] == ["runtime.threads=4"] * 2
-    for each in points:
-        assert each.stage is not None
-        Store(tmp_path).get(each.stage.targets_spec(None), lambda folder: None)
+    # Two at once share the threads; by default a worker has its part of the cores.
+    assert [job[-1] for job in jobs([*points, made("method=rkd", "loss.temperature=3")], 5)] == [
+        "runtime.threads=4"
+    ] * 2
+    by_default = [made("method=rkd", f"loss.temperature={value}") for value in (7, 8)]
+    assert [job[-1] for job in jobs(by_default, 4)] == ["runtime.threads=64"]
+
+    # Those that a phase before the student reads count too, and are of no use to one that is built.
+    annealing = made("method=annealing").stage
+    assert annealing is not None
+    ((phase, [spec]),) = fillable(annealing, store)
+    assert (phase.name, spec) == ("phase1", phase.targets_spec(None))
+    store.get(phase.spec, lambda folder: None)
+    assert list(fillable(annealing, store)) == []
+
+    for stage in stages:
+        store.get(stage.targets_spec(None), lambda folder: None)
     assert jobs([*points, *live], 3) == []
 
 
@@ -426,11 +440,15 @@ def test_what_points_share_is_built_first_and_once(tmp_path: Path, sweep: Sweep,
     ended = run(*grid)
     assert ended.code == 0, ended.err
     assert built(tmp_path, "teacher") == ["teacher"]
-    # Two workers would wait for the targets of each method: its first point computes them before, and begins again.
     begun = built(tmp_path, "student")
-    assert begun == ["student"] * (6 if more else 4)
+    assert begun == ["student"] * 4
+    logs = [file.read_text() for file in tmp_path.glob("outputs/runs/*/distill-run.log")]
+    # Two workers would wait for the targets of each method, which a first job computes before them.
+    filled = [-1 < text.find("teacher targets cached") < text.find("stage student: building") for text in logs]
+    assert sum(filled) == (2 if more else 0)
     again = run(*grid)
     assert again.code == 0
+    assert again.out
     assert ended.out.endswith(again.out)
     assert built(tmp_path, "student") == begun
 

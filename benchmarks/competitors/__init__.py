@@ -36,8 +36,6 @@ class Competitor:
 COMPETITORS = {
     "naive": Competitor("naive loop", "naive"),
     "naive_bf16": Competitor("naive loop, bf16", "naive", {"precision": "bf16"}),
-    "naive_teacher": Competitor("naive loop, its teacher", "naive", function="make_teacher"),
-    "naive_evaluation": Competitor("naive loop, its evaluation", "naive", function="make_evaluation"),
     "textbrewer": Competitor("TextBrewer, as its examples", "textbrewer"),
     "textbrewer_tuned": Competitor("TextBrewer, tuned: padded by batch, cached outputs", "textbrewer", {"tuned": True}),
     "torchdistill": Competitor("torchdistill, padded to the maximum", "torchdistill"),
@@ -47,8 +45,14 @@ COMPETITORS = {
     "ours_compiled": Competitor("distill-run, bf16, compiled", "ours", {"precision": "bf16", "compiled": True}),
 }
 
+BESIDE = {
+    "naive_teacher": Competitor("naive loop, its teacher", "naive", function="make_teacher"),
+    "naive_evaluation": Competitor("naive loop, its evaluation", "naive", function="make_evaluation"),
+}
+"""What a whole grid takes besides the training of students."""
+
 
 def competitor(name: str) -> tuple[Competitor, int]:
     """The competitor and its number of processes, from ``ours`` or ``ours*2``."""
     base, _, workers = name.partition("*")
-    return COMPETITORS[base], int(workers or 1)
+    return (COMPETITORS | BESIDE)[base], int(workers or 1)

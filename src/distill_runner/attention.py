@@ -1,6 +1,6 @@
 """Attention within each sequence of a pack. The sequences are taken in groups, each padded for the attention alone.
 
-T tokens of a pack, heads of d features; n sequences of a group padded to L.
+T tokens of a pack of B sequences, N heads of d features; n sequences of a group padded to L.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,7 +89,7 @@ class Heads:
 def _scores(queries: Tensor, keys: Tensor, group: Group, size: int) -> Tensor:
     """(n * heads, L, L) of queries and keys (n * heads, L, d), or (n, heads, L) of a query a head and states (n, L, H).
 
-    The mask is added, which on a CPU is faster than filling.
+    ``size`` are the features of a head, d. The mask is added, which on a CPU is faster than filling.
     """
     mask = torch.zeros_like(group.real, dtype=keys.dtype).masked_fill_(~group.real, -torch.inf)
     mask = mask.repeat_interleave(len(keys) // len(mask), 0)[:, None]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GRANULE = 16
 POOL = 50
-"""Batches whose examples are sorted by length together, as many as in ``transformers``' ``group_by_length``."""
+"""Batches whose examples are sorted by length together, as in ``transformers``' ``group_by_length``."""
 PADDING = 0
 """Token id under the padding of ``Batch.padded``; no attention sees it."""
 
@@ -176,15 +176,17 @@ def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def bucketed(order: np.ndarray, lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """An order whose batches have examples of similar lengths: ``POOL`` batches at a time are sorted.
+    """An order whose batches have examples of similar lengths: up to ``POOL`` batches at a time are sorted.
 
-    The batches come in random order, but for one of fewer examples, which stays the last.
+    Of little data they are fewer, so that epochs differ. The batches come in random order, but for one of fewer
+    examples, which stays the last.
     """
     batches: list[np.ndarray] = []
-    for start in range(0, len(order), POOL * batch_size):
-        pool = order[start : start + POOL * batch_size]
+    pool_size = max(1, min(POOL, len(order) // (4 * batch_size))) * batch_size
+    for start in range(0, len(order), pool_size):
+        pool = order[start : start + pool_size]
         pool = pool[np.argsort(lengths[pool], kind="stable")]
         batches += np.split(pool, range(batch_size, len(pool), batch_size))
     whole = len(order) // batch_size
-    shuffled = np.random.default_rng([seed, epoch, POOL]).permutation(whole)
+    shuffled = np.random.default_rng([seed, epoch, 0, POOL]).permutation(whole)
     return np.concatenate([batches[number] for number in [*shuffled, *range(whole, len(batches))]])

@@ -104,6 +104,7 @@ class Runtime(Schema):
         num_processes: that share each update, on the CPU or with a GPU each.
         workers_per_gpu: runs that share a GPU under ``device: auto``; one more waits.
         targets: read the teacher from a cache or run it live; ``auto`` goes by size and free disk.
+        targets_only: cache the outputs of teachers that are in the store, for the stages that read them, and stop.
         threads: of torch on the CPU; torch's own choice by default.
         gradient_checkpointing: compute each layer of a model in training again in the backward pass instead of keeping
             what it needs: less memory, more time, the same numbers.
@@ -118,10 +119,11 @@ class Runtime(Schema):
     workers_per_gpu: int = Field(1, ge=1)
     precision: Precision = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"
+    targets_only: bool = False
     threads: int | None = Field(None, ge=1)
     gradient_checkpointing: bool = False
     checkpoint_minutes: float = Field(5, gt=0)
-    pause_after: int | None = Field(None, ge=0)
+    pause_after: int | None = Field(None, ge=1)
     checkpoint_steps: int | None = Field(None, ge=1)
     log_every: int = Field(10, ge=1)
 

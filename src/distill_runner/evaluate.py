@@ -29,9 +29,10 @@ def predict(model: PreTrainedModel, tokens: Tokens, device: Device) -> np.ndarra
     return outputs
 
 
-def by_tokens(tokens: Tokens, budget: int) -> Iterator[np.ndarray]:
-    """All examples by length, in batches of about ``budget`` tokens."""
+def by_tokens(tokens: Tokens, budget: int, multiple: int = 1) -> Iterator[np.ndarray]:
+    """All examples by length, in batches of about ``budget`` tokens and, but for the last, ``multiple`` examples."""
     lengths = np.diff(tokens.offsets)
     order = np.argsort(lengths, kind="stable")
     batch_of = np.cumsum(lengths[order]) // budget
-    yield from np.split(order, np.flatnonzero(np.diff(batch_of)) + 1)
+    cuts = (np.flatnonzero(np.diff(batch_of)) + 1) // multiple * multiple
+    yield from np.split(order, np.unique(cuts[cuts > 0]))

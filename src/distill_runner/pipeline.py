@@ -17,6 +17,7 @@ from distill_runner.errors import within
 from distill_runner.inputs import Inputs
 from distill_runner.meter import Log
 from distill_runner.models import build
+from distill_runner.planning import fillable
 from distill_runner.seeds import seed_all, stage_seed
 from distill_runner.sources import require_weights
 from distill_runner.stages import Stage
@@ -79,6 +80,11 @@ class Pipeline:
         """
         with within(f"stages.{stage.name}"):
             return self.store.get(stage.spec, lambda folder: self._yield(stage, folder, pause_after))
+
+    def fill_targets(self, stage: Stage) -> None:
+        """Cache what the stage, and those that it needs, read of teachers that are there. Nothing is trained."""
+        for reader, _ in list(fillable(stage, self.store, self.runtime.targets)):
+            self._targets(reader)
 
     def checkpoints(self, stage: Stage) -> Path:
         """The folder of the stage's model after each of its epochs, and in ``YIELD`` of all that the stage yields.

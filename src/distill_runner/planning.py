@@ -1,5 +1,6 @@
 """What building a stage would touch, told before anything is trained."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +37,23 @@ def plan(stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] 
         if stage.teacher:
             lines += _targets(stage, stage.teacher, store, targets)
     return list(dict.fromkeys([*lines, Planned(stage.name, stage.key, hit, stage.describe())]))
+
+
+def fillable(
+    stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] = "auto"
+) -> Iterator[tuple[Stage, list[Spec]]]:
+    """The stages to build that read a teacher which is there, each with the caches of its outputs that are not."""
+    if store.has(stage.spec):
+        return
+    for upstream in stage.upstream:
+        yield from fillable(upstream, store, targets)
+    teacher = stage.teacher
+    if teacher is None or targets == "live" or why_live("auto", stage.needs[1], stage.reads_text):
+        return
+    if store.has(teacher.checkpoints_spec if stage.route else teacher.spec):
+        missing = [spec for spec in map(stage.targets_spec, stage.followed) if not store.has(spec)]
+        if missing:
+            yield stage, missing
 
 
 def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "cached", "live"]) -> list[Planned]:

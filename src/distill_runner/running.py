@@ -59,6 +59,9 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     if planned[-1].hit and (before := read(folder)) and before["status"] == "done":
         return _report(run, stage, pipeline, folder)
     pipeline.prepare(stage)
+    if run.runtime.targets_only:
+        pipeline.fill_targets(stage)
+        return {"status": "planned", **described_by(run)}
     described = {"key": stage.key, **described_by(run)}
     with going(folder, described):
         record(folder, settings)

@@ -93,7 +93,7 @@ class Cached:
         """Run the teacher once over all its examples, longest last, and save its features as float32."""
         tokens = teacher.tokens
         arrays: dict[str, Any] = {}
-        for index in by_tokens(tokens, TOKENS_PER_BATCH[teacher.device.torch.type]):
+        for index in by_tokens(tokens, TOKENS_PER_BATCH[teacher.device.torch.type], ROWS):
             batch = tokens.batch(index)
             features = teacher(batch)
             columns = {f"cls-{layer}": cls for layer, cls in features.cls.items()}

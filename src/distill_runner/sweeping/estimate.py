@@ -83,7 +83,9 @@ class Estimator:
         stage = _unscheduled(stage)
         optim, teacher = stage.config.optim, stage.teacher.shape if stage.teacher else None
         method = _without_fractions(method_spec(stage.config.method, stage.kind))
-        kind = str((stage.data_spec, stage.shape, teacher, optim.batch_size, optim.accumulation, method))
+        kind = str(
+            (stage.data_spec, stage.shape, teacher, optim.batch_size, optim.accumulation, optim.bucketing, method)
+        )
         if kind not in self.speeds:
             self.speeds[kind] = self._measure(stage)
         return self.speeds[kind]

@@ -12,15 +12,15 @@ from hydra.core.utils import JobReturn
 
 from distill_runner import status
 from distill_runner.errors import UserError
+from distill_runner.planning import fillable
 from distill_runner.report.cells import label
 from distill_runner.report.figures import write_pictures
 from distill_runner.report.rows import row_names
 from distill_runner.report.write import write_report
 from distill_runner.stages import Stage
-from distill_runner.store import Spec, Store, key_of
+from distill_runner.store import Store, key_of
 from distill_runner.sweeping.halving import ROUNDS, Scores, replay, rungs, survivors
 from distill_runner.sweeping.points import Grid, Point
-from distill_runner.teachers import why_live
 from distill_runner.tracking import track_sweep
 
 log = logging.getLogger(__name__)
@@ -99,27 +99,20 @@ def _fill_shared_targets(launch: Launch, points: Sequence[Point], workers: int) 
     """
     readers: dict[str, list[Point]] = {}
     for point in points:
-        for spec in missing_targets(point):
-            readers.setdefault(key_of(spec), []).append(point)
+        if point.stage is not None and point.run is not None:
+            for _, missing in fillable(point.stage, Store(point.run.store.dir), point.run.runtime.targets):
+                for spec in missing:
+                    readers.setdefault(key_of(spec), []).append(point)
     fillers = list(dict.fromkeys(reading[0] for reading in readers.values() if len(reading) > 1))
     if fillers:
         log.info("first the teachers' outputs that several points read")
-    jobs = []
+    jobs, cpus = [], os.cpu_count() or 1
     for point in fillers:
         assert point.run is not None
-        threads = min((point.run.runtime.threads or 0) * max(1, workers // len(fillers)), os.cpu_count() or 1)
-        jobs.append([*point.overrides, "runtime.pause_after=0", *([f"runtime.threads={threads}"] if threads else [])])
+        own = point.run.runtime.threads or max(1, cpus // workers)
+        threads = min(cpus, own * max(1, workers // len(fillers)))
+        jobs.append([*point.overrides, "runtime.targets_only=true", f"runtime.threads={threads}"])
     _launch(launch, jobs)
-
-
-def missing_targets(point: Point) -> list[Spec]:
-    """The caches of teachers' outputs that a point would fill."""
-    stage, run = point.stage, point.run
-    if stage is None or run is None or stage.teacher is None or run.runtime.targets == "live":
-        return []
-    if why_live("auto", stage.needs[1], stage.reads_text):
-        return []
-    return [spec for spec in map(stage.targets_spec, stage.followed) if not Store(run.store.dir).has(spec)]
 
 
 @dataclass

@@ -4,11 +4,9 @@ Nothing here may compute with torch: threads that it starts do not live on in a 
 """
 
 import sklearn.metrics
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers import conversion_mapping
 from transformers.models.bert import modeling_bert
 
-from distill_runner import running
+__all__ = ["modeling_bert", "sklearn"]
 
-__all__ = ["modeling_bert", "running", "sklearn"]
-
-get_checkpoint_conversion_mapping("bert")  # reading a model asks for it, and the table of all types takes a while
+conversion_mapping.get_checkpoint_conversion_mapping("bert")  # asked for by each model that is read, and slow at first
