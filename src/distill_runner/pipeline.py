@@ -83,7 +83,7 @@ class Pipeline:
 
     def fill_targets(self, stage: Stage) -> None:
         """Cache what the stage, and those that it needs, read of teachers that are there. Nothing is trained."""
-        for reader, _ in list(fillable(stage, self.store, self.runtime.targets)):
+        for reader, _ in fillable(stage, self.store, self.runtime.targets):
             self._targets(reader)
 
     def checkpoints(self, stage: Stage) -> Path:
