@@ -74,16 +74,17 @@ class Naive:
 
 def naive(setting: Setting, threads: int, repeats: int) -> Naive:
     """The naive side, one part after the other."""
-    started = time.perf_counter()
-    rates: list[float] = []
-    for name in ("naive", "naive_teacher", "naive_evaluation"):
+
+    def timed(name: str) -> tuple[float, float]:
+        started = time.perf_counter()
         with ExitStack() as stack:
             processes = Processes(stack, setting, *competitor(name), threads)
             processes.first("memory")  # comes back when it is ready
-            if not rates:
-                start = time.perf_counter() - started
-            rates.append(statistics.median(processes.first("rate") for _ in range(repeats)))
-    return Naive(start, *rates)
+            ready = time.perf_counter() - started
+            return ready, statistics.median(processes.first("rate") for _ in range(repeats))
+
+    (start, student), (_, teacher), (_, evaluation) = map(timed, ("naive", "naive_teacher", "naive_evaluation"))
+    return Naive(start, student, teacher, evaluation)
 
 
 def compare(options: argparse.Namespace) -> str:
@@ -97,12 +98,11 @@ def compare(options: argparse.Namespace) -> str:
     points = len(options.lr) * len(options.eta) * len(options.temperature)
     steps = min(options.epochs * per_epoch, options.max_steps or math.inf)
     judged = sum(len(load_split(setting.task, split)) for split in setting.task.validation.values())
-    updates, judging = (
-        other.start + steps * BATCH / other.student,
-        math.ceil(steps / per_epoch) * judged / other.evaluation,
-    )
+    updates = other.start + steps * BATCH / other.student
+    judging = math.ceil(steps / per_epoch) * judged / other.evaluation
     taught = other.start + steps * BATCH / other.teacher
-    total = teacher + grid
+    total, others = teacher + grid, taught + points * (updates + judging)
+    bare = teacher + points * updates
     return markdown(
         [
             [f"{setting.name}, {points} points of {steps:.0f} steps", "seconds"],
@@ -112,12 +112,9 @@ def compare(options: argparse.Namespace) -> str:
             [f"naive: teacher, extrapolated from {other.teacher:.1f} examples/s", f"{taught:.0f}"],
             [f"naive: a student, extrapolated from {other.student:.1f} examples/s", f"{updates:.0f}"],
             [f"naive: its evaluation, extrapolated from {other.evaluation:.1f} examples/s", f"{judging:.0f}"],
-            ["naive: in all, extrapolated", f"{taught + points * (updates + judging):.0f}"],
-            ["times faster", f"{(taught + points * (updates + judging)) / total:.1f}"],
-            [
-                "the same if the naive side had our teacher, and need not evaluate",
-                f"{(teacher + points * updates) / total:.1f}",
-            ],
+            ["naive: in all, extrapolated", f"{others:.0f}"],
+            ["times faster", f"{others / total:.1f}"],
+            ["the same if the naive side had our teacher, and need not evaluate", f"{bare / total:.1f}"],
         ]
     )
 

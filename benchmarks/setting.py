@@ -63,8 +63,7 @@ class Setting:
 
     def lengths(self) -> list[int]:
         """Of the examples that are trained on, in tokens."""
-        offsets = self.tokens().offsets
-        return [int(length) for length in offsets[1:] - offsets[:-1]]
+        return [int(length) for length in self.tokens().lengths]
 
     def batches(self) -> list[Batch]:
         """All batches, as the product draws them."""

@@ -148,14 +148,8 @@ def test_first_tokens_attend_as_if_all_did(tokens: Tokens) -> None:
         ]
         torch.testing.assert_close(contexts[1], contexts[0])
         weights = torch.randn_like(contexts[0])
-        parameters = [
-            states,
-            query.weight,
-            query.bias,
-            key.weight,
-            value.weight,
-            value.bias,
-        ]  # the key's bias has no say
+        # The keys' bias has no say.
+        parameters = [states, query.weight, query.bias, key.weight, value.weight, value.bias]
         expected, ours = (torch.autograd.grad((context * weights).sum(), parameters) for context in contexts)
         torch.testing.assert_close(ours, expected)
 

@@ -3,7 +3,7 @@
 T tokens of a pack of B sequences, N heads of d features; n sequences of a group padded to L.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,10 +75,10 @@ class Heads:
         context_NBd = torch.cat(means).transpose(0, 1) @ value_NdH.transpose(1, 2)
         return context_NBd.transpose(0, 1).flatten(1) + (torch.cat(sums) * value.bias.view(-1, size)).flatten(1)
 
-    def _pad(self, states: Tensor, parts: int, num_heads: int) -> Iterator[Tensor]:
+    def _pad(self, states: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
         """For each group (parts, n, heads, L, d) of the states (T, parts * H)."""
         padded: tuple[Tensor, ...] = _Pad.apply(states, self._layouts(parts, num_heads))
-        return iter(padded)
+        return padded
 
     def _layouts(self, parts: int, num_heads: int) -> list["_Layout"]:
         if (parts, num_heads) not in self.layouts:

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.trainer_pt_utils import get_length_grouped_indices
 
 if TYPE_CHECKING:
     from distill_runner.tasks import Examples
 
 GRANULE = 16
-POOL = 50
-"""Batches whose examples are sorted by length together, as in ``transformers``' ``group_by_length``."""
 PADDING = 0
 """Token id under the padding of ``Batch.padded``; no attention sees it."""
 
@@ -175,18 +174,7 @@ def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(size)
 
 
-def bucketed(order: np.ndarray, lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """An order whose batches have examples of similar lengths: up to ``POOL`` batches at a time are sorted.
-
-    Of little data they are fewer, so that epochs differ. The batches come in random order, but for one of fewer
-    examples, which stays the last.
-    """
-    batches: list[np.ndarray] = []
-    pool_size = max(1, min(POOL, len(order) // (4 * batch_size))) * batch_size
-    for start in range(0, len(order), pool_size):
-        pool = order[start : start + pool_size]
-        pool = pool[np.argsort(lengths[pool], kind="stable")]
-        batches += np.split(pool, range(batch_size, len(pool), batch_size))
-    whole = len(order) // batch_size
-    shuffled = np.random.default_rng([seed, epoch, 0, POOL]).permutation(whole)
-    return np.concatenate([batches[number] for number in [*shuffled, *range(whole, len(batches))]])
+def bucketed_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+    """An order whose batches have examples of similar lengths, as the ``Trainer`` of ``transformers`` groups them."""
+    generator = torch.Generator().manual_seed(int(np.random.default_rng([seed, epoch]).integers(2**63)))
+    return np.array(get_length_grouped_indices(lengths.tolist(), batch_size, generator=generator))

@@ -52,7 +52,7 @@ class Optim(Schema):
 
     Args:
         batch_size: examples of one update, over all ``accumulation`` passes that it is made of.
-        bucketing: make batches of examples of similar lengths: faster, and other batches than the papers'.
+        bucketing: make batches of examples of similar lengths: less padding, and other batches than the papers'.
         epochs: 0 evaluates the model as it is; None leaves the end to ``max_steps``.
         max_steps: ends training earlier; the schedule then spans these steps.
         warmup: share of the steps in which the learning rate rises from 0.

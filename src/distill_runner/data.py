@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from distill_runner.batches import PADDING, Batch, Tokens, bucketed, epoch_order
+from distill_runner.batches import PADDING, Batch, Tokens, bucketed_order, epoch_order
 from distill_runner.config import Optim
 from distill_runner.corpora import Corpus, continuations, mask_draws, mask_tokens
 from distill_runner.devices import Device
@@ -201,9 +201,11 @@ def steps(data: Data, optim: Optim, seed: int, epoch: int, first: int = 0, group
     that each process has as many. One that is left without an example stands in with another's at no weight: all have
     then gradients of the same parameters.
     """
-    order, batch_size = epoch_order(len(data), seed, epoch), optim.batch_size
+    batch_size = optim.batch_size
     if optim.bucketing:
-        order = bucketed(order, data.lengths, batch_size, seed, epoch)
+        order = bucketed_order(data.lengths, batch_size, seed, epoch)
+    else:
+        order = epoch_order(len(data), seed, epoch)
     passes = -(-optim.accumulation // group.size) * group.size
     for start in range(first * batch_size, len(order), batch_size):
         update = order[start : start + batch_size]

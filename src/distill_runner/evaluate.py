@@ -30,9 +30,8 @@ def predict(model: PreTrainedModel, tokens: Tokens, device: Device) -> np.ndarra
 
 
 def by_tokens(tokens: Tokens, budget: int, multiple: int = 1) -> Iterator[np.ndarray]:
-    """All examples by length, in batches of about ``budget`` tokens and, but for the last, ``multiple`` examples."""
-    lengths = np.diff(tokens.offsets)
-    order = np.argsort(lengths, kind="stable")
-    batch_of = np.cumsum(lengths[order]) // budget
+    """All examples by length, in batches of about ``budget`` tokens; but for the last, multiples of ``multiple``."""
+    order = np.argsort(tokens.lengths, kind="stable")
+    batch_of = np.cumsum(tokens.lengths[order]) // budget
     cuts = (np.flatnonzero(np.diff(batch_of)) + 1) // multiple * multiple
     yield from np.split(order, np.unique(cuts[cuts > 0]))

@@ -83,8 +83,11 @@ class Pipeline:
 
     def fill_targets(self, stage: Stage) -> None:
         """Cache what the stage, and those that it needs, read of teachers that are there. Nothing is trained."""
-        for reader, _ in fillable(stage, self.store, self.runtime.targets):
+        readers = [reader for reader, _ in fillable(stage, self.store, self.runtime.targets)]
+        for reader in readers:
             self._targets(reader)
+        if not readers:
+            log.info("there is nothing to cache: it is there, or cannot be, or the teacher is not there yet")
 
     def checkpoints(self, stage: Stage) -> Path:
         """The folder of the stage's model after each of its epochs, and in ``YIELD`` of all that the stage yields.

@@ -38,8 +38,11 @@ def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halvi
         workers: points that run at once on this machine.
         halving: the share of points, 1 / halving, that is kept at each rung; None keeps all.
     Raises:
-        UserError: no point can run at all.
+        UserError: no point can run at all, or is to.
     """
+    if any(point.run and point.run.runtime.targets_only for point in grid.points):
+        problem = "trains no point, and a sweep is there to train them"
+        raise UserError("runtime.targets_only", True, problem, "Leave it out, or run a point alone with it before.")
     if grid.points and all(point.error for point in grid.points):
         raise grid.points[0].error or AssertionError
     log.info("%s", summary(grid))
