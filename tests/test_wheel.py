@@ -14,8 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# One process for the whole module, so that its wheel is built once.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+pytestmark = pytest.mark.slow
 
 
 def files_below(folder: Path) -> Iterator[str]:
