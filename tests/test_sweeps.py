@@ -514,7 +514,7 @@ def test_a_sweep_that_is_killed_goes_on_to_the_same_table(
     grid = ["method=rkd,alp", "optim.lr=1e-3,3e-3", "runtime.checkpoint_minutes=0.001"]
     undisturbed = sweep(*grid, "store.dir=elsewhere", "hydra.sweep.dir=undisturbed/runs")
     assert undisturbed.code == 0, undisturbed.err
-    for number in (signal.SIGKILL, signal.SIGINT):
+    for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGINT):
         command = [sys.executable, "-m", "distill_runner.cli", *arguments, *grid]
         log = (tmp_path / "log").open("w")
         process = subprocess.Popen(

@@ -30,8 +30,12 @@ def predict(model: PreTrainedModel, tokens: Tokens, device: Device) -> np.ndarra
 
 
 def by_tokens(tokens: Tokens, budget: int, multiple: int = 1) -> Iterator[np.ndarray]:
-    """All examples by length, in batches of about ``budget`` tokens; but for the last, multiples of ``multiple``."""
-    order = np.argsort(tokens.lengths, kind="stable")
-    batch_of = np.cumsum(tokens.lengths[order]) // budget
+    """All examples by length, in batches of about ``budget`` tokens.
+
+    All but the last have a multiple of ``multiple`` examples.
+    """
+    lengths = tokens.lengths
+    order = np.argsort(lengths, kind="stable")
+    batch_of = np.cumsum(lengths[order]) // budget
     cuts = (np.flatnonzero(np.diff(batch_of)) + 1) // multiple * multiple
     yield from np.split(order, np.unique(cuts[cuts > 0]))
