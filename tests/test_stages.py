@@ -150,8 +150,11 @@ def test_data_count_by_content_wherever_they_lie(
             r"stages=student -> teacher -> student: a stage needs itself",
         ),
         (["stages.student.teacher=student"], r"stages=student -> student: a stage needs itself"),
-        (["stages.student.teacher=teecher"], r"stages=teecher: there is no such stage\n.*Did you mean 'teacher'"),
-        (["stages.student.model.source=stage:pretrain"], r"stages=pretrain: there is no such stage"),
+        (
+            ["stages.student.teacher=teecher"],
+            r"teacher=teecher: there is no such stage\n.*Did you mean 'teacher'",
+        ),
+        (["stages.student.model.source=stage:pretrain"], r"model.source=stage:pretrain: there is no such stage"),
         (["stages.student.teacher=null"], r"teacher: this method learns from one, and the stage has none"),
         (["student.num_layers=5"], r"num_layers=5: must be between 1 and 4"),
         (["student.init.source=finetuned", "student.num_layers=5"], r"num_layers=5: the source has 4 layers"),

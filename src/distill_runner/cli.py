@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from distill_runner import resolvers
 from distill_runner.errors import TrainingError, UserError
 from distill_runner.help import config_folder, help_text
+from distill_runner.imports import importing
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,8 @@ def run(config: DictConfig) -> Mapping[str, Any]:
     try:
         typed, settings = typed_run(config, overrides), OmegaConf.to_container(config, resolve=True)
         folder = Path(HydraConfig.get().runtime.output_dir).absolute()
-        from distill_runner.running import run_stage  # imports torch
+        with importing():
+            from distill_runner.running import run_stage
 
         return run_stage(typed, folder, settings)  # type: ignore[arg-type]
     except (UserError, OmegaConfBaseException) as error:

@@ -24,8 +24,7 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
     Raises:
         UserError: a stage that does not exist or needs itself; models, data or methods that do not fit.
     """
-    if name not in stages:
-        raise UserError("stages", name, "there is no such stage", nearest(name, stages))
+    _require_stage(stages, name, "stage", name)
     if name in path:
         raise UserError("stages", " -> ".join([*path, name]), "a stage needs itself")
     config = stages[name]
@@ -35,7 +34,9 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
     with within(f"stages.{name}"):
         source = None
         if config.model.source and config.model.source.startswith(STAGE):
-            source = resolve(stages, config.model.source.removeprefix(STAGE), precision, path)
+            upstream = config.model.source.removeprefix(STAGE)
+            _require_stage(stages, upstream, ".model.source", config.model.source)
+            source = resolve(stages, upstream, precision, path)
         shape = _shape(config, source)
         tokenizer = config.model.tokenizer or (source.tokenizer if source else config.model.source)
         if tokenizer is None:
@@ -51,6 +52,13 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
         return replace(stage, teacher=teacher, tokenizer=teacher.tokenizer, route=_route(config, teacher))
 
 
+def _require_stage(stages: Mapping[str, StageConfig], name: str, key: str, value: str) -> None:
+    """See to it that a stage that ``key`` asks for is there."""
+    if name not in stages:
+        remedy = f"{nearest(name, stages)} Methods and experiments (experiment=demo) bring others.".lstrip()
+        raise UserError(key, value, "there is no such stage", remedy)
+
+
 def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple[str, ...]) -> Stage | None:
     """The stage's teacher, if its method reads one. Binding on the meta device is free, and shows misfits early."""
     wanted = stage.config.teacher
@@ -61,6 +69,7 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
             return None
         if wanted is None:
             raise UserError("teacher", None, "this method learns from one, and the stage has none")
+        _require_stage(stages, wanted, ".teacher", wanted)
         teacher = resolve(stages, wanted, stage.precision, path)
         if teacher.tokenizer_spec != stage.tokenizer_spec:
             require_same_vocabulary(teacher.tokenizer, stage.tokenizer)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from math import isfinite
 from typing import Any
@@ -90,6 +91,7 @@ def _is_term(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Term) and not inspect.isabstract(kind)
 
 
+@cache
 def _arguments(kind: type[Term]) -> type[Schema]:
     """The constructor's signature as a schema."""
     fields: dict[str, Any] = {

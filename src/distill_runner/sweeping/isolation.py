@@ -42,7 +42,7 @@ def run_apart(run: Run, config: DictConfig) -> Mapping[str, Any]:
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir).absolute()
     multiprocessing.set_start_method("forkserver", force=True)  # joblib's own method, which it sets, is not known there
-    multiprocessing.set_forkserver_preload(["distill_runner.running", "distill_runner.sweeping.warm"])
+    multiprocessing.set_forkserver_preload(["distill_runner.sweeping.warm"])
     process = multiprocessing.Process(target=_apart, args=(run, config, _plain(HydraConfig.instance().cfg)))
     process.start()
     try:

@@ -3,10 +3,15 @@
 Nothing here may compute with torch: threads that it starts do not live on in a fork.
 """
 
-import sklearn.metrics
-from transformers import conversion_mapping
-from transformers.models.bert import modeling_bert
+from distill_runner.imports import importing
 
-__all__ = ["modeling_bert", "sklearn"]
+with importing():
+    import sklearn.metrics
+    from transformers import conversion_mapping
+    from transformers.models.bert import modeling_bert
 
-conversion_mapping.get_checkpoint_conversion_mapping("bert")  # asked for by each model that is read, and slow at first
+    from distill_runner import running
+
+    conversion_mapping.get_checkpoint_conversion_mapping("bert")  # asked for by each model that is read, slow at first
+
+__all__ = ["modeling_bert", "running", "sklearn"]

@@ -31,9 +31,12 @@ class GridSweeper(BasicSweeper):
         super().__init__(max_batch_size=None, params=params)
 
     def sweep(self, arguments: list[str]) -> None:
-        from distill_runner.sweeping.plan import show_plan
-        from distill_runner.sweeping.points import expand
-        from distill_runner.sweeping.sweep import finish, run_grid, sweep_folder
+        from distill_runner.imports import importing
+
+        with importing():
+            from distill_runner.sweeping.plan import show_plan
+            from distill_runner.sweeping.points import expand
+            from distill_runner.sweeping.sweep import finish, run_grid, sweep_folder
 
         assert self.config is not None
         assert self.hydra_context is not None
