@@ -5,7 +5,7 @@ import importlib.util
 import os
 import random
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,11 +138,13 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
     Unless ``tiny=False``: the tiny task and a teacher from the tiny BERT, 2 epochs each, a student of 2 layers.
     """
     import hydra
+    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import DictConfig, OmegaConf
 
     from distill_runner import resolvers
     from distill_runner.composed import typed_run
     from distill_runner.help import config_folder
+    from distill_runner.sweeping.points import ReadOnce
 
     defaults = [
         "task=custom",
@@ -159,10 +161,15 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
         "optim.batch_size=16",
     ]
 
-    @lru_cache
+    @cache
+    def repository() -> ReadOnce:
+        return ReadOnce(GlobalHydra.instance().config_loader())
+
+    @cache
     def of_groups(overrides: tuple[str, ...]) -> DictConfig:
         resolvers.register()
         with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+            GlobalHydra.instance().config_loader().repository = repository()  # type: ignore[attr-defined]
             return hydra.compose("config", list(overrides))
 
     def composed(*overrides: str, tiny: bool = True) -> "RunConfig":
