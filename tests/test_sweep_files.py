@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from distill_runner import resolvers
+from distill_runner.composed import typed_run
 from distill_runner.errors import UserError
 from distill_runner.help import config_folder
 from distill_runner.sweeping.points import Grid, expand
@@ -43,6 +44,19 @@ def test_a_sweep_brings_its_settings_to_every_point() -> None:
     grid = points("demo/grid")
     assert [point.described["task"] for point in grid.points] == ["demo_sentences"] * 12
     assert {point.run.stages["student"].optim.lr for point in grid.points if point.run} == {2e-4, 5e-4, 1e-3}
+
+
+def test_points_are_what_hydra_composes(deep_bert_folder: Path) -> None:
+    """Choices of groups are composed once, values set on copies of that; no value of one point is left to another."""
+    fixed = ["task=demo_sentences", "teacher=base", f"teacher.source={deep_bert_folder}"]
+    found = grid_of(fixed, "method=nkd,alp", "loss.eta=choice(0.2,0.3)", "optim.lr=choice(1e-3,2e-3)")
+    every = [*found.points, *(point for point, _ in found.merged), found.point([*fixed, "method=nkd"])]
+    assert len(every) == 9
+    for point in every:
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            composed = typed_run(compose("config", list(point.overrides)))
+        assert point.run is not None, point.error
+        assert point.run.stages == composed.stages
 
 
 def test_a_point_whose_data_are_missing_leaves_the_others_alone(
