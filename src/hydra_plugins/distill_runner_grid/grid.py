@@ -12,6 +12,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
+from distill_runner.imports import importing
+
 
 @dataclass
 class GridSweeperConf:
@@ -31,8 +33,6 @@ class GridSweeper(BasicSweeper):
         super().__init__(max_batch_size=None, params=params)
 
     def sweep(self, arguments: list[str]) -> None:
-        from distill_runner.imports import importing
-
         with importing():
             from distill_runner.sweeping.plan import show_plan
             from distill_runner.sweeping.points import expand
