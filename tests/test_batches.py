@@ -88,6 +88,24 @@ def test_groups_cover_any_batch_once(ragged: Tokens, index: list[int], granule: 
     assert granule is not None or len(batch.groups) == 1
 
 
+@given(index=st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, max_size=400))
+def test_rounded_is_the_same_sequences_and_tokens_of_none(ragged: Tokens, index: list[int]) -> None:
+    batch = ragged.batch(index)
+    rounded, size = batch.rounded(), len(batch.input_ids)
+    added = len(rounded.input_ids) - size
+    assert 0 <= added < max(16, size / 31)
+    assert len(rounded.input_ids) % 16 == 0
+    for name in ("input_ids", "segments", "positions"):
+        assert getattr(rounded, name).tolist() == [*getattr(batch, name).tolist(), *[0] * added]
+    assert rounded.groups is batch.groups
+    assert rounded.starts is batch.starts
+
+
+def test_rounded_batches_have_few_numbers_of_tokens(ragged: Tokens) -> None:
+    sizes = {len(ragged.batch([1] * count).rounded().input_ids) for count in range(1000, 2000)}
+    assert len(sizes) <= 33
+
+
 @given(index=st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, max_size=40))
 def test_padded_is_the_same_tokens_with_zeros_behind(ragged: Tokens, index: list[int]) -> None:
     batch = ragged.batch(index)

@@ -1,5 +1,6 @@
 """Features of a packed batch against the model's own forward, example by example and padded."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,6 +116,31 @@ def test_gradients_equal_those_of_padding(tokens: Tokens, family: str, needs: Ne
     assert len(ours) > 30
     for name, gradient in ours.items():
         torch.testing.assert_close(gradient, reference[name], rtol=1e-9, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("needs", [ALL, Needs(cls=frozenset({2}), projections=frozenset({("key", 1), ("query", 3)}))])
+def test_tokens_of_no_sequence_change_nothing(tokens: Tokens, needs: Needs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In low precision a batch is rounded up to few numbers of tokens; here in float64, with dropout."""
+    batch = replace(tokens.batch(range(20)), noise=1)
+    assert len(batch.rounded().input_ids) > len(batch.input_ids)
+
+    def read() -> tuple[list[Tensor], dict[str, Tensor]]:
+        model = make(FAMILIES["bert"](), dtype=torch.float64).train()
+        features = extract(model, batch, needs)
+        logits = [] if features.logits is None else [features.logits]
+        parts = [*logits, *features.cls.values(), *features.projections.values()]
+        torch.stack([part.square().sum() for part in parts]).sum().backward()
+        return parts, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    plain, plain_gradients = read()
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _device: True)
+    rounded, gradients = read()
+    assert len(plain) == len(needs.cls) + len(needs.projections) + needs.logits
+    for mine, other in zip(rounded, plain, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+    assert gradients.keys() == plain_gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, plain_gradients[name], rtol=1e-10, atol=1e-10, msg=name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

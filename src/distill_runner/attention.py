@@ -45,7 +45,7 @@ class Heads:
             else:
                 real = group.real[:, None, None]
                 contexts.append(scaled_dot_product_attention(queries, keys, values, real, dropout_p=p))
-        context_TH: Tensor = _Unpad.apply(self._layouts(1, self.num_heads), *contexts)
+        context_TH: Tensor = _Unpad.apply(self._layouts(1, self.num_heads), len(projected), *contexts)
         return context_TH
 
     def attend_first(self, h_TH: Tensor, q_BH: Tensor, key: Any, value: Any, p: float, site: int) -> Tensor:
@@ -117,6 +117,11 @@ class _Layout:
             ((part[:, None] * n + sequence) * num_heads + head) * length + column,
         )
 
+    def rows(self, states: Tensor) -> Tensor:
+        """(T * parts * heads, d) of (T, parts * H)."""
+        parts, _, heads, _ = self.gather.shape
+        return states.reshape(len(states) * parts * heads, -1)
+
 
 class _Pad(Function):
     """(T, parts * H) -> (parts, n, heads, L, d) of each group.
@@ -126,42 +131,47 @@ class _Pad(Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, layouts: Sequence[_Layout]) -> tuple[Tensor, ...]:
-        ctx.layouts = layouts
-        rows = states.view(sum(layout.scatter.numel() for layout in layouts), -1)
+        ctx.layouts, ctx.num_tokens = layouts, len(states)
+        rows = layouts[0].rows(states)
         return tuple(
             rows.index_select(0, layout.gather.flatten()).unflatten(0, layout.gather.shape) for layout in layouts
         )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _tokens(gradients, ctx.layouts), None
+        return _tokens(gradients, ctx.layouts, ctx.num_tokens), None
 
 
 class _Unpad(Function):
     """(n, heads, L, d) of each group -> (T, H)."""
 
     @staticmethod
-    def forward(ctx: Any, layouts: Sequence[_Layout], *padded: Tensor) -> Tensor:
+    def forward(ctx: Any, layouts: Sequence[_Layout], num_tokens: int, *padded: Tensor) -> Tensor:
         ctx.layouts = layouts
-        return _tokens(padded, layouts)
+        return _tokens(padded, layouts, num_tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows = gradient.reshape(sum(layout.scatter.numel() for layout in ctx.layouts), -1)
-        padded: list[Tensor | None] = [None]
-        for layout, part in zip(
-            ctx.layouts, rows.split([layout.scatter.numel() for layout in ctx.layouts]), strict=True
-        ):
+        padded: list[Tensor | None] = [None, None]
+        for layout, part in zip(ctx.layouts, _of_groups(ctx.layouts[0].rows(gradient), ctx.layouts), strict=False):
             gather = layout.gather[0]
             zeros = part.new_zeros(gather.numel(), part.shape[1])
             padded.append(zeros.index_copy_(0, layout.scatter.flatten(), part).unflatten(0, gather.shape))
         return tuple(padded)
 
 
-def _tokens(padded: Sequence[Tensor], layouts: Sequence[_Layout]) -> Tensor:
-    """The rows of all groups' tokens, as (T, parts * H)."""
-    sizes = [layout.scatter.numel() for layout in layouts]
-    rows = padded[0].new_empty(sum(sizes), padded[0].shape[-1])
-    for states, layout, part in zip(padded, layouts, rows.split(sizes), strict=True):
+def _tokens(padded: Sequence[Tensor], layouts: Sequence[_Layout], num_tokens: int) -> Tensor:
+    """The rows of all groups' tokens, as (T, parts * H); zero for tokens of no group."""
+    parts, _, heads, _ = layouts[0].gather.shape
+    rows = padded[0].new_empty(num_tokens * parts * heads, padded[0].shape[-1])
+    *of_groups, others = _of_groups(rows, layouts)
+    for states, layout, part in zip(padded, layouts, of_groups, strict=True):
         torch.index_select(states.flatten(0, -2), 0, layout.scatter.flatten(), out=part)
-    return rows.view(sum(len(layout.scatter) for layout in layouts), -1)
+    others.zero_()
+    return rows.view(num_tokens, -1)
+
+
+def _of_groups(rows: Tensor, layouts: Sequence[_Layout]) -> tuple[Tensor, ...]:
+    """The rows of each group, and those of tokens of none, which are the last ones."""
+    sizes = [layout.scatter.numel() for layout in layouts]
+    return rows.split([*sizes, len(rows) - sum(sizes)])

@@ -9,7 +9,7 @@ of 16 of them: ``teachers`` sees to that).
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,6 +87,18 @@ class Batch:
 
         groups = tuple(Group(**moved(group)) for group in self.groups)
         return Batch(**moved(self) | {"groups": groups, "index": self.index})
+
+    def rounded(self) -> "Batch":
+        """With tokens of no sequence behind the others, so that batches have few different numbers of tokens.
+
+        Up to the next multiple of 16, or, of more than 1,024 tokens, 3 % more at most.
+        """
+        size = len(self.input_ids)
+        step = max(16, 2 ** (size.bit_length() - 6))
+        ids, segments, positions = (
+            torch.nn.functional.pad(part, (0, -size % step)) for part in (self.input_ids, self.segments, self.positions)
+        )
+        return replace(self, input_ids=ids, segments=segments, positions=positions)
 
     def padded(self) -> tuple[Tensor, Tensor, Tensor]:
         """``input_ids``, ``segments`` and ``attention_mask``, each (B, L), for backbones that need padding."""

@@ -70,8 +70,14 @@ class Device:
 
     @property
     def granule(self) -> int | None:
-        """On a GPU one attention call for the whole batch beats many small ones."""
-        return GRANULE if self.torch.type == "cpu" else None
+        """To multiples of what lengths are rounded up for the attention (``batches``).
+
+        On a GPU one attention call for the whole batch beats many small ones. In low precision a CPU multiplies blocks
+        of 32 columns, and compiles a kernel for each shape.
+        """
+        if self.torch.type != "cpu":
+            return None
+        return 2 * GRANULE if self.precision in _LOW else GRANULE
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.precision not in _LOW:

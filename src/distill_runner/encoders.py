@@ -67,6 +67,11 @@ def extract(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
 def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Features:
     backbone: Any = model.base_model
     layers = backbone.encoder.layer
+    num_tokens = len(batch.input_ids)
+    if torch.is_autocast_enabled(batch.input_ids.device.type):
+        batch = (
+            batch.rounded()
+        )  # a CPU's kernels for low precision are compiled for each number of rows, in milliseconds
     noise = Noise.of(batch) if model.training else None
     whole = len(layers) if needs.logits or needs.next_sentence else max(needs.cls, default=0)
     deepest = max([whole, *(number for _, number in needs.projections)])
@@ -75,13 +80,13 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Featu
     for number, layer in enumerate(layers[:deepest], start=1):
         wanted = [name for name in PROJECTIONS if (name, number) in needs.projections]
         if number == deepest > whole:  # nobody reads what this layer makes of its projections
-            features.projections |= {(name, number): _project(layer, [name], h_TH) for name in wanted}
+            features.projections |= {(name, number): _project(layer, [name], h_TH)[:num_tokens] for name in wanted}
             break
         # Nobody reads the other tokens of the last layer, unless the head is token-wise.
         only_cls = number == deepest and batch.rows is None
         run = partial(_layer, layer, heads, number * SITES, batch.starts if only_cls else None, wanted)
         h_TH, read = checkpoint(run, h_TH, use_reentrant=False) if _computed_twice(layer) else run(h_TH)
-        features.projections |= {(name, number): read[name] for name in wanted}
+        features.projections |= {(name, number): read[name][:num_tokens] for name in wanted}
         if number in needs.cls:
             features.cls[number] = h_TH if only_cls else h_TH.index_select(0, batch.starts)
     if needs.logits:
