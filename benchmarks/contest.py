@@ -5,7 +5,6 @@ outputs) is done before the clock starts, and a first step is not counted.
 """
 
 import multiprocessing
-import resource
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.competitors import Competitor, competitor
-from benchmarks.machine import matmul_peak, student_operations, synchronize
+from benchmarks.machine import matmul_peak, peak_memory, student_operations, synchronize
 from benchmarks.setting import BATCH, Setting
 from distill_runner.terminal import quiet
 
@@ -73,7 +72,7 @@ class Seat:
         """The most that this process ever held, in MiB: of the GPU where it trains there."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_reserved(self.device) / 2**20
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        return peak_memory()
 
     def curve(self) -> list[float]:
         """The losses without dropout."""

@@ -2,10 +2,12 @@
 
 import os
 import platform
+import resource
 import time
 from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -48,6 +50,13 @@ def _seconds(a: torch.Tensor, b: torch.Tensor) -> float:
     a @ b
     synchronize(a.device)
     return time.perf_counter() - started
+
+
+def peak_memory() -> float:
+    """The most that this process ever held, in MiB. Linux begins ``ru_maxrss`` with what its parent had."""
+    if (status := Path("/proc/self/status")).exists():
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # bytes on macOS
 
 
 def synchronize(device: torch.device) -> None:

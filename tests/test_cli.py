@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from command import Ended, distill_run
@@ -180,6 +181,8 @@ def test_a_run_leaves_its_result(alp: Ended, workplace: Path, inputs: tuple[str,
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["stages"]["student"]["optim"]["lr"] == 3e-3
     assert config["stages"]["student"]["method"]["weights"]["ce"] == pytest.approx(0.3)
+    denormal = torch.tensor([1 << 16], dtype=torch.int32).view(torch.float32)
+    assert (denormal * 0.5).view(torch.int32).tolist() == [0]
     versions = json.loads((folder / "environment.json").read_text())
     assert {"python", "packages", "commit"} <= versions.keys()
     assert versions["packages"]["torch"]

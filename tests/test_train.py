@@ -3,6 +3,8 @@
 import itertools
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
@@ -651,3 +653,16 @@ def test_bf16_trains_with_weights_in_float32(make: Make, tmp_path: Path) -> None
     full, half = ([values["loss"] for values, _, _ in rows[name] if "loss" in values] for name in rows)
     assert full != half
     assert half == pytest.approx(full, rel=0.05)
+
+
+def test_denormals_are_zero_on_all_threads() -> None:
+    """In a process of its own, whose threads are started after that."""
+    script = """
+import torch
+from distill_runner.devices import use_threads
+use_threads(2)
+denormals = torch.full((4_000_000,), 1 << 16, dtype=torch.int32).view(torch.float32)
+print((denormals * 0.5).view(torch.int32).count_nonzero().item(), torch.get_num_threads())
+"""
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["0", "2"]

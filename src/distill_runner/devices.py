@@ -95,6 +95,17 @@ class Device:
         return batch.to(self.torch)
 
 
+def use_threads(count: int | None = None) -> None:
+    """How this process computes on a CPU: to be called ahead of the first product, whose threads take it over.
+
+    Denormal numbers become zero. AdamW's averages of gradients decay into them where a word has not occurred for some
+    750 updates, and stay there; some CPUs take many times as long for such numbers (docs/performance.md).
+    """
+    torch.set_flush_denormal(True)
+    if count:
+        torch.set_num_threads(count)
+
+
 def cpu_has_bf16() -> bool:
     """Whether the CPU multiplies bf16 by itself; others take many instructions for it."""
     return any(there for name, there in torch.cpu.get_capabilities().items() if "bf16" in name)

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from distill_runner.config import RunConfig
+from distill_runner.devices import use_threads
 from distill_runner.errors import Paused, UserError
 from distill_runner.meter import Log
 from distill_runner.pipeline import Pipeline
@@ -42,10 +43,10 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         Paused: after ``runtime.pause_after`` epochs.
     """
     quiet()
-    if run.runtime.threads:
-        torch.set_num_threads(run.runtime.threads)
-    elif run.runtime.num_processes > 1:
-        torch.set_num_threads(max(1, torch.get_num_threads() // run.runtime.num_processes))
+    threads = run.runtime.threads
+    if threads is None and run.runtime.num_processes > 1:
+        threads = max(1, torch.get_num_threads() // run.runtime.num_processes)
+    use_threads(threads)
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     pipeline = Pipeline(Store(run.store.dir), run.runtime)
     if stage.name == STUDENT and not stage.is_judged:
