@@ -175,14 +175,33 @@ def test_a_plan_trains_nothing(tmp_path: Path, inputs: tuple[str, ...]) -> None:
 # Running.
 
 
+def test_a_run_computes_without_denormals(
+    tmp_path: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distill_runner import running
+    from distill_runner.planning import plan
+
+    halves = []
+
+    def half() -> int:
+        """The bits of half of a denormal number."""
+        return int((torch.tensor([1 << 16], dtype=torch.int32).view(torch.float32) * 0.5).view(torch.int32))
+
+    def observed(*arguments: Any) -> Any:
+        halves.append(half())
+        return plan(*arguments)
+
+    monkeypatch.setattr(running, "plan", observed)
+    distill_run(tmp_path, *inputs, "method=alp", "plan=true")
+    assert (halves, half()) == ([0], 1 << 15)
+
+
 def test_a_run_leaves_its_result(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
     folder = run_folder(alp)
     assert folder.parent == workplace / "outputs" / "runs"
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["stages"]["student"]["optim"]["lr"] == 3e-3
     assert config["stages"]["student"]["method"]["weights"]["ce"] == pytest.approx(0.3)
-    denormal = torch.tensor([1 << 16], dtype=torch.int32).view(torch.float32)
-    assert (denormal * 0.5).view(torch.int32).tolist() == [0]
     versions = json.loads((folder / "environment.json").read_text())
     assert {"python", "packages", "commit"} <= versions.keys()
     assert versions["packages"]["torch"]

@@ -659,10 +659,11 @@ def test_denormals_are_zero_on_all_threads() -> None:
     """In a process of its own, whose threads are started after that."""
     script = """
 import torch
-from distill_runner.devices import use_threads
-use_threads(2)
-denormals = torch.full((4_000_000,), 1 << 16, dtype=torch.int32).view(torch.float32)
-print((denormals * 0.5).view(torch.int32).count_nonzero().item(), torch.get_num_threads())
+from distill_runner.devices import without_denormals
+torch.set_num_threads(2)
+with without_denormals():
+    denormals = torch.full((4_000_000,), 1 << 16, dtype=torch.int32).view(torch.float32)
+    print((denormals * 0.5).view(torch.int32).count_nonzero().item(), torch.get_num_threads())
 """
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["0", "2"]

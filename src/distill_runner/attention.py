@@ -153,7 +153,8 @@ class _Unpad(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         padded: list[Tensor | None] = [None, None]
-        for layout, part in zip(ctx.layouts, _of_groups(ctx.layouts[0].rows(gradient), ctx.layouts), strict=False):
+        *of_groups, _ = _of_groups(ctx.layouts[0].rows(gradient), ctx.layouts)
+        for layout, part in zip(ctx.layouts, of_groups, strict=True):
             gather = layout.gather[0]
             zeros = part.new_zeros(gather.numel(), part.shape[1])
             padded.append(zeros.index_copy_(0, layout.scatter.flatten(), part).unflatten(0, gather.shape))

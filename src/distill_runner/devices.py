@@ -2,7 +2,8 @@
 
 import logging
 import re
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -95,15 +96,18 @@ class Device:
         return batch.to(self.torch)
 
 
-def use_threads(count: int | None = None) -> None:
-    """How this process computes on a CPU: to be called ahead of the first product, whose threads take it over.
+@contextmanager
+def without_denormals() -> Iterator[None]:
+    """Denormal numbers are zero, also in threads that are started meanwhile.
 
-    Denormal numbers become zero. AdamW's averages of gradients decay into them where a word has not occurred for some
-    750 updates, and stay there; some CPUs take many times as long for such numbers (docs/performance.md).
+    AdamW's averages of gradients decay into them where a word has not occurred for some 750 updates, and stay there;
+    some CPUs take many times as long for such numbers (docs/log.md).
     """
     torch.set_flush_denormal(True)
-    if count:
-        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def cpu_has_bf16() -> bool:

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from distill_runner.config import RunConfig
-from distill_runner.devices import use_threads
+from distill_runner.devices import without_denormals
 from distill_runner.errors import Paused, UserError
 from distill_runner.meter import Log
 from distill_runner.pipeline import Pipeline
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 STUDENT = "student"
 
 
+@without_denormals()
 def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Build the stage ``run.stage`` with all that it needs, and report it.
 
@@ -43,10 +44,10 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         Paused: after ``runtime.pause_after`` epochs.
     """
     quiet()
-    threads = run.runtime.threads
-    if threads is None and run.runtime.num_processes > 1:
-        threads = max(1, torch.get_num_threads() // run.runtime.num_processes)
-    use_threads(threads)
+    if run.runtime.threads:
+        torch.set_num_threads(run.runtime.threads)
+    elif run.runtime.num_processes > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // run.runtime.num_processes))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     pipeline = Pipeline(Store(run.store.dir), run.runtime)
     if stage.name == STUDENT and not stage.is_judged:
