@@ -69,9 +69,7 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: Needs) -> Featu
     layers = backbone.encoder.layer
     num_tokens = len(batch.input_ids)
     if torch.is_autocast_enabled(batch.input_ids.device.type):
-        batch = (
-            batch.rounded()
-        )  # a CPU's kernels for low precision are compiled for each number of rows, in milliseconds
+        batch = batch.rounded()  # a CPU's kernels for low precision are compiled for each number of rows
     noise = Noise.of(batch) if model.training else None
     whole = len(layers) if needs.logits or needs.next_sentence else max(needs.cls, default=0)
     deepest = max([whole, *(number for _, number in needs.projections)])
