@@ -12,7 +12,7 @@ from distill_runner import encoders
 from distill_runner import train as train_module
 from distill_runner.config import Optim, Precision, Runtime
 from distill_runner.data import TaskData
-from distill_runner.devices import Device
+from distill_runner.devices import Device, keep_freed_memory
 from distill_runner.teachers import Live, TeacherTargets
 from distill_runner.train import Training
 
@@ -20,6 +20,7 @@ from distill_runner.train import Training
 def make(
     setting: Setting, dtype: torch.dtype = torch.float32, precision: Precision = "fp32", compiled: bool = False
 ) -> Train:
+    keep_freed_memory()
     if compiled:
         setattr(train_module, "extract", torch.compile(encoders.extract, dynamic=True))  # noqa: B010
     device, tokens = Device.of(setting.device, precision), setting.tokens()

@@ -1,9 +1,10 @@
 """Where and in which precision tensors are computed."""
 
+import ctypes
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ from distill_runner.gpus import claim_several_visible, claim_visible
 log = logging.getLogger(__name__)
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Of glibc's malloc.h."""
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -108,6 +111,18 @@ def without_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(False)
+
+
+def keep_freed_memory() -> None:
+    """Memory that is freed stays with the process, for good, where the C library is glibc.
+
+    Otherwise blocks of more than 32 MiB go back to the system at once, such as the gradient of a vocabulary at each
+    update, and their pages come back one by one, filled with zeros.
+    """
+    with suppress(AttributeError, TypeError):  # of other libraries, of Windows
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def cpu_has_bf16() -> bool:
