@@ -674,7 +674,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         name: int(subprocess.run([sys.executable, "-c", script, *given], capture_output=True, check=True).stdout)
         for name, given in {"freed": [], "kept": ["keep"]}.items()
     }
-    assert faults["kept"] < 100 < faults["freed"]
+    assert faults["kept"] < 16 < faults["freed"]  # 32 of huge pages
 
 
 def test_denormals_are_zero_on_all_threads() -> None:
