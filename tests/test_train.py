@@ -660,14 +660,13 @@ def test_bf16_trains_with_weights_in_float32(make: Make, tmp_path: Path) -> None
 def test_freed_memory_comes_back_without_page_faults() -> None:
     """Of a block of 64 MiB that is made and dropped, again and again, the pages stay."""
     script = """
-import resource, sys
+import contextlib, resource, sys
 import torch
-from distill_runner.devices import keep_freed_memory
-if len(sys.argv) > 1:
-    keep_freed_memory()
-for _ in range(8):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.zeros(2**24)
+from distill_runner.devices import computing
+with computing() if len(sys.argv) > 1 else contextlib.nullcontext():
+    for _ in range(8):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.zeros(2**24)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     faults = {
@@ -681,9 +680,9 @@ def test_denormals_are_zero_on_all_threads() -> None:
     """In a process of its own, whose threads are started after that."""
     script = """
 import torch
-from distill_runner.devices import without_denormals
+from distill_runner.devices import computing
 torch.set_num_threads(2)
-with without_denormals():
+with computing():
     denormals = torch.full((4_000_000,), 1 << 16, dtype=torch.int32).view(torch.float32)
     print((denormals * 0.5).view(torch.int32).count_nonzero().item(), torch.get_num_threads())
 """

@@ -12,7 +12,7 @@ from distill_runner import encoders
 from distill_runner import train as train_module
 from distill_runner.config import Optim, Precision, Runtime
 from distill_runner.data import TaskData
-from distill_runner.devices import Device, keep_freed_memory
+from distill_runner.devices import Device, computing
 from distill_runner.teachers import Live, TeacherTargets
 from distill_runner.train import Training
 
@@ -20,7 +20,6 @@ from distill_runner.train import Training
 def make(
     setting: Setting, dtype: torch.dtype = torch.float32, precision: Precision = "fp32", compiled: bool = False
 ) -> Train:
-    keep_freed_memory()
     if compiled:
         setattr(train_module, "extract", torch.compile(encoders.extract, dynamic=True))  # noqa: B010
     device, tokens = Device.of(setting.device, precision), setting.tokens()
@@ -29,6 +28,7 @@ def make(
     if dtype != torch.float32:  # the cache is float32
         targets = Live(setting.teacher().to(dtype), tokens, setting.stage.needs[1], device)
 
+    @computing()
     def train(student: Any, steps: int) -> list[float]:
         curve: list[float] = []
         optim = {"lr": LR, "weight_decay": WEIGHT_DECAY, "batch_size": BATCH, "schedule": "constant", "warmup": 0}

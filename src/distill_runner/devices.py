@@ -100,12 +100,13 @@ class Device:
 
 
 @contextmanager
-def without_denormals() -> Iterator[None]:
-    """Denormal numbers are zero, also in threads that are started meanwhile.
+def computing() -> Iterator[None]:
+    """How a process is set while it trains: denormal numbers are zero, and memory that is freed stays, for good.
 
-    AdamW's averages of gradients decay into them where a word has not occurred for some 750 updates, and stay there;
-    some CPUs take many times as long for such numbers (docs/log.md).
+    AdamW's averages of gradients decay into denormals where a word has not occurred for some 750 updates, and stay
+    there; some CPUs take many times as long for such numbers (docs/log.md). That holds for threads started meanwhile.
     """
+    _keep_freed_memory()
     torch.set_flush_denormal(True)
     try:
         yield
@@ -113,8 +114,8 @@ def without_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def keep_freed_memory() -> None:
-    """Memory that is freed stays with the process, for good, where the C library is glibc.
+def _keep_freed_memory() -> None:
+    """Where the C library is glibc.
 
     Otherwise blocks of more than 32 MiB go back to the system at once, such as the gradient of a vocabulary at each
     update, and their pages come back one by one, filled with zeros.

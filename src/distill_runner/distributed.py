@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distill_runner.devices import keep_freed_memory, without_denormals
+from distill_runner.devices import computing
 from distill_runner.errors import TrainingError, exit_cause
 from distill_runner.seeds import stage_seed
 
@@ -177,7 +177,7 @@ def _cause(others: Sequence[_Other]) -> BaseException:
     return errors[0] if errors else Lost("the processes of the training have lost each other")
 
 
-@without_denormals()
+@computing()
 def _take_part(
     connection: Connection,
     rank: int,
@@ -189,7 +189,6 @@ def _take_part(
     """In a further process: the job, its error told to the first process, which alone speaks."""
     _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; until training heeds it, the first one does
-    keep_freed_memory()
     torch.set_num_threads(threads)
     try:
         connection.send(None)

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from distill_runner.config import RunConfig
-from distill_runner.devices import keep_freed_memory, without_denormals
+from distill_runner.devices import computing
 from distill_runner.errors import Paused, UserError
 from distill_runner.meter import Log
 from distill_runner.pipeline import Pipeline
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 STUDENT = "student"
 
 
-@without_denormals()
+@computing()
 def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Build the stage ``run.stage`` with all that it needs, and report it.
 
@@ -44,7 +44,6 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         Paused: after ``runtime.pause_after`` epochs.
     """
     quiet()
-    keep_freed_memory()
     if run.runtime.threads:
         torch.set_num_threads(run.runtime.threads)
     elif run.runtime.num_processes > 1:
