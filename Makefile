@@ -33,9 +33,10 @@ test: $(READY) ## run the fast tests
 test-all: $(READY) ## run every test, also those on real data where it is present
 	$(PYTEST)
 
-lint: $(READY) ## check style and formatting
+lint: $(READY) ## check style, formatting and which room imports which
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 
 format: $(READY) ## mend what `make lint` can mend by itself
 	$(BIN)/ruff check --fix

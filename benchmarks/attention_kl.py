@@ -30,19 +30,23 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import BertConfig, BertForSequenceClassification
 
-from distill_runner.batches import Batch, Tokens
-from distill_runner.encoders import Shape, extract
+from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.methods.base import Progress
 from distill_runner.methods.make import make_method
-from distill_runner.relation_kl import relation_kl, row_weights
+from distill_runner.methods.relation_kl import relation_kl, row_weights
+from distill_runner.models.encoders import EncoderShape, extract
 
 LAYERS, HEADS, RELATION_HEADS = (12, 6), 12, 48
 TOP = {"rule": "group_top", "supervise_last": True}
 TERMS: dict[str, dict[str, Any]] = {
-    "soft": {"_target_": "distill_runner.methods.base.SoftLabels", "temperature": 1.0},
-    "kl": {"_target_": "distill_runner.methods.relations.Relations", "mapping": TOP, "pairs": ["QK"]},
+    "soft": {"_target_": "distill_runner.methods.logits.SoftLabels", "temperature": 1.0},
+    "kl": {
+        "_target_": "distill_runner.methods.attention_relations.AttentionRelationLoss",
+        "mapping": TOP,
+        "pairs": ["QK"],
+    },
     "cos": {
-        "_target_": "distill_runner.methods.alp_kd.LayerProjection",
+        "_target_": "distill_runner.methods.hidden_states.HiddenStateLoss",
         "mapping": TOP,
         "combine": "select",
         "distance": "cosine",
@@ -79,7 +83,7 @@ def models(width: int, length: int, attention: str) -> list[Any]:
 def internal_ours(options: argparse.Namespace) -> Update:
     batch, (teacher, student) = batch_of(options.length, options.batch), models(options.width, options.length, "sdpa")
     method = make_method({"terms": TERMS, "weights": dict.fromkeys(TERMS, 1.0)})
-    method.bind(Shape.of(student.config), Shape.of(teacher.config), "classification")
+    method.bind(EncoderShape.of(student.config), EncoderShape.of(teacher.config), "classification")
 
     def update() -> Tensor:
         student_needs, teacher_needs = method.needs

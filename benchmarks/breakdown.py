@@ -18,8 +18,8 @@ from benchmarks.competitors import competitor
 from benchmarks.machine import describe
 from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
 from benchmarks.tables import markdown
-from distill_runner.errors import UserError
-from distill_runner.terminal import quiet
+from distill_runner.common.errors import UserError
+from distill_runner.common.terminal import quiet
 
 
 def breakdown(setting: Setting, num_rows: int) -> str:

@@ -17,7 +17,7 @@ import torch
 from benchmarks.competitors import Competitor, competitor
 from benchmarks.machine import matmul_peak, peak_memory, student_operations, synchronize
 from benchmarks.setting import BATCH, Setting
-from distill_runner.terminal import quiet
+from distill_runner.common.terminal import quiet
 
 Weights = dict[str, torch.Tensor]
 

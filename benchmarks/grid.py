@@ -29,10 +29,10 @@ from benchmarks.contest import Processes
 from benchmarks.machine import describe
 from benchmarks.setting import BATCH, TOKENIZER, Setting, prepare
 from benchmarks.tables import markdown
-from distill_runner.batches import Tokens
-from distill_runner.errors import UserError
-from distill_runner.tasks import load_split
-from distill_runner.terminal import quiet
+from distill_runner.common.errors import UserError
+from distill_runner.common.terminal import quiet
+from distill_runner.datasets.batches import Tokens
+from distill_runner.datasets.tasks import load_split
 
 
 def distill_run(folder: Path, arguments: Sequence[str]) -> float:

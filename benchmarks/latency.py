@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from distill_runner.config import ModelConfig
-from distill_runner.devices import Device
-from distill_runner.models import build
+from distill_runner.models.build import build
+from distill_runner.models.config import ModelConfig
+from distill_runner.training.devices import Device
 
 LAYERS, WIDTHS = (2, 4, 6, 8, 10, 12), (128, 256, 512, 768)
 PUBLISHED = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from distill_runner.encoders import Shape
+from distill_runner.models.encoders import EncoderShape
 
 FLAGS = ("avx2", "avx512_f", "avx512_bf16", "amx_bf16")
 SIZES = (512, 1024, 2048, 4096, 8192)
@@ -64,7 +64,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def student_operations(shape: Shape, lengths: Sequence[int], only_read: bool) -> float:
+def student_operations(shape: EncoderShape, lengths: Sequence[int], only_read: bool) -> float:
     """Floating-point operations of a student's forward and backward pass, mean over examples of these lengths.
 
     Matrix products of the layers and the pooler alone, with feed-forward layers of four times the width; backward is

@@ -13,19 +13,20 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from distill_runner import resolvers
-from distill_runner.batches import Batch, Tokens, epoch_order
-from distill_runner.config import ModelConfig, StageConfig
-from distill_runner.devices import Device
-from distill_runner.help import config_folder
-from distill_runner.methods.alp_kd import LayerProjection
-from distill_runner.models import build
-from distill_runner.resolving import resolve
-from distill_runner.schema import typed
-from distill_runner.sources import locate
-from distill_runner.stages import Stage
-from distill_runner.tasks import Task, load_split
-from distill_runner.teachers import Cached, Live
+from distill_runner.common.schema import typed
+from distill_runner.compose import resolvers
+from distill_runner.compose.help import config_folder
+from distill_runner.datasets.batches import Batch, Tokens, epoch_order
+from distill_runner.datasets.tasks import Task, load_split
+from distill_runner.methods.hidden_states import HiddenStateLoss
+from distill_runner.models.build import build
+from distill_runner.models.config import ModelConfig
+from distill_runner.models.sources import locate
+from distill_runner.pipeline.config import StageConfig
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.stages import Stage
+from distill_runner.training.devices import Device
+from distill_runner.training.teachers import CachedTargets, LiveTargets
 
 ETA, LAMBDA, TEMPERATURE, LR, WEIGHT_DECAY = 0.2, 0.2, 10.0, 5e-5, 0.01
 BETA = 1 - ETA - LAMBDA
@@ -55,7 +56,7 @@ class Setting:
     def layers(self) -> dict[int, list[int]]:
         """Which teacher layers a student layer learns from; both count from 1."""
         term = self.stage.method().terms["intermediate"]
-        assert isinstance(term, LayerProjection)
+        assert isinstance(term, HiddenStateLoss)
         return term.combination.layers
 
     def tokens(self) -> "First":
@@ -74,8 +75,8 @@ class Setting:
         """Inputs and ``labels`` of all batches, padded to ``length`` or, if None, to the longest of each batch."""
         return [_padded(batch, length) for batch in self.batches()]
 
-    def targets(self, device: Device) -> Cached:
-        return Cached(self.folder / "targets", device)
+    def targets(self, device: Device) -> CachedTargets:
+        return CachedTargets(self.folder / "targets", device)
 
     def teacher(self) -> Any:
         return self._model("teacher").eval().requires_grad_(False)
@@ -156,4 +157,4 @@ def fill_targets(setting: Setting) -> None:
     folder = setting.folder / "targets"
     folder.mkdir()
     device = Device.of(setting.device, "fp32")
-    Cached.write(folder, Live(setting.teacher(), setting.tokens(), setting.stage.needs[1], device))
+    CachedTargets.write(folder, LiveTargets(setting.teacher(), setting.tokens(), setting.stage.needs[1], device))

@@ -26,9 +26,9 @@ from benchmarks.contest import Result, contest, furthest, largest_difference, tr
 from benchmarks.machine import describe
 from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
-from distill_runner.devices import cpu_has_bf16
-from distill_runner.errors import UserError
-from distill_runner.terminal import quiet
+from distill_runner.common.errors import UserError
+from distill_runner.common.terminal import quiet
+from distill_runner.training.devices import cpu_has_bf16
 
 PEERS = ("textbrewer", "torchdistill")
 ALL = ("naive", "textbrewer", "textbrewer_tuned", "torchdistill", "torchdistill_tuned", "ours", "ours*2", "ours_bf16")

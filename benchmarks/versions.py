@@ -22,8 +22,8 @@ from benchmarks.competitors import competitor
 from benchmarks.machine import describe
 from benchmarks.setting import BATCH, TOKENIZER, fill_targets, prepare
 from benchmarks.tables import markdown
-from distill_runner.errors import UserError
-from distill_runner.terminal import quiet
+from distill_runner.common.errors import UserError
+from distill_runner.common.terminal import quiet
 
 HERE = Path(__file__).parents[1]
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from distill_runner.batches import Tokens
-    from distill_runner.config import RunConfig
-    from distill_runner.tasks import Examples
+    from distill_runner.compose.config import RunConfig
+    from distill_runner.datasets.batches import Tokens
+    from distill_runner.datasets.examples import Examples
 
 # Set before any test module imports a library that reads them once, at import.
 os.environ.update(
@@ -36,7 +36,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> "Tokens":
     """64 examples of 2 to 60 tokens with ids from 5 to 99, two segments each, none of them padding."""
     import numpy as np
 
-    from distill_runner.batches import Tokens
+    from distill_runner.datasets.batches import Tokens
 
     folder, rng = tmp_path_factory.mktemp("tokens"), np.random.default_rng(0)
     lengths = rng.integers(2, 61, size=64)
@@ -76,7 +76,7 @@ def tiny_examples() -> "dict[str, Examples]":
     """Pairs of sentences of 2 to 30 words, the second one's words by class; 64 to train on, 40 to validate."""
     import numpy as np
 
-    from distill_runner.tasks import Examples
+    from distill_runner.datasets.examples import Examples
 
     rng = random.Random(0)
 
@@ -109,7 +109,7 @@ def tiny_bert_folder(tiny_examples: "dict[str, Examples]", tmp_path_factory: pyt
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from distill_runner.corpora import train_wordpiece
+    from distill_runner.datasets.corpora import train_wordpiece
 
     folder = tmp_path_factory.mktemp("tiny_bert")
     train_wordpiece([text for column in tiny_examples["train"].texts for text in column], 200, folder)
@@ -141,9 +141,9 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import DictConfig, OmegaConf
 
-    from distill_runner import resolvers
-    from distill_runner.composed import typed_run
-    from distill_runner.help import config_folder
+    from distill_runner.compose import resolvers
+    from distill_runner.compose.composed import typed_run
+    from distill_runner.compose.help import config_folder
     from distill_runner.sweeping.points import ReadOnce
 
     defaults = [

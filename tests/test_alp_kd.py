@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from distill_runner.batches import Batch
-from distill_runner.combinations import Attend, Concatenate, KeysQueriesValues
-from distill_runner.encoders import Shape
-from distill_runner.errors import UserError
-from distill_runner.features import Features, Needs
-from distill_runner.mapping import Attention
-from distill_runner.methods.alp_kd import LayerProjection, SoftLabelsPerClass
-from distill_runner.methods.base import HardLabels, Method, Progress, SoftLabels, Term
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.batches import Batch
+from distill_runner.methods.base import LossTerm, Method, Progress
+from distill_runner.methods.combinations import Attend, Concatenate, KeysQueriesValues
+from distill_runner.methods.hidden_states import HiddenStateLoss
+from distill_runner.methods.labels import HardLabels
+from distill_runner.methods.layer_mapping import Attention
+from distill_runner.methods.logits import SoftLabels, SoftLabelsPerClass
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest, Features
 
 Array = NDArray[np.float64]
 CONF = Path(__file__).parent.parent / "conf"
@@ -26,8 +28,8 @@ PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
 KQV = {"kind": "kqv", "heads": 2, "values": "per_layer", "scale": "sqrt_dim", "normalize": False}
 
 
-def shape(num_layers: int, width: int = 6) -> Shape:
-    return Shape(num_layers=num_layers, width=width, num_heads=2, num_labels=3, vocab_size=9, model_type="bert")
+def shape(num_layers: int, width: int = 6) -> EncoderShape:
+    return EncoderShape(num_layers=num_layers, width=width, num_heads=2, num_labels=3, vocab_size=9, model_type="bert")
 
 
 def features(num_layers: int, width: int = 6, seed: int = 0, batch: int = 5) -> Features:
@@ -41,14 +43,14 @@ def batch(labels: Tensor | None = None) -> Batch:
     return Batch(nothing, nothing, nothing, nothing, torch.arange(5), (), labels)
 
 
-def term(m: int = 4, n: int = 12, widths: tuple[int, int] = (6, 6), **options: Any) -> LayerProjection:
+def term(m: int = 4, n: int = 12, widths: tuple[int, int] = (6, 6), **options: Any) -> HiddenStateLoss:
     torch.manual_seed(0)
-    bound = LayerProjection(**{"distance": "mse", **options})
+    bound = HiddenStateLoss(**{"distance": "mse", **options})
     bound.bind(shape(m, widths[0]), shape(n, widths[1]), "classification")
     return bound.double()
 
 
-def value(bound: Term, student: Features, teacher: Features) -> Tensor:
+def value(bound: LossTerm, student: Features, teacher: Features) -> Tensor:
     return bound(student, teacher, batch(), PROGRESS)
 
 
@@ -250,21 +252,21 @@ def test_entropy_is_between_zero_and_ln_k() -> None:
 
 def test_needs_are_the_layers_that_are_compared() -> None:
     pkd = term(mapping={"rule": "skip"}, combine="select")
-    assert pkd.student_needs == Needs(cls=frozenset({1, 2, 3}))
-    assert pkd.teacher_needs == Needs(cls=frozenset({1, 5, 9}))
+    assert pkd.student_needs == FeatureRequest(cls=frozenset({1, 2, 3}))
+    assert pkd.teacher_needs == FeatureRequest(cls=frozenset({1, 5, 9}))
     holes = term(mapping={"rule": "explicit", "layers": [[], [3, 4], [], [12]]}, combine="attend")
-    assert holes.student_needs == Needs(cls=frozenset({2, 4}))
-    assert holes.teacher_needs == Needs(cls=frozenset({3, 4, 12}))
+    assert holes.student_needs == FeatureRequest(cls=frozenset({2, 4}))
+    assert holes.teacher_needs == FeatureRequest(cls=frozenset({3, 4, 12}))
     assert pkd.observed == {}
 
 
 def test_number_of_parameters_at_the_papers_size() -> None:
     with torch.device("meta"):
-        ckd = LayerProjection({"rule": "no"}, "concatenate", "mse")
+        ckd = HiddenStateLoss({"rule": "no"}, "concatenate", "mse")
         ckd.bind(shape(4, 768), shape(12, 768), "classification")
-        four = LayerProjection({"rule": "all"}, "attend", "mse", attention=KQV | {"heads": 4})
+        four = HiddenStateLoss({"rule": "all"}, "attend", "mse", attention=KQV | {"heads": 4})
         four.bind(shape(4, 768), shape(12, 768), "classification")
-        alp = LayerProjection({"rule": "all"}, "attend", "mse")
+        alp = HiddenStateLoss({"rule": "all"}, "attend", "mse")
         alp.bind(shape(4, 768), shape(12, 768), "classification")
     assert sum(p.numel() for p in ckd.parameters()) == 3 * (4 * 768 * 768 + 768)
     assert sum(p.numel() for p in four.parameters()) == 3 * (2 + 12) * 768 * 768
@@ -273,7 +275,7 @@ def test_number_of_parameters_at_the_papers_size() -> None:
 
 
 def test_initialisation_depends_on_the_seed_at_bind_alone() -> None:
-    unbound = LayerProjection({"rule": "no"}, "concatenate", "mse")
+    unbound = HiddenStateLoss({"rule": "no"}, "concatenate", "mse")
     assert list(unbound.parameters()) == []
     first, second = (term(mapping={"rule": "no"}, combine="concatenate").state_dict() for _ in range(2))
     assert first.keys() == second.keys()
@@ -293,7 +295,7 @@ def test_rkd_with_eta_zero_is_nkd() -> None:
     theirs, ours = (one(student, teacher, labelled, PROGRESS) for one in (nkd, rkd))
     assert list(ours) == list(theirs) == ["ce"]
     assert torch.equal(ours["ce"], theirs["ce"])
-    assert rkd.needs[1] == Needs()
+    assert rkd.needs[1] == FeatureRequest()
 
 
 def test_pkds_own_soft_labels_are_a_mean_over_classes_too() -> None:
@@ -327,7 +329,7 @@ def test_impossible_pairs_are_refused() -> None:
     assert "mapping.supervise_last=true" in refusal(m=1, mapping={"rule": "all"}, combine="attend")
     assert refusal(m=12, mapping={"rule": "all"}, combine="attend").startswith("student.num_layers=12: ")
     with pytest.raises(UserError, match="teacher: an intermediate loss needs one"):
-        LayerProjection({"rule": "skip"}, "select", "mse").bind(shape(4), None, "classification")
+        HiddenStateLoss({"rule": "skip"}, "select", "mse").bind(shape(4), None, "classification")
 
 
 def test_wrong_options_are_refused() -> None:
@@ -353,7 +355,7 @@ def test_wrong_options_are_refused() -> None:
 @pytest.mark.parametrize("name", ["ckd", "alp"])
 def test_every_mapping_and_attention_combines(name: str, mapping: str, attention: str) -> None:
     settings: Any = shipped(name, mapping, attention)["terms"]["intermediate"]
-    assert settings.pop("_target_").endswith(".LayerProjection")
+    assert settings.pop("_target_").endswith(".HiddenStateLoss")
     bound = term(widths=(8, 8), **settings)
     loss = value(bound, features(4, width=8), features(12, width=8, seed=1))
     assert loss.item() > 0

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from distill_runner.batches import Batch, Tokens, bucketed_order, epoch_order
-from distill_runner.tasks import Examples
+from distill_runner.datasets.batches import Batch, Tokens, bucketed_order, epoch_order
+from distill_runner.datasets.examples import Examples
 
 LENGTHS = [*range(1, 71), 16, 16, 32, 5]
 """Of the ragged examples below: all up to 70, and some twice."""
@@ -65,10 +65,10 @@ def test_a_pack_by_hand(tmp_path: Path) -> None:
 
 @given(
     index=st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, max_size=40),
-    granule=st.sampled_from([None, 1, 4, 16, 100]),
+    length_multiple=st.sampled_from([None, 1, 4, 16, 100]),
 )
-def test_groups_cover_any_batch_once(ragged: Tokens, index: list[int], granule: int | None) -> None:
-    batch = ragged.batch(index, granule)
+def test_groups_cover_any_batch_once(ragged: Tokens, index: list[int], length_multiple: int | None) -> None:
+    batch = ragged.batch(index, length_multiple)
     assert sorted(batch.index.tolist()) == sorted(index)  # repeated examples too
     sequence, token = 0, 0
     for group in batch.groups:
@@ -81,11 +81,11 @@ def test_groups_cover_any_batch_once(ragged: Tokens, index: list[int], granule: 
         ]
         # What a sequence is padded to is its own affair, unless all are one group.
         longest = max(LENGTHS[example] for example in index)
-        padded = longest if granule is None else -(-LENGTHS[examples[0]] // granule) * granule
+        padded = longest if length_multiple is None else -(-LENGTHS[examples[0]] // length_multiple) * length_multiple
         assert attended.shape == (len(examples), padded)
         assert group.real.any(1).all()
     assert (sequence, token) == (batch.size, len(batch.input_ids))
-    assert granule is not None or len(batch.groups) == 1
+    assert length_multiple is not None or len(batch.groups) == 1
 
 
 @given(index=st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, max_size=400))

@@ -14,7 +14,7 @@ from benchmarks.contest import Result, furthest, largest_difference, trained
 from benchmarks.machine import student_operations
 from benchmarks.setting import BATCH, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
-from distill_runner.encoders import Shape
+from distill_runner.models.encoders import EncoderShape
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_both_come_to_the_same_weights_by_the_same_losses(setting: Setting) -> N
 
 def test_operations_by_hand() -> None:
     """Two layers of width 2: a token's matrix products take 24 * 4 = 96, its attention 4 * 3 * 2 = 24 at length 3."""
-    shape = Shape(num_layers=2, width=2, num_heads=1, num_labels=2, vocab_size=9, model_type="bert")
+    shape = EncoderShape(num_layers=2, width=2, num_heads=1, num_labels=2, vocab_size=9, model_type="bert")
     pooler, layer = 2 * 4, 3 * (96 + 24)
     assert student_operations(shape, [3], only_read=False) == 3 * (2 * layer + pooler)
     assert student_operations(shape, [3, 3], only_read=True) == 3 * (layer + 96 + 24 + pooler)

@@ -20,12 +20,12 @@ import torch
 import yaml
 
 from command import Ended, distill_run
-from distill_runner import hub
+from distill_runner.analysis.finished import FinishedRun
 from distill_runner.cli import _arguments
-from distill_runner.devices import Device
-from distill_runner.errors import UserError
-from distill_runner.finished import Run
-from distill_runner.help import choices
+from distill_runner.common import hub
+from distill_runner.common.errors import UserError
+from distill_runner.compose.help import choices
+from distill_runner.training.devices import Device
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "bad-inputs.md"
@@ -179,7 +179,7 @@ def test_a_run_computes_without_denormals(
     tmp_path: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from distill_runner import running
-    from distill_runner.planning import plan
+    from distill_runner.pipeline.planning import plan
 
     halves = []
 
@@ -268,7 +268,7 @@ def test_neither_a_plan_nor_a_hit_nor_a_reader_takes_a_device(
     monkeypatch.chdir(workplace)
     assert distill_run(workplace, *inputs, "method=pkd", "plan=true").code == 0
     assert distill_run(workplace, *inputs, "method=alp").out == alp.out
-    assert len(Run.read(run_folder(alp)).tokens) == 40
+    assert len(FinishedRun.read(run_folder(alp)).tokens) == 40
     with pytest.raises(AssertionError, match="free GPU"):
         distill_run(workplace, *inputs, "method=pkd", "seed=9")
 
@@ -477,7 +477,7 @@ def _damage_parquet(place: Path) -> None:
 def _other_models(place: Path) -> None:
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, BertModel
 
-    from distill_runner.corpora import train_wordpiece
+    from distill_runner.datasets.corpora import train_wordpiece
 
     tokenizer = AutoTokenizer.from_pretrained(place / "model")
     for name, labels in (("nameless_head", ["LABEL_0", "LABEL_1"]), ("other_head", ["no", "perhaps", "yes"])):

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from distill_runner.pipeline.status import going
 from distill_runner.report.collect import read, results
-from distill_runner.status import going
 from fake_results import failed, result, run_folder
 
 DONE = failed(status="done", error=None)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill_runner.errors import UserError
+from distill_runner.common.errors import UserError
 from distill_runner.report.compare import Comparison, compare, sentence
 from distill_runner.report.rows import tabulate
 from distill_runner.report.statistics import paired_bootstrap

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from distill_runner import models, sources
 from distill_runner.cli import _arguments, _shorthand
-from distill_runner.config import RunConfig
-from distill_runner.errors import UserError
-from distill_runner.help import choices, config_folder
-from distill_runner.pipeline import Pipeline
-from distill_runner.resolving import resolve
-from distill_runner.store import Store
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.compose.help import choices, config_folder
+from distill_runner.models import build as models
+from distill_runner.models import sources
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
 
 CONF = config_folder()
 Compose = Callable[..., RunConfig]

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner import corpora
-from distill_runner.corpora import SPLITS, embedded, pretraining
-from distill_runner.errors import UserError
-from distill_runner.tasks import Examples
+from distill_runner.common.errors import UserError
+from distill_runner.datasets import corpora, embedded
+from distill_runner.datasets.corpora import pretraining
+from distill_runner.datasets.embedded import SPLITS
+from distill_runner.datasets.examples import Examples
 
 
 @pytest.fixture(scope="module")
 def tasks() -> dict[str, dict[str, Examples]]:
-    return {name: corpora.demo_task(name) for name in ("pairs", "sentences")}
+    return {name: embedded.demo_task(name) for name in ("pairs", "sentences")}
 
 
 def test_the_corpus_is_english_prose_and_large_enough() -> None:
@@ -39,7 +40,7 @@ def test_plain_takes_markup_off_and_joins_lines() -> None:
 
 def test_passages_hold_the_sentences_in_order() -> None:
     sentences = embedded.embedded_sentences()
-    passages = corpora.embedded_passages()
+    passages = embedded.embedded_passages()
     assert passages.keys() == sentences.keys()
     for topic, texts in passages.items():
         assert " ".join(texts) == " ".join(sentences[topic])
@@ -50,7 +51,7 @@ def test_every_split_has_several_topics_and_no_topic_is_most_of_it() -> None:
     sizes = {
         split: {
             topic: len(texts)
-            for topic, texts in corpora.embedded_passages().items()
+            for topic, texts in embedded.embedded_passages().items()
             if embedded.topic_split(topic) == split
         }
         for split in SPLITS
@@ -84,7 +85,7 @@ def test_no_text_occurs_in_two_splits(name: str, tasks: dict[str, dict[str, Exam
         for split, examples in tasks[name].items()
     }
     for split in SPLITS:  # sentences and passages also count where the task shows the other kind
-        texts[split] |= {embedded.normalise(text) for text in corpora.embedded_text(split)}
+        texts[split] |= {embedded.normalise(text) for text in embedded.embedded_text(split)}
         for topic, sentences in embedded.embedded_sentences().items():
             if embedded.topic_split(topic) == split:
                 texts[split] |= {embedded.normalise(text) for text in sentences}
@@ -107,7 +108,7 @@ def test_labels_are_balanced_and_mixed(name: str, tasks: dict[str, dict[str, Exa
 def test_pairs_are_labelled_by_topic_and_no_column_tells_the_label(
     tasks: dict[str, dict[str, Examples]],
 ) -> None:
-    topic_of = {text: topic for topic, texts in corpora.embedded_passages().items() for text in texts}
+    topic_of = {text: topic for topic, texts in embedded.embedded_passages().items() for text in texts}
     for split, examples in tasks["pairs"].items():
         first, second = examples.texts
         assert examples.labels is not None
@@ -147,7 +148,7 @@ def test_corrupt_replaces_three_lower_case_words_in_ten(words: list[str], seed: 
 
 def test_examples_do_not_depend_on_global_random_state(tasks: dict[str, dict[str, Examples]]) -> None:
     random.seed(1)
-    again = corpora.demo_task("pairs")
+    again = embedded.demo_task("pairs")
     for split in SPLITS:
         assert again[split].texts == tasks["pairs"][split].texts
         assert np.array_equal(again[split].labels, tasks["pairs"][split].labels)  # type: ignore[arg-type]
@@ -159,8 +160,8 @@ def test_another_process_makes_the_same_examples_and_vocabulary(
     """There the sets of Python and the hash maps of `tokenizers` are in another order."""
     script = (
         "import sys; from distill_runner import corpora\n"
-        "corpora.train_wordpiece(corpora.embedded_text('train'), 1000, sys.argv[1])\n"
-        "print(corpora.embedded_fingerprint(), corpora.demo_task('sentences')['test'].texts[0][:3])"
+        "corpora.train_wordpiece(embedded.embedded_text('train'), 1000, sys.argv[1])\n"
+        "print(embedded.embedded_fingerprint(), embedded.demo_task('sentences')['test'].texts[0][:3])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     there = subprocess.run(
@@ -170,8 +171,8 @@ def test_another_process_makes_the_same_examples_and_vocabulary(
         text=True,
         check=True,
     ).stdout.strip()
-    assert there == f"{corpora.embedded_fingerprint()} {tasks['sentences']['test'].texts[0][:3]}"
-    corpora.train_wordpiece(corpora.embedded_text("train"), 1000, tmp_path / "here")
+    assert there == f"{embedded.embedded_fingerprint()} {tasks['sentences']['test'].texts[0][:3]}"
+    corpora.train_wordpiece(embedded.embedded_text("train"), 1000, tmp_path / "here")
     vocabularies = [
         json.loads((tmp_path / place / "tokenizer.json").read_text())["model"]["vocab"] for place in ("here", "there")
     ]
@@ -181,7 +182,7 @@ def test_another_process_makes_the_same_examples_and_vocabulary(
 def test_the_tokenizer_folder_loads_and_knows_english(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    corpora.train_wordpiece(corpora.embedded_text("train"), 1200, tmp_path)
+    corpora.train_wordpiece(embedded.embedded_text("train"), 1200, tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.is_fast
     assert len(tokenizer) == tokenizer.vocab_size == 1200
@@ -191,7 +192,7 @@ def test_the_tokenizer_folder_loads_and_knows_english(tmp_path: Path) -> None:
     unseen = "jazzy quixotic zebras, e.g. (a+b)*c == {42}; 3.14~x?"
     decoded = str(tokenizer.decode(tokenizer(unseen, add_special_tokens=False)["input_ids"]))
     assert decoded.replace(" ", "") == unseen.replace(" ", "")
-    held_out = tokenizer(corpora.embedded_text("test"))["input_ids"]
+    held_out = tokenizer(embedded.embedded_text("test"))["input_ids"]
     assert sum(ids.count(tokenizer.unk_token_id) for ids in held_out) < 0.001 * sum(map(len, held_out))
     pair = tokenizer("the one", "the other")
     assert pair["input_ids"][0] == 2
@@ -200,11 +201,11 @@ def test_the_tokenizer_folder_loads_and_knows_english(tmp_path: Path) -> None:
 
 def test_what_does_not_exist_is_refused() -> None:
     with pytest.raises(UserError, match="embedded:triples"):
-        corpora.demo_task("triples")
+        embedded.demo_task("triples")
 
 
 def test_a_python_without_its_documentation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     embedded.embedded_sentences.cache_clear()
     with pytest.raises(UserError, match="complete installation"):
-        corpora.embedded_passages()
+        embedded.embedded_passages()

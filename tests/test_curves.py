@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from distill_runner.errors import UserError
-from distill_runner.report.curves import AXES, draw, lines, show
+from distill_runner.commands.curves import AXES, draw, lines, show
+from distill_runner.common.errors import UserError
 from fake_results import failed, run_folder
 
 

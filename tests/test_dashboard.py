@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from distill_runner.config import RunConfig
-from distill_runner.help import config_folder
-from distill_runner.metrics import METRICS
-from distill_runner.report.dashboard import CELL, as_json, dashboard, main, terms
+from distill_runner.commands.dashboard import CELL, as_json, dashboard, main, terms
+from distill_runner.compose.config import RunConfig
+from distill_runner.compose.help import config_folder
+from distill_runner.datasets.metrics import METRICS
 
 TERMS = ["ce", "kd", "intermediate"]
 

@@ -15,24 +15,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertForPreTraining, BertForSequenceClassification
 
-from distill_runner import gpus
-from distill_runner.batches import Tokens
-from distill_runner.config import Optim, RunConfig, Runtime
-from distill_runner.data import CorpusData, Data, TaskData, steps
-from distill_runner.devices import Device
-from distill_runner.distributed import Group, Lost, together
-from distill_runner.encoders import Shape
-from distill_runner.errors import UserError
-from distill_runner.features import Needs
+from distill_runner.common.errors import UserError
+from distill_runner.common.seeds import seed_all
+from distill_runner.compose.config import RunConfig
+from distill_runner.datasets.batches import Tokens
+from distill_runner.datasets.examples import Examples
 from distill_runner.methods.base import Method
 from distill_runner.methods.make import make_method
-from distill_runner.pipeline import Pipeline
-from distill_runner.resolving import resolve
-from distill_runner.seeds import seed_all
-from distill_runner.store import Store
-from distill_runner.tasks import Examples
-from distill_runner.teachers import Live, NoTeacher, TeacherTargets
-from distill_runner.train import Training, fit
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
+from distill_runner.training import gpus
+from distill_runner.training.config import Optim, Runtime
+from distill_runner.training.data import CorpusData, Data, TaskData, steps
+from distill_runner.training.devices import Device
+from distill_runner.training.processes import Lost, ProcessGroup, together
+from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
+from distill_runner.training.train import Training, fit
 from test_train import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into, same, told, weights
 
 CPU = Device.of("cpu", "fp32")
@@ -42,7 +43,7 @@ SCHEDULED: dict[str, Any] = {
     "schedule": {"rule": "pid", "limits": 5, "thresholds": 2.0},  # below it after one epoch
 }
 MLM_NSP: dict[str, Any] = {
-    "terms": {"masked_lm": CE, "next_sentence": {"_target_": "distill_runner.methods.well_read.NextSentence"}},
+    "terms": {"masked_lm": CE, "next_sentence": {"_target_": "distill_runner.methods.labels.NextSentence"}},
     "weights": {"masked_lm": 1.0, "next_sentence": 0.7},
 }
 
@@ -75,7 +76,7 @@ def test_processes_share_out_every_update(
     optim = Optim(lr=1, epochs=1, batch_size=batch_size, accumulation=accumulation, bucketing=bucketing)
 
     def updates(rank: int, of: int, first: int = 0) -> list[Any]:
-        return list(steps(Numbers(size), optim, 3, 0, first, Group(rank, of)))  # type: ignore[arg-type]
+        return list(steps(Numbers(size), optim, 3, 0, first, ProcessGroup(rank, of)))  # type: ignore[arg-type]
 
     alone = updates(0, 1)
     assert updates(0, 1, first=1) == alone[1:]
@@ -125,14 +126,16 @@ class Case:
     optim: Mapping[str, Any] = field(default_factory=dict)
     fault: str | None = None
 
-    def make(self, group: Group, report: Callable[..., None]) -> Training:
+    def make(self, group: ProcessGroup, report: Callable[..., None]) -> Training:
         torch.manual_seed(11)
         train, validation = self.splits()
         teacher: Any = BertForSequenceClassification(bert(4, initializer_range=0.2))
-        live = Live(teacher, train, Needs(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
+        live = LiveTargets(teacher, train, FeatureRequest(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
         seed_all(0)
         model: Any = BertForSequenceClassification(bert(2))
-        method = make_method(self.method).bind(Shape.of(model.config), Shape.of(teacher.config), "classification")
+        method = make_method(self.method).bind(
+            EncoderShape.of(model.config), EncoderShape.of(teacher.config), "classification"
+        )
         data = TaskData(TASK, train, {"validation": validation}, CPU)
         return self.training(model, method, data, Double(live), group, report)
 
@@ -145,7 +148,7 @@ class Case:
         method: Method,
         data: Data,
         teacher: TeacherTargets,
-        group: Group,
+        group: ProcessGroup,
         report: Callable[..., None],
     ) -> Training:
         return Training(
@@ -164,7 +167,7 @@ class Case:
             group=group,
         )
 
-    def take_part(self, group: Group) -> None:
+    def take_part(self, group: ProcessGroup) -> None:
         fit(self.make(group, self._befall))
 
     def _befall(self, values: Mapping[str, Any], step: int, epoch: float) -> None:
@@ -201,10 +204,10 @@ class Pretraining(Case):
 
     method: Mapping[str, Any] = field(default_factory=lambda: MLM_NSP)
 
-    def make(self, group: Group, report: Callable[..., None]) -> Training:
+    def make(self, group: ProcessGroup, report: Callable[..., None]) -> Training:
         seed_all(0)
         model: Any = BertForPreTraining(bert(2))
-        method = make_method(self.method).bind(Shape.of(model.config), None, "masked_lm")
+        method = make_method(self.method).bind(EncoderShape.of(model.config), None, "masked_lm")
         train, validation = self.splits()
         data = CorpusData(TEXT, train, validation, AutoTokenizer.from_pretrained(self.tokens), 3, CPU)
         return self.training(model, method, data, NoTeacher(), group, report)

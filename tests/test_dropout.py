@@ -19,10 +19,10 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from distill_runner.batches import Batch, Tokens
-from distill_runner.dropout import Noise, _mix
-from distill_runner.encoders import extract
-from distill_runner.features import Features, Needs
+from distill_runner.datasets.batches import Batch, Tokens
+from distill_runner.models.dropout import DropoutMasks, _mix
+from distill_runner.models.encoders import extract
+from distill_runner.models.features import FeatureRequest, Features
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 COMMON: dict[str, Any] = {"vocab_size": 100, "num_labels": 2, "max_position_embeddings": 80, "initializer_range": 0.3}
@@ -31,11 +31,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "roberta": lambda: RobertaForSequenceClassification(RobertaConfig(**SIZES, **COMMON, type_vocab_size=1)),  # type: ignore[arg-type]
     "electra": lambda: ElectraForSequenceClassification(ElectraConfig(**SIZES, **COMMON, embedding_size=16)),  # type: ignore[arg-type]
 }
-NEEDS = Needs(logits=True, cls=frozenset({1, 2}))
+NEEDS = FeatureRequest(logits=True, cls=frozenset({1, 2}))
 
 
-def batch_of(tokens: Tokens, index: list[int], noise: int = 1, granule: int | None = 16) -> Batch:
-    return replace(tokens.batch(index, granule), noise=noise)
+def batch_of(tokens: Tokens, index: list[int], noise: int = 1, length_multiple: int | None = 16) -> Batch:
+    return replace(tokens.batch(index, length_multiple), noise=noise)
 
 
 def by_example(features: Features, batch: Batch) -> dict[int, Tensor]:
@@ -60,8 +60,8 @@ def test_an_example_meets_the_same_zeros_in_any_batch(family: str, tokens: Token
     together = batch_of(tokens, list(range(12)))
     expected = by_example(extract(model, together, NEEDS), together)
     for index in ([3, 1, 7], [11], list(range(11, -1, -1))):
-        for granule in (16, None):
-            batch = batch_of(tokens, index, granule=granule)
+        for length_multiple in (16, None):
+            batch = batch_of(tokens, index, length_multiple=length_multiple)
             for example, read in by_example(extract(model, batch, NEEDS), batch).items():
                 torch.testing.assert_close(read, expected[example], rtol=1e-10, atol=1e-10)
     other = batch_of(tokens, list(range(12)), noise=2)
@@ -84,7 +84,7 @@ def test_zeros_are_as_many_as_asked_and_the_mean_stays(p: float, seed: int, site
     starts, positions = offsets[:-1], torch.arange(4000) % 40
     zeros = torch.zeros(4000, dtype=torch.long)
     batch = Batch(zeros, zeros, positions, starts, torch.arange(100), ())
-    dropped = Noise(seed, batch).rows(torch.ones(4000, 50, dtype=torch.float64), p, site)
+    dropped = DropoutMasks(seed, batch).rows(torch.ones(4000, 50, dtype=torch.float64), p, site)
     assert dropped.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-4 / (1 - p))
     deviation = (p * (1 - p) / 200_000) ** 0.5
     assert abs(float((dropped == 0).double().mean()) - p) < 5 * deviation + 2**-16
@@ -94,7 +94,7 @@ def test_zeros_are_as_many_as_asked_and_the_mean_stays(p: float, seed: int, site
 
 def test_places_and_heads_are_independent(tokens: Tokens) -> None:
     batch = batch_of(tokens, list(range(30)))
-    noise, ones = Noise(7, batch), torch.ones(len(batch.positions), 64)
+    noise, ones = DropoutMasks(7, batch), torch.ones(len(batch.positions), 64)
     first, second = (noise.rows(ones, 0.5, site).eq(0).double().flatten() for site in (4, 5))
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 6 / len(first) ** 0.5
     group = batch.groups[-1]
@@ -107,12 +107,12 @@ def test_places_and_heads_are_independent(tokens: Tokens) -> None:
 def test_dropout_in_attention_is_that_of_the_formula(tokens: Tokens) -> None:
     """One layer's context against softmax, mask and sum written out, one sequence and head at a time."""
     torch.manual_seed(0)
-    from distill_runner.attention import Heads
+    from distill_runner.models.attention import PackedAttention
 
     batch = batch_of(tokens, [5, 9, 2, 14])
     states = torch.randn(len(batch.positions), 3 * 8, dtype=torch.float64, requires_grad=True)
-    noise = Noise(3, batch)
-    context = Heads(batch, 2, noise).attend(states, 0.25, 4)
+    noise = DropoutMasks(3, batch)
+    context = PackedAttention(batch, 2, noise).attend(states, 0.25, 4)
     expected = torch.zeros_like(context)
     for group in batch.groups:
         n, length = group.gather.shape
@@ -134,14 +134,14 @@ def test_dropout_in_attention_is_that_of_the_formula(tokens: Tokens) -> None:
 
 def test_first_tokens_attend_as_if_all_did(tokens: Tokens) -> None:
     """Without keys and values of all tokens: the same contexts and gradients, by the same masks."""
-    from distill_runner.attention import Heads
+    from distill_runner.models.attention import PackedAttention
 
     torch.manual_seed(0)
     batch = batch_of(tokens, [5, 9, 2, 14])
     query, key, value = (torch.nn.Linear(8, 8, dtype=torch.float64) for _ in range(3))
     states = torch.randn(len(batch.positions), 8, dtype=torch.float64, requires_grad=True)
-    for noise, p in ((Noise(3, batch), 0.25), (Noise(3, batch), 0.0), (None, 0.0)):
-        heads = Heads(batch, 2, noise)
+    for noise, p in ((DropoutMasks(3, batch), 0.25), (DropoutMasks(3, batch), 0.0), (None, 0.0)):
+        heads = PackedAttention(batch, 2, noise)
         contexts = [
             heads.attend(torch.cat([layer(states) for layer in (query, key, value)], 1), p, 4)[batch.starts],
             heads.attend_first(states, query(states[batch.starts]), key, value, p, 4),
@@ -156,13 +156,13 @@ def test_first_tokens_attend_as_if_all_did(tokens: Tokens) -> None:
 
 def test_first_tokens_attend_with_torchs_own_dropout(tokens: Tokens) -> None:
     """Where there is no noise, as on a GPU: other contexts each time, right in the mean."""
-    from distill_runner.attention import Heads
+    from distill_runner.models.attention import PackedAttention
 
     torch.manual_seed(0)
     batch = batch_of(tokens, [5, 9, 2, 14])
     query, key, value = (torch.nn.Linear(8, 8) for _ in range(3))
     states = torch.randn(len(batch.positions), 8)
-    first, heads = states[batch.starts], Heads(batch, 2, None)
+    first, heads = states[batch.starts], PackedAttention(batch, 2, None)
     with torch.no_grad():
         still = heads.attend_first(states, query(first), key, value, 0.0, 4)
         drawn = torch.stack([heads.attend_first(states, query(first), key, value, 0.5, 4) for _ in range(1000)])

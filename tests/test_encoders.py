@@ -19,9 +19,9 @@ from transformers import (
     RobertaConfig,
 )
 
-from distill_runner.batches import Batch, Tokens
-from distill_runner.encoders import PACKED_FAMILIES, Shape, extract
-from distill_runner.features import Features, Needs
+from distill_runner.datasets.batches import Batch, Tokens
+from distill_runner.models.encoders import PACKED_FAMILIES, EncoderShape, extract
+from distill_runner.models.features import FeatureRequest, Features
 
 SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 COMMON = {"vocab_size": 100, "num_labels": 3, "max_position_embeddings": 80, "initializer_range": 0.3}
@@ -33,7 +33,7 @@ FAMILIES: dict[str, Any] = {
         **{"n_layers": 3, "dim": 32, "n_heads": 4, "hidden_dim": 64} | COMMON | options
     ),
 }
-ALL = Needs(logits=True, cls=frozenset({1, 2, 3}))
+ALL = FeatureRequest(logits=True, cls=frozenset({1, 2, 3}))
 
 
 def make(config: PreTrainedConfig, masked_lm: bool = False, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -75,12 +75,12 @@ def assert_close(ours: Features, reference: Features, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("granule", [16, None])
+@pytest.mark.parametrize("length_multiple", [16, None])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 def test_packed_equals_padded_and_alone(
-    tokens: Tokens, family: str, granule: int | None, dtype: torch.dtype, tolerance: float
+    tokens: Tokens, family: str, length_multiple: int | None, dtype: torch.dtype, tolerance: float
 ) -> None:
-    model, batch = make(FAMILIES[family](), dtype=dtype), tokens.batch(range(20), granule)
+    model, batch = make(FAMILIES[family](), dtype=dtype), tokens.batch(range(20), length_multiple)
     with torch.inference_mode():
         ours = extract(model, batch, ALL)
         assert_close(ours, padded(model, batch), tolerance)
@@ -90,8 +90,8 @@ def test_packed_equals_padded_and_alone(
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("needs", [ALL, Needs(logits=True), Needs(cls=frozenset({2}))])
-def test_gradients_equal_those_of_padding(tokens: Tokens, family: str, needs: Needs) -> None:
+@pytest.mark.parametrize("needs", [ALL, FeatureRequest(logits=True), FeatureRequest(cls=frozenset({2}))])
+def test_gradients_equal_those_of_padding(tokens: Tokens, family: str, needs: FeatureRequest) -> None:
     model = make(FAMILIES[family](), dtype=torch.float64)
     batch = tokens.batch(range(20))
     weights = torch.randn(3, 20, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -118,8 +118,12 @@ def test_gradients_equal_those_of_padding(tokens: Tokens, family: str, needs: Ne
         torch.testing.assert_close(gradient, reference[name], rtol=1e-9, atol=1e-9, msg=name)
 
 
-@pytest.mark.parametrize("needs", [ALL, Needs(cls=frozenset({2}), projections=frozenset({("key", 1), ("query", 3)}))])
-def test_tokens_of_no_sequence_change_nothing(tokens: Tokens, needs: Needs, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "needs", [ALL, FeatureRequest(cls=frozenset({2}), projections=frozenset({("key", 1), ("query", 3)}))]
+)
+def test_tokens_of_no_sequence_change_nothing(
+    tokens: Tokens, needs: FeatureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In low precision a batch is rounded up to few numbers of tokens; here in float64, with dropout."""
     batch = replace(tokens.batch(range(20)), noise=1)
     assert len(batch.rounded().input_ids) > len(batch.input_ids)
@@ -201,28 +205,28 @@ def test_nothing_runs_that_nobody_reads(tokens: Tokens) -> None:
     batch = tokens.batch(range(20))
     total = len(batch.input_ids)
 
-    def runs(needs: Needs, **changes: Any) -> dict[str, list[int]]:
+    def runs(needs: FeatureRequest, **changes: Any) -> dict[str, list[int]]:
         model = make(FAMILIES["bert"](num_hidden_layers=4))
         seen = record(model)
         extract(model, Batch(**vars(batch) | changes), needs)
         return {name.removesuffix(".intermediate"): rows for name, rows in seen.items()}
 
     # The last layer that is read works on the [CLS] rows alone; above it nothing happens, nor in the head.
-    assert runs(Needs(cls=frozenset({2}))) == {"0": [total], "1": [20]}
-    assert runs(Needs(cls=frozenset({1, 3}))) == {"0": [total], "1": [total], "2": [20]}
+    assert runs(FeatureRequest(cls=frozenset({2}))) == {"0": [total], "1": [20]}
+    assert runs(FeatureRequest(cls=frozenset({1, 3}))) == {"0": [total], "1": [total], "2": [20]}
     whole = {"0": [total], "1": [total], "2": [total], "3": [20], "classifier": [20]}
-    assert runs(Needs(logits=True)) == whole
-    assert runs(Needs(logits=True, cls=frozenset({4}))) == whole
+    assert runs(FeatureRequest(logits=True)) == whole
+    assert runs(FeatureRequest(logits=True, cls=frozenset({4}))) == whole
     # A token-wise head reads the other rows as well.
-    assert runs(Needs(cls=frozenset({2})), rows=torch.tensor([1, 5])) == {"0": [total], "1": [total]}
+    assert runs(FeatureRequest(cls=frozenset({2})), rows=torch.tensor([1, 5])) == {"0": [total], "1": [total]}
 
 
 def test_features_are_those_asked_for(tokens: Tokens) -> None:
     model, batch = make(FAMILIES["bert"]()), tokens.batch(range(4))
-    features = extract(model, batch, Needs(cls=frozenset({2})))
+    features = extract(model, batch, FeatureRequest(cls=frozenset({2})))
     assert features.logits is None
     assert {layer: tuple(cls.shape) for layer, cls in features.cls.items()} == {2: (4, 32)}
-    features = extract(model, batch, Needs(logits=True))
+    features = extract(model, batch, FeatureRequest(logits=True))
     assert features.cls == {}
     assert features.logits is not None
     assert features.logits.shape == (4, 3)
@@ -249,7 +253,7 @@ def test_outputs_are_the_same_on_any_number_of_threads(tokens: Tokens, width: in
 @pytest.mark.parametrize("place", ["attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout"])
 def test_dropout_is_that_of_the_configuration(tokens: Tokens, family: str, place: str) -> None:
     none = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
-    batch, needs = tokens.batch(range(8)), Needs(logits=True)
+    batch, needs = tokens.batch(range(8)), FeatureRequest(logits=True)
     still, moving = make(FAMILIES[family](**none)), make(FAMILIES[family](**none | {place: 0.5}))
     reference = extract(still, batch, needs).logits
     assert reference is not None
@@ -269,11 +273,11 @@ def test_other_families_run_padded() -> None:
 
 
 def test_needs_unite() -> None:
-    assert not Needs()
-    assert Needs(logits=True)
-    assert Needs(cls=frozenset({1}))
-    union = Needs(cls=frozenset({1, 2})) | Needs(logits=True, cls=frozenset({2, 5}))
-    assert union == Needs(logits=True, cls=frozenset({1, 2, 5}))
+    assert not FeatureRequest()
+    assert FeatureRequest(logits=True)
+    assert FeatureRequest(cls=frozenset({1}))
+    union = FeatureRequest(cls=frozenset({1, 2})) | FeatureRequest(logits=True, cls=frozenset({2, 5}))
+    assert union == FeatureRequest(logits=True, cls=frozenset({1, 2, 5}))
 
 
 def test_losses_see_float32_at_least() -> None:
@@ -286,4 +290,4 @@ def test_losses_see_float32_at_least() -> None:
 
 def test_shapes_come_from_the_configuration() -> None:
     for family, max_length in (("bert", 80), ("distilbert", 80), ("roberta", 78)):
-        assert Shape.of(FAMILIES[family]()) == Shape(3, 32, 4, 3, 100, family, max_length)
+        assert EncoderShape.of(FAMILIES[family]()) == EncoderShape(3, 32, 4, 3, 100, family, max_length)

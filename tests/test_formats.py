@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distill_runner
-from distill_runner.errors import UserError
-from distill_runner.report.command import show
+from distill_runner.commands.table import show
+from distill_runner.common.errors import UserError
 from distill_runner.report.formats import COLUMNS, as_csv, latex, markdown
 from distill_runner.report.page import html
 from distill_runner.report.rows import tabulate

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distill_runner.imports import importing
+from distill_runner.common.imports import importing
 
 
 def test_what_is_imported_is_set_aside_and_garbage_searched_for_again(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from transformers import AutoModel, AutoTokenizer
 
-from distill_runner import analyse
-from distill_runner.config import RunConfig
-from distill_runner.finished import Run
-from distill_runner.report import inner_states
-from distill_runner.tasks import Examples
+from distill_runner.analysis import inner_states
+from distill_runner.analysis.finished import FinishedRun
+from distill_runner.commands import analyse
+from distill_runner.compose.config import RunConfig
+from distill_runner.datasets.examples import Examples
 
 
 def test_the_same_examples_are_drawn_again_and_few_are_the_first_of_many() -> None:
@@ -112,7 +112,7 @@ def cls_by_layer(folder: Path, examples: Examples, numbers: Iterable[int]) -> np
 @pytest.mark.slow
 def test_weights_are_those_of_equation_6(finished: MakeRun, tiny_examples: dict[str, Examples]) -> None:
     for options, entries in (([], [[1, 2, 3, 4]] * 2), (["mapping=no"], [[1, 2], [3, 4]])):
-        run = Run.read(finished("-".join(["alp", *options]), "method=alp", *options))
+        run = FinishedRun.read(finished("-".join(["alp", *options]), "method=alp", *options))
         numbers = np.array([11, 2, 30, 5])
         weights = run.alpha([1, 2], numbers)
         places = [run.pipeline.build(stage) / "model" for stage in (run.stage, run.teacher)]

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill_runner import analyse
-from distill_runner.config import RunConfig
-from distill_runner.report.internals import (
+from distill_runner.analysis.internals import (
     Course,
     agreement,
     agreement_table,
@@ -22,6 +20,8 @@ from distill_runner.report.internals import (
     probabilities,
     samples_table,
 )
+from distill_runner.commands import analyse
+from distill_runner.compose.config import RunConfig
 
 
 def logits(*classes: int) -> np.ndarray:

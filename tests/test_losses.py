@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from distill_runner import losses
+from distill_runner.methods import losses
 
 Array = NDArray[np.float64]
 

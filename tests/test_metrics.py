@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.metrics import METRICS, NotFinite, score
+from distill_runner.datasets.metrics import METRICS, NotFinite, score
 
 
 def logits(predictions: list[int], classes: int = 2) -> np.ndarray:

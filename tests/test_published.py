@@ -7,8 +7,8 @@ from statistics import fmean
 
 import pytest
 
-from distill_runner.metrics import METRICS
-from distill_runner.report.published import Cell, cells, titles
+from distill_runner.datasets.metrics import METRICS
+from distill_runner.report.published import PublishedCell, cells, titles
 
 CELLS = [cell for paper in titles() for cell in cells(paper)]
 CONF = Path(__file__).parents[1] / "conf"
@@ -44,7 +44,7 @@ COUNTS = {
 }
 
 
-def row(cell: Cell) -> tuple[object, ...]:
+def row(cell: PublishedCell) -> tuple[object, ...]:
     """What tells the rows of a table apart; Table 3 of the well-read students has the same rows for two splits."""
     split = (cell.split or "").partition("_")[0] if cell.paper == "well_read" else ""
     variant = tuple(cell.variant.items())
@@ -61,7 +61,7 @@ def row(cell: Cell) -> tuple[object, ...]:
     )
 
 
-ROWS: dict[tuple[object, ...], list[Cell]] = defaultdict(list)
+ROWS: dict[tuple[object, ...], list[PublishedCell]] = defaultdict(list)
 for each in CELLS:
     ROWS[row(each)].append(each)
 
@@ -141,7 +141,7 @@ SLIPS = {  # a printed average that is not that of its row -> the recomputed one
 AVERAGES = [(members, cell) for members in ROWS.values() for cell in members if cell.task == "average"]
 
 
-def averaged(members: list[Cell], average: Cell) -> float:
+def averaged(members: list[PublishedCell], average: PublishedCell) -> float:
     """As the papers do it: over tasks, a task with two numbers counting once, but for three tables."""
     used = [cell for cell in members if cell.task not in ("average", None)]
     if average.metric != "mean":
@@ -211,7 +211,7 @@ def test_agreement_with_the_teacher_adds_up() -> None:
 
 
 @pytest.mark.parametrize("cell", [cell for cell in cells("pro_kd") if cell.table == "1"])
-def test_accuracies_of_one_run_are_fractions(cell: Cell) -> None:
+def test_accuracies_of_one_run_are_fractions(cell: PublishedCell) -> None:
     """Two scores of Pro-KD Table 1 on MRPC are no accuracies, although their heading says so."""
     if cell.metric not in COUNTED:
         examples = {"mrpc": 408, "sst2": 872, "qnli": 5463}[cell.task or ""]

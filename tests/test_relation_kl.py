@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from distill_runner.batches import Batch, Tokens
-from distill_runner.relation_kl import relation_kl, row_weights
+from distill_runner.datasets.batches import Batch, Tokens
+from distill_runner.methods.relation_kl import relation_kl, row_weights
 
 Array = NDArray[np.float64]
 RAGGED = (1, 3, 5, 16, 17, 20, 40)
 
 
-def pack(lengths: Sequence[int], folder: Path, granule: int | None = 16) -> Batch:
+def pack(lengths: Sequence[int], folder: Path, length_multiple: int | None = 16) -> Batch:
     np.save(folder / "ids.npy", np.arange(sum(lengths), dtype=np.int32))
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
     np.save(folder / "segments.npy", np.zeros(sum(lengths), dtype=np.int8))
-    return Tokens(folder).batch(range(len(lengths)), granule)
+    return Tokens(folder).batch(range(len(lengths)), length_multiple)
 
 
 def sides(batch: Batch, width: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -57,13 +57,13 @@ def reference(teacher: tuple[Tensor, Tensor], student: tuple[Tensor, Tensor], he
     return rows
 
 
-@pytest.mark.parametrize("granule", [16, None])
+@pytest.mark.parametrize("length_multiple", [16, None])
 @pytest.mark.parametrize("block", [None, 1, 1000])
 @pytest.mark.parametrize(("widths", "heads"), [((12, 12), 4), ((24, 12), 6), ((12, 30), 3), ((10, 15), 5)])
 def test_equals_the_reference_on_ragged_lengths(
-    granule: int | None, block: int | None, widths: tuple[int, int], heads: int, tmp_path: Path
+    length_multiple: int | None, block: int | None, widths: tuple[int, int], heads: int, tmp_path: Path
 ) -> None:
-    batch = pack(RAGGED, tmp_path, granule)
+    batch = pack(RAGGED, tmp_path, length_multiple)
     teacher, student = sides(batch, widths[0], 0), sides(batch, widths[1], 1)
     rows = reference(teacher, student, heads, batch)
     lengths = np.diff([*batch.starts.tolist(), len(rows)])

@@ -1,4 +1,4 @@
-"""Relations as a term of a method, and the features that it reads: packed and padded, in the teacher's order."""
+"""Relations of attention as a term of a method, and the features that it reads: packed and padded."""
 
 import itertools
 import json
@@ -19,22 +19,22 @@ from transformers import (
     PreTrainedModel,
 )
 
-from distill_runner.batches import Batch, Tokens
-from distill_runner.config import RunConfig
-from distill_runner.devices import Device
-from distill_runner.encoders import Shape, extract
-from distill_runner.errors import UserError
-from distill_runner.features import PROJECTIONS, Features, Needs, Projection
-from distill_runner.methods.alp_kd import LayerProjection
-from distill_runner.methods.base import Progress, Term
-from distill_runner.methods.relations import Relations
-from distill_runner.padded import extract_padded
-from distill_runner.pipeline import Pipeline
-from distill_runner.resolving import resolve
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.datasets.batches import Batch, Tokens
+from distill_runner.methods.attention_relations import AttentionRelationLoss
+from distill_runner.methods.base import LossTerm, Progress
+from distill_runner.methods.hidden_states import HiddenStateLoss
+from distill_runner.models.encoders import EncoderShape, extract
+from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features, Projection
+from distill_runner.models.padded import extract_padded
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
 from distill_runner.running import run_stage
-from distill_runner.store import Store
 from distill_runner.sweeping.estimate import START_SECONDS, Estimator
-from distill_runner.teachers import Live, why_live
+from distill_runner.training.devices import Device
+from distill_runner.training.teachers import LiveTargets, why_live
 
 Compose = Callable[..., RunConfig]
 CPU = Device.of("cpu", "fp32")
@@ -50,12 +50,12 @@ def bert(num_layers: int, heads: int = 4, width: int = 32, seed: int = 1) -> Pre
     return BertForSequenceClassification(built).double().eval()
 
 
-def bound(term: Term, student: PreTrainedModel, teacher: PreTrainedModel) -> Any:
-    term.bind(Shape.of(student.config), Shape.of(teacher.config), "classification")
+def bound(term: LossTerm, student: PreTrainedModel, teacher: PreTrainedModel) -> Any:
+    term.bind(EncoderShape.of(student.config), EncoderShape.of(teacher.config), "classification")
     return term
 
 
-def value(term: Term, student: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> Tensor:
+def value(term: LossTerm, student: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> Tensor:
     taught, learnt = extract(teacher, batch, term.teacher_needs), extract(student, batch, term.student_needs)
     found: Tensor = term(learnt, taught, batch, PROGRESS)
     return found
@@ -82,7 +82,7 @@ def test_kl_is_that_of_the_attention_probabilities(tokens: Tokens) -> None:
             expected["sum"] += sum(by_layer) / 9
             expected["mean"] += sum(by_layer) / 2 / 9
         for over_layers, number in expected.items():
-            term = bound(Relations(TOP, ["QK"], over_layers=over_layers), student, teacher)  # type: ignore[arg-type]
+            term = bound(AttentionRelationLoss(TOP, ["QK"], over_layers=over_layers), student, teacher)  # type: ignore[arg-type]
             assert value(term, student, teacher, batch).item() == pytest.approx(number, rel=1e-9)
     assert expected["mean"] > 0.01
 
@@ -91,9 +91,9 @@ def test_minilmv2_for_unequal_widths_and_heads(tokens: Tokens) -> None:
     """A student of 18 with 3 heads and a teacher of 24 with 4, in 6 relation heads, against rows written out."""
     student, teacher, batch = bert(2, heads=3, width=18), bert(4, heads=4, width=24, seed=2), tokens.batch(range(7))
     pairs, last = ["QQ", "KK", "VV", "QK"], {"rule": "top", "layer": 3}
-    term = bound(Relations(last, pairs, heads=6), student, teacher)  # type: ignore[arg-type]
-    assert term.student_needs == Needs(projections=frozenset((name, 2) for name in PROJECTIONS))
-    assert term.teacher_needs == Needs(projections=frozenset((name, 3) for name in PROJECTIONS))
+    term = bound(AttentionRelationLoss(last, pairs, heads=6), student, teacher)  # type: ignore[arg-type]
+    assert term.student_needs == FeatureRequest(projections=frozenset((name, 2) for name in PROJECTIONS))
+    assert term.teacher_needs == FeatureRequest(projections=frozenset((name, 3) for name in PROJECTIONS))
     names: dict[str, Projection] = {"Q": "query", "K": "key", "V": "value"}
     expected, bounds = 0.0, [*batch.starts.tolist(), len(batch.input_ids)]
     with torch.no_grad():
@@ -119,8 +119,8 @@ def test_equal_models_are_at_no_distance(tokens: Tokens, pairs: Any) -> None:
     model, batch = bert(3), tokens.batch(range(20))
     identity = {"rule": "explicit", "layers": [[1], [2], [3]]}
     for term in (
-        Relations(identity, pairs),
-        LayerProjection(identity, "select", "cosine"),
+        AttentionRelationLoss(identity, pairs),
+        HiddenStateLoss(identity, "select", "cosine"),
     ):
         found = value(bound(term, model, model), model, model, batch)
         found.backward()
@@ -136,8 +136,8 @@ def test_cosine_by_hand() -> None:
     root = math.sqrt(3) / 2
     student = Features(cls={1: torch.tensor([[2.0, 0.0], [0.0, 1.0]]), 2: torch.tensor([[1.0, 1.0], [3.0, 0.0]])})
     teacher = Features(cls={2: torch.tensor([[0.5, root], [4.0, 0.0]]), 4: torch.tensor([[5.0, 5.0], [-1.0, 0.0]])})
-    term = LayerProjection(TOP, "select", "cosine")
-    term.bind(Shape(2, 2, 1, 2, 9, "bert"), Shape(4, 2, 1, 2, 9, "bert"), "classification")
+    term = HiddenStateLoss(TOP, "select", "cosine")
+    term.bind(EncoderShape(2, 2, 1, 2, 9, "bert"), EncoderShape(4, 2, 1, 2, 9, "bert"), "classification")
     nothing = torch.zeros(0)
     found = term(student, teacher, Batch(nothing, nothing, nothing, nothing, nothing, groups=()), PROGRESS)
     assert found.item() == pytest.approx(0.75 + 1.0)
@@ -146,21 +146,23 @@ def test_cosine_by_hand() -> None:
 # Features.
 
 EVERY = frozenset(itertools.product(PROJECTIONS, (1, 2, 3)))
-ALL = Needs(logits=True, cls=frozenset({1, 3}), projections=EVERY)
+ALL = FeatureRequest(logits=True, cls=frozenset({1, 3}), projections=EVERY)
 
 
 @pytest.mark.parametrize(
     "needs",
     [
         ALL,
-        Needs(projections=frozenset({("query", 3), ("key", 3)})),
-        Needs(cls=frozenset({2}), projections=frozenset({("query", 2), ("value", 1)})),
-        Needs(cls=frozenset({1}), projections=frozenset({("key", 3)})),
+        FeatureRequest(projections=frozenset({("query", 3), ("key", 3)})),
+        FeatureRequest(cls=frozenset({2}), projections=frozenset({("query", 2), ("value", 1)})),
+        FeatureRequest(cls=frozenset({1}), projections=frozenset({("key", 3)})),
     ],
 )
-@pytest.mark.parametrize("granule", [16, None])
-def test_packed_projections_are_the_padded_ones(tokens: Tokens, needs: Needs, granule: int | None) -> None:
-    model, batch = bert(3), tokens.batch(range(20), granule)
+@pytest.mark.parametrize("length_multiple", [16, None])
+def test_packed_projections_are_the_padded_ones(
+    tokens: Tokens, needs: FeatureRequest, length_multiple: int | None
+) -> None:
+    model, batch = bert(3), tokens.batch(range(20), length_multiple)
     results = []
     for read in (extract, extract_padded):
         features = read(model, batch, needs)
@@ -185,8 +187,8 @@ def test_other_families_give_their_projections_too(tokens: Tokens) -> None:
     linear: Any = model.distilbert.transformer.layer[1].attention.k_lin
     handle = linear.register_forward_hook(lambda _module, _inputs, output: seen.update(key=output))
     with torch.no_grad():
-        before = extract(model, batch, Needs(logits=True))
-        features = extract(model, batch, Needs(logits=True, projections=frozenset({("key", 2)})))
+        before = extract(model, batch, FeatureRequest(logits=True))
+        features = extract(model, batch, FeatureRequest(logits=True, projections=frozenset({("key", 2)})))
     handle.remove()
     _, _, mask = batch.padded()
     torch.testing.assert_close(features.projections["key", 2], seen["key"][mask.bool()])
@@ -198,7 +200,9 @@ def test_a_model_stops_at_what_is_read_of_its_last_layer(tokens: Tokens) -> None
     for name, module in model.named_modules():
         if name.endswith(".intermediate"):
             module.register_forward_hook(lambda *_args, name=name: ran.append(name))
-    features = extract(model, tokens.batch(range(4)), Needs(projections=frozenset({("query", 2), ("value", 2)})))
+    features = extract(
+        model, tokens.batch(range(4)), FeatureRequest(projections=frozenset({("query", 2), ("value", 2)}))
+    )
     assert ran == ["bert.encoder.layer.0.intermediate"]
     torch.stack([states.sin().sum() for states in features.projections.values()]).sum().backward()
     layer: Any = model.get_submodule("bert.encoder.layer.1")
@@ -207,47 +211,47 @@ def test_a_model_stops_at_what_is_read_of_its_last_layer(tokens: Tokens) -> None
 
 
 def test_a_live_teacher_gives_projections_in_the_order_of_the_batch(tokens: Tokens) -> None:
-    teacher, needs = bert(3), Needs(projections=frozenset({("query", 2)}), cls=frozenset({3}))
-    live, batch = Live(teacher, tokens, needs, CPU), tokens.batch([7, 3, 39, 12, 0])
+    teacher, needs = bert(3), FeatureRequest(projections=frozenset({("query", 2)}), cls=frozenset({3}))
+    live, batch = LiveTargets(teacher, tokens, needs, CPU), tokens.batch([7, 3, 39, 12, 0])
     with torch.no_grad():
         expected = extract(teacher, batch, needs)
     found = live(batch, PROGRESS, needs)
     torch.testing.assert_close(found.projections["query", 2], expected.projections["query", 2], rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(found.cls[3], expected.cls[3], rtol=1e-10, atol=1e-10)
-    assert live(batch, PROGRESS, Needs(cls=frozenset({1}))).projections == {}
+    assert live(batch, PROGRESS, FeatureRequest(cls=frozenset({1}))).projections == {}
 
 
 # Refusals.
 
 
-def refusal(term: Term, student: Shape, teacher: Shape | None) -> str:
+def refusal(term: LossTerm, student: EncoderShape, teacher: EncoderShape | None) -> str:
     with pytest.raises(UserError) as caught:
         term.bind(student, teacher, "classification")
     return str(caught.value).splitlines()[0]
 
 
 def test_impossible_pairs_are_refused() -> None:
-    student, teacher = Shape(2, 30, 3, 2, 9, "bert"), Shape(4, 32, 4, 2, 9, "bert")
-    kl, cos = Relations(TOP, ["QK"]), LayerProjection(TOP, "select", "cosine")
+    student, teacher = EncoderShape(2, 30, 3, 2, 9, "bert"), EncoderShape(4, 32, 4, 2, 9, "bert")
+    kl, cos = AttentionRelationLoss(TOP, ["QK"]), HiddenStateLoss(TOP, "select", "cosine")
     assert refusal(kl, student, teacher) == "student: it has 3 attention heads, the teacher 4; each has its peer"
     assert refusal(cos, student, teacher).startswith("student: its states have 30 features, the teacher's 32")
     assert refusal(kl, student, None) == "teacher: an intermediate loss needs one"
     divisor = "heads=4: must divide the width of the student, 30"
-    assert refusal(Relations(TOP, ["QQ"], heads=4), student, teacher) == divisor
-    several = Relations({"rule": "all"}, ["QQ"], heads=2)
+    assert refusal(AttentionRelationLoss(TOP, ["QQ"], heads=4), student, teacher) == divisor
+    several = AttentionRelationLoss({"rule": "all"}, ["QQ"], heads=2)
     assert "compares student layer 1 with one teacher layer, not with 4" in refusal(several, student, teacher)
-    assert refusal(Relations({"rule": "top", "layer": 5}, ["QQ"], heads=2), student, teacher).startswith(
+    assert refusal(AttentionRelationLoss({"rule": "top", "layer": 5}, ["QQ"], heads=2), student, teacher).startswith(
         "mapping.layer=5: there is no teacher layer 5"
     )
-    Relations(TOP, ["QQ"], heads=2).bind(student, teacher, "classification")
+    AttentionRelationLoss(TOP, ["QQ"], heads=2).bind(student, teacher, "classification")
     for pairs in ([], ["QQ", "QQ"], ["QX"]):
         with pytest.raises(UserError, match="pairs"):
-            Relations(TOP, pairs)  # type: ignore[arg-type]
+            AttentionRelationLoss(TOP, pairs)  # type: ignore[arg-type]
 
 
 def test_projections_are_never_cached() -> None:
-    needs = Needs(logits=True, projections=frozenset({("query", 1)}))
-    assert why_live("auto", Needs(logits=True), text=False) is None
+    needs = FeatureRequest(logits=True, projections=frozenset({("query", 1)}))
+    assert why_live("auto", FeatureRequest(logits=True), text=False) is None
     assert (why_live("auto", needs, text=False) or "").startswith("live (queries, keys and values are not cached")
     with pytest.raises(UserError, match=r"runtime\.targets=cached: queries, keys and values are not cached"):
         why_live("cached", needs, text=False)
@@ -311,8 +315,8 @@ def test_other_methods_go_on_from_the_distilled_student(method: str, compose: Co
 @pytest.mark.parametrize(
     ("term", "message"),
     [
-        ("distill_runner.methods.base.HardLabels", "it would read other tokens"),
-        ("distill_runner.methods.base.SoftLabels", "its predictions are of a task's examples"),
+        ("distill_runner.methods.labels.HardLabels", "it would read other tokens"),
+        ("distill_runner.methods.logits.SoftLabels", "its predictions are of a task's examples"),
     ],
 )
 def test_no_teacher_is_asked_about_masked_text_or_for_predictions(term: str, message: str, compose: Compose) -> None:
@@ -347,14 +351,16 @@ def test_a_student_with_nothing_to_judge_it_is_refused(compose: Compose, tmp_pat
 
 
 def test_layers_of_text_are_not_cached() -> None:
-    assert (why_live("auto", Needs(cls=frozenset({1})), text=True) or "").startswith("live (of a corpus nothing")
+    assert (why_live("auto", FeatureRequest(cls=frozenset({1})), text=True) or "").startswith(
+        "live (of a corpus nothing"
+    )
 
 
 @pytest.mark.parametrize(("n", "m", "layers"), [(12, 6, [2, 4, 6, 8, 10, 12]), (12, 5, [2, 4, 7, 9, 12]), (4, 1, [4])])
 def test_group_top(n: int, m: int, layers: list[int]) -> None:
-    from distill_runner.mapping import Mapping
+    from distill_runner.methods.layer_mapping import LayerMapping
 
-    assert Mapping(rule="group_top", supervise_last=True).resolve(m, n) == [[layer] for layer in layers]
-    assert Mapping(rule="group_top").resolve(m, n) == [*([layer] for layer in layers[:-1]), []]
-    assert Mapping(rule="top").resolve(m, n) == [*([] for _ in range(m - 1)), [n]]
-    assert Mapping(rule="top", layer=3).resolve(12, n) == [*([] for _ in range(11)), [3]]
+    assert LayerMapping(rule="group_top", supervise_last=True).resolve(m, n) == [[layer] for layer in layers]
+    assert LayerMapping(rule="group_top").resolve(m, n) == [*([layer] for layer in layers[:-1]), []]
+    assert LayerMapping(rule="top").resolve(m, n) == [*([] for _ in range(m - 1)), [n]]
+    assert LayerMapping(rule="top", layer=3).resolve(12, n) == [*([] for _ in range(11)), [3]]

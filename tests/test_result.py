@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from distill_runner.config import RunConfig
+from distill_runner.compose.config import RunConfig
 from distill_runner.report.cells import telling_rows
 from distill_runner.report.result import _settings_of, printed
 from distill_runner.report.settings import settings_of

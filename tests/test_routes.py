@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.errors import UserError
-from distill_runner.resolvers import count, phase_epochs
-from distill_runner.routes import Route, Steps
+from distill_runner.common.errors import UserError
+from distill_runner.compose.resolvers import count, phase_epochs
+from distill_runner.methods.checkpoint_schedule import CheckpointSchedule, EpochsPerStep
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from distill_runner.routes import Route, Steps
     ],
 )
 def test_steps_by_hand(steps: dict[str, Any], items: str, num_epochs: int, expected: str) -> None:
-    assert "".join(Steps(**steps).spread(items, num_epochs)) == expected
+    assert "".join(EpochsPerStep(**steps).spread(items, num_epochs)) == expected
 
 
 lengths = st.one_of(st.integers(1, 5), st.lists(st.integers(1, 5), min_size=1, max_size=8))
@@ -41,7 +41,7 @@ def test_every_checkpoint_has_its_epochs_and_the_first_its_warmup(
 ) -> None:
     each = [epochs] * number if isinstance(epochs, int) else epochs
     total = phase_epochs(len(each), epochs, warmup)
-    route = Route(epochs=epochs, warmup=warmup).resolve(len(each), total)
+    route = CheckpointSchedule(epochs=epochs, warmup=warmup).resolve(len(each), total)
     assert len(route) == total == sum(each) + warmup
     runs = [(checkpoint, len(list(group))) for checkpoint, group in itertools.groupby(route)]
     assert runs == [(i, n + warmup * (i == 1)) for i, n in enumerate(each, start=1)]
@@ -49,7 +49,7 @@ def test_every_checkpoint_has_its_epochs_and_the_first_its_warmup(
 
 @given(anchors=st.lists(st.integers(1, 9), min_size=1, max_size=6, unique=True), more=st.integers(0, 20))
 def test_shared_out_no_epoch_is_lost(anchors: list[int], more: int) -> None:
-    route = Route(checkpoints=anchors).resolve(9, len(anchors) + more)
+    route = CheckpointSchedule(checkpoints=anchors).resolve(9, len(anchors) + more)
     assert len(route) == len(anchors) + more
     assert list(dict.fromkeys(route)) == anchors
     shares = [route.count(anchor) for anchor in anchors]
@@ -74,7 +74,7 @@ def test_a_route_that_cannot_be_walked_is_refused(
     route: dict[str, Any], teacher_epochs: int, student_epochs: int, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        Route(**route).resolve(teacher_epochs, student_epochs)
+        CheckpointSchedule(**route).resolve(teacher_epochs, student_epochs)
 
 
 def test_the_resolvers_of_the_configuration() -> None:

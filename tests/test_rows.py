@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from distill_runner.report.cells import Cell, cell_of
+from distill_runner.report.cells import ResultCell, cell_of
 from distill_runner.report.lines import chosen_settings
 from distill_runner.report.rows import tabulate
 from fake_results import failed, point, result
 
 
-def cell(*runs: dict[str, Any]) -> Cell:
+def cell(*runs: dict[str, Any]) -> ResultCell:
     return cell_of(runs)
 
 

@@ -10,30 +10,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from distill_runner.batches import Batch
-from distill_runner.config import RunConfig
-from distill_runner.encoders import Shape
-from distill_runner.errors import UserError
-from distill_runner.features import Features, Needs
-from distill_runner.methods.base import HardLabels, Method, Progress, SoftLabels, Term
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.datasets.batches import Batch
+from distill_runner.methods.base import LossTerm, Method, Progress
+from distill_runner.methods.labels import HardLabels
+from distill_runner.methods.layer_schedule import LayerSchedule, ScheduledMethod
+from distill_runner.methods.logits import SoftLabels
 from distill_runner.methods.make import make_method, method_spec
-from distill_runner.methods.scheduled import LayerSchedule, ScheduledMethod
-from distill_runner.pipeline import Pipeline
-from distill_runner.resolving import resolve
-from distill_runner.store import Store
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
 
 Compose = Callable[..., RunConfig]
 TOP = {"rule": "group_top", "supervise_last": True}
 COS = {
-    "_target_": "distill_runner.methods.alp_kd.LayerProjection",
+    "_target_": "distill_runner.methods.hidden_states.HiddenStateLoss",
     "mapping": TOP,
     "combine": "select",
     "distance": "cosine",
 }
-KL = {"_target_": "distill_runner.methods.relations.Relations", "mapping": TOP, "pairs": ["QK"]}
-SOFT = {"_target_": "distill_runner.methods.base.SoftLabels", "temperature": 1.0}
+KL = {"_target_": "distill_runner.methods.attention_relations.AttentionRelationLoss", "mapping": TOP, "pairs": ["QK"]}
+SOFT = {"_target_": "distill_runner.methods.logits.SoftLabels", "temperature": 1.0}
 TERMS = {"soft": SOFT, "kl": KL, "cos": COS}
-STUDENT, TEACHER = Shape(3, 8, 2, 2, 9, "bert"), Shape(6, 8, 2, 2, 9, "bert")
+STUDENT, TEACHER = EncoderShape(3, 8, 2, 2, 9, "bert"), EncoderShape(6, 8, 2, 2, 9, "bert")
 NOTHING = torch.zeros(0, dtype=torch.long)
 BATCH = Batch(NOTHING, NOTHING, NOTHING, NOTHING, torch.arange(2), ())
 
@@ -82,9 +84,9 @@ def test_without_limits_layers_share_four_fifths(num_layers: int, num_epochs: in
 
 
 def test_only_what_is_supervised_is_read() -> None:
-    def needs(rule: str, layers: range) -> tuple[Needs, Needs]:
+    def needs(rule: str, layers: range) -> tuple[FeatureRequest, FeatureRequest]:
         student, teacher = (
-            Needs(
+            FeatureRequest(
                 cls=frozenset(times * j for j in layers),
                 projections=frozenset((name, times * j) for j in layers for name in ("query", "key")),
             )
@@ -94,7 +96,7 @@ def test_only_what_is_supervised_is_read() -> None:
 
     for rule, in_second in (("pid", range(2, 3)), ("sid", range(1, 3))):
         made = method(rule=rule, limits=1)
-        logits = Needs(logits=True)
+        logits = FeatureRequest(logits=True)
         everything = tuple(need | logits for need in needs(rule, range(1, 4)))
         assert made.needs == everything
         seen = []
@@ -120,7 +122,7 @@ def update(made: ScheduledMethod, epoch: int, angle: float) -> None:
 
 
 def test_a_layer_is_left_below_its_threshold() -> None:
-    shapes = Shape(3, 2, 2, 2, 9, "bert"), Shape(6, 2, 2, 2, 9, "bert")
+    shapes = EncoderShape(3, 2, 2, 2, 9, "bert"), EncoderShape(6, 2, 2, 2, 9, "bert")
     schedule = {"rule": "sid", "limits": 4, "thresholds": 0.5}
     made = make_method(node(schedule, {"soft": SOFT, "cos": COS}) | {"weights": {"soft": 1, "cos": 7}})
     assert isinstance(made, ScheduledMethod)
@@ -140,7 +142,7 @@ def test_a_layer_is_left_below_its_threshold() -> None:
 
 
 def test_a_schedule_is_taken_up_within_an_epoch() -> None:
-    shapes = Shape(3, 2, 2, 2, 9, "bert"), Shape(6, 2, 2, 2, 9, "bert")
+    shapes = EncoderShape(3, 2, 2, 2, 9, "bert"), EncoderShape(6, 2, 2, 2, 9, "bert")
 
     def fresh() -> ScheduledMethod:
         made = make_method(node({"rule": "pid", "limits": 3, "thresholds": 0.5}, {"soft": SOFT, "cos": COS}))
@@ -166,7 +168,7 @@ def test_a_schedule_is_taken_up_within_an_epoch() -> None:
     second.load_state_dict(first.state_dict())
     run(second, 1, (0.7, 0.3))
     assert summary(second) == summary(whole)
-    assert second.needs == whole.needs == (Needs(cls=frozenset({2})), Needs(cls=frozenset({4})))
+    assert second.needs == whole.needs == (FeatureRequest(cls=frozenset({2})), FeatureRequest(cls=frozenset({4})))
 
 
 def test_a_schedule_is_part_of_what_determines_a_method() -> None:
@@ -182,7 +184,7 @@ def test_a_schedule_is_part_of_what_determines_a_method() -> None:
 
 
 def test_a_temperature_that_regression_does_not_read_determines_nothing() -> None:
-    soft = {"_target_": "distill_runner.methods.base.SoftLabels"}
+    soft = {"_target_": "distill_runner.methods.logits.SoftLabels"}
     cold, hot = ({"terms": {"kd": {**soft, "temperature": t}}, "weights": {"kd": 1}} for t in (1.0, 20.0))
     assert method_spec(cold, "regression") == method_spec(hot, "regression")
     assert method_spec(cold, "classification") != method_spec(hot, "classification")
@@ -210,7 +212,7 @@ def test_a_method_without_a_schedule_is_none() -> None:
     made = make_method(node(None))
     assert type(made) is Method
     assert {type(term) for term in (made.terms["soft"],)} == {SoftLabels}
-    plain: dict[str, Term] = {"ce": HardLabels()}
+    plain: dict[str, LossTerm] = {"ce": HardLabels()}
     assert not Method(plain, {"ce": 1.0}).state_dict()
 
 
@@ -298,7 +300,7 @@ def test_progressive_over_the_mapping_of_alp(compose: Compose, tmp_path: Path) -
 
 
 def test_a_share_of_the_examples(compose: Compose, tmp_path: Path) -> None:
-    from distill_runner.data import TaskData
+    from distill_runner.training.data import TaskData
 
     chosen = {}
     for share in (1.0, 0.5, 0.25):
@@ -326,7 +328,7 @@ def test_a_plan_measures_all_layers_at_once(compose: Compose, tmp_path: Path, ca
     for schedule in ("all", "pid"):
         run = compose("method=internal", f"schedule={schedule}", f"store.dir={tmp_path}")
         estimator = Estimator(Pipeline(Store(tmp_path), run.runtime))
-        with caplog.at_level("INFO", "distill_runner.methods.scheduled"):
+        with caplog.at_level("INFO", "distill_runner.methods.layer_schedule"):
             costs.append(estimator.cost(resolve(run.stages, "student", "fp32")))
     assert min(cost.seconds for cost in costs) > 0
     assert "left after" not in caplog.text

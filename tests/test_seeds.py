@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from distill_runner.seeds import random_state, restore_random_state, seed_all, undisturbed
+from distill_runner.common.seeds import random_state, restore_random_state, seed_all, undisturbed
 
 
 def drawn() -> tuple[float, float, float]:

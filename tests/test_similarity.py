@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.corpora.similarity import show, spearman, word_counts
-from distill_runner.errors import UserError
+from distill_runner.commands.similarity import show, spearman, word_counts
+from distill_runner.common.errors import UserError
 
 
 def test_words_are_counted_in_lower_case() -> None:

@@ -11,19 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distill_runner.config import RunConfig
-from distill_runner.corpora import train_wordpiece
-from distill_runner.errors import UserError
-from distill_runner.methods.base import HardLabels
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.datasets.corpora import train_wordpiece
+from distill_runner.methods.labels import HardLabels
 from distill_runner.methods.make import make_method
-from distill_runner.pipeline import Pipeline
-from distill_runner.planning import plan
-from distill_runner.resolving import resolve
-from distill_runner.stages import Stage
-from distill_runner.store import Store
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.planning import plan
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.store import Store
 
 Compose = Callable[..., RunConfig]
-CE = {"_target_": "distill_runner.methods.base.HardLabels"}
+CE = {"_target_": "distill_runner.methods.labels.HardLabels"}
 
 
 def student(run: RunConfig) -> Stage:
@@ -190,10 +190,10 @@ def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
     ("terms", "weights", "message"),
     [
         ({"ce": {"_target_": "distill_runner.methods.base.SoftLabel"}}, {"ce": 1}, "there is no such class"),
-        ({"ce": {"_target_": "no_such_module.Term"}}, {"ce": 1}, "there is no such class"),
+        ({"ce": {"_target_": "no_such_module.LossTerm"}}, {"ce": 1}, "there is no such class"),
         ({"ce": {}}, {"ce": 1}, "there is no such class"),
-        ({"ce": {"_target_": "pathlib.Path"}}, {"ce": 1}, "is no Term"),
-        ({"ce": {"_target_": "distill_runner.methods.base.Method"}}, {"ce": 1}, "is no Term"),
+        ({"ce": {"_target_": "pathlib.Path"}}, {"ce": 1}, "is no LossTerm"),
+        ({"ce": {"_target_": "distill_runner.methods.base.Method"}}, {"ce": 1}, "is no LossTerm"),
         ({"ce": CE | {"temperature": 3}}, {"ce": 1}, "terms.ce.temperature: there is no such key"),
         ({"ce": CE}, {"ce": 1, "kd": 1}, "must name the terms ce"),
         ({"ce": CE}, {}, "must name the terms ce"),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.metrics import METRICS
+from distill_runner.datasets.metrics import METRICS
 from distill_runner.report import statistics
 from distill_runner.report.statistics import Spread, paired_bootstrap, paired_t
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distill_runner.errors import UserError
-from distill_runner.store import Store, key_of
+from distill_runner.common.errors import UserError
+from distill_runner.pipeline.store import Store, key_of
 
 SPEC = {"kind": "thing", "seed": 1, "data": {"content": "abc", "columns": ["a", "b"]}}
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from distill_runner.inventory import entries, freed, occupied, unused, users
-from distill_runner.store import Store, key_of
-from distill_runner.store_command import main
+from distill_runner.commands.store import main
+from distill_runner.pipeline.inventory import entries, freed, occupied, unused, users
+from distill_runner.pipeline.store import Store, key_of
 from fake_results import run_folder
 
 VOCABULARY = {"kind": "vocabulary", "schema": 1}
@@ -175,7 +175,7 @@ def test_cut_off_midway_nothing_half_is_taken_for_an_artifact(store: Store, monk
         (path / "content").unlink()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("distill_runner.store.remove", killed)
+    monkeypatch.setattr("distill_runner.pipeline.store.remove", killed)
     with pytest.raises(KeyboardInterrupt):
         store.delete(store.path(STUDENT))
     monkeypatch.undo()

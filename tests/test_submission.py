@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import yaml
 
-from distill_runner.errors import UserError
-from distill_runner.report import submission
-from distill_runner.report.submission import FILES, submit
+from distill_runner.commands import submit as submission
+from distill_runner.commands.submit import FILES, submit
+from distill_runner.common.errors import UserError
 
 CONF = Path(__file__).parent.parent / "conf" / "task"
 SENTENCES = ["the green river", "a heavy stone over the garden", "slowly", "the letter found under a window", "bright"]

@@ -8,10 +8,10 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
-from distill_runner import resolvers
-from distill_runner.composed import typed_run
-from distill_runner.errors import UserError
-from distill_runner.help import config_folder
+from distill_runner.common.errors import UserError
+from distill_runner.compose import resolvers
+from distill_runner.compose.composed import typed_run
+from distill_runner.compose.help import config_folder
 from distill_runner.sweeping.points import Grid, expand
 
 

@@ -21,18 +21,18 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from command import Ended, distill_run
-from distill_runner import status
-from distill_runner.config import RunConfig
-from distill_runner.errors import UserError
-from distill_runner.pipeline import Pipeline
-from distill_runner.planning import fillable
-from distill_runner.resolving import resolve
-from distill_runner.stages import Stage
-from distill_runner.store import Store
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.pipeline import status
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.planning import fillable
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.store import Store
 from distill_runner.sweeping import estimate
 from distill_runner.sweeping.conditions import holds
 from distill_runner.sweeping.halving import replay, rungs, survivors
-from distill_runner.sweeping.points import Grid, Point
+from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.sweep import _cells, missing_stages, run_grid
 from fake_results import failed
 
@@ -54,7 +54,7 @@ class Kills(HardLabels):
     def forward(self, *_):
         os.kill(os.getpid(), signal.SIGKILL)
 """
-SOUND = "distill_runner.methods.base.HardLabels"
+SOUND = "distill_runner.methods.labels.HardLabels"
 
 
 # Conditions.
@@ -140,7 +140,7 @@ def test_halving_compares_points_that_differ_in_the_students_own_settings_alone(
         {"stages": []},
     ]
     described: list[dict[str, Any]] = [failed(seed=1, settings={**known, **change}) for change in changes]
-    points = [Point((), Path(), "0a1b", names, stage=stage) for names in described]
+    points = [GridPoint((), Path(), "0a1b", names, stage=stage) for names in described]
     assert [[points.index(point) for point in cell] for cell in _cells(points).values()] == [[0, 1], [2], [3], [4], [5]]
 
 
@@ -161,9 +161,9 @@ def test_a_run_whose_process_is_gone_reads_killed(tmp_path: Path) -> None:
 # What several points share, and what it costs.
 
 
-def point(run: RunConfig) -> Point:
+def point(run: RunConfig) -> GridPoint:
     stage = resolve(run.stages, "student", "fp32")
-    return Point(("student",), Path("unused"), stage.key, {}, run, stage)
+    return GridPoint(("student",), Path("unused"), stage.key, {}, run, stage)
 
 
 def test_a_shared_teacher_is_trained_by_a_point_that_keeps_its_checkpoints(compose: Compose, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_what_a_shared_stage_needs_is_built_before_it(compose: Compose, tmp_path
                 Store(tmp_path).get(stage.spec, lambda folder: None)
         return []
 
-    grid = Grid(lambda overrides: Point(tuple(overrides), tmp_path / "run", "", {}), [*takd, other])
+    grid = Grid(lambda overrides: GridPoint(tuple(overrides), tmp_path / "run", "", {}), [*takd, other])
     run_grid(grid, launch, 1, retry_failed=False, halving=None)
     assert jobs == [["stage=teacher"], ["stage=assistant"], ["student"] * 3]
 
@@ -203,17 +203,17 @@ def test_targets_that_points_share_are_computed_before_them(
 ) -> None:
     store = Store(tmp_path)
 
-    def made(*overrides: str) -> Point:
+    def made(*overrides: str) -> GridPoint:
         return replace(point(compose(*overrides, f"store.dir={tmp_path}")), overrides=overrides)
 
-    def jobs(points: list[Point], workers: int) -> list[Sequence[str]]:
+    def jobs(points: list[GridPoint], workers: int) -> list[Sequence[str]]:
         launched: list[Sequence[str]] = []
 
         def launch(overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
             launched.extend(overrides)
             return []
 
-        grid = Grid(lambda overrides: Point(tuple(overrides), tmp_path / "run", "", {}), points)
+        grid = Grid(lambda overrides: GridPoint(tuple(overrides), tmp_path / "run", "", {}), points)
         run_grid(grid, launch, workers, retry_failed=False, halving=None)
         return launched[: -len(points)]
 
@@ -315,7 +315,7 @@ def test_methods_that_differ_in_what_they_compute_are_measured_apart(
 
 
 def test_each_worker_takes_a_place_on_the_emptiest_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from distill_runner import gpus
+    from distill_runner.training import gpus
 
     held: list[FileLock] = []
     monkeypatch.setattr(gpus, "_HELD", held)

@@ -17,10 +17,11 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from distill_runner import hub as hub_requests
-from distill_runner.errors import UserError
-from distill_runner.tasks import Task, fingerprint, load_split, locate, match_labels, resolve
-from distill_runner.tasks.task import as_list
+from distill_runner.common import hub as hub_requests
+from distill_runner.common.errors import UserError, as_list
+from distill_runner.datasets.reading.folders import locate
+from distill_runner.datasets.reading.tables import fingerprint
+from distill_runner.datasets.tasks import Task, load_split, match_labels, resolve
 
 CONF = Path(__file__).parents[1] / "conf"
 SENTENCES: dict[str, list[Any]] = {"sentence": ["one", "two", "three"], "label": [0, 1, 1]}

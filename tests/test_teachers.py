@@ -11,20 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, PreTrainedModel
 
-from distill_runner.batches import Tokens
-from distill_runner.config import ModelConfig
-from distill_runner.devices import Device
-from distill_runner.encoders import Shape
-from distill_runner.features import Features, Needs
+from distill_runner.datasets.batches import Tokens
+from distill_runner.datasets.examples import Examples
+from distill_runner.datasets.tasks import Task, load_split
 from distill_runner.methods.base import Progress
-from distill_runner.models import build
-from distill_runner.store import Store
-from distill_runner.tasks import Examples, Task, load_split
-from distill_runner.teachers import Cached, Live, NoTeacher, cache_bytes, choose
+from distill_runner.models.build import build
+from distill_runner.models.config import ModelConfig
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.pipeline.store import Store
+from distill_runner.training.devices import Device
+from distill_runner.training.teachers import CachedTargets, LiveTargets, NoTeacher, cache_bytes, choose
 
 CPU = Device.of("cpu", "fp32")
 PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
-NEEDS = Needs(logits=True, cls=frozenset({1, 3, 4}))
+NEEDS = FeatureRequest(logits=True, cls=frozenset({1, 3, 4}))
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +48,15 @@ def teacher(tokens: Tokens) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def live(teacher: PreTrainedModel, tokens: Tokens) -> Live:
-    return Live(teacher, tokens, NEEDS, CPU)
+def live(teacher: PreTrainedModel, tokens: Tokens) -> LiveTargets:
+    return LiveTargets(teacher, tokens, NEEDS, CPU)
 
 
 @pytest.fixture(scope="module")
-def cached(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Cached:
+def cached(live: LiveTargets, tmp_path_factory: pytest.TempPathFactory) -> CachedTargets:
     folder = tmp_path_factory.mktemp("targets")
-    Cached.write(folder, live)
-    return Cached(folder, CPU)
+    CachedTargets.write(folder, live)
+    return CachedTargets(folder, CPU)
 
 
 def assert_same(first: Features, second: Features) -> None:
@@ -69,13 +70,17 @@ def assert_same(first: Features, second: Features) -> None:
 
 @settings(max_examples=15)
 @given(index=st.lists(st.integers(0, 60), min_size=1, max_size=40, unique=True))
-def test_cached_is_live_for_any_batch(tokens: Tokens, live: Live, cached: Cached, index: list[int]) -> None:
+def test_cached_is_live_for_any_batch(
+    tokens: Tokens, live: LiveTargets, cached: CachedTargets, index: list[int]
+) -> None:
     batch = tokens.batch(index)
     assert_same(live(batch, PROGRESS), cached(batch, PROGRESS))
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 16, 32, 61])
-def test_cached_is_live_for_every_example(tokens: Tokens, live: Live, cached: Cached, batch_size: int) -> None:
+def test_cached_is_live_for_every_example(
+    tokens: Tokens, live: LiveTargets, cached: CachedTargets, batch_size: int
+) -> None:
     order = np.random.default_rng(batch_size).permutation(61)
     for start in range(0, 61, batch_size):
         batch = tokens.batch(order[start : start + batch_size])
@@ -83,7 +88,7 @@ def test_cached_is_live_for_every_example(tokens: Tokens, live: Live, cached: Ca
 
 
 def test_targets_are_the_teachers_own_in_the_order_of_the_batch(
-    teacher: PreTrainedModel, tokens: Tokens, cached: Cached
+    teacher: PreTrainedModel, tokens: Tokens, cached: CachedTargets
 ) -> None:
     batch = tokens.batch([60, 3, 17, 44, 8])
     targets = cached(batch, PROGRESS)
@@ -104,7 +109,7 @@ def test_a_live_teacher_is_frozen_and_runs_as_far_as_needed(teacher: PreTrainedM
         layer.intermediate.register_forward_hook(lambda *_args, number=number: ran.append(number))
         for number, layer in enumerate(layers, start=1)  # type: ignore[arg-type]
     ]
-    targets = Live(teacher.train(), tokens, Needs(cls=frozenset({2})), CPU)(tokens.batch([1, 2, 3]))
+    targets = LiveTargets(teacher.train(), tokens, FeatureRequest(cls=frozenset({2})), CPU)(tokens.batch([1, 2, 3]))
     for handle in handles:
         handle.remove()
     assert ran == [1, 2]
@@ -118,7 +123,7 @@ def test_a_live_teacher_is_frozen_and_runs_as_far_as_needed(teacher: PreTrainedM
     (targets.cls[2] * weight).sum().backward()
 
 
-def test_a_cache_holds_what_is_needed_and_no_more(tokens: Tokens, live: Live, cached: Cached) -> None:
+def test_a_cache_holds_what_is_needed_and_no_more(tokens: Tokens, live: LiveTargets, cached: CachedTargets) -> None:
     assert {name: array.shape for name, array in cached.arrays.items()} == {
         "logits": (61, 3),
         "cls-1": (61, 48),
@@ -126,21 +131,21 @@ def test_a_cache_holds_what_is_needed_and_no_more(tokens: Tokens, live: Live, ca
         "cls-4": (61, 48),
     }
     assert all(isinstance(array, np.memmap) and array.dtype == np.float32 for array in cached.arrays.values())
-    size = cache_bytes(NEEDS, Shape.of(live.model.config), len(tokens))
+    size = cache_bytes(NEEDS, EncoderShape.of(live.model.config), len(tokens))
     assert size == sum(array.nbytes for array in cached.arrays.values()) == 4 * 61 * (3 + 3 * 48)
 
 
 @pytest.mark.parametrize(
     ("needs", "size"),
     [
-        (Needs(logits=True), 4 * 2490 * 2),
-        (Needs(cls=frozenset({1, 5, 9})), 4 * 2490 * 3 * 768),
-        (Needs(logits=True, cls=frozenset(range(1, 13))), 4 * 2490 * (2 + 12 * 768)),
-        (Needs(), 0),
+        (FeatureRequest(logits=True), 4 * 2490 * 2),
+        (FeatureRequest(cls=frozenset({1, 5, 9})), 4 * 2490 * 3 * 768),
+        (FeatureRequest(logits=True, cls=frozenset(range(1, 13))), 4 * 2490 * (2 + 12 * 768)),
+        (FeatureRequest(), 0),
     ],
 )
-def test_the_size_of_a_cache_is_known_before(needs: Needs, size: int) -> None:
-    assert cache_bytes(needs, Shape(12, 768, 12, 2, 30522, "bert"), num_examples=2490) == size
+def test_the_size_of_a_cache_is_known_before(needs: FeatureRequest, size: int) -> None:
+    assert cache_bytes(needs, EncoderShape(12, 768, 12, 2, 30522, "bert"), num_examples=2490) == size
 
 
 @pytest.mark.parametrize(
@@ -164,26 +169,28 @@ def test_targets_are_cached_while_they_take_less_than_half_of_the_free_disk(
     assert ("runtime.targets" in why) == (mode != "auto")
 
 
-def test_a_damaged_cache_is_written_again(tokens: Tokens, live: Live, cached: Cached, tmp_path: Path) -> None:
+def test_a_damaged_cache_is_written_again(
+    tokens: Tokens, live: LiveTargets, cached: CachedTargets, tmp_path: Path
+) -> None:
     store, spec, written = Store(tmp_path), {"kind": "targets"}, []
 
     def write(folder: Path) -> None:
         written.append(folder)
-        Cached.write(folder, live)
+        CachedTargets.write(folder, live)
 
     folder = store.get(spec, write)
     file = folder / "cls-3.npy"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1  # same size, one bit
     file.write_bytes(bytes(content))
-    assert_same(Cached(store.get(spec, write), CPU)(tokens.batch(range(9))), cached(tokens.batch(range(9))))
+    assert_same(CachedTargets(store.get(spec, write), CPU)(tokens.batch(range(9))), cached(tokens.batch(range(9))))
     assert len(written) == 2
     store.get(spec, write)
     assert len(written) == 2
 
 
 def test_without_a_teacher_there_are_no_features(tokens: Tokens) -> None:
-    assert NoTeacher()(tokens.batch([0]), PROGRESS, Needs()) == Features()
+    assert NoTeacher()(tokens.batch([0]), PROGRESS, FeatureRequest()) == Features()
 
 
 @pytest.mark.real
@@ -200,11 +207,11 @@ def test_cached_is_live_for_a_real_teacher(minilm_folder: Path, tmp_path: Path) 
     )
     some = Examples([column[:37] for column in load_split(task, "validation").texts], None)
     Tokens.write(tmp_path, some, AutoTokenizer.from_pretrained(minilm_folder), max_length=64)
-    tokens, needs = Tokens(tmp_path), Needs(logits=True, cls=frozenset(range(1, 7)))
-    live = Live(build(ModelConfig(source=str(minilm_folder)), task), tokens, needs, CPU)
+    tokens, needs = Tokens(tmp_path), FeatureRequest(logits=True, cls=frozenset(range(1, 7)))
+    live = LiveTargets(build(ModelConfig(source=str(minilm_folder)), task), tokens, needs, CPU)
     (tmp_path / "targets").mkdir()
-    Cached.write(tmp_path / "targets", live)
-    cached = Cached(tmp_path / "targets", CPU)
+    CachedTargets.write(tmp_path / "targets", live)
+    cached = CachedTargets(tmp_path / "targets", CPU)
     for size in (1, 13, 32):
         batch = tokens.batch(np.random.default_rng(size).permutation(37)[:size])
         assert_same(live(batch), cached(batch))

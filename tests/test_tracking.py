@@ -17,7 +17,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from distill_runner import tracking
-from distill_runner.errors import Paused, UserError
+from distill_runner.common.errors import Paused, UserError
 from distill_runner.tracking import MetricsFile, TrackerConfig, flat, open_tracker, track_sweep
 
 CONF = Path(__file__).parents[1] / "conf" / "tracker"

@@ -26,23 +26,25 @@ from transformers import (
     PreTrainedModel,
 )
 
-from distill_runner.batches import Batch, Tokens
-from distill_runner.checkpoints import History, interrupts
-from distill_runner.config import Optim, Runtime
-from distill_runner.corpora import Corpus, Part
-from distill_runner.data import CorpusData, Data, Evaluation, TaskData, TextData
-from distill_runner.devices import Device
-from distill_runner.encoders import Shape
-from distill_runner.errors import UserError
-from distill_runner.features import Features, Needs
-from distill_runner.meter import Diverged, Log
-from distill_runner.methods.base import HardLabels, Kind, Method, Progress, Term
+from distill_runner.common.errors import UserError
+from distill_runner.common.seeds import seed_all
+from distill_runner.datasets.batches import Batch, Tokens
+from distill_runner.datasets.corpora import Corpus, Part
+from distill_runner.datasets.examples import Examples
+from distill_runner.datasets.tasks import Task
+from distill_runner.methods.base import Kind, LossTerm, Method, Progress
+from distill_runner.methods.labels import HardLabels
 from distill_runner.methods.make import make_method
-from distill_runner.schedules import constant, linear
-from distill_runner.seeds import seed_all
-from distill_runner.tasks import Examples, Task
-from distill_runner.teachers import Live, NoTeacher, TeacherTargets
-from distill_runner.train import Training, fit
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.training.checkpoints import History, interrupts
+from distill_runner.training.config import Optim, Runtime
+from distill_runner.training.data import CorpusData, Data, Evaluation, TaskData, TextData
+from distill_runner.training.devices import Device
+from distill_runner.training.learning_rates import constant, linear
+from distill_runner.training.meter import Diverged, Log
+from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
+from distill_runner.training.train import Training, fit
 
 CPU = Device.of("cpu", "fp32")
 TASK = Task(
@@ -55,7 +57,7 @@ TASK = Task(
     epochs=3,
     validation={"validation": "validation"},
 )
-BASE, LAYERS = "distill_runner.methods.base", "distill_runner.methods.alp_kd.LayerProjection"
+BASE, LAYERS = "distill_runner.methods.base", "distill_runner.methods.hidden_states.HiddenStateLoss"
 CE = {"_target_": f"{BASE}.HardLabels"}
 KD = {"_target_": f"{BASE}.SoftLabels", "temperature": 5.0}
 CKD = {"_target_": LAYERS, "mapping": {"rule": "no"}, "combine": "concatenate", "distance": "mse"}
@@ -93,10 +95,10 @@ def data(splits: dict[str, Tokens]) -> TaskData:
 
 
 @pytest.fixture(scope="module")
-def live(splits: dict[str, Tokens]) -> Live:
+def live(splits: dict[str, Tokens]) -> LiveTargets:
     torch.manual_seed(11)
     teacher = BertForSequenceClassification(bert(4, initializer_range=0.2))
-    return Live(teacher, splits["train"], Needs(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
+    return LiveTargets(teacher, splits["train"], FeatureRequest(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
 
 
 class Double:
@@ -105,7 +107,7 @@ class Double:
     def __init__(self, teacher: TeacherTargets) -> None:
         self.teacher = teacher
 
-    def __call__(self, batch: Batch, progress: Progress, needs: Needs) -> Features:
+    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
         features = self.teacher(batch, progress, needs)
         assert features.logits is not None
         return Features(features.logits.double(), {layer: cls.double() for layer, cls in features.cls.items()})
@@ -115,7 +117,7 @@ Make = Callable[..., Training]
 
 
 @pytest.fixture(scope="module")
-def make(data: TaskData, live: Live, tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(data: TaskData, live: LiveTargets, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """A training of a student of 2 layers: 4 updates of 16 examples an epoch, 3 epochs, dropout on."""
 
     def training(
@@ -136,7 +138,7 @@ def make(data: TaskData, live: Live, tmp_path_factory: pytest.TempPathFactory) -
         model: Any = BertForSequenceClassification(bert(2, **config or {})).to(dtype)  # type: ignore[arg-type]
         if isinstance(method, str):
             method = make_method(METHODS[method])
-        method.bind(Shape.of(model.config), Shape.of(live.model.config), "classification")
+        method.bind(EncoderShape.of(model.config), EncoderShape.of(live.model.config), "classification")
         return Training(
             model,
             method.to(dtype=dtype),
@@ -283,7 +285,7 @@ def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder:
         (tmp_path / name).mkdir(exist_ok=True)
         return Training(
             BertForMaskedLM(bert(2)),
-            make_method(METHODS["nkd"]).bind(Shape.of(bert(2)), None, "masked_lm"),
+            make_method(METHODS["nkd"]).bind(EncoderShape.of(bert(2)), None, "masked_lm"),
             CorpusData(TEXT, splits["train"], splits["validation"], tokenizer, 3, CPU),
             NoTeacher(),
             Optim(lr=3e-3, batch_size=16, epochs=2),
@@ -335,13 +337,13 @@ def test_a_second_signal_stops_at_once_and_handlers_come_back() -> None:
 # What goes wrong.
 
 
-class Bad(Term):
+class Bad(LossTerm):
     """Not a number at the fifth update."""
 
     reads_teacher = False
 
-    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
-        self.student_needs = Needs(logits=True)
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
+        self.student_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         assert student.logits is not None
@@ -469,7 +471,7 @@ def test_max_steps_ends_training_and_the_schedule_spans_it(
     ]
 
 
-class Watching(Term):
+class Watching(LossTerm):
     """Sees every example and the progress, and has nothing to say."""
 
     reads_teacher = False
@@ -478,8 +480,8 @@ class Watching(Term):
         super().__init__()
         self.seen: list[tuple[Progress, list[int]]] = []
 
-    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
-        self.student_needs = Needs(logits=True)
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
+        self.student_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         self.seen.append((progress, batch.index.tolist()))
@@ -602,11 +604,11 @@ def test_a_term_of_weight_0_is_not_built() -> None:
     impossible = {"_target_": f"{BASE}.SoftLabels", "temperature": -1.0}
     node: dict[str, Any] = {"terms": {"ce": CE, "kd": impossible, "layers": CKD}}
     method = make_method(node | {"weights": {"ce": 1, "kd": 0, "layers": 0.0}})
-    method.bind(Shape.of(bert(2)), None, "classification")
+    method.bind(EncoderShape.of(bert(2)), None, "classification")
     assert list(method.terms) == ["ce"]
     assert not list(method.parameters())
     assert not method.reads_teacher()
-    assert method.needs == (Needs(logits=True), Needs())
+    assert method.needs == (FeatureRequest(logits=True), FeatureRequest())
     with pytest.raises(UserError, match="must be greater than 0"):
         make_method(node | {"weights": {"ce": 1, "kd": 0.1, "layers": 0.0}})
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
-from distill_runner.batches import Tokens
-from distill_runner.encoders import extract
-from distill_runner.features import Needs
-from distill_runner.vocabulary import UsedRows, train_used_rows, whole
+from distill_runner.datasets.batches import Tokens
+from distill_runner.models.encoders import extract
+from distill_runner.models.features import FeatureRequest
+from distill_runner.models.vocabulary import UsedRows, train_used_rows, whole
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 150,
@@ -30,7 +30,7 @@ def trained(model: Any, tokens: Tokens) -> list[float]:
     losses = []
     for step, rate in enumerate(RATES):
         optimizer.param_groups[0]["lr"] = rate
-        logits = extract(model, tokens.batch(range(8 * step, 8 * step + 8)), Needs(logits=True)).logits
+        logits = extract(model, tokens.batch(range(8 * step, 8 * step + 8)), FeatureRequest(logits=True)).logits
         assert logits is not None
         loss = logits.square().sum()
         optimizer.zero_grad()

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from distill_runner.errors import UserError
-from distill_runner.report.dashboard import as_json, dashboard, save
+from distill_runner.commands.dashboard import as_json, dashboard, save
+from distill_runner.common.errors import UserError
 from distill_runner.tracking import TrackerConfig, open_tracker, track_sweep
 
 pytestmark = pytest.mark.slow

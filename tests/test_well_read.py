@@ -12,18 +12,19 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from distill_runner.batches import Tokens
-from distill_runner.config import ModelConfig, RunConfig
-from distill_runner.encoders import Shape, extract
-from distill_runner.errors import UserError
-from distill_runner.features import Features, Needs
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.datasets.batches import Tokens
 from distill_runner.methods.base import Progress
-from distill_runner.methods.well_read import NextSentence
-from distill_runner.models import build, count_parameters
-from distill_runner.pipeline import Pipeline
-from distill_runner.resolving import resolve
-from distill_runner.stages import TRANSFER, Stage
-from distill_runner.store import Store
+from distill_runner.methods.labels import NextSentence
+from distill_runner.models.build import build, count_parameters
+from distill_runner.models.config import ModelConfig
+from distill_runner.models.encoders import EncoderShape, extract
+from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.stages import TRANSFER, Stage
+from distill_runner.pipeline.store import Store
 from distill_runner.sweeping import estimate
 
 Compose = Callable[..., RunConfig]
@@ -259,9 +260,9 @@ def test_next_sentence_is_what_transformers_computes(run: Callable[..., RunConfi
     assert isinstance(tokens, Tokens)
     batch = tokens.batch(range(12))
     term = NextSentence()
-    term.bind(Shape.of(model.config), None, "masked_lm")
+    term.bind(EncoderShape.of(model.config), None, "masked_lm")
     batch = type(batch)(**{**vars(batch), "is_next": batch.labels, "rows": torch.tensor([1, 2])})
-    found = term(extract(model, batch, Needs(next_sentence=True)), Features(), batch, Progress(0, 0, 1, 1))
+    found = term(extract(model, batch, FeatureRequest(next_sentence=True)), Features(), batch, Progress(0, 0, 1, 1))
     ids, segments, mask = batch.padded()
     reference: Any = model
     expected = reference(ids, mask, segments).seq_relationship_logits
@@ -307,7 +308,7 @@ def test_the_students_of_minilm_v2(size: str, compose: Compose) -> None:
     with torch.device("meta"):
         built = build(model, None)
     layers, width = map(int, size.split("x"))
-    shape = Shape.of(built.config)
+    shape = EncoderShape.of(built.config)
     assert (shape.num_layers, shape.width, shape.num_heads) == (layers, width, 12)
     pooler = sum(p.numel() for name, p in built.base_model.named_parameters() if "pooler" in name)
     assert round((count_parameters(built.base_model) - pooler) / 1e6, 1) == BACKBONES[size]

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from benchmarks.competitors import Train
 from benchmarks.loss import layer_distance, loss_of
 from benchmarks.setting import LR, WEIGHT_DECAY, Setting
-from distill_runner.config import Precision
-from distill_runner.devices import Device
+from distill_runner.training.config import Precision
+from distill_runner.training.devices import Device
 
 
 def make(setting: Setting, dtype: torch.dtype = torch.float32, precision: Precision = "fp32") -> Train:

@@ -8,13 +8,13 @@ import torch
 
 from benchmarks.competitors import Train
 from benchmarks.setting import BATCH, LR, WEIGHT_DECAY, Setting
-from distill_runner import encoders
-from distill_runner import train as train_module
-from distill_runner.config import Optim, Precision, Runtime
-from distill_runner.data import TaskData
-from distill_runner.devices import Device, computing
-from distill_runner.teachers import Live, TeacherTargets
-from distill_runner.train import Training
+from distill_runner.models import encoders
+from distill_runner.training import train as train_module
+from distill_runner.training.config import Optim, Precision, Runtime
+from distill_runner.training.data import TaskData
+from distill_runner.training.devices import Device, computing
+from distill_runner.training.teachers import LiveTargets, TeacherTargets
+from distill_runner.training.train import Training
 
 
 def make(
@@ -26,7 +26,7 @@ def make(
     data = TaskData(setting.task, tokens, {}, device)
     targets: TeacherTargets = setting.targets(device)
     if dtype != torch.float32:  # the cache is float32
-        targets = Live(setting.teacher().to(dtype), tokens, setting.stage.needs[1], device)
+        targets = LiveTargets(setting.teacher().to(dtype), tokens, setting.stage.needs[1], device)
 
     @computing()
     def train(student: Any, steps: int) -> list[float]:

@@ -15,7 +15,7 @@ from benchmarks.competitors import Train
 from benchmarks.competitors.naive import optimizer_of
 from benchmarks.loss import layer_distance
 from benchmarks.setting import BETA, ETA, LAMBDA, TEMPERATURE, Setting
-from distill_runner.devices import Device
+from distill_runner.training.devices import Device
 
 MATCH_LOSS_MAP["alp"] = lambda mine, taught, mask=None: layer_distance(mine[0][:, 0], [h[:, 0] for h in taught])
 

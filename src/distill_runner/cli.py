@@ -18,10 +18,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from distill_runner import resolvers
-from distill_runner.errors import TrainingError, UserError
-from distill_runner.help import config_folder, help_text
-from distill_runner.imports import importing
+from distill_runner.common.errors import TrainingError, UserError, message_and_exit_code
+from distill_runner.common.imports import importing
+from distill_runner.compose import resolvers
+from distill_runner.compose.help import config_folder, help_text
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def main() -> None:
     except (UserError, TrainingError, KeyboardInterrupt) as error:
         if show_everything:
             raise
-        text, code = told(error)
+        text, code = message_and_exit_code(error)
         print(text, file=sys.stderr)
         sys.exit(code)
     finally:
@@ -56,20 +56,11 @@ def _compose_and_run() -> None:
     try:
         application()
     except Exception as error:
-        from distill_runner.explain import explain
+        from distill_runner.compose.explain import explain
 
         raise explain(error, sys.argv[1:]) or error from error
     if _RAISED:
         raise _RAISED.pop()
-
-
-def told(error: BaseException) -> tuple[str, int]:
-    """What is printed of an error, in one or two lines, and the exit code."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted: the same command goes on from here", 130
-    if isinstance(error, TrainingError):
-        return f"{error}\n  {error.remedy}", 1
-    return str(error), 2
 
 
 def _arguments(given: Sequence[str]) -> list[str]:
@@ -109,7 +100,7 @@ def _job(config: DictConfig) -> Mapping[str, Any] | None:
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         from distill_runner.sweeping.isolation import run_apart
 
-        return run_apart(run, config)
+        return run_apart(run, config, preload="distill_runner.warm")
     try:
         return run(config)
     except BaseException as error:
@@ -123,8 +114,8 @@ def run(config: DictConfig) -> Mapping[str, Any]:
     Raises:
         UserError: before anything is trained, for all that can be known by then.
     """
-    from distill_runner.composed import typed_run
-    from distill_runner.explain import in_words
+    from distill_runner.compose.composed import typed_run
+    from distill_runner.compose.explain import in_words
 
     overrides = HydraConfig.get().overrides.task
     try:

@@ -9,23 +9,23 @@ import numpy as np
 import torch
 import yaml
 
-from distill_runner.config import RunConfig
-from distill_runner.devices import computing
-from distill_runner.errors import Paused, UserError
-from distill_runner.meter import Log
-from distill_runner.pipeline import Pipeline
-from distill_runner.planning import plan
+from distill_runner.common.errors import Paused, UserError
+from distill_runner.common.terminal import Bar, quiet
+from distill_runner.compose.config import RunConfig
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.planning import plan
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.status import RESULT, going, read, write, write_json
+from distill_runner.pipeline.store import Store, share
 from distill_runner.report.cells import label
 from distill_runner.report.model_card import model_card
 from distill_runner.report.result import described_by, environment, finished
 from distill_runner.report.table import result_row
-from distill_runner.resolving import resolve
-from distill_runner.stages import Stage
-from distill_runner.status import RESULT, going, read, write, write_json
-from distill_runner.store import Store, share
-from distill_runner.terminal import Bar, quiet
 from distill_runner.tracking import Tracker, flat, open_tracker
-from distill_runner.train import PREDICTIONS
+from distill_runner.training.devices import computing
+from distill_runner.training.meter import Log
+from distill_runner.training.train import PREDICTIONS
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Distillation methods: one file per paper, one protocol (``base``)."""
+"""Methods: loss terms, and methods as weighted sums of them."""

@@ -1,7 +1,7 @@
 """The extension point: a method is a weighted sum of terms, and the loop knows nothing else.
 
-A term says what it reads (``Needs``), builds what it trains in ``bind``, and returns one scalar in ``forward``. A new
-method is a term in a file of this folder, or only a new combination of terms in ``conf/method/``.
+A term says what it reads (``FeatureRequest``), builds what it trains in ``bind``, and returns a scalar in ``forward``.
+A new method is a term in a file of this folder, or only a new combination of terms in ``conf/method/``.
 """
 
 from abc import ABC, abstractmethod
@@ -11,11 +11,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from distill_runner import losses
-from distill_runner.batches import Batch, Unit
-from distill_runner.encoders import Shape
-from distill_runner.errors import UserError, within
-from distill_runner.features import Features, Needs
+from distill_runner.common.errors import UserError, within
+from distill_runner.datasets.batches import Batch, Unit
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest, Features
 
 Kind = Literal["classification", "regression", "masked_lm"]
 
@@ -33,7 +32,7 @@ class Progress:
     num_steps: int
 
 
-class Term(nn.Module, ABC):
+class LossTerm(nn.Module, ABC):
     """One term of a loss. Subclasses set their needs in ``bind``; their parameters join the optimiser.
 
     ``version`` is raised when a term's meaning changes, so that stored results are not mistaken for it;
@@ -48,17 +47,17 @@ class Term(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self.student_needs = Needs()
-        self.teacher_needs = Needs()
+        self.student_needs = FeatureRequest()
+        self.teacher_needs = FeatureRequest()
         self.observed: dict[str, Tensor] = {}
         """Detached scalars of the last forward, logged beside the losses."""
 
     @classmethod
-    def unread(cls, kind: Kind) -> frozenset[str]:
+    def ignored_arguments(cls, kind: Kind) -> frozenset[str]:
         """Arguments without a meaning for tasks of this kind: runs that differ in them alone are the same."""
         return frozenset()
 
-    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
         """Set the needs and build projections for this pair of models.
 
         Args:
@@ -73,56 +72,6 @@ class Term(nn.Module, ABC):
         """The unweighted term: a scalar, mean over what the batch has of ``mean_over``."""
 
 
-class HardLabels(Term):
-    """Cross entropy with the gold labels (ALP-KD Eq. 1); squared error of the output for regression."""
-
-    reads_teacher = False
-    reads_labels = frozenset({"labels"})
-    mean_over = "output"
-
-    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
-        self.loss = losses.squared_error if kind == "regression" else losses.cross_entropy
-        self.student_needs = Needs(logits=True)
-
-    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        assert student.logits is not None
-        assert batch.labels is not None
-        return self.loss(student.logits, batch.labels)
-
-
-class SoftLabels(Term):
-    """Distillation of the predictions (ALP-KD Eq. 2, Hinton et al.); squared error of the outputs for regression.
-
-    Args:
-        temperature: T > 0, of both sides; unused for regression.
-        scale_by_t2: multiply by T², so that the gradient's size does not depend on T. **reading**: the ALP-KD paper
-            does not show it; on by default as in Hinton et al. and in the code of ALP-KD's group.
-    """
-
-    mean_over = "output"
-
-    def __init__(self, temperature: float, scale_by_t2: bool = True) -> None:
-        super().__init__()
-        if temperature <= 0:
-            raise UserError(".temperature", temperature, "must be greater than 0", "The paper's grid is 1, 5, 10, 20.")
-        self.temperature, self.scale_by_t2 = temperature, scale_by_t2
-
-    @classmethod
-    def unread(cls, kind: Kind) -> frozenset[str]:
-        return frozenset({"temperature", "scale_by_t2"} if kind == "regression" else ())
-
-    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
-        self.regression = kind == "regression"
-        self.student_needs = self.teacher_needs = Needs(logits=True)
-
-    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        assert student.logits is not None
-        assert teacher.logits is not None
-        if self.regression:
-            return losses.squared_error(student.logits, teacher.logits.squeeze(-1))
-        return losses.soft_cross_entropy(student.logits, teacher.logits, self.temperature, self.scale_by_t2)
-
-
 class Method(nn.Module):
     """A weighted sum of named terms. A term of weight 0 is dropped, with everything that it would have read.
 
@@ -131,10 +80,10 @@ class Method(nn.Module):
         weights: name -> weight, not negative.
     """
 
-    needs: tuple[Needs, Needs]
+    needs: tuple[FeatureRequest, FeatureRequest]
     """What the next forward reads of the student and of the teacher."""
 
-    def __init__(self, terms: Mapping[str, Term], weights: Mapping[str, float]) -> None:
+    def __init__(self, terms: Mapping[str, LossTerm], weights: Mapping[str, float]) -> None:
         super().__init__()
         for name, weight in weights.items():
             if weight < 0:
@@ -142,7 +91,7 @@ class Method(nn.Module):
         self.weights = {name: float(weight) for name, weight in weights.items() if weight}
         self.terms = nn.ModuleDict({name: terms[name] for name in self.weights})
 
-    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> "Method":
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> "Method":
         """Bind every term; ``needs`` is then what training reads in all, of the student and of the teacher."""
         for name, term in self.by_name().items():
             with within(f".method.terms.{name}"):
@@ -174,21 +123,21 @@ class Method(nn.Module):
         """All that its terms read of a batch's own labels."""
         return frozenset().union(*(term.reads_labels for term in self.active()))
 
-    def by_name(self) -> dict[str, Term]:
+    def by_name(self) -> dict[str, LossTerm]:
         """The terms, in the order of logging."""
-        return {name: term for name, term in self.terms.items() if isinstance(term, Term)}
+        return {name: term for name, term in self.terms.items() if isinstance(term, LossTerm)}
 
-    def active(self) -> list[Term]:
+    def active(self) -> list[LossTerm]:
         return list(self.by_name().values())
 
-    def running(self) -> dict[str, Term]:
+    def running(self) -> dict[str, LossTerm]:
         """The terms that the next forward computes."""
         return self.by_name()
 
     @staticmethod
-    def union(terms: Iterable[Term]) -> tuple[Needs, Needs]:
+    def union(terms: Iterable[LossTerm]) -> tuple[FeatureRequest, FeatureRequest]:
         """What these terms together read of the student and of the teacher."""
-        student, teacher = Needs(), Needs()
+        student, teacher = FeatureRequest(), FeatureRequest()
         for term in terms:
             student, teacher = student | term.student_needs, teacher | term.teacher_needs
         return student, teacher

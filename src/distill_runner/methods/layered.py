@@ -1,39 +1,38 @@
 """Terms that supervise a student layer by layer, so that a schedule can restrict them to some layers."""
 
 from abc import abstractmethod
-from collections.abc import Collection
-from collections.abc import Mapping as Data
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from distill_runner.encoders import Shape
-from distill_runner.errors import UserError
-from distill_runner.features import Needs
-from distill_runner.mapping import Mapping
-from distill_runner.methods.base import Kind, Term
-from distill_runner.schema import typed
+from distill_runner.common.errors import UserError
+from distill_runner.common.schema import typed
+from distill_runner.methods.base import Kind, LossTerm
+from distill_runner.methods.layer_mapping import LayerMapping
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest
 
 
-class LayeredTerm(Term):
+class LayeredTerm(LossTerm):
     """A sum or mean over student layers, each compared with teacher layers that a mapping names.
 
     Subclasses build what they train in ``build``, say in ``needs_of`` what some of the layers read, and compare the
     layers in ``supervised`` in ``forward``.
     """
 
-    def __init__(self, mapping: Mapping | Data[str, Any], over_layers: Literal["sum", "mean"]) -> None:
+    def __init__(self, mapping: LayerMapping | Mapping[str, Any], over_layers: Literal["sum", "mean"]) -> None:
         super().__init__()
         if over_layers not in ("sum", "mean"):
             raise UserError(".over_layers", over_layers, "is none of sum, mean")
-        self.mapping, self.over_layers = typed(Mapping, mapping, ".mapping."), over_layers
+        self.mapping, self.over_layers = typed(LayerMapping, mapping, ".mapping."), over_layers
         self.layers: dict[int, list[int]] = {}
         """Teacher layers by student layer, all that can be supervised; known once bound."""
         self.supervised: dict[int, list[int]] = {}
         """Those of ``layers`` that are compared at present."""
 
-    def bind(self, student: Shape, teacher: Shape | None, kind: Kind) -> None:
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
         if teacher is None:
             raise UserError("teacher", None, "an intermediate loss needs one", "Without one: method=nkd.")
         layers = self.mapping.resolve(student.num_layers, teacher.num_layers)
@@ -48,7 +47,7 @@ class LayeredTerm(Term):
         self.build(layers, student, teacher)
         self.supervise(self.layers)
 
-    def build(self, layers: list[list[int]], student: Shape, teacher: Shape) -> None:
+    def build(self, layers: list[list[int]], student: EncoderShape, teacher: EncoderShape) -> None:
         """Make what the comparison of these layers needs.
 
         Args:
@@ -58,7 +57,7 @@ class LayeredTerm(Term):
         """
 
     @abstractmethod
-    def needs_of(self, layers: Data[int, list[int]]) -> tuple[Needs, Needs]:
+    def needs_of(self, layers: Mapping[int, list[int]]) -> tuple[FeatureRequest, FeatureRequest]:
         """What comparing these student layers reads of the student and of the teacher."""
 
     def supervise(self, layers: Collection[int]) -> None:

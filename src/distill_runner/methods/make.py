@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import create_model
 
-from distill_runner.errors import UserError, nearest, within
-from distill_runner.methods.base import Kind, Method, Term
-from distill_runner.methods.scheduled import LayerSchedule, ScheduledMethod
-from distill_runner.schema import Schema, typed
+from distill_runner.common.errors import UserError, nearest, within
+from distill_runner.common.schema import Schema, typed
+from distill_runner.methods.base import Kind, LossTerm, Method
+from distill_runner.methods.layer_schedule import LayerSchedule, ScheduledMethod
 
 Node = Mapping[str, Any]
 SCHEDULE = "method.schedule"
@@ -23,7 +23,7 @@ def make_method(node: Node) -> Method:
     """Build a method: terms by their ``_target_``, with their weights, under a schedule of layers if there is one.
 
     Raises:
-        UserError: a term that does not exist or is no ``Term``, arguments that it does not take, a weight below 0.
+        UserError: a term that does not exist or is no ``LossTerm``, arguments that it does not take, a weight below 0.
     """
     terms, weights = node.get("terms", {}), node.get("weights", {})
     if set(terms) != set(weights):
@@ -54,11 +54,11 @@ def method_spec(node: Node, kind: Kind) -> dict[str, Any]:
 def _term_spec(name: str, node: Node, kind: Kind) -> dict[str, Any]:
     term = _term_class(name, node)
     # Defaults are left out: an argument that is new, or spelt out, makes no other term.
-    given = _given(name, node).model_dump(mode="json", exclude=set(term.unread(kind)), exclude_defaults=True)
+    given = _given(name, node).model_dump(mode="json", exclude=set(term.ignored_arguments(kind)), exclude_defaults=True)
     return {**given, "_target_": node["_target_"], "version": term.version}
 
 
-def _term(name: str, node: Node) -> Term:
+def _term(name: str, node: Node) -> LossTerm:
     kind, given = _term_class(name, node), _given(name, node)
     with within(f".method.terms.{name}"):
         return kind(**{key: getattr(given, key) for key in given.model_fields_set})
@@ -70,8 +70,8 @@ def _given(name: str, node: Node) -> Schema:
     return typed(_arguments(_term_class(name, node)), given, f".method.terms.{name}.")
 
 
-def _term_class(name: str, node: Node) -> type[Term]:
-    """The class, imported. Nothing but a ``Term`` is ever called."""
+def _term_class(name: str, node: Node) -> type[LossTerm]:
+    """The class, imported. Nothing but a ``LossTerm`` is ever called."""
     key, target = f".method.terms.{name}._target_", str(node.get("_target_"))
     module, _, attribute = target.rpartition(".")
     try:
@@ -80,19 +80,23 @@ def _term_class(name: str, node: Node) -> type[Term]:
         found = {}
     if attribute not in found:
         known = [name for name, value in found.items() if _is_term(value)]
-        raise UserError(key, target, "there is no such class", nearest(attribute, known) or "Give the path of a Term.")
-    kind: type[Term] = found[attribute]
+        raise UserError(
+            key, target, "there is no such class", nearest(attribute, known) or "Give the path of a LossTerm."
+        )
+    kind: type[LossTerm] = found[attribute]
     if not _is_term(kind):
-        raise UserError(key, target, "is no Term", "Only subclasses of distill_runner.methods.base.Term are built.")
+        raise UserError(
+            key, target, "is no LossTerm", "Only subclasses of distill_runner.methods.base.LossTerm are built."
+        )
     return kind
 
 
 def _is_term(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Term) and not inspect.isabstract(kind)
+    return isinstance(kind, type) and issubclass(kind, LossTerm) and not inspect.isabstract(kind)
 
 
 @cache
-def _arguments(kind: type[Term]) -> type[Schema]:
+def _arguments(kind: type[LossTerm]) -> type[Schema]:
     """The constructor's signature as a schema."""
     fields: dict[str, Any] = {
         name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)

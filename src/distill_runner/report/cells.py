@@ -52,7 +52,7 @@ def telling_rows(every: Sequence[Settings]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Point:
+class SettingScores:
     """Finished runs of one setting, which differ by their seed alone; ``spread`` is of their scores."""
 
     runs: tuple[Result, ...]
@@ -63,14 +63,14 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ResultCell:
     """A method on a task: the points of its grid that have finished, and the runs that have not."""
 
-    points: tuple[Point, ...]
+    points: tuple[SettingScores, ...]
     unfinished: tuple[Result, ...] = ()
 
     @cached_property
-    def best(self) -> list[Point]:
+    def best(self) -> list[SettingScores]:
         """The points with the best mean, among those with the most seeds: few seeds are lucky more easily."""
         seeds = max((point.spread.count for point in self.points), default=0)
         candidates = [point for point in self.points if point.spread.count == seeds]
@@ -78,7 +78,7 @@ class Cell:
         return [point for point, mean in zip(candidates, means, strict=True) if mean == max(means)]
 
     @property
-    def chosen(self) -> Point | None:
+    def chosen(self) -> SettingScores | None:
         """The first of the best."""
         return self.best[0] if self.best else None
 
@@ -133,15 +133,15 @@ class Cell:
         return {name: settings(self.chosen.runs[0]).get(name) for name in varied(every)}
 
 
-def cell_of(runs: Sequence[Result]) -> Cell:
+def cell_of(runs: Sequence[Result]) -> ResultCell:
     """The cell that these runs of one method on one task make."""
     groups: dict[str, list[Result]] = {}
     for run in runs:
         if is_scored(run):
             groups.setdefault(json.dumps(settings(run), sort_keys=True, default=str), []).append(run)
-    points: list[Point] = []
+    points: list[SettingScores] = []
     for group in groups.values():
         # A seed that comes twice: such runs differ in something that is not recorded, and have no mean.
         repeated = len({run["seed"] for run in group}) < len(group)
-        points += [Point((run,)) for run in group] if repeated else [Point(tuple(group))]
-    return Cell(tuple(points), tuple(run for run in runs if not is_scored(run)))
+        points += [SettingScores((run,)) for run in group] if repeated else [SettingScores(tuple(group))]
+    return ResultCell(tuple(points), tuple(run for run in runs if not is_scored(run)))

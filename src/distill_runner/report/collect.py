@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distill_runner import status
-from distill_runner.errors import UserError, nearest
+from distill_runner.common.errors import UserError, nearest
+from distill_runner.pipeline import status
 
 Result = Mapping[str, Any]
 """The content of ``result.json``, or of ``status.json`` for a run that has not finished."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from distill_runner.errors import UserError, nearest
-from distill_runner.metrics import METRICS
-from distill_runner.report.cells import Cell, Point
+from distill_runner.common.errors import UserError, nearest
+from distill_runner.datasets.metrics import METRICS
+from distill_runner.report.cells import ResultCell, SettingScores
 from distill_runner.report.collect import Result
-from distill_runner.report.rows import Row, Table
+from distill_runner.report.rows import ResultTable, Row
 from distill_runner.report.statistics import Bootstrap, paired_bootstrap, paired_t
 
 PREDICTIONS = "predictions-*.npz"
@@ -41,7 +41,7 @@ class Comparison:
     seeds_p: float | None = None
 
 
-def compare(table: Table, first: str, second: str) -> list[Comparison]:
+def compare(table: ResultTable, first: str, second: str) -> list[Comparison]:
     """Two rows on each task of the table.
 
     Args:
@@ -69,7 +69,7 @@ def sentence(comparison: Comparison) -> str:
     return f"{head}: {'; '.join([*told, *comparison.remarks])}"
 
 
-def _row(table: Table, name: str) -> Row:
+def _row(table: ResultTable, name: str) -> Row:
     found = [row for row in table.rows if row.name == name] or [
         row for row in table.rows if name in (row.result["method"], row.name.partition(",")[0])
     ]
@@ -97,7 +97,7 @@ def _on_task(task: str, first: Row, second: Row) -> Comparison:
     return Comparison(*names, remarks, metric, difference, examples, len(scores[0]), p)
 
 
-def _over_examples(first: Point, second: Point) -> tuple[Bootstrap | None, list[str]]:
+def _over_examples(first: SettingScores, second: SettingScores) -> tuple[Bootstrap | None, list[str]]:
     kept = [[_kept(run) for run in point.runs] for point in (first, second)]
     found = [[each for each in point if each] for point in kept]
     if any(len(have) < len(wanted) for have, wanted in zip(found, kept, strict=True)):
@@ -122,7 +122,7 @@ def _kept(run: Result) -> tuple[np.ndarray, np.ndarray] | None:
     return None
 
 
-def _shared_scores(first: Point, second: Point) -> tuple[list[float], list[float]]:
+def _shared_scores(first: SettingScores, second: SettingScores) -> tuple[list[float], list[float]]:
     by_seed = [{run["seed"]: float(run["score"]) for run in point.runs} for point in (first, second)]
     shared = [seed for seed in by_seed[0] if seed in by_seed[1]]
     return [by_seed[0][seed] for seed in shared], [by_seed[1][seed] for seed in shared]
@@ -134,7 +134,7 @@ def _on_seeds(count: int, p: float | None) -> list[str]:
     return ["no t-test: the difference is the same for every seed"] if p is None else []
 
 
-def _on_grids(cells: Sequence[Cell]) -> list[str]:
+def _on_grids(cells: Sequence[ResultCell]) -> list[str]:
     """Maxima of different size favour the larger grid, and p-values after a choice are too small."""
     points = [len(cell.points) for cell in cells]
     if max(points) == 1:

@@ -7,15 +7,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from distill_runner.report.cells import Cell, label
+from distill_runner.report.cells import ResultCell, label
 from distill_runner.report.compare import Comparison, sentence
 from distill_runner.report.lines import Line, chosen, lines, notes, reasons
-from distill_runner.report.rows import Row, Table
+from distill_runner.report.rows import ResultTable, Row
 
 # --- Markdown
 
 
-def markdown(table: Table, comparisons: Sequence[Comparison] = ()) -> str:
+def markdown(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     """A table of GitHub's Markdown and lists of what stands beneath it."""
     columns, every = lines(table)
     rows = ["", *columns], ["---", *("---:" for _ in columns)], *(_markdown_cells(line, columns) for line in every)
@@ -46,7 +46,7 @@ _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
 _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 
 
-def latex(table: Table, comparisons: Sequence[Comparison] = ()) -> str:
+def latex(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     """A ``tabular`` for the package booktabs; what stands beneath the table is in comments."""
     columns, every = lines(table)
     rows = [r"\begin{tabular}{l" + "r" * len(columns) + "}", r"\toprule"]
@@ -94,7 +94,7 @@ COLUMNS = (
 """One line a cell. ``scores`` are those of the chosen point by seed, ``settings`` its hyper-parameters, both JSON."""
 
 
-def as_csv(table: Table) -> str:
+def as_csv(table: ResultTable) -> str:
     """All numbers of the table in long form, one line a cell, in full precision; lines of teachers first."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -109,7 +109,7 @@ def as_csv(table: Table) -> str:
     return text.getvalue()
 
 
-def _csv_line(row: Row, task: str, cell: Cell) -> dict[str, Any]:
+def _csv_line(row: Row, task: str, cell: ResultCell) -> dict[str, Any]:
     names = {"row": row.name, "method": label(row.result), "task": task, "status": cell.status}
     if cell.chosen is None:
         return names

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from distill_runner.errors import as_typed
-from distill_runner.report.cells import GRID_MEAN, Cell
-from distill_runner.report.rows import Row, Table, Teacher
+from distill_runner.common.errors import as_typed
+from distill_runner.report.cells import GRID_MEAN, ResultCell
+from distill_runner.report.rows import ResultTable, Row, Teacher
 
 AVERAGE = "average"
 BRACKETS = "In brackets: the paper's teacher, size or metric is not that of the run."
@@ -46,7 +46,7 @@ class Line:
         return replace(self, values=values, bracketed=self.bracketed | ({AVERAGE} if self.bracketed else set()))
 
 
-Number = Callable[[Cell], float | None]
+Number = Callable[[ResultCell], float | None]
 
 
 def _spread(name: str) -> Number:
@@ -64,7 +64,7 @@ BENEATH: tuple[tuple[str, Number, str, bool], ...] = (
 """What stands beneath a value: its name, number and form, and whether it is averaged over the tasks."""
 
 
-def lines(table: Table) -> tuple[list[str], list[Line]]:
+def lines(table: ResultTable) -> tuple[list[str], list[Line]]:
     """The columns of a table, and its lines: teachers first."""
     every = [line for teacher in table.teachers for line in _teacher_lines(teacher)]
     every += [line for row in table.rows for line in _row_lines(row)]
@@ -73,7 +73,7 @@ def lines(table: Table) -> tuple[list[str], list[Line]]:
     return [*table.tasks, AVERAGE], [line.with_average(table.tasks) for line in every]
 
 
-def notes(table: Table) -> list[str]:
+def notes(table: ResultTable) -> list[str]:
     """What a reader of the numbers must know, one sentence each."""
     bracketed = any(line.bracketed for line in lines(table)[1])
     kinds = {kind for row in table.rows for kind in row.kinds}
@@ -83,7 +83,7 @@ def notes(table: Table) -> list[str]:
     return told
 
 
-def chosen(table: Table) -> list[tuple[str, str, str]]:
+def chosen(table: ResultTable) -> list[tuple[str, str, str]]:
     """Row, task and hyper-parameters of each grid's best, those that its points differ in."""
     return [
         (row.name, task, chosen_settings(cell))
@@ -93,13 +93,13 @@ def chosen(table: Table) -> list[tuple[str, str, str]]:
     ]
 
 
-def chosen_settings(cell: Cell) -> str:
+def chosen_settings(cell: ResultCell) -> str:
     """The hyper-parameters of a grid's best, and how many others are as good."""
     told = ", ".join(f"{name} {as_typed(value)}" for name, value in cell.chosen_settings.items())
     return f"{told} ({len(cell.best) - 1} more as good)" if len(cell.best) > 1 else told
 
 
-def reasons(table: Table) -> list[str]:
+def reasons(table: ResultTable) -> list[str]:
     """Why runs have not finished, those of one cause in one line."""
     groups: dict[tuple[str, str, str, str], list[object]] = {}
     for name, run in table.unfinished:
@@ -139,7 +139,7 @@ def _row_lines(row: Row) -> list[Line]:
     return every
 
 
-def _numbers(cells: Mapping[str, Cell], of_cell: Number) -> dict[str, float]:
+def _numbers(cells: Mapping[str, ResultCell], of_cell: Number) -> dict[str, float]:
     found = {task: of_cell(cell) for task, cell in cells.items() if cell.points}
     return {task: value for task, value in found.items() if value is not None}
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader
 
-from distill_runner.errors import as_typed
+from distill_runner.common.errors import as_typed
 from distill_runner.report.cells import settings
 from distill_runner.report.collect import Result
 from distill_runner.report.compare import Comparison, sentence
 from distill_runner.report.lines import chosen_settings, lines, notes
-from distill_runner.report.rows import Table
+from distill_runner.report.rows import ResultTable
 
 
-def html(table: Table, title: str, comparisons: Sequence[Comparison] = (), pictures: Sequence[Path] = ()) -> str:
+def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (), pictures: Sequence[Path] = ()) -> str:
     """The page: table, comparisons, causes of failures, pictures, and each run's settings and command.
 
     Args:

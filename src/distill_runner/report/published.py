@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from distill_runner.schema import Schema
+from distill_runner.common.schema import Schema
 
 _SIZE = r"[-_]{}([-_](un)?cased)?([-_]finetuned.*)?$"
 CHECKPOINTS = {
@@ -31,7 +31,7 @@ CHECKPOINTS = {
 """A paper's name of a teacher -> what ends the hub id, folder or configuration's name of the same model."""
 
 
-class Cell(Schema):
+class PublishedCell(Schema):
     """One printed number.
 
     Attributes:
@@ -97,13 +97,13 @@ def titles() -> dict[str, str]:
 
 
 @cache
-def cells(paper: str) -> tuple[Cell, ...]:
+def cells(paper: str) -> tuple[PublishedCell, ...]:
     """Every printed cell of a paper, such as ``alp_kd``, in the order of its tables."""
-    return tuple(Cell.model_validate(line) for line in _lines(paper))
+    return tuple(PublishedCell.model_validate(line) for line in _lines(paper))
 
 
 @cache
-def _scores() -> tuple[Cell, ...]:
+def _scores() -> tuple[PublishedCell, ...]:
     """All papers' cells that are of a method on a task, and not of a model itself."""
     return tuple(cell for paper in titles() for cell in cells(paper) if cell.method and cell.task)
 
@@ -143,7 +143,7 @@ def find(
 
 
 def _distance(
-    cell: Cell, *, num_layers: int | None, width: int | None, teacher: str, metric: str | None, split: str
+    cell: PublishedCell, *, num_layers: int | None, width: int | None, teacher: str, metric: str | None, split: str
 ) -> tuple[float, ...]:
     """In what a cell differs from a result, the gravest first; all 0 where it is the same experiment."""
     return (
@@ -160,7 +160,7 @@ def _is(checkpoint: str | None, teacher: str) -> bool:
     return pattern is not None and re.search(rf"(^|/){pattern}", teacher) is not None
 
 
-def _agrees(cell: Cell, stated: Mapping[str, str]) -> bool:
+def _agrees(cell: PublishedCell, stated: Mapping[str, str]) -> bool:
     """A cell without a mapping (attention, heads) is of a method without one, whatever the run is set to."""
     return all(
         any(stated.get(key, "-") == _text(name) for name in names.split("|")) for key, names in cell.variant.items()

@@ -8,10 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from distill_runner.config import RunConfig, StageConfig
+from distill_runner.compose.config import RunConfig
+from distill_runner.pipeline.config import StageConfig
+from distill_runner.pipeline.stages import Stage
 from distill_runner.report.published import Published, find
 from distill_runner.report.settings import active, settings_of
-from distill_runner.stages import Stage
 
 PACKAGES = (
     "distill-run",

@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distill_runner.errors import as_typed
+from distill_runner.common.errors import as_typed
 from distill_runner.report import published
-from distill_runner.report.cells import Cell, Settings, cell_of, is_scored, label, settings, telling_rows
+from distill_runner.report.cells import ResultCell, Settings, cell_of, is_scored, label, settings, telling_rows
 from distill_runner.report.collect import Result
 
 
@@ -19,7 +19,7 @@ class Row:
     """A method with one kind of student, its cells by task. ``result`` is one of its runs."""
 
     name: str
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, ResultCell]
     result: Result
 
     @property
@@ -37,7 +37,7 @@ class Teacher:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Rows in the order in which the results came."""
 
     tasks: list[str]
@@ -50,7 +50,7 @@ class Table:
         return [(row.name, run) for row in self.rows for cell in row.cells.values() for run in cell.unfinished]
 
 
-def tabulate(results: Iterable[Result]) -> Table:
+def tabulate(results: Iterable[Result]) -> ResultTable:
     """The table of ``results``, which need not have finished; one that ended before the student has no place in it."""
     every = distinct(result for result in results if is_scored(result) or result["status"] != "done")
     tasks = list(dict.fromkeys(result["task"] for result in every))
@@ -60,7 +60,7 @@ def tabulate(results: Iterable[Result]) -> Table:
         here = [result for result, its_name in zip(every, names, strict=True) if its_name == name]
         cells = {task: cell_of([result for result in here if result["task"] == task]) for task in tasks}
         rows.append(Row(name, cells, here[0]))
-    return Table(tasks, _teachers(every), rows)
+    return ResultTable(tasks, _teachers(every), rows)
 
 
 def distinct(results: Iterable[Result]) -> list[Result]:

@@ -7,13 +7,14 @@ else (data, checkpoints that are followed, stages behind the student: ``distil.r
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from distill_runner.config import RunConfig, StageConfig
-from distill_runner.corpora import Corpus
-from distill_runner.corpora.parts import WHERE
-from distill_runner.errors import UserError
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.datasets.corpora import Corpus
+from distill_runner.datasets.corpora.parts import WHERE
 from distill_runner.methods.make import make_method
+from distill_runner.pipeline.config import StageConfig
+from distill_runner.pipeline.stages import STAGE
 from distill_runner.report.cells import STAGES, Settings
-from distill_runner.stages import STAGE
 
 STUDENT = "student"
 

@@ -10,7 +10,7 @@ from math import sqrt
 
 import numpy as np
 
-from distill_runner.metrics import METRICS
+from distill_runner.datasets.metrics import METRICS
 
 RESAMPLES, SEED, CONFIDENCE = 10_000, 0, 0.95
 CHUNK = 2**22

@@ -8,7 +8,7 @@ from distill_runner.report.cells import label
 from distill_runner.report.collect import Result
 from distill_runner.report.compare import Comparison, sentence
 from distill_runner.report.lines import Line, chosen, lines, notes, reasons
-from distill_runner.report.rows import Table, tabulate
+from distill_runner.report.rows import ResultTable, tabulate
 
 WIDTH = 80
 MOST_REASONS = 20
@@ -39,7 +39,7 @@ def result_row(result: Result) -> str:
     )
 
 
-def terminal(table: Table, comparisons: Sequence[Comparison] = ()) -> str:
+def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     """The table in 80 columns with what the best of each grid is, comparisons, and why runs have not finished."""
     if not table.rows:
         return "no results of students"

@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
-from distill_runner.errors import UserError
+from distill_runner.common.errors import UserError
 
 # Text in quotes is left alone, and so are the words of the language; what remains are keys. They get names of their own
 # because Python knows neither dotted names of mappings nor `lambda` as a name.

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from distill_runner.batches import Batch
-from distill_runner.encoders import extract
-from distill_runner.features import Features, Needs
+from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.methods.make import method_spec
-from distill_runner.models import build
-from distill_runner.pipeline import Pipeline
-from distill_runner.stages import Stage
-from distill_runner.store import key_of
-from distill_runner.teachers import Live, NoTeacher, TeacherTargets, cache_bytes
-from distill_runner.train import Training
+from distill_runner.models.build import build
+from distill_runner.models.encoders import extract
+from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.store import key_of
+from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets, cache_bytes
+from distill_runner.training.train import Training
 
 SECONDS = 2.0
 """Of measuring, after one pass to warm up."""
@@ -117,13 +117,13 @@ class Estimator:
 
     def _predict(self, model: PreTrainedModel, batch: Batch) -> None:
         with torch.inference_mode(), self.pipeline.device.autocast():
-            extract(model, batch, Needs(logits=True))
+            extract(model, batch, FeatureRequest(logits=True))
 
     def _teacher(self, stage: Stage) -> TeacherTargets:
         if stage.teacher is None:
             return NoTeacher()
         tokens = self.pipeline.inputs.tokens(stage, stage.train_split)
-        live = Live(self._random(stage.teacher), tokens, stage.needs[1], self.pipeline.device)
+        live = LiveTargets(self._random(stage.teacher), tokens, stage.needs[1], self.pipeline.device)
         return _Remembered(live) if self.pipeline.is_cached(stage)[0] else live
 
     def _random(self, stage: Stage) -> PreTrainedModel:
@@ -151,11 +151,11 @@ def _without_fractions(method: Mapping[str, Any]) -> dict[str, Any]:
 class _Remembered:
     """What a teacher said of a batch before, as fast as from a cache."""
 
-    def __init__(self, teacher: Live) -> None:
+    def __init__(self, teacher: LiveTargets) -> None:
         self.teacher = teacher
         self.said: dict[bytes, Features] = {}
 
-    def __call__(self, batch: Batch, progress: Progress, needs: Needs) -> Features:
+    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
         name = batch.index.cpu().numpy().tobytes()
         if name not in self.said:
             self.said[name] = self.teacher(batch, progress, needs)

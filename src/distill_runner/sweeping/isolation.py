@@ -19,20 +19,22 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, OmegaConf
 
-from distill_runner import status
-from distill_runner.cli import told
-from distill_runner.errors import Paused, TrainingError, UserError, exit_cause
+from distill_runner.common.errors import Paused, TrainingError, UserError, exit_cause, message_and_exit_code
+from distill_runner.pipeline import status
 
 log = logging.getLogger(__name__)
 
-Run = Callable[[DictConfig], Mapping[str, Any]]
+RunFunction = Callable[[DictConfig], Mapping[str, Any]]
 FAILED, INTERRUPTED = 1, 130
 GRACE_SECONDS = 10.0
 """On Ctrl-C a sweep is gone while its points, which got the signal too, still save: a second one would hurt."""
 
 
-def run_apart(run: Run, config: DictConfig) -> Mapping[str, Any]:
+def run_apart(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str, Any]:
     """Call ``run`` in a process of its own; its folder tells what became of it, whatever that is.
+
+    Args:
+        preload: the module that the fork server imports once for all points.
 
     Returns:
         the point's status.
@@ -42,7 +44,7 @@ def run_apart(run: Run, config: DictConfig) -> Mapping[str, Any]:
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir).absolute()
     multiprocessing.set_start_method("forkserver", force=True)  # joblib's own method, which it sets, is not known there
-    multiprocessing.set_forkserver_preload(["distill_runner.sweeping.warm"])
+    multiprocessing.set_forkserver_preload([preload])
     process = multiprocessing.Process(target=_apart, args=(run, config, _plain(HydraConfig.instance().cfg)))
     process.start()
     try:
@@ -65,7 +67,7 @@ def _plain(config: Any) -> Any:
     return OmegaConf.create(OmegaConf.to_container(config, resolve=False))
 
 
-def _apart(run: Run, config: DictConfig, hydra_config: Any) -> None:
+def _apart(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
     """In the new process: everything that Hydra had set up in the old one, the run, and the end told in its log."""
     _end_with_parent()
     HydraConfig.instance().cfg = hydra_config
@@ -80,7 +82,7 @@ def _apart(run: Run, config: DictConfig, hydra_config: Any) -> None:
     except BaseException as error:
         folder = Path(hydra.runtime.output_dir).absolute()
         if isinstance(error, UserError | TrainingError):
-            log.error("%s", told(error)[0])
+            log.error("%s", message_and_exit_code(error)[0])
         else:
             log.exception("this point failed")
         found = status.read(folder) or {}

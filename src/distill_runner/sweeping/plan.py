@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from shutil import disk_usage
 
-from distill_runner.pipeline import Pipeline
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.store import Store
 from distill_runner.report.table import duration
-from distill_runner.store import Store
 from distill_runner.sweeping.estimate import Cost, Estimator
-from distill_runner.sweeping.points import Grid, Point
+from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.sweep import missing_stages, summary
 
 SHOWN = 20
@@ -42,7 +42,7 @@ def _show(head: str, lines: Sequence[str]) -> None:
         print("\n".join([*filter(None, [head]), *lines[:SHOWN], *more]))
 
 
-def _show_cost(todo: Sequence[Point], num_workers: int) -> None:
+def _show_cost(todo: Sequence[GridPoint], num_workers: int) -> None:
     run = todo[0].run
     assert run is not None
     pipeline = Pipeline(Store(run.store.dir), run.runtime)

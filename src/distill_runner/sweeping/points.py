@@ -18,22 +18,22 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from distill_runner import status
-from distill_runner.composed import typed_run
-from distill_runner.config import RunConfig
-from distill_runner.errors import UserError
-from distill_runner.explain import in_words
+from distill_runner.common.errors import UserError
+from distill_runner.compose.composed import typed_run
+from distill_runner.compose.config import RunConfig
+from distill_runner.compose.explain import in_words
+from distill_runner.compose.resolvers import run_key
+from distill_runner.pipeline import status
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.stages import Stage
 from distill_runner.report.result import described_by
-from distill_runner.resolvers import run_key
-from distill_runner.resolving import resolve
-from distill_runner.stages import Stage
 from distill_runner.sweeping.conditions import holds
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class GridPoint:
     """One combination of the grid's values.
 
     Attributes:
@@ -79,10 +79,10 @@ class Grid:
         merged: points that mean the same as an earlier one, which comes second.
     """
 
-    point: Callable[[Sequence[str]], Point]
-    points: list[Point] = field(default_factory=list)
+    point: Callable[[Sequence[str]], GridPoint]
+    points: list[GridPoint] = field(default_factory=list)
     dropped: list[tuple[str, ...]] = field(default_factory=list)
-    merged: list[tuple[Point, Point]] = field(default_factory=list)
+    merged: list[tuple[GridPoint, GridPoint]] = field(default_factory=list)
 
 
 def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], where: Sequence[str]) -> Grid:
@@ -96,7 +96,7 @@ def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], w
     parser = OverridesParser.create(config_loader=loader)
     (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(list(arguments)), None)
     compose = _Composer(master, loader, parser)
-    grid, first = Grid(lambda overrides: _point(overrides, compose(overrides))), dict[str, Point]()
+    grid, first = Grid(lambda overrides: _point(overrides, compose(overrides))), dict[str, GridPoint]()
     for overrides in dict.fromkeys(map(tuple, combinations)):  # a value that is given twice is one
         composed = compose(overrides)
         if not all(holds(condition, composed.config) for condition in where):
@@ -172,7 +172,7 @@ class _Composer:
         return self.is_group(override.key_or_group) or override.is_delete()
 
 
-def _point(overrides: Sequence[str], composed: _Composed) -> Point:
+def _point(overrides: Sequence[str], composed: _Composed) -> GridPoint:
     config, given, folder = composed.config, composed.given, composed.folder
     keys = {"stage": "stage", "task": "task.name", "method": "method.name", "seed": "seed"}
     described = {name: OmegaConf.select(config, key) for name, key in keys.items()}
@@ -182,5 +182,5 @@ def _point(overrides: Sequence[str], composed: _Composed) -> Point:
         stage = resolve(run.stages, run.stage, run.runtime.precision)
         key = stage.key  # reads the data, which may be missing
     except (UserError, OmegaConfBaseException) as error:
-        return Point(tuple(overrides), folder, folder.name, described, error=in_words(error, config, given))
-    return Point(tuple(overrides), folder, key, described, run, stage)
+        return GridPoint(tuple(overrides), folder, folder.name, described, error=in_words(error, config, given))
+    return GridPoint(tuple(overrides), folder, key, described, run, stage)

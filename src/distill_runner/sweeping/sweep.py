@@ -10,17 +10,17 @@ from typing import Any
 
 from hydra.core.utils import JobReturn
 
-from distill_runner import status
-from distill_runner.errors import UserError
-from distill_runner.planning import fillable
+from distill_runner.common.errors import UserError
+from distill_runner.pipeline import status
+from distill_runner.pipeline.planning import fillable
+from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.store import Store, key_of
 from distill_runner.report.cells import label
 from distill_runner.report.figures import write_pictures
 from distill_runner.report.rows import row_names
 from distill_runner.report.write import write_report
-from distill_runner.stages import Stage
-from distill_runner.store import Store, key_of
 from distill_runner.sweeping.halving import ROUNDS, Scores, replay, rungs, survivors
-from distill_runner.sweeping.points import Grid, Point
+from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.tracking import track_sweep
 
 log = logging.getLogger(__name__)
@@ -68,12 +68,12 @@ def _launch(launch: Launch, jobs: Sequence[Sequence[str]]) -> None:
         log.exception("the launcher has given up")
 
 
-def _has_ended(point: Point, retry_failed: bool) -> bool:
+def _has_ended(point: GridPoint, retry_failed: bool) -> bool:
     ended = point.result()["status"]
     return ended == "done" or (ended == "failed" and not retry_failed)
 
 
-def _with_shared_stages(grid: Grid, launch: Launch, todo: list[Point]) -> list[Point]:
+def _with_shared_stages(grid: Grid, launch: Launch, todo: list[GridPoint]) -> list[GridPoint]:
     """Build what several points need and is not there, so that they do not wait for each other.
 
     What others of it need is built before, in a round of its own.
@@ -95,12 +95,12 @@ def _with_shared_stages(grid: Grid, launch: Launch, todo: list[Point]) -> list[P
     return todo
 
 
-def _fill_shared_targets(launch: Launch, points: Sequence[Point], workers: int) -> None:
+def _fill_shared_targets(launch: Launch, points: Sequence[GridPoint], workers: int) -> None:
     """Cache the teachers' outputs that several points read, on the threads of workers that would wait for them.
 
     They are the same on any number of threads, bit for bit; what is trained is not.
     """
-    readers: dict[str, list[Point]] = {}
+    readers: dict[str, list[GridPoint]] = {}
     for point in points:
         if point.stage is not None and point.run is not None:
             for _, missing in fillable(point.stage, Store(point.run.store.dir), point.run.runtime.targets):
@@ -128,11 +128,11 @@ class Missing:
     """
 
     stage: Stage
-    builder: Point
-    users: list[Point] = field(default_factory=list)
+    builder: GridPoint
+    users: list[GridPoint] = field(default_factory=list)
 
 
-def missing_stages(points: Sequence[Point]) -> list[Missing]:
+def missing_stages(points: Sequence[GridPoint]) -> list[Missing]:
     """What is before the points and not there, each stage behind those that it needs itself."""
     found: dict[str, Missing] = {}
     for point in points:
@@ -144,7 +144,7 @@ def missing_stages(points: Sequence[Point]) -> list[Missing]:
     return list(found.values())
 
 
-def _missing_before(point: Point, stage: Stage) -> list[Stage]:
+def _missing_before(point: GridPoint, stage: Stage) -> list[Stage]:
     """One that is there needs nothing more."""
     found: dict[str, Stage] = {}
     for upstream in stage.upstream:
@@ -159,15 +159,15 @@ def _all_before(stage: Stage) -> Iterator[Stage]:
         yield from _all_before(upstream)
 
 
-def is_built(point: Point, stage: Stage) -> bool:
+def is_built(point: GridPoint, stage: Stage) -> bool:
     assert point.run is not None
     return Store(point.run.store.dir).has(stage.spec)
 
 
-def _cells(points: Sequence[Point]) -> dict[tuple[Any, ...], list[Point]]:
+def _cells(points: Sequence[GridPoint]) -> dict[tuple[Any, ...], list[GridPoint]]:
     """Points that differ in the student's own hyper-parameters alone: those of one cell of the table."""
     known = [(point, point.stage.shape) for point in points if point.stage is not None]
-    cells: dict[tuple[Any, ...], list[Point]] = {}
+    cells: dict[tuple[Any, ...], list[GridPoint]] = {}
     # As if none had run: what a result knows in addition is no difference between points.
     names = row_names([{**point.names, "status": "planned"} for point, _ in known])
     for (point, shape), name in zip(known, names, strict=True):
@@ -175,7 +175,7 @@ def _cells(points: Sequence[Point]) -> dict[tuple[Any, ...], list[Point]]:
     return cells
 
 
-def _halve(cells: Iterable[list[Point]], todo: list[Point], launch: Launch, factor: int) -> list[Point]:
+def _halve(cells: Iterable[list[GridPoint]], todo: list[GridPoint], launch: Launch, factor: int) -> list[GridPoint]:
     """Train the points of each cell up to its rungs; returns those of ``todo`` that are to be trained to the end."""
     left = [[point for point in cell if point in todo or point.result()["status"] == "done"] for cell in cells]
     for number in range(ROUNDS):
@@ -187,13 +187,13 @@ def _halve(cells: Iterable[list[Point]], todo: list[Point], launch: Launch, fact
     return [point for point in todo if point in kept]
 
 
-def _survivors(cell: list[Point], rung: int, factor: int) -> list[Point]:
+def _survivors(cell: list[GridPoint], rung: int, factor: int) -> list[GridPoint]:
     kept = survivors({point.key: scores_of(point) for point in cell}, rung, factor)
     log.info("%s: %d of %d points go on after epoch %d", label(cell[0].names), len(kept), len(cell), rung)
     return [point for point in cell if point.key in kept]
 
 
-def _num_epochs(point: Point) -> int:
+def _num_epochs(point: GridPoint) -> int:
     assert point.stage is not None
     if (epochs := point.stage.config.optim.epochs) is None:
         raise UserError(
@@ -202,7 +202,7 @@ def _num_epochs(point: Point) -> int:
     return epochs
 
 
-def scores_of(point: Point) -> Scores:
+def scores_of(point: GridPoint) -> Scores:
     """By the first metric, after each epoch that the point has been trained for."""
     return [next(iter(metrics.values())) for metrics in point.result().get("history", [])]
 
@@ -216,7 +216,7 @@ def summary(grid: Grid) -> str:
     return f"{len(grid.points)} points" + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def sweep_folder(root: Path, name: str, points: Sequence[Point]) -> Path:
+def sweep_folder(root: Path, name: str, points: Sequence[GridPoint]) -> Path:
     """Where a sweep's tables lie: the same for the same points."""
     digest = hashlib.sha256("".join(point.key for point in points).encode()).hexdigest()[:8]
     return root / f"{name.replace('/', '-')}-{digest}"
@@ -237,7 +237,7 @@ def finish(grid: Grid, folder: Path, name: str, halving: int | None) -> int:
     return int(any(result["status"] not in ("done", "paused") for result in results))
 
 
-def halving_report(cell: Sequence[Point], factor: int) -> str:
+def halving_report(cell: Sequence[GridPoint], factor: int) -> str:
     """What halving saves on a cell, and on one that is known to the end also what it loses."""
     scores = {point.key: scores_of(point) for point in cell if scores_of(point)}
     head = f"halving by {factor}, {label(cell[0].names)} on {cell[0].names['task']}"
@@ -250,5 +250,5 @@ def halving_report(cell: Sequence[Point], factor: int) -> str:
     return f"{head}: {trained} of {total} epochs trained ({100 * (1 - trained / total):.0f} % saved)"
 
 
-def _entry(point: Point) -> Mapping[str, Any]:
+def _entry(point: GridPoint) -> Mapping[str, Any]:
     return {"key": point.key, "folder": str(point.folder), "overrides": list(point.overrides)}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from distill_runner.errors import Paused
+from distill_runner.common.errors import Paused
 from distill_runner.tracking.metrics_file import MetricsFile
 from distill_runner.tracking.tensorboard import TensorBoardTracker
 from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, first_line, flat

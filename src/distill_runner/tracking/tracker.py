@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from distill_runner.errors import UserError
-from distill_runner.schema import Schema
+from distill_runner.common.errors import UserError
+from distill_runner.common.schema import Schema
 
 Values = Mapping[str, Any]
 """Name -> number, string or None; ``open_tracker``'s also takes scalar arrays and tensors."""

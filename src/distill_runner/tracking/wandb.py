@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from distill_runner.errors import UserError
+from distill_runner.common.errors import UserError
 from distill_runner.tracking.tracker import TrackerConfig, Values, columns, first_line, missing, point
 
 log = logging.getLogger(__name__)

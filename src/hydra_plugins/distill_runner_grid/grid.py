@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
-from distill_runner.imports import importing
+from distill_runner.common.imports import importing
 
 
 @dataclass

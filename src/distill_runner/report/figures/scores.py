@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from distill_runner.report.cells import Cell
+from distill_runner.report.cells import ResultCell
 from distill_runner.report.collect import Result
 from distill_runner.report.figures.canvas import COLOURS, legend, panels, style
 from distill_runner.report.rows import tabulate
@@ -59,7 +59,7 @@ def score_figure(results: Sequence[Result]) -> "Figure":
     return figure
 
 
-def _score_marks(panel: "Axes", place: int, cell: Cell) -> None:
+def _score_marks(panel: "Axes", place: int, cell: ResultCell) -> None:
     """The mark of one cell, and its published number."""
     if cell.chosen is None:
         return

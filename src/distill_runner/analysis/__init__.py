@@ -1,0 +1,1 @@
+"""Analysis: what finished students have inside, beside their teacher."""

@@ -1,0 +1,185 @@
+"""A finished run: its student and its teacher, read from the store, and what they make of validation examples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from distill_runner.common.errors import UserError
+from distill_runner.compose.composed import typed_run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distill_runner.datasets.examples import Examples
+    from distill_runner.methods.combinations import Attend
+    from distill_runner.models.features import FeatureRequest, Features, Projection
+    from distill_runner.pipeline.build import Pipeline
+    from distill_runner.pipeline.stages import Stage
+
+
+@dataclass
+class FinishedRun:
+    """A finished run: its folder, its student's stage, and the pipeline that finds what belongs to it in the store.
+
+    ``name`` is the method with its mapping, and the student's depth.
+    """
+
+    folder: Path
+    name: str
+    stage: "Stage"
+    pipeline: "Pipeline"
+
+    @classmethod
+    def read(cls, folder: Path) -> "FinishedRun":
+        """
+        Raises:
+            UserError: the folder holds no run, or its artifacts are not in the store.
+        """
+        from distill_runner.pipeline.build import Pipeline
+        from distill_runner.pipeline.resolving import resolve
+        from distill_runner.pipeline.store import Store
+        from distill_runner.report.cells import label
+        from distill_runner.report.result import described_by
+
+        if not (folder / "config.yaml").is_file():
+            raise UserError("run", folder, "is no folder of a run", "Give folders of outputs/runs.")
+        config: Any = OmegaConf.load(folder / "config.yaml")
+        run = typed_run(config)
+        stage = resolve(run.stages, "student", run.runtime.precision)
+        pipeline = Pipeline(Store(run.store.dir), run.runtime)
+        for needed in (stage, stage.teacher):
+            if needed is not None and not pipeline.store.has(needed.spec):
+                problem = f"its stage {needed.name} is not in the store {run.store.dir}"
+                raise UserError("run", folder, problem, "Repeat the run, from the folder that it was started in.")
+        return cls(folder, f"{label(described_by(run))}, {stage.shape.num_layers} layers", stage, pipeline)
+
+    @property
+    def teacher(self) -> "Stage":
+        if self.stage.teacher is None:
+            raise UserError("run", self.folder, "has no teacher to compare it with")
+        return self.stage.teacher
+
+    def predictions(self, stage: "Stage") -> np.ndarray:
+        """Logits (N, C) of the first validation split."""
+        from distill_runner.training.train import PREDICTIONS
+
+        found: np.ndarray = np.load(self.pipeline.build(stage) / PREDICTIONS.format(self.split))
+        return found
+
+    @property
+    def split(self) -> str:
+        assert self.stage.config.task is not None
+        return next(iter(self.stage.config.task.validation))
+
+    @property
+    def tokens(self) -> Any:
+        assert self.stage.config.task is not None
+        return self.pipeline.inputs.tokens(self.stage, self.stage.config.task.validation[self.split])
+
+    @property
+    def class_names(self) -> list[str]:
+        assert self.stage.config.task is not None
+        return self.stage.config.task.labels or []
+
+    def text(self, example: int) -> str:
+        """A validation example as it reads, with the names of its columns where it has several."""
+        task = self.stage.config.task
+        assert task is not None
+        texts = [column[example] for column in self._examples.texts]
+        return texts[0] if len(texts) == 1 else " ".join(map(": ".join, zip(task.columns, texts, strict=True)))
+
+    @cached_property
+    def _examples(self) -> "Examples":
+        assert self.stage.config.task is not None
+        from distill_runner.datasets.tasks import load_split
+
+        return load_split(self.stage.config.task, self.stage.config.task.validation[self.split])
+
+    def attention(self, stage: "Stage", example: int) -> dict[int, np.ndarray]:
+        """Attention probabilities (heads, L, L) of every layer for one example, by layer."""
+        from distill_runner.models.features import FeatureRequest
+
+        names: tuple[Projection, ...] = ("query", "key")
+        places = frozenset((name, layer) for layer in range(1, stage.shape.num_layers + 1) for name in names)
+        read = self._features(stage, self.tokens.batch([example]), FeatureRequest(projections=places))
+        heads = {
+            place: states.unflatten(1, (stage.shape.num_heads, -1)).transpose(0, 1)
+            for place, states in read.projections.items()
+        }
+        return {
+            k: (heads["query", k] @ heads["key", k].mT / heads["key", k].shape[-1] ** 0.5).softmax(-1).numpy()
+            for k in range(1, stage.shape.num_layers + 1)
+        }
+
+    def states(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> dict[int, np.ndarray]:
+        """[CLS] outputs (n, H) of these layers for n examples, in the order of ``examples``."""
+        return {layer: cls.numpy() for layer, cls in self._cls(stage, layers, examples).items()}
+
+    def _cls(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> "dict[int, Tensor]":
+        from distill_runner.models.features import FeatureRequest
+
+        batch = self.tokens.batch(examples)
+        cls = self._features(stage, batch, FeatureRequest(cls=frozenset(layers))).cls
+        row = {example: number for number, example in enumerate(batch.index.tolist())}
+        return {layer: cls[layer][[row[example] for example in examples.tolist()]] for layer in layers}
+
+    def alpha(self, layers: Sequence[int], examples: np.ndarray) -> dict[int, np.ndarray]:
+        """What a student layer's target has of each of the n teacher layers, by student layer: (examples, n).
+
+        The weights are those of the run's own combination (ALP-KD Eq. 6), for the student as it ended; NaN for teacher
+        layers that the mapping does not give to the student layer.
+
+        Raises:
+            UserError: the run attends to no teacher layers, with projections that are not kept, or not from ``layers``.
+        """
+        combination, depth = self._attending(), self.teacher.shape.num_layers
+        for layer in layers:
+            if layer not in combination.layers:
+                known = ", ".join(map(str, combination.layers))
+                raise UserError("--layers", layer, f"{self.name} does not supervise it", f"It supervises {known}.")
+        read = sorted({k for layer in layers for k in combination.layers[layer]})
+        combination(self._cls(self.stage, layers, examples), self._cls(self.teacher, read, examples))
+        weights = {layer: np.full((len(examples), depth), np.nan) for layer in layers}
+        for layer, filled in weights.items():
+            filled[:, np.array(combination.layers[layer]) - 1] = combination.alpha[layer][:, 0]
+        return weights
+
+    def _attending(self) -> "Attend":
+        from distill_runner.methods.combinations import Attend
+        from distill_runner.methods.hidden_states import HiddenStateLoss
+
+        terms = [term for term in self.stage.method().active() if isinstance(term, HiddenStateLoss)]
+        for combination in (term.combination for term in terms):
+            if isinstance(combination, Attend):
+                if combination.attention.kind == "kqv":
+                    problem = "its attention has trained projections, which are not kept with the student"
+                    raise UserError("run", self.folder, problem, "Give runs of attention=dot.")
+                return combination
+        problem = f"{self.name} does not weigh the teacher's layers"
+        raise UserError("run", self.folder, problem, "Give runs of method=alp.")
+
+    @property
+    def matched(self) -> dict[int, int]:
+        """The one teacher layer that each supervised student layer learns from; empty if one has several, or none."""
+        from distill_runner.methods.layered import LayeredTerm
+
+        for term in self.stage.method().active():
+            if isinstance(term, LayeredTerm) and all(len(entry) == 1 for entry in term.layers.values()):
+                return {j: entry[0] for j, entry in term.layers.items()}
+        return {}
+
+    def _features(self, stage: "Stage", batch: Any, needs: "FeatureRequest") -> "Features":
+        import torch
+
+        from distill_runner.models.build import build
+        from distill_runner.models.config import ModelConfig
+        from distill_runner.models.encoders import extract
+
+        source = ModelConfig(source=str(self.pipeline.build(stage) / "model"), head="keep")
+        with torch.inference_mode():
+            return extract(build(source, stage.config.task).eval(), batch, needs)

@@ -1,0 +1,1 @@
+"""Commands: the console scripts beside ``distill-run``."""

@@ -1,0 +1,227 @@
+"""``distill-run-analyse``: what finished runs have in common with their teacher, and how they came to it.
+
+    distill-run-analyse agreement outputs/runs/<run> ...     right and wrong beside the teacher (a table)
+    distill-run-analyse samples outputs/runs/<run> ...       examples on which students and teacher differ (a table)
+    distill-run-analyse course outputs/runs/<run> ...        score per epoch, where layers were left (course.png)
+    distill-run-analyse attention outputs/runs/<run> ...     attention maps of one example (attention.png)
+    distill-run-analyse alpha outputs/runs/<run> ...         ALP's weights of the teacher's layers (alpha.png)
+    distill-run-analyse states outputs/runs/<run> ...        [CLS] states beside the teacher's (states.png)
+
+Models and predictions come from the store of the runs, which must have one task and one teacher.
+"""
+
+import sys
+from argparse import Namespace, RawDescriptionHelpFormatter
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distill_runner.analysis import inner_states, internals
+from distill_runner.analysis.finished import FinishedRun
+from distill_runner.commands.arguments import Parser, ended
+from distill_runner.common.errors import UserError
+from distill_runner.report.figures.canvas import style
+
+
+def agreement(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    first = _classifiers(runs)
+    taught, labels = first.predictions(first.teacher), np.asarray(first.tokens.labels)
+    counts = {run.name: internals.agreement(taught, run.predictions(run.stage), labels) for run in runs}
+    print(internals.agreement_table(counts))
+
+
+def samples(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    first = _classifiers(runs)
+    taught, labels = first.predictions(first.teacher), np.asarray(first.tokens.labels)
+    students = {run.name: run.predictions(run.stage) for run in runs}
+    disputed = internals.disputed(taught, list(students.values()), labels)
+    shown = disputed[: _count(options.samples) or 4]
+    print(f"{len(shown)} of {len(disputed)} examples of {first.split} that the teacher gets right and students do not")
+    names = first.class_names
+    predicted = {
+        name: [f"{names[p.argmax()]} ({p.max():.4f})" for p in internals.probabilities(logits[shown])]
+        for name, logits in ({"teacher": taught} | students).items()
+    }
+    texts = [first.text(number) for number in shown]
+    print(internals.samples_table(texts, [names[label] for label in labels[shown]], predicted, shown.tolist()))
+
+
+def course(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    courses = {run.name: internals.Course.read(run.folder / "metrics.jsonl") for run in runs}
+    _save(internals.draw_courses(courses), options.out or Path("course.png"))
+
+
+def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    from distill_runner.methods.layer_mapping import LayerMapping, single
+    from distill_runner.models.sources import read_tokenizer
+
+    first = _same_attention(runs)
+    shape, taught_shape = first.stage.shape, first.teacher.shape
+    given = (("--example", options.example, len(first.tokens)), ("--head", options.head, shape.num_heads))
+    for key, value, count in given:
+        if not 0 <= value < count:
+            raise UserError(key, value, f"there are {count}, counted from 0")
+    matched = single(
+        LayerMapping(rule="group_top", supervise_last=True).resolve(shape.num_layers, taught_shape.num_layers)
+    )
+    ids = first.tokens.batch([options.example]).input_ids.tolist()
+    words = read_tokenizer(first.stage.tokenizer).convert_ids_to_tokens(ids)
+    students = {run.name: run.attention(run.stage, options.example) for run in runs}
+    taught = first.attention(first.teacher, options.example)
+    by_head: dict[str, Sequence[float]] = {}
+    totals: dict[str, float] = {}
+    for name, student in students.items():
+        found = {(j, k): internals.divergence(taught[k], student[j]) for j, k in matched.items()}
+        by_head |= {f"{name}, layer {j} from the teacher's {k}": row.tolist() for (j, k), row in found.items()}
+        totals[name] = sum(row.mean() for row in found.values())
+    print(inner_states.markdown(["KL by head", *map(str, range(shape.num_heads))], by_head))
+    for name, total in totals.items():
+        print(f"{name}: KL {total:.3f} over the matching layers")
+    figure = internals.draw_attention(words, taught, students, matched, options.head)
+    _save(figure, options.out or Path("attention.png"))
+
+
+def alpha(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    examples = _sample(_together(runs), options.samples, 10)
+    layers = options.layers or [1]
+    weights = {run.name: run.alpha(layers, examples) for run in runs}
+    means = {f"{name}, layer {j}": alpha.mean(0) for name, run in weights.items() for j, alpha in run.items()}
+    depth = len(next(iter(means.values())))
+    print(inner_states.markdown(["mean weight of teacher layer", *map(str, range(1, depth + 1))], means))
+    _save(inner_states.draw_alpha(weights, examples), options.out or Path("alpha.png"))
+
+
+def states(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    first = _together(runs)
+    matched = _compared(runs, options.layers)
+    examples = _sample(first, options.samples, 100)
+    teacher = first.states(first.teacher, list(matched.values()), examples)
+    students = {run.name: run.states(run.stage, list(matched), examples) for run in runs}
+    means = {
+        name: [float(inner_states.distances(mine[j], teacher[k]).mean()) for j, k in matched.items()]
+        for name, mine in students.items()
+    }
+    pairs = (f"layer {j} from the teacher's {k}" for j, k in matched.items())
+    print(inner_states.markdown(["mean cosine distance", *pairs], means))
+    _save(inner_states.draw_states(matched, teacher, students), options.out or Path("states.png"))
+
+
+def _compared(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> dict[int, int]:
+    """Teacher layer by student layer: that of the first run which compares layers one by one, else PKD's.
+
+    Raises:
+        UserError: students whose states cannot be compared, or a layer that has no peer.
+    """
+    from distill_runner.methods.layer_mapping import LayerMapping, single
+
+    first, teacher = runs[0], runs[0].teacher.shape
+    depth = first.stage.shape.num_layers
+    for run in runs:
+        shape = run.stage.shape
+        _require_depth(run, first)
+        if shape.width != teacher.width:
+            problem = f"its states have {shape.width} features, the teacher's {teacher.width}"
+            raise UserError("run", run.folder, problem, "Only states of one width have a distance.")
+    matched = next((run.matched for run in runs if run.matched), None)
+    if matched is None:
+        matched = single(LayerMapping(rule="skip").resolve(depth, teacher.num_layers))
+    for layer in layers or ():
+        if layer not in matched:
+            known = f"Layers with one: {', '.join(map(str, matched))}." if matched else ""
+            raise UserError("--layers", layer, "no teacher layer belongs to this student layer", known)
+    if not matched:
+        raise UserError("run", first.folder, "no teacher layer belongs to any layer of its student")
+    return {j: matched[j] for j in layers or matched}
+
+
+def _together(runs: Sequence[FinishedRun]) -> FinishedRun:
+    """The first of runs that have one teacher and one validation split."""
+    first, *others = runs
+    of = first.teacher.key, first.stage.split_spec(first.split)
+    for run in others:
+        if (run.teacher.key, run.stage.split_spec(run.split)) != of:
+            problem = f"its teacher or task is not that of {first.folder}"
+            raise UserError("run", run.folder, problem, "Give runs of one task and one teacher.")
+    return first
+
+
+def _same_attention(runs: Sequence[FinishedRun]) -> FinishedRun:
+    first = _together(runs)
+    for run in runs:
+        if run.stage.shape.num_heads != first.teacher.shape.num_heads:
+            heads, theirs = run.stage.shape.num_heads, first.teacher.shape.num_heads
+            raise UserError("run", run.folder, f"its student has {heads} attention heads, the teacher {theirs}")
+        _require_depth(run, first)
+    return first
+
+
+def _require_depth(run: FinishedRun, first: FinishedRun) -> None:
+    depth, theirs = run.stage.shape.num_layers, first.stage.shape.num_layers
+    if depth != theirs:
+        problem = f"its student has {depth} layers, that of {first.folder} {theirs}"
+        raise UserError("run", run.folder, problem, "Compare students of one depth.")
+
+
+def _classifiers(runs: Sequence[FinishedRun]) -> FinishedRun:
+    first = _together(runs)
+    if first.stage.kind != "classification":
+        raise UserError("run", first.folder, "its task has no classes, to be right or wrong about")
+    return first
+
+
+def _count(samples: int | None) -> int | None:
+    if samples is not None and samples < 1:
+        raise UserError("--samples", samples, "must be at least 1")
+    return samples
+
+
+def _sample(run: FinishedRun, count: int | None, default: int) -> np.ndarray:
+    size = len(run.tokens)
+    examples = inner_states.sample(size, _count(count) or default)
+    print(f"{len(examples)} of the {size} examples of {run.split}, drawn with seed {inner_states.SEED}")
+    return examples
+
+
+def _save(figure: Any, file: Path) -> None:
+    with style():  # some texts are laid out only now
+        figure.savefig(file, dpi=150)
+    print(file)
+
+
+def _named(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    """The runs, with the names of their folders where they would be called the same."""
+    times = Counter(run.name for run in runs)
+    return [replace(run, name=f"{run.name}, {run.folder.name}") if times[run.name] > 1 else run for run in runs]
+
+
+def main() -> None:
+    """Entry point of ``distill-run-analyse``."""
+    ended(lambda: analyse(sys.argv[1:]))
+
+
+def analyse(arguments: Sequence[str]) -> None:
+    """Print and draw what ``arguments`` ask for.
+
+    Raises:
+        UserError: no finished runs there, or runs that cannot be compared so.
+    """
+    parser = Parser("distill-run-analyse", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    actions = {action.__name__: action for action in (agreement, samples, course, attention, alpha, states)}
+    parser.add_argument("what", choices=actions)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, help="the picture's file")
+    parser.add_argument("--example", type=int, default=0, help="number in the validation split, for attention")
+    parser.add_argument("--head", type=int, default=0, help="counted from 0, for attention")
+    layers = "of the student, behind the runs, for alpha (1) and states (all that have a peer)"
+    parser.add_argument("--layers", type=int, nargs="+", help=layers)
+    parser.add_argument("--samples", type=int, help="how many, for samples (4), alpha (10) and states (100)")
+    options = parser.parse_args(arguments)
+    actions[options.what](_named([FinishedRun.read(folder) for folder in options.runs]), options)
+
+
+if __name__ == "__main__":
+    main()

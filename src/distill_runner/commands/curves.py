@@ -1,0 +1,144 @@
+"""Scores against sizes and data: the pictures of the well-read students (Turc et al. 2019, Figures 5 to 10) and of the
+internal representations (Aguilar et al. 2020, Figures 2, 3, 6 to 9) from any results.
+
+Command: python -m distill_runner.commands.curves outputs/runs --by size --task mnli --out figure.png
+"""
+
+import sys
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from distill_runner.commands.arguments import Parser, ended, require_folder
+from distill_runner.common.errors import UserError, nearest
+from distill_runner.report.cells import ResultCell, cell_of, is_scored, label, settings
+from distill_runner.report.collect import Result, chosen
+from distill_runner.report.rows import distinct, row_names, tabulate
+
+Place = tuple[float, str]
+"""Where a result stands on the axis: its order, and what is written beneath."""
+
+
+def _size(result: Result) -> Place:
+    return result["num_params"], f"{result['student']['num_layers']}/{result['student']['width']}"
+
+
+def _by_width(result: Result) -> Place:
+    student = result["student"]
+    return student["width"] + student["num_layers"] / 100, f"{student['num_layers']}/{student['width']}"
+
+
+def _transfer_size(result: Result) -> Place | None:
+    size = (result.get("transfer") or {}).get("size")
+    return (size, f"{size:,}") if size else None
+
+
+def _transfer_name(result: Result) -> Place | None:
+    transfer = result.get("transfer")
+    return (0, transfer["name"]) if transfer else None
+
+
+def _share(result: Result) -> Place | None:
+    share = settings(result).get("share")
+    return (share, f"{share:g}") if share else None
+
+
+AXES: dict[str, tuple[str, Callable[[Result], Place | None]]] = {
+    "size": ("student (layers/width), by parameters", _size),
+    "width": ("student (layers/width), by width", _by_width),
+    "transfer_size": ("examples of the transfer set", _transfer_size),
+    "transfer": ("transfer set", _transfer_name),
+    "share": ("share of the training examples", _share),
+}
+"""Axis by name: of the well-read students Figures 5, 7 and 10; Figure 6; Figure 8; Figure 9; of the internal
+representations Figures 3 and 9 (Figures 2 and 6 to 8 are by size).
+"""
+
+
+def lines(
+    results: Iterable[Result], by: str, order: Sequence[str] = ()
+) -> tuple[list[str], dict[str, dict[str, ResultCell]]]:
+    """Places on the axis in order, and for each row of a table, of one task, its cells at these places.
+
+    Args:
+        order: of places, which come first; the others as the axis has them.
+    Raises:
+        UserError: there is no such axis, no finished result has a place on it, or none the place that ``order`` names.
+    """
+    if by not in AXES:
+        raise UserError("--by", by, "there is no such axis", f"Known: {', '.join(AXES)}.")
+    placed = [(result, AXES[by][1](result)) for result in distinct(filter(is_scored, results))]
+    here = [(result, place) for result, place in placed if place is not None]
+    if not here:
+        raise UserError("--by", by, "no finished run has a place on this axis")
+    several_tasks = len({result["task"] for result, _ in here}) > 1
+    runs: dict[str, dict[str, list[Result]]] = {}
+    names = row_names([result for result, _ in here], [(label(result), place) for result, place in here])
+    for name, (result, (_, place)) in zip(names, here, strict=True):
+        line = f"{name} on {result['task']}" if several_tasks else name
+        runs.setdefault(line, {}).setdefault(place, []).append(result)
+    places = list(dict.fromkeys(place for _, (_, place) in sorted(here, key=lambda placed: placed[1][0])))
+    for place in order:
+        if place not in places:
+            raise UserError("--order", place, "no finished run has it", nearest(place, places))
+    cells = {line: {place: cell_of(every) for place, every in at.items()} for line, at in runs.items()}
+    return list(dict.fromkeys([*order, *places])), cells
+
+
+def draw(results: Sequence[Result], by: str, file: Path, order: Sequence[str] = ()) -> None:
+    """One line per row with the standard deviation over seeds, of a grid its best point; teachers as dashed lines.
+
+    Raises:
+        UserError: as ``lines``.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    places, found = lines(results, by, order)
+    figure, axes = pyplot.subplots(figsize=(1.6 + 0.6 * max(len(places), 5), 3.6), layout="constrained")
+    for name, cells in found.items():
+        here = {places.index(place): cell.best[0].spread for place, cell in cells.items()}
+        at, kinds = sorted(here), {cell.kind for cell in cells.values()} - {""}
+        means, deviations = [here[place].mean for place in at], [here[place].sd or 0.0 for place in at]
+        axes.errorbar(at, means, deviations, marker="o", capsize=2, label=", ".join([name, *sorted(kinds)]))
+    for teacher in tabulate(filter(is_scored, results)).teachers:
+        for task, score in teacher.scores.items():
+            named = f"{teacher.name} on {task}" if len(teacher.scores) > 1 else teacher.name
+            axes.axhline(score, color="grey", linestyle="--", linewidth=1, label=named)
+    axes.set_xticks(range(len(places)), places)
+    if len(places) > 8 or max(map(len, places)) > 8:
+        axes.tick_params("x", rotation=30)
+    axes.set_xlabel(AXES[by][0])
+    metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if is_scored(result))
+    axes.set_ylabel(", ".join(metrics))
+    axes.legend(fontsize="small")
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Entry point of ``python -m distill_runner.commands.curves``."""
+    ended(lambda: show(sys.argv[1:]))
+
+
+def show(arguments: Sequence[str]) -> None:
+    """Draw what ``arguments`` ask for.
+
+    Raises:
+        UserError: as ``draw``; no runs there, or none of the task.
+    """
+    parser = Parser("distill_runner.commands.curves", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, help="of runs")
+    parser.add_argument("--by", default="size", choices=AXES)
+    parser.add_argument("--task", nargs="+", metavar="TASK", help="only these")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture")
+    parser.add_argument("--order", nargs="+", default=[], metavar="PLACE", help="of places on the axis, the first ones")
+    given = parser.parse_args(arguments)
+    require_folder(given.out)
+    draw(chosen(given.folders, {"task": given.task}), given.by, given.out, given.order)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""``distill-run-dashboard``: a view of a W&B project with the panels that belong to distillation, made by code.
+
+It reads nothing of the project: only names that every run sends, so it can be made before the first run.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import yaml
+
+from distill_runner.commands.arguments import Parser, ended
+from distill_runner.common.errors import UserError, brief
+from distill_runner.datasets.metrics import METRICS
+
+if TYPE_CHECKING:
+    from wandb_workspaces.reports.v2.interface import PanelTypes
+    from wandb_workspaces.workspaces import Section, Workspace
+
+RATE, TEMPERATURE = "settings/optim/lr", "settings/kd/temperature"
+COLUMNS = (
+    "task",
+    "method",
+    "mapping",
+    "attention",
+    "score",
+    "teacher_score",
+    "published/value",
+    *(RATE, TEMPERATURE),
+    "seed",
+    "best_epoch",
+    "seconds",
+)
+"""Of the table of runs: names of a result, as ``tracking.flat`` joins them."""
+CELL = "cell"
+"""Task, method, mapping and attention: what a table has one cell for. Runs that share it differ in seed or settings."""
+
+
+def main() -> None:
+    """Entry point of ``distill-run-dashboard``."""
+    ended(lambda: make(sys.argv[1:]))
+
+
+def make(arguments: Sequence[str]) -> None:
+    """Make or print the dashboard that ``arguments`` ask for.
+
+    Raises:
+        UserError: a package or an account is missing, or the server refuses.
+    """
+    parser = Parser("distill-run-dashboard", description="Make a dashboard in a W&B project.")
+    parser.add_argument("--project", default="distill-run", help="as tracker.project (default: %(default)s)")
+    parser.add_argument("--entity", help="user or team, as tracker.entity (default: the account's)")
+    parser.add_argument("--sweep", help="show the runs of this sweep only")
+    parser.add_argument(
+        "--print", action="store_true", help="print its JSON instead; needs neither account nor network"
+    )
+    given = parser.parse_args(arguments)
+    from distill_runner.compose.help import config_folder
+
+    view = dashboard(given.project, given.entity or "", given.sweep, terms(config_folder()))
+    print(as_json(view) if given.print else save(view))
+
+
+def terms(config_folder: Path) -> list[str]:
+    """The names of the terms of all methods: curves ``loss/<term>``, and ``settings/<term>/weight`` of a result."""
+    files = sorted((config_folder / "method").glob("*.yaml"))
+    methods = [yaml.safe_load(file.read_text()).get("method", {}) for file in files]
+    return list(dict.fromkeys(term for method in methods for term in method.get("terms", {})))
+
+
+def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]) -> "Workspace":
+    """The view, not saved yet.
+
+    Args:
+        entity: user or team; empty for the one that is logged in when it is saved.
+        sweep: name of the group of runs to show; None for all.
+        terms: names of losses.
+    Raises:
+        UserError: the package wandb-workspaces is missing.
+    """
+    try:
+        from wandb_workspaces import workspaces as ws
+    except ImportError as error:
+        problem = f"the package cannot be imported ({error})"
+        raise UserError("wandb-workspaces", None, problem, "pip install 'distill-run[wandb]'") from error
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name=f"Distillation: {sweep}" if sweep else "Distillation",
+        sections=_sections(terms),
+        settings=ws.WorkspaceSettings(x_axis="step", max_runs=100),
+        runset_settings=ws.RunsetSettings(
+            filters=ws.And(ws.Metric("Group") == sweep) if sweep else "",
+            order=[ws.Ordering(ws.Summary("score"), ascending=False)],
+            pinned_columns=[f"summary:{name}" for name in (*COLUMNS, *_weights(terms))],
+        ),
+        auto_generate_panels=True,  # what a method of one's own logs comes below
+    )
+
+
+def as_json(view: "Workspace") -> str:
+    """What W&B's server would get as the view's specification."""
+    spec: str = view._model.spec.model_dump_json(by_alias=True, exclude_none=True, indent=1)
+    return spec
+
+
+def save(view: "Workspace") -> str:
+    """Add the view to its project, and return its address.
+
+    Raises:
+        UserError: there is no account or no network, or the server refuses.
+    """
+    import wandb
+
+    try:
+        view.entity = view.entity or wandb.Api().default_entity or ""
+        return str(view.save().url)
+    except Exception as error:  # of W&B, of its HTTP client, or of the server's answer
+        remedy = "Log in by: wandb login. With --print no account is needed."
+        raise UserError("distill-run-dashboard", None, brief(error), remedy) from error
+
+
+def _sections(terms: Sequence[str]) -> "list[Section]":
+    from wandb_workspaces.workspaces import Section
+
+    panels = {
+        "Results": _results(),
+        "Scores by epoch": [_curve(f"validation/{metric}", x="epoch") for metric in METRICS],
+        "Losses": [_curve(f"loss/{term}") for term in terms] + [_curve("loss")],
+        "Hyper-parameters": _search(terms),
+        "Training": [_curve("lr"), _curve("examples_per_second")],
+    }
+    return [Section(name=name, panels=content, is_open=True) for name, content in panels.items()]
+
+
+def _results() -> "list[PanelTypes]":
+    """Bars by task and method, the sweep's table and pictures, and the rows of all runs."""
+    from wandb_workspaces.reports.v2 import interface as wr
+
+    def bars(title: str, of: Literal["mean", "max"]) -> "PanelTypes":
+        cells = wr.Config(CELL)
+        return wr.BarPlot(title=title, metrics=["score"], groupby=cells, groupby_aggfunc=of, max_bars_to_show=100)
+
+    return [
+        bars("Score, mean of all runs of a task and method", "mean"),
+        bars("Score, best of all runs of a task and method", "max"),
+        wr.MediaBrowser(title="Sweeps", media_keys=["table", "pictures/scores"]),
+        wr.WeavePanelSummaryTable(table_name="results"),
+    ]
+
+
+def _curve(metric: str, x: str = "step") -> "PanelTypes":
+    """One line per task and method: the mean of its runs, and the range from the lowest to the highest."""
+    from wandb_workspaces.reports.v2 import interface as wr
+
+    return wr.LinePlot(
+        title=metric, x=x, y=[metric], groupby=wr.Config(CELL), groupby_aggfunc="mean", groupby_rangefunc="minmax"
+    )
+
+
+def _search(terms: Sequence[str]) -> "list[PanelTypes]":
+    """The score against each hyper-parameter, all of them together, and which of them matter."""
+    from wandb_workspaces.reports.v2 import interface as wr
+
+    score, names = wr.SummaryMetric("score"), [RATE, TEMPERATURE, *_weights(terms)]
+    columns = [wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(name), log=name == RATE or None) for name in names]
+    return [
+        *(wr.ScatterPlot(x=wr.SummaryMetric(name), y=score, log_x=name == RATE or None) for name in names),
+        wr.ParallelCoordinatesPlot(columns=[*columns, wr.ParallelCoordinatesPlotColumn(score)]),
+        wr.ParameterImportancePlot(with_respect_to="score"),
+    ]
+
+
+def _weights(terms: Sequence[str]) -> list[str]:
+    """Of ALP-KD's terms they are beta (ce), eta (kd) and lambda (intermediate)."""
+    return [f"settings/{term}/weight" for term in terms]
+
+
+if __name__ == "__main__":
+    main()

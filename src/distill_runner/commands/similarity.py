@@ -1,0 +1,87 @@
+"""How alike two corpora are: Spearman's S over the ranks of their most frequent words.
+
+Command: python -m distill_runner.commands.similarity amazon_reviews/books amazon_reviews/dvd wiki_paragraphs
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from distill_runner.commands.arguments import Parser, ended
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.corpora.parts import Part
+
+WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
+"""**reading**: what a word is, in lower case; the paper does not say."""
+
+
+def word_counts(texts: Iterable[str]) -> Counter[str]:
+    """How often each word occurs."""
+    return Counter(word for text in texts for word in WORD.findall(text.lower()))
+
+
+def spearman(first: Counter[str], second: Counter[str], n: int = 100, factor: float = 1.0) -> float:
+    """``1 - factor * sum(d_i^2) / (n (n^2 - 1))``, d_i a word's difference of ranks (Turc et al. 2019, 6.2).
+
+    **reading**: the n words are the most frequent of both corpora taken at equal size, as in Kilgarriff and Rose
+    (1998); they are ranked 1..n in each, equal counts sharing their mean rank.
+
+    Args:
+        first, second: words with their counts, see ``word_counts``.
+        n: number of words.
+        factor: 1 as the paper prints it, which leaves S between 2/3 and 1; 6 is Spearman's coefficient itself, -1 to 1.
+    Raises:
+        UserError: both together have fewer than ``n`` words.
+    """
+    from scipy.stats import rankdata
+
+    sizes = first.total(), second.total()
+    shares = {word: first[word] / sizes[0] + second[word] / sizes[1] for word in first | second} if all(sizes) else {}
+    if len(shares) < n:
+        raise UserError("corpus", None, f"the two have {len(shares)} words, S is over the {n} most frequent")
+    words = sorted(shares, key=lambda word: (-shares[word], word))[:n]
+    ranks = [rankdata([-counts[word] for word in words]) for counts in (first, second)]
+    return float(1 - factor * np.square(ranks[0] - ranks[1]).sum() / (n * (n**2 - 1)))
+
+
+def similarity_table(counts: Mapping[str, Counter[str]], factor: float = 1.0) -> str:
+    """S of every pair of named corpora."""
+    width = max(map(len, counts))
+    lines = [" " * width + "".join(f"  {number:>6}" for number in range(1, len(counts) + 1))]
+    for name, row in counts.items():
+        others = (f"  {spearman(row, other, factor=factor):6.3f}" for other in counts.values())
+        lines.append(f"{name:<{width}}" + "".join(others))
+    return "\n".join(lines)
+
+
+def _part(name: str) -> Part:
+    dataset, _, config = (name, "", "") if Path(name).is_dir() else name.partition("/")
+    return Part(dataset=dataset, config=config or None, columns=["text"])
+
+
+def main() -> None:
+    """Entry point of ``python -m distill_runner.commands.similarity``."""
+    ended(lambda: show(sys.argv[1:]))
+
+
+def show(arguments: Sequence[str]) -> None:
+    """Print S as the paper has it, and Spearman's own coefficient.
+
+    Raises:
+        UserError: a data set that cannot be read, or has too few words.
+    """
+    parser = Parser("distill_runner.commands.similarity", description=__doc__)
+    parser.add_argument("datasets", nargs="+", metavar="DATASET[/CONFIG]", help="with a column text and a split train")
+    given = parser.parse_args(arguments)
+    counts = {name: word_counts(chain.from_iterable(_part(name).documents("train"))) for name in given.datasets}
+    for factor, meaning in ((1.0, "S as printed"), (6.0, "Spearman's coefficient")):
+        print(f"factor {factor:g}: {meaning}\n{similarity_table(counts, factor)}")
+
+
+if __name__ == "__main__":
+    main()

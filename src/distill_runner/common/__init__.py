@@ -1,0 +1,1 @@
+"""Common: errors, schema, seeds, terminal, hub, imports. No machine learning."""

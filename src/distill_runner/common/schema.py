@@ -1,0 +1,85 @@
+"""The base of all typed parts of a configuration, and what is said of values that do not fit one."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from distill_runner.common.errors import UserError, nearest
+
+
+class Schema(BaseModel):
+    """Base of every typed part of a configuration: immutable, and unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+AnySchema = TypeVar("AnySchema", bound=Schema)
+
+PLAIN = {
+    r", (unable|got|not) .*| after validation.*": "",  # repeats the value
+    r"^Value error, ": "",
+    r"^(Input|Value|List|Tuple|Dictionary) should ": "must ",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid boolean": "true or false",
+    "a valid integer": "a whole number",
+    "a valid ": "a ",
+}
+"""pydantic's words -> plainer ones."""
+
+
+def typed(schema: type[AnySchema], values: Mapping[str, Any] | AnySchema, prefix: str = "") -> AnySchema:
+    """The typed form of a part of a configuration.
+
+    Args:
+        prefix: the key of that part, with a dot at its end.
+    Raises:
+        UserError: its first fault, by key, with the nearest name for an unknown one.
+    """
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key, value = prefix + ".".join(map(str, fault["loc"])), fault["input"]
+        shown = None if isinstance(value, Mapping) else value
+        match fault["type"]:
+            case "extra_forbidden":
+                *parents, name = fault["loc"]
+                problem, remedy, shown = "there is no such key", nearest(name, _names(schema, parents)), None
+            case "missing":
+                problem, remedy, shown = "needs a value", "", None
+            case "literal_error":
+                problem = "there is no such choice"
+                remedy = nearest(value, re.findall(r"'([^']*)'", fault["ctx"]["expected"]))
+            case _:
+                problem, remedy = _plain(fault["msg"]), ""
+        raise UserError(key, shown, problem, remedy) from error
+
+
+def _plain(message: str) -> str:
+    for theirs, ours in PLAIN.items():
+        message = re.sub(theirs, ours, message)
+    return message
+
+
+def _names(schema: Any, path: Sequence[int | str]) -> list[str]:
+    """The keys that a schema knows at ``path``."""
+    kind = next((part for part in (schema, *get_args(schema)) if _is_schema(part)), None)
+    if kind is None:
+        return []
+    if not path:
+        return list(kind.model_fields)
+    if kind is not schema and _is_mapping(schema):
+        return _names(kind, path[1:])
+    field = kind.model_fields.get(str(path[0]))
+    return _names(field.annotation, path[1:]) if field else []
+
+
+def _is_schema(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Schema)
+
+
+def _is_mapping(kind: Any) -> bool:
+    return getattr(kind, "__origin__", None) is dict

@@ -1,0 +1,1 @@
+"""Compose: the edge to Hydra, from a command line to a typed run, with errors in a user's words."""

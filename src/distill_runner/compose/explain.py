@@ -1,0 +1,126 @@
+"""Errors in a user's words: the key as it is typed, its value, the remedy."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from distill_runner.common.errors import UserError, nearest
+from distill_runner.compose.help import choices, config_folder
+
+COMPOSING = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError)
+"""What is raised by a configuration that cannot be composed."""
+
+
+def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
+    """What a user did wrong for Hydra to raise ``error`` while it composed; ``None`` if it was not the user."""
+    for cause in _chain(error):
+        if isinstance(cause, UserError):
+            return cause
+    if not isinstance(error, COMPOSING):
+        return None
+    text = str(error)
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _no_such_choice(error.missing_cfg_file, error.options or [], overrides)
+    if text.startswith("Config group override must be"):
+        pairs = (override.partition("=") for override in overrides)
+        unknown = [f"{key}/{name}" for key, _, name in pairs if name not in (choices(key) or [name])]
+        return _no_such_choice(unknown[0] if unknown else "", [], overrides)
+    if found := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'\n", text):
+        each, whole = f"distill-run -m {found[1]}={found[2]}", f"{found[1]}=[{found[2]}]"
+        return UserError(found[1], found[2], "has several values", f"A run for each: {each}. One list: {whole}")
+    if found := re.search(r"(?:Could not override|Could not delete from config\.|Interpolation key) '([^'@]+)", text):
+        return _no_such_key(found[1])
+    if isinstance(error, OSError) and error.filename:
+        remedy = "Work in a folder that you may write to, or set hydra.run.dir and store.dir."
+        return UserError(str(error.filename), None, error.strerror or "cannot be used", remedy)
+    first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        return UserError(error.full_key, None, first)
+    return UserError("configuration", None, first, rest[0] if rest else "")
+
+
+def in_words(error: UserError | OmegaConfBaseException, config: DictConfig, overrides: Sequence[str]) -> Exception:
+    """What was wrong with a composed configuration, under the key that the user sets."""
+    if isinstance(error, UserError):
+        return _as_on_command_line(error, config)
+    return explain(error, overrides) or error
+
+
+def _as_on_command_line(error: UserError, config: DictConfig) -> UserError:
+    """Interpolations are followed back to where a value comes from."""
+    if not error.key.startswith("stages."):
+        return error
+    plain, path = OmegaConf.to_container(config, resolve=False), list[str]()
+    for part in error.key.split("."):
+        path.append(part)
+        while (raw := _select(plain, path)) and isinstance(raw, str) and re.fullmatch(r"\$\{.*\}", raw):
+            sources = re.findall(r"\$\{([\w.]+)\}", raw)
+            if not sources:
+                break
+            # Of several, as in ${choose:${a},name,${b}}, the one that has the value.
+            source = next((key for key in sources if OmegaConf.select(config, key) == error.value), sources[0])
+            path = source.split(".")
+    return error.at(".".join(path))
+
+
+def _select(node: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _unreadable(override: str) -> UserError:
+    key, equals, value = override.partition("=")
+    if not equals:
+        return UserError(override, None, "is no <key>=<value>", "See distill-run --help.")
+    remedy = f"Brackets and quotes come in pairs; in the shell, quote the whole: '{key}=[a, b]'"
+    return UserError(key, value, "cannot be read", remedy)
+
+
+def _no_such_choice(file: str, known: Sequence[str], overrides: Sequence[str]) -> UserError:
+    keys = [override.partition("=")[0].lstrip("+") for override in overrides]
+    group = next((key for key in keys if file.startswith(f"{key}/")), file.rpartition("/")[0])
+    name = file.removeprefix(f"{group}/")
+    return UserError(group, name, "there is no such choice", nearest(name, choices(group) or known))
+
+
+def _no_such_key(key: str) -> UserError:
+    keys = list(_keys())
+    if owners := [owner for known, owner in keys if known == key]:
+        return UserError(key, None, "the chosen configuration has no such key", f"It belongs to {' or '.join(owners)}.")
+    remedy = nearest(key, {known for known, _ in keys}) or "See distill-run --help."
+    return UserError(key, None, "there is no such key or group", remedy)
+
+
+def _keys() -> Iterator[tuple[str, str]]:
+    """Groups, and dotted keys of all files, each with where it is from."""
+    import yaml
+
+    folder = config_folder()
+    for file in sorted(folder.rglob("*.yaml")):
+        text = file.read_text()
+        group = file.relative_to(folder).parent.as_posix()
+        yield group, group
+        if not group.startswith("hydra"):
+            prefix = "" if group == "." or text.startswith("# @package _global_") else f"{group}."
+            owner = file.name if group == "." else f"{group}={file.stem}"
+            yield from ((f"{prefix}{key}", owner) for key in _flat(yaml.safe_load(text)))
+
+
+def _flat(node: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in node.items():
+        yield key
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{below}" for below in _flat(value))

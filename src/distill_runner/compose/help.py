@@ -1,0 +1,45 @@
+"""What ``distill-run --help`` prints, without composing anything: Hydra takes more than a second to list the groups."""
+
+from pathlib import Path
+
+TEXT = """\
+distill-run: repeat, compare and extend knowledge distillation of Transformers.
+
+Groups (<group>=<name>):
+
+{groups}
+
+Keys (<key>=<value>): task.* teacher.* student.num_layers student.init loss.eta loss.lambda loss.temperature
+  optim.lr optim.batch_size optim.epochs optim.max_steps runtime.device runtime.precision runtime.targets
+  seed store.dir tracker.project plan; every key: distill-run --cfg job
+
+Examples:
+  distill-run experiment=demo                                   five methods on embedded data, offline
+  distill-run task=rte method=alp                               one cell of ALP-KD's Table 1
+  distill-run task=rte method=alp plan=true                     what that would train, and what is there
+  distill-run task=mrpc method=pkd mapping=last loss.lambda=0.5
+  distill-run task=rte method=alp teacher=minilm_l6 student.num_layers=3 tracker=wandb
+  distill-run -m task=rte method=nkd,rkd,pkd,ckd,alp seed=1,2,3
+Also: distill-run-table, -submit, -analyse, -store and -dashboard, each with --help
+Tab completion:  eval "$(distill-run -sc install=bash)"
+Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FULL_ERROR=1
+"""
+
+
+def config_folder() -> Path:
+    """The configuration inside the installed package, else that of the checkout."""
+    packaged = Path(__file__).parents[1] / "conf"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
+
+
+def help_text() -> str:
+    """The text, with the groups and their names."""
+    groups = sorted(path.name for path in config_folder().iterdir() if path.is_dir() and path.name != "hydra")
+    lines = [f"{group}: {', '.join(names)}" for group in groups if (names := choices(group))]
+    return TEXT.replace("{groups}", "\n".join(lines))
+
+
+def choices(group: str) -> list[str]:
+    """The names that a group takes."""
+    folder = config_folder() / group
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))

@@ -1,0 +1,102 @@
+"""Resolvers of the configuration: derived values, presets, and names of folders."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from distill_runner.common.errors import UserError
+
+
+def beta(*weights: Any) -> float:
+    """Weight of the hard labels, 1 minus the other weights, never set by hand (ALP-KD, after Eq. 7).
+
+    Raises:
+        UserError: the other weights are no numbers, or sum to more than 1.
+    """
+    named = dict(zip(("loss.eta", "loss.lambda"), weights, strict=False))
+    for name, weight in named.items():
+        if not isinstance(weight, int | float):
+            raise UserError(name, weight, "must be a number")
+    rest = round(1 - sum(weights), 9)
+    if rest < 0:
+        remedy = "Choose weights that sum to at most 1."
+        value = " + ".join(f"{weight:g}" for weight in weights)
+        raise UserError(" + ".join(named), value, "beta = 1 - the other weights would be negative", remedy)
+    return rest
+
+
+def choose(value: Any, *pairs: Any) -> Any:
+    """The value that follows ``value`` in name, value, name, value, ...; ``value`` itself if it is no name there."""
+    table = dict(zip(map(_spelt, pairs[::2]), pairs[1::2], strict=True))
+    return table.get(_spelt(value), value)
+
+
+def count(items: Any, otherwise: Any) -> Any:
+    """How many items a list has; ``otherwise`` of null."""
+    return otherwise if items is None else len(items)
+
+
+def phase_epochs(steps: int, epochs: Any, warmup: Any) -> int:
+    """Epochs of a phase of so many steps, ``epochs`` and ``warmup`` as in ``routes.EpochsPerStep``.
+
+    Raises:
+        UserError: numbers that are none.
+    """
+    each = [epochs] * steps if isinstance(epochs, int) else epochs
+    if not isinstance(each, Sequence) or not all(isinstance(number, int) for number in each):
+        raise UserError("route.epochs", epochs, "must be a whole number, or a list of them")
+    if len(each) != steps:
+        raise UserError("route.epochs", epochs, f"has {len(each)} numbers for {steps} steps")
+    if not isinstance(warmup, int):
+        raise UserError("route.warmup", warmup, "must be a whole number")
+    return sum(each) + warmup
+
+
+def divide(value: Any, by: int) -> int:
+    """The whole quotient.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not isinstance(value, int) or value % by or not value:
+        raise UserError("student.width", value, f"must be a multiple of {by}", "Or set student.heads.")
+    return value // by
+
+
+def multiply(value: Any, by: int) -> int:
+    """The product of two whole numbers."""
+    return int(value) * by
+
+
+def preset(key: str, default: Any, method: str | None = None, *, _root_: DictConfig) -> Any:
+    """What the paper chose for this method and task (``conf/presets``), else ``default``."""
+    name, task = method or _root_.method.name, _root_.task.name
+    chosen = OmegaConf.select(_root_, f"presets.{name}.{task}.{key}")
+    return default if chosen is None else chosen
+
+
+def run_key(*, _root_: DictConfig) -> str:
+    """Name of the run's folder: task, method, and the hash of what the configuration says of the run's stages."""
+    try:
+        stages = OmegaConf.to_container(_root_.stages, resolve=True)
+    except OmegaConfBaseException:  # the run itself will tell what is wrong, in a folder of its own
+        stages = OmegaConf.to_container(_root_, resolve=False)
+    stage = OmegaConf.select(_root_, "stage")
+    parts = {"stages": stages, "precision": OmegaConf.select(_root_, "runtime.precision"), "stage": stage}
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    what = OmegaConf.select(_root_, "method.name") if stage == "student" else stage
+    names = (OmegaConf.select(_root_, "task.name"), what)
+    return "-".join([*(str(name) for name in names if name), digest])
+
+
+def _spelt(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def register() -> None:
+    for resolver in (beta, choose, count, divide, multiply, phase_epochs, preset, run_key):
+        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

@@ -1,0 +1,1 @@
+"""Datasets: from files to packed batches, and what predictions are worth."""

@@ -1,0 +1,101 @@
+"""A corpus of plain text, and a transfer set to distil predictions on."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.corpora.parts import Mixture
+from distill_runner.datasets.examples import Examples
+from distill_runner.datasets.reading.tables import read
+
+Held = Literal["train", "validation"]
+ORDER_SEED = 0
+"""Of the one order in which every transfer set is cut to its size, so that smaller ones lie within larger ones."""
+
+
+class Corpus(Mixture):
+    """Plain text, and how examples are made of it.
+
+    Attributes:
+        max_length: tokens of one example, special tokens included.
+        vocab_size: entries of a WordPiece vocabulary trained on it; needed only by ``model.tokenizer: corpus``.
+        examples: ``passages``, each text alone, cut to the length; ``packed``, documents end to end at full length
+            (RoBERTa's FULL-SENTENCES); ``pairs`` for next sentence prediction (BERT's own recipe).
+        hold_out: one document in so many validates, where a part has no validation split. **reading**: 200.
+        short_pairs: share of the pairs that are made shorter on purpose (BERT's ``short_seq_prob``).
+        mask_probability: share of the tokens to predict.
+        whole_word: choose words instead of pieces of words.
+        stream: read from the hub on the fly, so that only tokens reach the disk. Examples are the same.
+    """
+
+    group: ClassVar[str] = "corpus"
+
+    max_length: int = Field(ge=8)
+    vocab_size: int | None = Field(None, ge=64)
+    examples: Literal["passages", "packed", "pairs"] = "passages"
+    hold_out: int = Field(200, ge=2)
+    short_pairs: float = Field(0.1, ge=0, le=1)
+    mask_probability: float = Field(0.15, gt=0, lt=1)
+    whole_word: bool = False
+    stream: bool = False
+
+    def spec(self) -> dict[str, Any]:
+        return {key: value for key, value in super().spec().items() if key != "stream"}
+
+    def documents(self, split: Held) -> Iterator[list[str]]:
+        """The documents of a split, each a list of texts.
+
+        Raises:
+            UserError: they cannot be read.
+        """
+        for part in self.parts.values():
+            if part.validation is None:
+                documents = enumerate(part.documents(part.train, self.stream))
+                held = split == "validation"
+                yield from (texts for number, texts in documents if (number % self.hold_out == 0) == held)
+            else:
+                yield from part.documents(part.train if split == "train" else part.validation, self.stream)
+
+    def texts(self, split: Held) -> Iterator[str]:
+        """The texts of all documents; errors as there."""
+        return chain.from_iterable(self.documents(split))
+
+
+class TransferSet(Mixture):
+    """Inputs of a task without labels, to distil a teacher's predictions on (well-read students, Table 4).
+
+    Attributes:
+        size: that many examples of all parts together, drawn without replacement in one fixed order, so that the
+            smaller of two sets is part of the larger (Figure 8); all by default.
+    """
+
+    group: ClassVar[str] = "transfer"
+
+    size: int | None = Field(None, ge=1)
+
+    def examples(self) -> Examples:
+        """The inputs, in the order of parts and rows unless ``size`` cuts them.
+
+        Raises:
+            UserError: they cannot be read, differ in their number of columns, or are fewer than ``size``.
+        """
+        columns: list[list[str]] = [[] for _ in next(iter(self.parts.values())).columns]
+        for part in self.parts.values():
+            if len(part.columns) != len(columns):
+                problem = f"the parts before have {len(columns)} columns: all must be single texts, or all pairs"
+                raise UserError(f"{part.key}.columns", part.columns, problem)
+            table = read(part, part.train)
+            kept = [row for row in zip(*(table.columns[name] for name in part.columns), strict=True) if all(row)]
+            for column, values in zip(columns, zip(*kept[: part.limit], strict=True), strict=False):
+                column.extend(map(str, values))
+        if self.size is None:
+            return Examples(columns, None)
+        if self.size > len(columns[0]):
+            problem = f"the parts hold {len(columns[0])} examples"
+            raise UserError("transfer.size", self.size, problem, "transfer.size=null takes all.")
+        chosen = np.random.default_rng(ORDER_SEED).permutation(len(columns[0]))[: self.size]
+        return Examples([[column[i] for i in chosen] for column in columns], None)

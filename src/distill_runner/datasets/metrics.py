@@ -1,0 +1,105 @@
+"""How good predictions are: the metrics of GLUE, as fractions (a report multiplies by 100)."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from distill_runner.common.errors import TrainingError
+
+Metric = Callable[[np.ndarray, np.ndarray], float]
+"""Outputs of the model, shape (N, C), and labels, shape (N,), to one number."""
+
+
+class NotFinite(TrainingError):
+    """A model's outputs are not finite any more: it has diverged."""
+
+    remedy = "Take a lower optim.lr, or runtime.precision=fp32."
+
+
+def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Share of examples whose largest output is the label's."""
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(labels, outputs.argmax(axis=-1)))
+
+
+def f1(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """F1 of class 1 of two; 0 where class 1 is neither predicted nor present."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, outputs.argmax(axis=-1), average="binary", pos_label=1, zero_division=0.0))
+
+
+def matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Matthews' correlation of classes, -1 to 1; 0 where only one class is predicted or present."""
+    from sklearn.metrics import matthews_corrcoef
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "a single label was found": the answer 0 says so
+        return float(matthews_corrcoef(labels, outputs.argmax(axis=-1)))
+
+
+def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Pearson's correlation of the single output with the score, -1 to 1; 0 where either is constant."""
+    from scipy.stats import pearsonr
+
+    return _correlation(pearsonr, outputs, labels)
+
+
+def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Spearman's rank correlation of the single output with the score, as ``pearson``."""
+    from scipy.stats import spearmanr
+
+    return _correlation(spearmanr, outputs, labels)
+
+
+def _correlation(corr: Callable[..., Any], outputs: np.ndarray, labels: np.ndarray) -> float:
+    scores = outputs.reshape(len(labels)).astype(np.float64)
+    if np.ptp(scores) == 0 or np.ptp(labels) == 0:
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nearly constant: the number is defined, if noisy
+        value = float(corr(scores, labels.astype(np.float64))[0])
+    return 0.0 if np.isnan(value) else value
+
+
+def accuracy_f1(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the two, by which GLUE ranks MRPC and QQP."""
+    return (accuracy(outputs, labels) + f1(outputs, labels)) / 2
+
+
+def pearson_spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the two, by which GLUE ranks STS-B."""
+    return (pearson(outputs, labels) + spearman(outputs, labels)) / 2
+
+
+CLASSIFICATION_METRICS: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "matthews": matthews,
+    "accuracy_f1": accuracy_f1,
+}
+REGRESSION_METRICS: dict[str, Metric] = {
+    "pearson": pearson,
+    "spearman": spearman,
+    "pearson_spearman": pearson_spearman,
+}
+METRICS: dict[str, Metric] = CLASSIFICATION_METRICS | REGRESSION_METRICS
+
+
+def score(metrics: Sequence[str], outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """The named metrics, in the order given.
+
+    Args:
+        metrics: keys of ``METRICS``.
+        outputs: logits or regression outputs, shape (N, C), C = 1 for regression.
+        labels: shape (N,), class indices or scores.
+    Raises:
+        NotFinite: an output is not a number.
+    """
+    if not np.isfinite(outputs).all():
+        count = int((~np.isfinite(outputs)).any(axis=-1).sum())
+        raise NotFinite(f"{count} of {len(outputs)} outputs are not finite: the model has diverged")
+    return {name: METRICS[name](outputs, labels) for name in metrics}

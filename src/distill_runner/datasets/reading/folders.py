@@ -1,0 +1,106 @@
+"""Where data files lie on this machine. Reads names only, and imports nothing heavy."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.reading.dataset import ALL_FILES, Dataset, is_embedded
+
+READERS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".parquet": ("parquet", {}),
+    ".csv": ("csv", {"keep_default_na": False}),  # a text or a class may be called "NA" or "null"
+    # Quoting 3: a quotation mark is a character, as in GLUE's own files; else an odd one would swallow rows.
+    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t", "quoting": 3}),
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+    ".txt": ("text", {"sample_by": "paragraph"}),  # one row per paragraph, which blank lines divide
+}
+"""File name extension -> builder of ``datasets`` and its options."""
+
+_SYNONYMS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing"))
+
+
+def locate(data: Dataset) -> Path | None:
+    """The folder of the data files; ``None`` for the hub and for embedded data.
+
+    A folder named by ``dataset`` comes first, then the hub id under ``DISTILL_DATA_DIR``, by its full or
+    its last name. A hub id that lies there without the configuration is looked for on the hub.
+
+    Raises:
+        UserError: the folder is absent or lacks the configuration.
+    """
+    if is_embedded(data):
+        return None
+    given = Path(data.dataset).expanduser()
+    if given.is_dir():
+        if folder := _data_folder(given, data.config):
+            return folder
+        raise _no_such_config(data, given)
+    for root in local_copies(data):
+        if folder := _data_folder(root, data.config):
+            return folder
+    if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", data.dataset):
+        remedy = f"{data.key}.dataset=<folder with train.csv, validation.csv or the like>, or a hub id: nyu-mll/glue"
+        raise UserError(f"{data.key}.dataset", data.dataset, "no such folder", remedy)
+    return None
+
+
+def local_copies(data: Dataset) -> list[Path]:
+    """Folders under ``DISTILL_DATA_DIR`` that bear the data set's name."""
+    if not (root := os.environ.get("DISTILL_DATA_DIR")):
+        return []
+    names = dict.fromkeys((data.dataset, data.dataset.rpartition("/")[2]))
+    return [folder for name in names if (folder := Path(root).expanduser() / name).is_dir()]
+
+
+def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
+    """Files ``<split>.<ext>`` or ``<split>-*.<ext>``; synonyms (``dev.csv``) where the name itself is absent;
+    all files for ``*``.
+
+    Raises:
+        UserError: there is no such file, or files of more than one kind.
+    """
+    files = _files(folder)
+    synonyms = next((names for names in _SYNONYMS if split in names), ())
+    for name in (split, *synonyms):
+        chosen = [file for file in files if name in (file.stem, ALL_FILES) or file.stem.startswith(f"{name}-")]
+        if len({file.suffix for file in chosen}) > 1:
+            problem = f"more than one kind of file in {folder}: {', '.join(file.name for file in chosen)}"
+            raise UserError(data.role(split), split, problem, "Keep one kind.")
+        if chosen:
+            return chosen
+    available = sorted({re.sub(r"-\d+-of-\d+$", "", file.stem) for file in files})
+    raise missing_split(data, split, available, str(folder))
+
+
+def missing_split(data: Dataset, split: str, available: list[str], place: str) -> UserError:
+    """The error for a split that the data lacks, with the override that does without it."""
+    key = data.role(split)
+    # Hydra merges `key={...}` into the mapping that is there, so that only `~` removes an entry.
+    remedy = f"Leave it out with '~{key}'" if data.can_lack(split) else f"Set {key}"
+    return UserError(key, split, f"no such split in {place}", f"It has: {', '.join(available)}. {remedy}")
+
+
+def _data_folder(root: Path, config: str | None) -> Path | None:
+    folder = root / config if config else root
+    return folder if _files(folder) else None
+
+
+def _files(folder: Path) -> list[Path]:
+    """Data files of a folder and of its subfolder ``data``, the hub's place for them without a config."""
+    candidates = (path for place in (folder, folder / "data") if place.is_dir() for path in place.iterdir())
+    return sorted(path for path in candidates if path.suffix in READERS and path.is_file())
+
+
+def _no_such_config(data: Dataset, root: Path) -> UserError:
+    configs = sorted(path.name for path in root.iterdir() if path.is_dir() and _files(path))
+    if configs:
+        wanted = "needs a value" if data.config is None else "no such folder with data files"
+        return UserError(f"{data.key}.config", data.config, f"{wanted} in {root}", f"It has: {', '.join(configs)}.")
+    if data.config and _files(root):
+        problem = f"{root} has data files, but no such subfolder"
+        return UserError(f"{data.key}.config", data.config, problem, f"{data.key}.config=null")
+    problem = f"no data files ({', '.join(READERS)}) in this folder"
+    return UserError(f"{data.key}.dataset", data.dataset, problem, "Name them train.csv, validation.csv and so on.")

@@ -1,0 +1,226 @@
+"""Reading the rows of a split, and their fingerprint. Nothing here knows what a label means."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from distill_runner.common.errors import UserError, as_list, brief
+from distill_runner.common.hub import why_unreachable
+from distill_runner.datasets.reading.dataset import EMBEDDED, Dataset, is_embedded
+from distill_runner.datasets.reading.folders import READERS, local_copies, locate, missing_split, split_files
+
+
+@dataclass(frozen=True)
+class SplitTable:
+    """The columns of one split that are asked for, as the data holds them.
+
+    Attributes:
+        columns: name -> values; the label's is absent in a test split that has none.
+        class_names: names that the data itself gives the values of the label column, if any.
+    """
+
+    columns: dict[str, list[Any]]
+    class_names: list[str] | None
+
+
+def fingerprint(data: Dataset) -> str:
+    """A hash of what can be read; equal for equal content, wherever a folder lies.
+
+    Local files: over names and bytes of the files of the splits in use. Hub: the id and revision, taken on
+    trust. Embedded: over the text, which may differ between versions of Python.
+
+    Raises:
+        UserError: a folder, a configuration or a split's files are absent.
+    """
+    if is_embedded(data):
+        from distill_runner.datasets.embedded import embedded_fingerprint
+
+        return f"{data.dataset}:{embedded_fingerprint()}"
+    folder = locate(data)
+    if folder is None:
+        return f"hub:{data.dataset}@{data.revision or 'main'}"
+    total = hashlib.sha256()
+    for split in sorted(data.splits):
+        for file in split_files(folder, split, data):
+            status = file.stat()
+            digest = _digest(str(file), status.st_size, status.st_mtime_ns)
+            total.update(f"{split}\0{file.relative_to(folder).as_posix()}\0{digest}\n".encode())
+    return f"sha256:{total.hexdigest()}"
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: str, size: int, mtime_ns: int) -> str:
+    """sha256 of a file; size and time are arguments so that a changed file is hashed anew."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read(data: Dataset, split: str) -> SplitTable:
+    """The data's columns of a split.
+
+    Raises:
+        UserError: files, split or columns are absent, damaged or empty, or the hub cannot be reached.
+    """
+    if is_embedded(data):
+        return _read_embedded(data, split)
+    folder = locate(data)
+    # The cache of ``datasets`` knows a file by path and time, which may be equal for different content
+    # (archives often set one time for all their files); a temporary cache cannot be stale.
+    with _quiet(), TemporaryDirectory() as cache:
+        found = _from_hub(data, split) if folder is None else _from_files(data, split, folder, cache_dir=cache)
+        _check_columns(data, split, found.column_names)
+        if not len(found):
+            raise _empty(data, split, folder or data.dataset)
+        asked = {*data.needed(split), data.label_column}
+        columns = found.select_columns([name for name in found.column_names if name in asked]).to_dict()
+    return SplitTable(columns, getattr(found.features.get(data.label_column), "names", None))
+
+
+def rows(data: Dataset, split: str, stream: bool = False) -> Iterator[dict[str, Any]]:
+    """The same row by row, in little memory.
+
+    Args:
+        stream: read from the hub while iterating, without a copy on disk; files are always read so.
+    Raises:
+        UserError: as ``read``, with the first row or when a damaged place is reached.
+    """
+    if is_embedded(data):
+        columns = _read_embedded(data, split).columns
+        yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        return
+    folder, number = locate(data), 0
+    with _quiet():
+        found = _from_hub(data, split, stream) if folder is None else _from_files(data, split, folder, streaming=True)
+        try:
+            for number, row in enumerate(found, start=1):
+                if number == 1:
+                    _check_columns(data, split, list(row))
+                yield row
+        except (OSError, ValueError) as error:
+            raise _damaged(data, split, folder or data.dataset, error) from error
+    if not number:
+        raise _empty(data, split, folder or data.dataset)
+
+
+def _read_embedded(data: Dataset, split: str) -> SplitTable:
+    """A demo task under the column names of GLUE (``sentence``, or ``sentence1`` and ``sentence2``), or the text."""
+    from distill_runner.datasets import embedded
+
+    name = data.dataset.removeprefix(EMBEDDED)
+    if name == "text":
+        return _embedded_text(data, split)
+    splits = embedded.demo_task(name)
+    if split not in splits:
+        raise missing_split(data, split, list(splits), data.dataset)
+    texts, labels = splits[split].texts, splits[split].labels
+    columns: dict[str, list[Any]] = (
+        {"sentence": texts[0]} if len(texts) == 1 else {"sentence1": texts[0], "sentence2": texts[1]}
+    )
+    columns["label"] = [] if labels is None else labels.tolist()
+    _check_columns(data, split, list(columns))
+    return SplitTable(columns, embedded.PAIR_LABELS if name == "pairs" else embedded.SENTENCE_LABELS)
+
+
+def _embedded_text(data: Dataset, split: str) -> SplitTable:
+    """Passages in the column ``text``, their subject in ``topic``."""
+    from distill_runner.datasets.embedded import SPLITS, embedded_passages, topic_split
+
+    if split not in SPLITS:
+        raise missing_split(data, split, list(SPLITS), data.dataset)
+    topics = {topic: texts for topic, texts in embedded_passages().items() if topic_split(topic) == split}
+    columns = {
+        "text": [text for texts in topics.values() for text in texts],
+        "topic": [topic for topic, texts in topics.items() for _ in texts],
+    }
+    _check_columns(data, split, list(columns))
+    return SplitTable(columns, None)
+
+
+def _check_columns(data: Dataset, split: str, available: list[str]) -> None:
+    for column, field in data.needed(split).items():
+        if column not in available:
+            problem = f"split '{split}' of {data.dataset} has no column '{column}'"
+            value = as_list(data.columns) if field == "columns" else column
+            raise UserError(f"{data.key}.{field}", value, problem, f"It has: {', '.join(available)}.")
+
+
+def _from_files(data: Dataset, split: str, folder: Path, **how: Any) -> Any:
+    files = split_files(folder, split, data)
+    reader, options = READERS[files[0].suffix]
+    names = [str(file) for file in files]
+    try:
+        return _load(True, reader, data_files=names, split="train", **how, **options)
+    except Exception as error:
+        if "corresponds to no data" in str(error) or not any(file.stat().st_size for file in files):
+            raise _empty(data, split, folder) from error
+        raise _damaged(data, split, folder, error) from error
+
+
+def _damaged(data: Dataset, split: str, place: Path | str, error: Exception) -> UserError:
+    shown = ""
+    if isinstance(place, Path):
+        files = split_files(place, split, data)
+        shown = ", ".join(file.name for file in files[:3]) + (", ..., in " if len(files) > 3 else " in ")
+    remedy = "The file is damaged, incomplete or not what its name says: fetch or write it again."
+    return UserError(data.role(split), split, f"cannot read {shown}{place}: {brief(error)}", remedy)
+
+
+def _from_hub(data: Dataset, split: str, stream: bool = False) -> Any:
+    problem = why_unreachable("dataset", data.dataset, data.revision)
+    how: dict[str, Any] = {"revision": data.revision} | ({"streaming": True} if stream else {})
+    try:
+        found = _load(problem is not None, data.dataset, data.config, **how)
+    except Exception as error:
+        raise _hub_error(data, problem or brief(error)) from error
+    if split not in found:
+        raise missing_split(data, split, list(found), f"{data.dataset} on the hub")
+    return found[split]
+
+
+def _empty(data: Dataset, split: str, place: Path | str) -> UserError:
+    return UserError(data.role(split), split, f"the split is empty in {place}", "Fetch or write it again.")
+
+
+def _load(offline: bool, *args: Any, **options: Any) -> Any:
+    """``load_dataset``; ``offline`` without a request: from files, or the copy of an earlier download.
+
+    It would ask the hub even for local files (to count the uses of a format), and wait for an answer.
+    """
+    import datasets
+
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = before or offline
+    try:
+        return datasets.load_dataset(*args, **options)
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
+
+
+def _hub_error(data: Dataset, problem: str) -> UserError:
+    files = f"{data.config}/" if data.config else "its files"
+    if copies := local_copies(data):
+        problem = f"{copies[0]} (DISTILL_DATA_DIR) has no {files}, and {problem}"
+    name = data.dataset.rpartition("/")[2]
+    remedy = f"{data.key}.dataset=<folder with {files}>, or set DISTILL_DATA_DIR to a folder with {name}/"
+    return UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no log lines of ``datasets`` on standard error: its errors become ours."""
+    import datasets
+    from huggingface_hub import utils as hub
+
+    with ExitStack() as restore:
+        for bars in (datasets.utils, hub):
+            if not bars.are_progress_bars_disabled():
+                bars.disable_progress_bars()
+                restore.callback(bars.enable_progress_bars)
+        restore.callback(datasets.utils.logging.set_verbosity, datasets.utils.logging.get_verbosity())
+        datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
+        yield

@@ -1,0 +1,91 @@
+"""Distillation of self-attention: attention maps (internal representations), MiniLM and MiniLMv2 as one term.
+
+``conf/method/{internal,minilm,minilmv2}.yaml`` say which relations of which layers make which method.
+"""
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.batches import Batch
+from distill_runner.methods.base import Progress
+from distill_runner.methods.layer_mapping import LayerMapping, single
+from distill_runner.methods.layered import LayeredTerm
+from distill_runner.methods.relation_kl import Rows, relation_kl, row_weights
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest, Features, Projection
+
+Pair = Literal["QQ", "QK", "QV", "KQ", "KK", "KV", "VQ", "VK", "VV"]
+LETTERS: dict[str, Projection] = {"Q": "query", "K": "key", "V": "value"}
+
+
+class AttentionRelationLoss(LayeredTerm):
+    """KL divergence of the student's relations between queries, keys and values from the teacher's.
+
+    With the pair QK and the models' own heads these are the attention probabilities, before dropout (internal
+    representations, Eq. 2). Summed over the pairs (MiniLMv2, Eq. 5: each alpha is 0 or 1), mean over the heads.
+
+    Args:
+        mapping: which teacher layer belongs to which student layer.
+        pairs: relations between what; ``QK`` has a distribution over the keys for each query, and so on.
+        heads: that the projections are split into, whatever heads the models have; None for the models' own, which must
+            then be equally many.
+        over_layers: ``mean`` over the supervised layers (internal representations, Exp3.0) or their ``sum`` (its
+            Algorithm 1). **reading** where both could be meant: the mean.
+        over_rows: ``sequence`` takes the mean over the tokens of each sequence, then over the batch (internal
+            representations, Eq. 2 and Algorithm 1); ``token`` over all tokens of the batch. **reading** for MiniLMv2,
+            whose Eq. 6 is of one sequence: the former.
+    """
+
+    def __init__(
+        self,
+        mapping: LayerMapping | Mapping[str, Any],
+        pairs: list[Pair],
+        heads: int | None = None,
+        over_layers: Literal["sum", "mean"] = "mean",
+        over_rows: Rows = "sequence",
+    ) -> None:
+        super().__init__(mapping, over_layers)
+        if not pairs or len(set(pairs)) < len(pairs) or not set(pairs) <= set(get_args(Pair)):
+            raise UserError(".pairs", pairs, "must be different pairs of Q, K and V", "[QQ, KK, VV]")
+        self.pairs = [(LETTERS[pair[0]], LETTERS[pair[1]]) for pair in pairs]
+        self.given_heads, self.over_rows = heads, over_rows
+        self.mean_over = "token" if over_rows == "token" else "example"
+
+    def build(self, layers: list[list[int]], student: EncoderShape, teacher: EncoderShape) -> None:
+        single(layers)
+        self.heads = self.given_heads or student.num_heads
+        if self.given_heads is None and student.num_heads != teacher.num_heads:
+            raise UserError(
+                "student",
+                None,
+                f"it has {student.num_heads} attention heads, the teacher {teacher.num_heads}; each has its peer",
+                "Take a student with as many heads, or relations that do not depend on them: method=minilmv2.",
+            )
+        for name, shape in (("student", student), ("teacher", teacher)):
+            if self.heads < 1 or shape.width % self.heads:
+                problem = f"must divide the width of the {name}, {shape.width}"
+                raise UserError(".heads", self.heads, problem)
+
+    def needs_of(self, layers: Mapping[int, list[int]]) -> tuple[FeatureRequest, FeatureRequest]:
+        names = set(chain.from_iterable(self.pairs))
+        student = frozenset((name, j) for j in layers for name in names)
+        return FeatureRequest(projections=student), FeatureRequest(
+            projections=frozenset((name, k) for entry in layers.values() for k in entry for name in names)
+        )
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        weights = row_weights(batch, self.over_rows)
+
+        def divergence(x: Projection, y: Projection, j: int, k: int) -> Tensor:
+            taught = teacher.projections[x, k], teacher.projections[y, k]
+            learnt = student.projections[x, j], student.projections[y, j]
+            return relation_kl(taught, learnt, self.heads, batch.groups, weights)
+
+        return self.reduced(
+            [torch.stack([divergence(x, y, j, k) for x, y in self.pairs]).sum() for j, (k,) in self.supervised.items()]
+        )

@@ -1,0 +1,187 @@
+"""Which teacher layers a student layer learns from and how they are weighed, as data.
+
+A mapping is a list with one entry per student layer: the teacher layers (from 1) that it is compared with,
+empty where the layer is not supervised. Here m is the number of student layers and n that of the teacher's.
+"""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from distill_runner.common.errors import UserError
+from distill_runner.common.schema import Schema
+
+
+class LayerMapping(Schema):
+    """A rule that yields a mapping for any depths, or the mapping itself.
+
+    The rules are those of ALP-KD (Eqs. 3-6, experiments), internal representations and MiniLMv2.
+
+    With c supervised student layers (m - 1: the last one has no peer, unless ``supervise_last``):
+
+    - ``skip``: teacher layers 1, 1 + s, 1 + 2s, ... with s = floor(n / c), the first of each of c equal
+      buckets (PKD). **reading** where c does not divide n, from "only every other layer of the teacher is
+      skipped": 12 to 6 gives 1, 3, 5, 7, 9.
+    - ``no``: c consecutive buckets without overlap. **reading** where c does not divide n: near-equal, the
+      larger ones first.
+    - ``po``: as ``no``, and each bucket also has the first layer of the next one.
+    - ``all``: every supervised layer sees all teacher layers.
+    - ``layer``: the one teacher layer ``layer`` (PKD-1, PKD-6, PKD-12 of Table 3, all with m = 2).
+      **reading** for m > 2: it supervises every supervised layer, as in ``all``.
+    - ``last``: the layers just below the top, n - m + 1, n - m + 2, ... (PKD's "last": 12 to 3 gives 10, 11).
+    - ``group_top``: teacher layer j * n / m for student layer j, the top of each of m equal groups (internal
+      representations). **reading** where m does not divide n: the groups' bounds are rounded down.
+    - ``top``: the student's last layer, whatever ``supervise_last``, learns from the one teacher layer ``layer``, the
+      last one by default (MiniLMv2). The student may be as deep as the teacher.
+    - ``explicit``: ``layers`` as given; what is supervised is seen from the list itself.
+
+    Raises:
+        UserError: a key is missing, or belongs to another rule.
+    """
+
+    rule: Literal["skip", "no", "po", "all", "layer", "last", "group_top", "top", "explicit"]
+    layer: int | None = None
+    layers: list[list[int]] | None = None
+    supervise_last: bool = False
+
+    @model_validator(mode="after")
+    def _keys_of_the_rule(self) -> "LayerMapping":
+        for key, rule, value in (("layer", "layer", self.layer), ("layers", "explicit", self.layers)):
+            if self.rule == rule and value is None:
+                raise UserError(f"mapping.{key}", None, f"mapping={rule} needs it", _EXAMPLES[rule])
+            if self.rule not in (rule, "top" if key == "layer" else rule) and value is not None:
+                problem = f"mapping={self.rule} does not use it"
+                raise UserError(f"mapping.{key}", value, problem, _EXAMPLES[rule])
+        if self.rule == "explicit" and self.supervise_last:
+            problem = "mapping=explicit does not use it: its list shows what is supervised"
+            raise UserError("mapping.supervise_last", True, problem, _EXAMPLES["explicit"])
+        return self
+
+    def resolve(self, student_layers: int, teacher_layers: int) -> list[list[int]]:
+        """The list of ``student_layers`` entries for a teacher of ``teacher_layers`` layers.
+
+        Raises:
+            UserError: the mapping does not fit these depths.
+        """
+        m, n = student_layers, teacher_layers
+        if self.layers is not None:
+            return _checked(self.layers, m, n)
+        if self.rule == "top":
+            layer = n if self.layer is None else self.layer
+            _in_range("mapping.layer", layer, [layer], n)
+            return [*([] for _ in range(m - 1)), [layer]]
+        if m >= n:
+            raise UserError(
+                "student.num_layers",
+                m,
+                f"mapping={self.rule} needs a student shallower than the teacher, which has {n} layers",
+                f"Take student.num_layers below {n}, or mapping=explicit.",
+            )
+        count = m if self.supervise_last else m - 1
+        return self._derived(count, m, n) + [[]] * (m - count)
+
+    def _derived(self, count: int, m: int, n: int) -> list[list[int]]:
+        match self.rule:
+            case "skip":
+                return [[1 + j * (n // count)] for j in range(count)]
+            case "no":
+                return _buckets(n, count)
+            case "po":
+                buckets = _buckets(n, count)
+                return [bucket + after[:1] for bucket, after in zip(buckets, [*buckets[1:], []], strict=False)]
+            case "all":
+                return [list(range(1, n + 1)) for _ in range(count)]
+            case "last":
+                return [[n - m + j] for j in range(1, count + 1)]
+            case "group_top":
+                return [[j * n // m] for j in range(1, count + 1)]
+        assert self.layer is not None
+        _in_range("mapping.layer", self.layer, [self.layer], n)
+        return [[self.layer] for _ in range(count)]
+
+
+def single(layers: list[list[int]]) -> dict[int, int]:
+    """The teacher layer of each supervised student layer, for methods that compare layers one by one.
+
+    Raises:
+        UserError: some student layer has several.
+    """
+    for j, entry in enumerate(layers, start=1):
+        if len(entry) > 1:
+            raise UserError(
+                "mapping",
+                entry,
+                f"this method compares student layer {j} with one teacher layer, not with {len(entry)}",
+                "Take mapping=skip, last or layer, or a method that combines layers: method=ckd or alp.",
+            )
+    return {j: entry[0] for j, entry in enumerate(layers, start=1) if entry}
+
+
+_EXAMPLES = {
+    "layer": "For one teacher layer: mapping=layer mapping.layer=6",
+    "explicit": "For a list of your own: mapping=explicit 'mapping.layers=[[1],[5],[9],[]]'",
+}
+
+
+def _buckets(n: int, count: int) -> list[list[int]]:
+    """Layers 1..n in ``count`` consecutive buckets whose sizes differ by at most one, the larger first."""
+    buckets, start = [], 1
+    for j in range(count):
+        size = n // count + (j < n % count)
+        buckets.append(list(range(start, start + size)))
+        start += size
+    return buckets
+
+
+def _checked(layers: list[list[int]], m: int, n: int) -> list[list[int]]:
+    key = "mapping.layers"
+    if len(layers) != m:
+        raise UserError(
+            key,
+            layers,
+            f"has {len(layers)} entries, but the student has {m} layers",
+            "Give one list per student layer, [] for a layer that is not supervised.",
+        )
+    for entry in layers:
+        _in_range(key, layers, entry, n)
+        if len(set(entry)) < len(entry):
+            raise UserError(key, layers, f"{entry} names a teacher layer twice")
+    return layers
+
+
+def _in_range(key: str, value: object, entry: list[int], n: int) -> None:
+    for k in entry:
+        if not 1 <= k <= n:
+            raise UserError(key, value, f"there is no teacher layer {k}", f"The teacher has layers 1 to {n}.")
+
+
+class Attention(Schema):
+    """How ALP weighs teacher layers.
+
+    Args:
+        kind: ``dot`` has no parameters (ALP-KD Eq. 5); ``kqv`` trains projections (appendix, Table 4).
+        heads: of ``kqv``; must divide the student's width.
+        values: of ``kqv``. The appendix says "train a dedicated value vector for each key". **reading**: each
+            key (teacher layer) has its own value projection, ``per_layer``; ``shared`` is one for all keys.
+        scale: ``sqrt_dim`` divides the scores by the root of the (head's) width. **reading**: Eq. 5 has none;
+            the appendix follows Vaswani et al., who scale.
+        normalize: L2-normalise queries and keys, not values: the scores are cosines. **reading**: not done.
+    Raises:
+        UserError: a key of ``kqv`` with ``dot``, or no heads.
+    """
+
+    kind: Literal["dot", "kqv"] = "dot"
+    heads: int = 1
+    values: Literal["per_layer", "shared"] = "per_layer"
+    scale: Literal["none", "sqrt_dim"] = "none"
+    normalize: bool = False
+
+    @model_validator(mode="after")
+    def _keys_of_the_kind(self) -> "Attention":
+        for key in ("heads", "values"):
+            if self.kind == "dot" and key in self.model_fields_set:
+                problem = "attention.kind=dot does not use it"
+                raise UserError(f"attention.{key}", getattr(self, key), problem, "Take attention=kqv1 or kqv4.")
+        if self.heads < 1:
+            raise UserError("attention.heads", self.heads, "must be at least 1")
+        return self

@@ -1,0 +1,171 @@
+"""Layer after layer: progressive and stacked distillation, for any method with layered terms."""
+
+import logging
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from distill_runner.common.errors import UserError
+from distill_runner.common.schema import Schema
+from distill_runner.datasets.batches import Batch
+from distill_runner.methods.base import Kind, LossTerm, Method, Progress
+from distill_runner.methods.layered import LayeredTerm
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import Features
+
+log = logging.getLogger(__name__)
+
+KEY = ".method.schedule"
+Limit = Annotated[int, Field(ge=0)]
+Value = TypeVar("Value", int, float)
+
+
+class LayerSchedule(Schema):
+    """When which student layers are supervised (internal representations, "How to distill" and Algorithm 1).
+
+    The layers are those that any term supervises, from the bottom up. A layer is left for the next one after an epoch
+    in which it has reached its limit or the watched term has fallen below its threshold; after the last one follow the
+    predictions alone: all terms that supervise no layer.
+
+    Args:
+        rule: ``pid``, one layer at a time, or ``sid``, all layers up to the current one.
+        limits: epochs of each layer at most, one number for all or a list; 0 leaves a layer out.
+        share: of all epochs, divided evenly among the layers, where there are no ``limits``. **reading**: 0.8, for in
+            the paper's Figure 4 six layers take about 40 of 50 epochs.
+        thresholds: of the watched term's mean over an epoch, unweighted, one for all layers or a list. **reading**:
+            none; the paper tells no values. Its Algorithm 1 sums the term over batches: this mean times their number.
+        watch: the term that thresholds are compared with.
+        classification: the predictions ``at_end`` (the paper's arrow) or ``always`` (its plus sign).
+    """
+
+    rule: Literal["pid", "sid"]
+    limits: list[Limit] | None = None
+    share: float = Field(0.8, ge=0, le=1)
+    thresholds: list[float] | None = None
+    watch: str = "cos"
+    classification: Literal["at_end", "always"] = "at_end"
+
+    @field_validator("limits", "thresholds", mode="before")
+    @classmethod
+    def _one_for_all(cls, value: Any) -> Any:
+        return [value] if isinstance(value, int | float) else value
+
+    def limits_of(self, num_layers: int, num_epochs: int) -> list[int]:
+        """At most how many epochs each layer takes."""
+        if self.limits is None:
+            ends = [round(self.share * num_epochs) * number // num_layers for number in range(num_layers + 1)]
+            return [end - start for start, end in pairwise(ends)]
+        return _spread(self.limits, num_layers)
+
+    def thresholds_of(self, num_layers: int) -> list[float] | None:
+        return None if self.thresholds is None else _spread(self.thresholds, num_layers)
+
+    def check(self, num_layers: int, terms: Mapping[str, LossTerm]) -> None:
+        """See whether the schedule fits a method.
+
+        Raises:
+            UserError: it does not.
+        """
+        for key, given in (("limits", self.limits), ("thresholds", self.thresholds)):
+            if given is not None and len(given) not in (1, num_layers):
+                problem = f"has {len(given)} entries, but {num_layers} layers are supervised"
+                raise UserError(f"{KEY}.{key}", given, problem, "Give one for each, or one number for all.")
+        layered = [name for name, term in terms.items() if isinstance(term, LayeredTerm)]
+        if len(layered) in (0, len(terms)):
+            missing = "reads the predictions" if layered else "supervises layers"
+            problem = f"none of the method's terms ({', '.join(terms)}) {missing}"
+            raise UserError(f"{KEY}.rule", self.rule, problem, "Without a schedule of layers: schedule=all.")
+        if self.thresholds is not None and self.watch not in layered:
+            problem = "is no term of the method that supervises layers"
+            raise UserError(f"{KEY}.watch", self.watch, problem, f"Known: {', '.join(sorted(layered))}.")
+
+
+def _spread(values: list[Value], count: int) -> list[Value]:
+    return values * count if len(values) == 1 else values
+
+
+class ScheduledMethod(Method):
+    """A method whose layered terms are restricted to what a schedule says, and which computes nothing else.
+
+    ``observed`` has ``schedule/layer``: the layer that is learnt now, 0 for the predictions after the last one.
+    """
+
+    def __init__(self, terms: Mapping[str, LossTerm], weights: Mapping[str, float], schedule: LayerSchedule) -> None:
+        super().__init__(terms, weights)
+        self.schedule = schedule
+        self.epoch, self.position, self.since = -1, 0, 0
+        """The epoch last begun, the place of its layer in ``layers``, and the epoch in which that layer's turn came."""
+        self.watched, self.examples = torch.zeros((), dtype=torch.float64), 0
+        """Sum of the watched term over the examples of the epoch, and their number."""
+
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> "Method":
+        super().bind(student, teacher, kind)
+        layered = [term for term in self.active() if isinstance(term, LayeredTerm)]
+        self.layers = sorted({j for term in layered for j in term.layers})
+        self.schedule.check(len(self.layers), self.by_name())
+        return self
+
+    @property
+    def layer(self) -> int:
+        """The layer that is learnt now, 0 after the last one."""
+        return self.layers[self.position] if self.position < len(self.layers) else 0
+
+    def begin_epoch(self, progress: Progress) -> None:
+        """Move on where a layer is through. Called again for an epoch that was interrupted, it changes nothing."""
+        if progress.epoch > self.epoch:
+            limits = self.schedule.limits_of(len(self.layers), progress.num_epochs)
+            while self.layer and self._is_through(limits[self.position], progress.epoch):
+                log.info("layer %d: left after %d epochs", self.layer, progress.epoch - self.since)
+                self.position, self.since = self.position + 1, progress.epoch
+            self.epoch = progress.epoch
+            self.watched, self.examples = torch.zeros_like(self.watched), 0
+        first = self.position if self.schedule.rule == "pid" else 0
+        supervised = self.layers[first : self.position + 1] if self.layer else []
+        for term in self.active():
+            if isinstance(term, LayeredTerm):
+                term.supervise(supervised)
+        self.needs = self.union(self.running().values())
+
+    def _is_through(self, limit: int, epoch: int) -> bool:
+        if epoch - self.since >= limit:
+            return True
+        thresholds = self.schedule.thresholds_of(len(self.layers))
+        if thresholds is None or epoch == self.since:
+            return False
+        return self.watched.item() < thresholds[self.position] * self.examples
+
+    def running(self) -> dict[str, LossTerm]:
+        predictions = not self.layer or self.schedule.classification == "always"
+        return {
+            name: term
+            for name, term in self.by_name().items()
+            if (bool(term.supervised) if isinstance(term, LayeredTerm) else predictions)
+        }
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> dict[str, Tensor]:
+        losses = super().forward(student, teacher, batch, progress)
+        self.current = torch.full((), self.layer, device=batch.starts.device)
+        return losses
+
+    def end_update(self, logged: Mapping[str, Tensor], num_examples: int) -> None:
+        watch = self.schedule.watch
+        if self.schedule.thresholds is not None and (loss := logged.get(f"loss/{watch}")) is not None:
+            self.watched = self.watched + loss.double() * num_examples / self.weights[watch]
+            self.examples += num_examples
+
+    def observed(self) -> dict[str, Tensor]:
+        return super().observed() | {"schedule/layer": self.current}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in STATE}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        for name in STATE:
+            setattr(self, name, state[name])
+
+
+STATE = ("epoch", "position", "since", "watched", "examples")

@@ -1,0 +1,128 @@
+"""Phase I of Pro-KD and of Annealing-KD: the student matches logits of the teacher that are softened less and less.
+
+All else of these methods is configuration: which checkpoint is followed when (``routes``), and what comes before and
+after (stages of ``conf/method/{vanilla,takd,rco,annealing,prokd}.yaml``).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from distill_runner.common.errors import UserError
+from distill_runner.common.schema import typed
+from distill_runner.datasets.batches import Batch
+from distill_runner.methods import losses
+from distill_runner.methods.base import Kind, LossTerm, Progress
+from distill_runner.methods.checkpoint_schedule import EpochsPerStep
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest, Features
+
+
+class SoftLabels(LossTerm):
+    """Distillation of the predictions (ALP-KD Eq. 2, Hinton et al.); squared error of the outputs for regression.
+
+    Args:
+        temperature: T > 0, of both sides; unused for regression.
+        scale_by_t2: multiply by T², so that the gradient's size does not depend on T. **reading**: the ALP-KD paper
+            does not show it; on by default as in Hinton et al. and in the code of ALP-KD's group.
+    """
+
+    mean_over = "output"
+
+    def __init__(self, temperature: float, scale_by_t2: bool = True) -> None:
+        super().__init__()
+        if temperature <= 0:
+            raise UserError(".temperature", temperature, "must be greater than 0", "The paper's grid is 1, 5, 10, 20.")
+        self.temperature, self.scale_by_t2 = temperature, scale_by_t2
+
+    @classmethod
+    def ignored_arguments(cls, kind: Kind) -> frozenset[str]:
+        return frozenset({"temperature", "scale_by_t2"} if kind == "regression" else ())
+
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
+        self.regression = kind == "regression"
+        self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        assert student.logits is not None
+        assert teacher.logits is not None
+        if self.regression:
+            return losses.squared_error(student.logits, teacher.logits.squeeze(-1))
+        return losses.soft_cross_entropy(student.logits, teacher.logits, self.temperature, self.scale_by_t2)
+
+
+class SoftLabelsPerClass(SoftLabels):
+    """``SoftLabels`` as in PKD's published code: the mean is over the classes as well as the batch."""
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        assert student.logits is not None
+        return super().forward(student, teacher, batch, progress) / student.logits.shape[-1]
+
+
+SOFTENINGS: dict[str, Callable[[int, int], float]] = {
+    "divide": lambda temperature, tau_max: 1 / temperature,
+    "scale": lambda temperature, tau_max: 1 - (temperature - 1) / tau_max,
+    "none": lambda temperature, tau_max: 1.0,
+}
+"""Factor of the teacher's logits at T: 1/T (Pro-KD Eq. 3), phi(T) (Annealing-KD), and Pro-KD Table 10's ablation."""
+
+
+class LogitMatching(LossTerm):
+    """Squared distance of the student's logits and the teacher's softened ones, ``|z_S - c(T) z_T|²`` (Pro-KD Eq. 3).
+
+    T is ``tau_max`` in the first step and one less in each that follows, down to 1; only the teacher's side has it.
+    The output of a regression is treated as a logit is.
+
+    Args:
+        tau_max: the highest temperature, and the number of steps.
+        soften: c(T): ``divide``, ``scale`` or ``none``, see ``SOFTENINGS``.
+        steps: how many epochs each temperature takes.
+        over_classes: ``sum``, the norm that the papers print, or ``mean``, as in the code of Annealing-KD.
+        followed: how many checkpoints of the teacher are followed, if any are; T = 1 would not be reached with fewer
+            than ``tau_max``.
+
+    ``observed`` has ``temperature``.
+    """
+
+    mean_over = "output"
+
+    def __init__(
+        self,
+        tau_max: int,
+        soften: Literal["divide", "scale", "none"],
+        steps: EpochsPerStep | Mapping[str, Any],
+        over_classes: Literal["sum", "mean"] = "sum",
+        followed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if tau_max < 1:
+            remedy = "Pro-KD counts the teacher's epochs, of which a fine-tuned one (teacher.fine_tuned=true) has none."
+            raise UserError("loss.tau_max", tau_max, "must be at least 1", remedy)
+        if followed is not None and tau_max > followed:
+            problem = f"T falls by 1 with each checkpoint, of which {followed} are followed, and would never be 1"
+            raise UserError("loss.tau_max", tau_max, problem, f"Take loss.tau_max={followed}, the default, or less.")
+        self.tau_max, self.soften, self.over_classes = tau_max, soften, over_classes
+        self.steps = typed(EpochsPerStep, steps, ".steps.")
+
+    @classmethod
+    def ignored_arguments(cls, kind: Kind) -> frozenset[str]:
+        return frozenset({"followed"})
+
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
+        self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
+
+    def temperature(self, progress: Progress) -> int:
+        """T of the current epoch; behind the last step it stays at 1."""
+        temperatures = self.steps.spread(range(self.tau_max, 0, -1), progress.num_epochs)
+        return temperatures[min(progress.epoch, len(temperatures) - 1)]
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        assert student.logits is not None
+        assert teacher.logits is not None
+        temperature = self.temperature(progress)
+        self.observed = {"temperature": torch.full((), float(temperature), device=student.logits.device)}
+        target_BC = teacher.logits * SOFTENINGS[self.soften](temperature, self.tau_max)
+        loss = losses.mean_squared_error(student.logits, target_BC)
+        return loss * target_BC.shape[-1] if self.over_classes == "sum" else loss

@@ -1,0 +1,178 @@
+"""Attention within each sequence of a pack. The sequences are taken in groups, each padded for the attention alone.
+
+T tokens of a pack of B sequences, N heads of d features; n sequences of a group padded to L.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import dropout, scaled_dot_product_attention
+
+from distill_runner.datasets.batches import Batch, LengthGroup
+from distill_runner.models.dropout import DropoutMasks
+
+
+class PackedAttention:
+    """The heads of a batch's sequences, laid out for matrix products over all of them.
+
+    Args:
+        num_heads: among which the features of a token are divided.
+        noise: that drops attention probabilities; torch's own generator if None.
+    """
+
+    def __init__(self, batch: Batch, num_heads: int, noise: DropoutMasks | None) -> None:
+        self.groups, self.num_heads, self.noise = batch.groups, num_heads, noise
+        self.layouts: dict[tuple[int, int], list[_Layout]] = {}
+
+    def attend(self, projected: Tensor, p: float, site: int) -> Tensor:
+        """Contexts (T, H) of all tokens.
+
+        Args:
+            projected: queries, keys and values (T, 3 * H) side by side.
+            p: probability with which an attention probability is dropped.
+            site: of the dropout.
+        """
+        contexts = []
+        for group, (queries, keys, values) in zip(self.groups, self._pad(projected, 3, self.num_heads), strict=True):
+            if p and self.noise is not None:
+                scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), group, queries.shape[-1])
+                probabilities = scores.softmax(-1).unflatten(0, queries.shape[:2])
+                contexts.append(self.noise.attention(probabilities, group, p, site) @ values)
+            else:
+                real = group.real[:, None, None]
+                contexts.append(scaled_dot_product_attention(queries, keys, values, real, dropout_p=p))
+        context_TH: Tensor = _Unpad.apply(self._layouts(1, self.num_heads), len(projected), *contexts)
+        return context_TH
+
+    def attend_first(self, h_TH: Tensor, q_BH: Tensor, key: Any, value: Any, p: float, site: int) -> Tensor:
+        """Contexts (B, H) of the first tokens, whose queries are given, without keys and values of all tokens.
+
+        q (W h) = (q W) h: the keys' weights go to the few queries instead of to every state, and those of the values
+        to the mean of the states that attention takes. The keys' bias adds the same to all scores of a query, which
+        softmax takes away again: it has no gradient.
+
+        Args:
+            key: the linear layer of keys, and ``value`` the one of values.
+        """
+        size = q_BH.shape[1] // self.num_heads
+        key_NdH, value_NdH = (layer.weight.unflatten(0, (-1, size)) for layer in (key, value))
+        queries_BNH = (q_BH.unflatten(1, (-1, size)).transpose(0, 1) @ key_NdH).transpose(0, 1)
+        means, sums = [], []
+        of_groups = queries_BNH.split([len(group.real) for group in self.groups])
+        for group, queries, padded in zip(self.groups, of_groups, self._pad(h_TH, 1, 1), strict=True):
+            states = padded[0, :, 0]
+            probabilities = _scores(queries, states, group, size).softmax(-1)[:, :, None]
+            if self.noise is None:
+                probabilities = dropout(probabilities, p)
+            else:
+                probabilities = self.noise.attention(probabilities, group, p, site)
+            means.append(probabilities[:, :, 0] @ states)
+            sums.append(probabilities.sum(-1))
+        context_NBd = torch.cat(means).transpose(0, 1) @ value_NdH.transpose(1, 2)
+        return context_NBd.transpose(0, 1).flatten(1) + (torch.cat(sums) * value.bias.view(-1, size)).flatten(1)
+
+    def _pad(self, states: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
+        """For each group (parts, n, heads, L, d) of the states (T, parts * H)."""
+        padded: tuple[Tensor, ...] = _Pad.apply(states, self._layouts(parts, num_heads))
+        return padded
+
+    def _layouts(self, parts: int, num_heads: int) -> list["_Layout"]:
+        if (parts, num_heads) not in self.layouts:
+            self.layouts[parts, num_heads] = [_Layout.of(group, parts, num_heads) for group in self.groups]
+        return self.layouts[parts, num_heads]
+
+
+def _scores(queries: Tensor, keys: Tensor, group: LengthGroup, size: int) -> Tensor:
+    """(n * heads, L, L) of queries and keys (n * heads, L, d), or (n, heads, L) of a query a head and states (n, L, H).
+
+    ``size`` are the features of a head, d. The mask is added, which on a CPU is faster than filling.
+    """
+    mask = torch.zeros_like(group.real, dtype=keys.dtype).masked_fill_(~group.real, -torch.inf)
+    mask = mask.repeat_interleave(len(keys) // len(mask), 0)[:, None]
+    return torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=size**-0.5)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Between (T, parts, heads) of a pack and (parts, n, heads, L) of a group: where each of the one lies in the other.
+
+    Whole rows of d features are moved, so that padding and bringing parts and heads to the front are one copy.
+    """
+
+    gather: Tensor
+    scatter: Tensor
+
+    @classmethod
+    def of(cls, group: LengthGroup, parts: int, num_heads: int) -> "_Layout":
+        n, length = group.gather.shape
+        part, head = (torch.arange(count, device=group.gather.device) for count in (parts, num_heads))
+        sequence, column = (group.tokens_padded // length)[:, None, None], (group.tokens_padded % length)[:, None, None]
+        tokens = group.gather + group.tokens.start
+        return cls(
+            (tokens[:, None] * parts + part[:, None, None, None]) * num_heads + head[:, None],
+            ((part[:, None] * n + sequence) * num_heads + head) * length + column,
+        )
+
+    def rows(self, states: Tensor) -> Tensor:
+        """(T * parts * heads, d) of (T, parts * H)."""
+        parts, _, heads, _ = self.gather.shape
+        return states.reshape(len(states) * parts * heads, -1)
+
+
+class _Pad(Function):
+    """(T, parts * H) -> (parts, n, heads, L, d) of each group.
+
+    Nobody reads what is made of padding: its gradient is zero.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, layouts: Sequence[_Layout]) -> tuple[Tensor, ...]:
+        ctx.layouts, ctx.num_tokens = layouts, len(states)
+        rows = layouts[0].rows(states)
+        return tuple(
+            rows.index_select(0, layout.gather.flatten()).unflatten(0, layout.gather.shape) for layout in layouts
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _tokens(gradients, ctx.layouts, ctx.num_tokens), None
+
+
+class _Unpad(Function):
+    """(n, heads, L, d) of each group -> (T, H)."""
+
+    @staticmethod
+    def forward(ctx: Any, layouts: Sequence[_Layout], num_tokens: int, *padded: Tensor) -> Tensor:
+        ctx.layouts = layouts
+        return _tokens(padded, layouts, num_tokens)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        padded: list[Tensor | None] = [None, None]
+        *of_groups, _ = _of_groups(ctx.layouts[0].rows(gradient), ctx.layouts)
+        for layout, part in zip(ctx.layouts, of_groups, strict=True):
+            gather = layout.gather[0]
+            zeros = part.new_zeros(gather.numel(), part.shape[1])
+            padded.append(zeros.index_copy_(0, layout.scatter.flatten(), part).unflatten(0, gather.shape))
+        return tuple(padded)
+
+
+def _tokens(padded: Sequence[Tensor], layouts: Sequence[_Layout], num_tokens: int) -> Tensor:
+    """The rows of all groups' tokens, as (T, parts * H); zero for tokens of no group."""
+    parts, _, heads, _ = layouts[0].gather.shape
+    rows = padded[0].new_empty(num_tokens * parts * heads, padded[0].shape[-1])
+    *of_groups, others = _of_groups(rows, layouts)
+    for states, layout, part in zip(padded, layouts, of_groups, strict=True):
+        torch.index_select(states.flatten(0, -2), 0, layout.scatter.flatten(), out=part)
+    others.zero_()
+    return rows.view(num_tokens, -1)
+
+
+def _of_groups(rows: Tensor, layouts: Sequence[_Layout]) -> tuple[Tensor, ...]:
+    """The rows of each group, and those of tokens of none, which are the last ones."""
+    sizes = [layout.scatter.numel() for layout in layouts]
+    return rows.split([*sizes, len(rows) - sum(sizes)])

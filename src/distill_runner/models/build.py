@@ -1,0 +1,131 @@
+"""Build the models of a run: a hub id, a folder, an earlier stage or a fresh one, cut to fewer layers where asked.
+
+Together with ``encoders`` the only module that knows attribute names of ``transformers``.
+"""
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.tasks import Task, match_labels
+from distill_runner.models.config import Init, ModelConfig
+from distill_runner.models.sources import load, read_config
+
+_LAYER = re.compile(r"(?<=encoder\.layer\.)\d+(?=\.)|(?<=transformer\.layer\.)\d+(?=\.)")
+
+
+def chosen_layers(source_layers: int, num_layers: int, init: Init) -> list[int]:
+    """Numbers (from 1) of the source's layers that a student of ``num_layers`` copies; empty if it copies none.
+
+    **reading** where ``num_layers`` does not divide: the groups' bounds are rounded down.
+    """
+    n, m = source_layers, num_layers
+    match init:
+        case "first":
+            return list(range(1, m + 1))
+        case "group_top":
+            return [j * n // m for j in range(1, m + 1)]
+        case "alternate":
+            return [j * n // m + 1 for j in range(m)]
+    return []
+
+
+def build(
+    model: ModelConfig, task: Task | None, vocab_size: int | None = None, next_sentence: bool = False
+) -> PreTrainedModel:
+    """Build a model in float32 with a head for ``task``, or a masked-LM head if that is None.
+
+    New weights are drawn from torch's global generator: seed it before.
+
+    Args:
+        vocab_size: of a fresh model, where its tokenizer was trained by the run itself.
+        next_sentence: with BERT's second head of pre-training beside the masked-LM one.
+    Raises:
+        UserError: the source cannot be had, or a kept head does not fit the task.
+    """
+    if model.head == "keep" and task is not None:
+        return _fine_tuned(model, task)
+    config = read_config(model)
+    if vocab_size is not None:
+        config.vocab_size = vocab_size
+    auto: Any = AutoModelForPreTraining if next_sentence else AutoModelForMaskedLM
+    if task is not None:
+        auto = AutoModelForSequenceClassification
+        _describe_head(config, task)
+    built = auto.from_config(config, dtype=torch.float32)
+    if model.source is not None and model.layers != "random":
+        source = load(AutoModel.from_pretrained, model.source, dtype=torch.float32)
+        _copy_layers(source, built, model.layers)
+    return built
+
+
+def _describe_head(config: PreTrainedConfig, task: Task) -> None:
+    names = task.labels if task.kind == "classification" else ["score"]
+    assert names is not None
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: number for number, name in enumerate(names)}
+    config.problem_type = "regression" if task.kind == "regression" else "single_label_classification"
+
+
+def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -> None:
+    """Copy embeddings, the chosen layers and the pooler (**reading**: it comes with the backbone, as in PKD's code)."""
+    chosen = chosen_layers(source.config.num_hidden_layers, target.config.num_hidden_layers, init)
+    place = {layer - 1: number for number, layer in enumerate(chosen)}
+    weights = {}
+    for name, tensor in source.state_dict().items():
+        layer = _LAYER.search(name)
+        if layer is None:
+            keep, renamed = bool(chosen) or name.startswith("embeddings."), name
+        else:
+            keep = int(layer[0]) in place
+            renamed = _LAYER.sub(lambda match: str(place[int(match[0])]), name) if keep else name
+        if keep:
+            weights[renamed] = tensor
+    backbone = target.base_model
+    missing, unexpected = backbone.load_state_dict(weights, strict=False)
+    missing = [name for name in missing if chosen]
+    unexpected = [name for name in unexpected if not name.startswith("pooler.")]  # heads without a pooler (RoBERTa)
+    if missing or unexpected:
+        problem = f"its weights do not fit: {', '.join([*missing, *unexpected][:3])}"
+        raise UserError(".model.source", source.config.name_or_path, problem)
+
+
+def _fine_tuned(model: ModelConfig, task: Task) -> PreTrainedModel:
+    assert model.source is not None
+    built, info = load(
+        AutoModelForSequenceClassification.from_pretrained,
+        model.source,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    if info["missing_keys"]:
+        raise UserError(
+            "teacher.fine_tuned",
+            True,
+            f"{model.source} has no classification head (no {min(info['missing_keys'])})",
+            "Leave teacher.fine_tuned=false to fine-tune it first.",
+        )
+    names = dict(enumerate(model.labels)) if model.labels else built.config.id2label
+    order = match_labels(names, task)
+    last = [layer for layer in built.modules() if isinstance(layer, nn.Linear)][-1]
+    with torch.no_grad():
+        last.weight.copy_(last.weight[order].clone())
+        last.bias.copy_(last.bias[order].clone())
+    _describe_head(built.config, task)
+    return built
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,62 @@
+"""What methods read of a model (``FeatureRequest``), and what is read (``Features``)."""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Projection = Literal["query", "key", "value"]
+"""What an attention layer makes of its input, after the bias and before the attention; all heads side by side."""
+PROJECTIONS = get_args(Projection)
+
+
+@dataclass(frozen=True)
+class FeatureRequest:
+    """What is read of a model: its logits, the [CLS] outputs of layers, and projections in layers.
+
+    Layers count from 1; the embeddings are no layer. ``next_sentence`` is the second head of BERT's own pre-training,
+    beside the ``logits`` of its tokens.
+    """
+
+    logits: bool = False
+    cls: frozenset[int] = frozenset()
+    projections: frozenset[tuple[Projection, int]] = frozenset()
+    next_sentence: bool = False
+
+    def __or__(self, other: "FeatureRequest") -> "FeatureRequest":
+        return FeatureRequest(
+            self.logits or other.logits,
+            self.cls | other.cls,
+            self.projections | other.projections,
+            self.next_sentence or other.next_sentence,
+        )
+
+    def __bool__(self) -> bool:
+        return self.logits or bool(self.cls) or bool(self.projections) or self.next_sentence
+
+
+@dataclass
+class Features:
+    """What was asked for: ``logits`` (B, C), ``cls`` by layer (B, H), and ``projections`` (T, H), packed.
+
+    ``next_sentence`` is (B, 2).
+    """
+
+    logits: Tensor | None = None
+    cls: dict[int, Tensor] = field(default_factory=dict)
+    projections: dict[tuple[Projection, int], Tensor] = field(default_factory=dict)
+    next_sentence: Tensor | None = None
+
+    def full(self, rows: Tensor | slice = slice(None), tokens: Tensor | slice = slice(None)) -> "Features":
+        """Some examples and their tokens, in the precision in which losses are computed: float32 at least."""
+
+        def part(values: Tensor, chosen: Tensor | slice) -> Tensor:
+            return values[chosen].to(torch.promote_types(values.dtype, torch.float32))
+
+        return Features(
+            None if self.logits is None else part(self.logits, rows),
+            {layer: part(cls, rows) for layer, cls in self.cls.items()},
+            {place: part(states, tokens) for place, states in self.projections.items()},
+            None if self.next_sentence is None else part(self.next_sentence, rows),
+        )

@@ -1,0 +1,55 @@
+"""Features through a model's own forward on padded input: the way for families that cannot run packed."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.batches import Batch
+from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features
+
+RECORDING = "distill_runner_recording"
+
+
+def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
+    """Run ``model`` on ``batch``, padded; every layer is computed."""
+    input_ids, segments, mask = batch.padded()
+    inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
+    if getattr(model.config, "type_vocab_size", 0) > 1:
+        inputs["token_type_ids"] = segments
+    tape: list[tuple[Tensor, ...]] = []
+    if needs.projections:
+        model.set_attn_implementation(RECORDING)
+        inputs["tape"] = tape
+    output: Any = model(**inputs, output_hidden_states=bool(needs.cls))
+    if needs.projections and not tape:
+        problem = f"models of type {model.config.model_type} do not give away their queries, keys and values"
+        raise UserError("method", None, problem, "Take a model of another family, or a method without attention.")
+    logits = output.logits if needs.logits else None
+    if logits is not None and batch.rows is not None:
+        logits = logits[mask.bool()][batch.rows]
+    return Features(
+        logits,
+        {layer: output.hidden_states[layer][:, 0] for layer in needs.cls},
+        {
+            (name, layer): tape[layer - 1][PROJECTIONS.index(name)].transpose(1, 2).flatten(2)[mask.bool()]
+            for name, layer in needs.projections
+        },
+    )
+
+
+def _recording_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """``sdpa``, which puts its inputs, each (B, heads, L, d), on the list ``tape`` that the caller gave the model."""
+    if (tape := options.pop("tape", None)) is not None:
+        tape.append((query, key, value))
+    context, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    return context, None
+
+
+AttentionInterface.register(RECORDING, _recording_attention)
+AttentionMaskInterface.register(RECORDING, sdpa_mask)  # without it padding would silently be attended to

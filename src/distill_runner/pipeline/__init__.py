@@ -1,0 +1,1 @@
+"""Pipeline: what to build, each artifact once."""

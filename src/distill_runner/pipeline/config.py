@@ -1,0 +1,62 @@
+"""What a stage is, and where artifacts lie."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from distill_runner.common.errors import UserError
+from distill_runner.common.schema import Schema
+from distill_runner.datasets.corpora import Corpus, TransferSet
+from distill_runner.datasets.tasks import Task
+from distill_runner.methods.checkpoint_schedule import CheckpointSchedule
+from distill_runner.models.config import ModelConfig
+from distill_runner.training.config import Optim
+
+
+class StoreConfig(Schema):
+    dir: Path
+
+
+class StageConfig(Schema):
+    """A model fitted on one data set with one method, optionally against the teacher that another stage yields.
+
+    Args:
+        route: follow the teacher's checkpoints instead of learning from the model that it ends with.
+        keep_checkpoints: keep the model after every epoch. A run that follows them keeps them by itself; this spares
+            training the teacher twice where a run that does not comes first. No part of what the stage yields.
+        share: of the task's training examples that are used, always the same ones, a smaller share within a larger. Of
+            a transfer set none is left out.
+        transfer: inputs without labels to train on instead of the task's own; the task still selects and judges.
+    """
+
+    task: Task | None = None
+    corpus: Corpus | None = None
+    transfer: TransferSet | None = None
+    model: ModelConfig
+    method: dict[str, Any]
+    teacher: str | None = None
+    route: CheckpointSchedule | None = None
+    optim: Optim
+    select: Literal["best", "last"] = "best"
+    keep_checkpoints: bool = False
+    seed: int = Field(ge=0)
+    share: float = Field(1.0, gt=0, le=1)
+
+    def model_post_init(self, _context: Any) -> None:
+        if (self.task is None) == (self.corpus is None):
+            raise UserError(
+                "stages", None, "a stage has either a task or a corpus", "Set one of them, the other to null."
+            )
+        if self.share < 1 and self.task is None:
+            raise UserError(".share", self.share, "is of a task, and the stage has a corpus")
+        if self.transfer is not None and self.task is None:
+            raise UserError("transfer", self.transfer.name, "a transfer set needs a task to be judged by")
+
+
+class TeacherConfig(Schema):
+    """The teacher as results name it; the stage ``teacher`` reads the rest of its group by interpolation."""
+
+    name: str
+    source: str
+    fine_tuned: bool

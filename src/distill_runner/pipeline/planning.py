@@ -1,0 +1,90 @@
+"""What building a stage would touch, told before anything is trained."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from distill_runner.models.features import FeatureRequest
+from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.store import Spec, Store, key_of
+from distill_runner.training.teachers import why_live
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A line of the plan: an artifact, whether it is in the store, and what it is made of."""
+
+    name: str
+    key: str
+    hit: bool
+    what: str
+
+    def __str__(self) -> str:
+        return f"{'hit' if self.hit else 'build':5} {self.name:8} {self.key}  {self.what}"
+
+
+def plan(stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] = "auto") -> list[Planned]:
+    """What building ``stage`` would touch, in its order, the stage itself last; one that is there needs nothing more.
+
+    Args:
+        targets: as in ``Runtime``.
+    Raises:
+        UserError: ``targets`` asks for a cache of what cannot be cached.
+    """
+    lines = []
+    if not (hit := store.has(stage.spec)):
+        lines = [line for upstream in stage.upstream for line in plan(upstream, store, targets)]
+        if stage.teacher:
+            lines += _targets(stage, stage.teacher, store, targets)
+    return list(dict.fromkeys([*lines, Planned(stage.name, stage.key, hit, stage.describe())]))
+
+
+def fillable(
+    stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] = "auto"
+) -> Iterator[tuple[Stage, list[Spec]]]:
+    """The stages to build that read a teacher which is there, each with the caches of its outputs that are not."""
+    if store.has(stage.spec):
+        return
+    for upstream in stage.upstream:
+        yield from fillable(upstream, store, targets)
+    teacher = stage.teacher
+    if teacher is None or targets == "live" or why_live("auto", stage.needs[1], stage.reads_text):
+        return
+    if store.has(teacher.checkpoints_spec if stage.route else teacher.spec):
+        missing = [spec for spec in map(stage.targets_spec, stage.followed) if not store.has(spec)]
+        if missing:
+            yield stage, missing
+
+
+def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "cached", "live"]) -> list[Planned]:
+    _, needs = stage.needs
+    what = _read(needs)
+    if why := why_live(mode, needs, stage.reads_text):
+        return [Planned("targets", "-" * 16, False, f"{what} of {teacher.name}, {why}")]
+    remark = "" if mode == "auto" else f" (runtime.targets={mode})"
+    lines = []
+    for checkpoint in stage.followed:
+        of = f"{teacher.name} after its epoch {checkpoint}" if checkpoint else teacher.name
+        lines.append(_planned("targets", stage.targets_spec(checkpoint), store, f"{what} of {of}{remark}"))
+    if stage.route and not all(line.hit for line in lines):
+        kept = teacher.checkpoints_spec
+        again = "; trains it again" if store.has(teacher.spec) and not store.has(kept) else ""
+        lines.insert(0, _planned("checkpoints", kept, store, f"of {teacher.name}{again}"))
+    return lines
+
+
+def _read(needs: FeatureRequest) -> str:
+    """``needs`` in words, shortened where they are many."""
+    read = [
+        *(["logits"] if needs.logits else []),
+        *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls)),
+        *(
+            f"{name} of layer {layer}"
+            for name, layer in sorted(needs.projections, key=lambda place: (place[1], place[0]))
+        ),
+    ]
+    return ", ".join(read if len(read) <= 3 else [*read[:2], "...", read[-1]])
+
+
+def _planned(name: str, spec: Spec, store: Store, what: str) -> Planned:
+    return Planned(name, key_of(spec), store.has(spec), what)

@@ -1,0 +1,145 @@
+"""From the configuration of stages to the one that is asked for, with all that it really needs.
+
+What can be wrong with it is found here, before anything is trained: the method is bound to the shapes of both models,
+and a teacher that no term reads is no part of a stage.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from distill_runner.common.errors import UserError, nearest, within
+from distill_runner.datasets import tasks
+from distill_runner.methods.make import make_method
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.sources import read_shape, read_tokenizer
+from distill_runner.pipeline.config import StageConfig
+from distill_runner.pipeline.stages import CORPUS, STAGE, Stage
+
+
+def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: tuple[str, ...] = ()) -> Stage:
+    """The stage ``name`` with all that it needs.
+
+    Raises:
+        UserError: a stage that does not exist or needs itself; models, data or methods that do not fit.
+    """
+    _require_stage(stages, name, "stage", name)
+    if name in path:
+        raise UserError("stages", " -> ".join([*path, name]), "a stage needs itself")
+    config = stages[name]
+    if config.task is not None:
+        config = config.model_copy(update={"task": tasks.resolve(config.task)})
+    path = (*path, name)
+    with within(f"stages.{name}"):
+        source = None
+        if config.model.source and config.model.source.startswith(STAGE):
+            upstream = config.model.source.removeprefix(STAGE)
+            _require_stage(stages, upstream, ".model.source", config.model.source)
+            source = resolve(stages, upstream, precision, path)
+        shape = _shape(config, source)
+        tokenizer = config.model.tokenizer or (source.tokenizer if source else config.model.source)
+        if tokenizer is None:
+            raise UserError(".model.tokenizer", None, "a fresh model needs one")
+        if config.model.tokenizer == CORPUS and not (config.corpus and config.corpus.vocab_size):
+            raise UserError("corpus.vocab_size", None, "a vocabulary trained on the corpus needs a size")
+        stage = Stage(name, config, shape, tokenizer, source, None, precision)
+        _require_labels(stage)
+        _require_terms(stage)
+        teacher = _needed_teacher(stages, stage, path)
+        if teacher is None:
+            return stage
+        return replace(stage, teacher=teacher, tokenizer=teacher.tokenizer, route=_route(config, teacher))
+
+
+def _require_stage(stages: Mapping[str, StageConfig], name: str, key: str, value: str) -> None:
+    """See to it that a stage that ``key`` asks for is there."""
+    if name not in stages:
+        remedy = f"{nearest(name, stages)} Methods and experiments (experiment=demo) bring others.".lstrip()
+        raise UserError(key, value, "there is no such stage", remedy)
+
+
+def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple[str, ...]) -> Stage | None:
+    """The stage's teacher, if its method reads one. Binding on the meta device is free, and shows misfits early."""
+    wanted = stage.config.teacher
+    method = make_method(stage.config.method)
+    with torch.device("meta"):
+        if not method.reads_teacher():
+            method.bind(stage.shape, None, stage.kind)
+            return None
+        if wanted is None:
+            raise UserError("teacher", None, "this method learns from one, and the stage has none")
+        _require_stage(stages, wanted, ".teacher", wanted)
+        teacher = resolve(stages, wanted, stage.precision, path)
+        if teacher.tokenizer_spec != stage.tokenizer_spec:
+            require_same_vocabulary(teacher.tokenizer, stage.tokenizer)
+        method.bind(stage.shape, teacher.shape, stage.kind)
+    if stage.is_masked:
+        problem = "it would read other tokens than a student that learns from masked text too"
+        raise UserError("teacher", wanted, problem, "Leave out the terms that read labels.")
+    if stage.reads_text and method.needs[1].logits:
+        problem = "its predictions are of a task's examples, and the stage reads the text of a corpus"
+        raise UserError("teacher", wanted, problem, "Learn from its relations or layers, or from inputs of a task.")
+    return teacher
+
+
+def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
+    if config.route is None:
+        return None
+    taught, epochs = teacher.config.optim, config.optim.epochs
+    if taught.max_steps is not None or taught.epochs is None:
+        problem = "ends the training of a teacher whose epochs are followed"
+        raise UserError(f"stages.{teacher.name}.optim.max_steps", taught.max_steps, problem, "Set its epochs instead.")
+    if epochs is None:
+        raise UserError(".optim.epochs", None, "a student that follows a route needs them")
+    return config.route.resolve(taught.epochs, epochs)
+
+
+def _require_terms(stage: Stage) -> None:
+    """See to it that a model that is trained learns something."""
+    if stage.config.optim.epochs != 0 and not stage.unbound.weights:
+        raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
+
+
+def _require_labels(stage: Stage) -> None:
+    """See to it that the training data have what the method reads of them."""
+    missing = stage.unbound.reads_labels() - stage.labels
+    if "labels" in missing:
+        remedy = "Learn from a teacher's predictions alone (method=kd), or set transfer=labelled."
+        raise UserError("transfer", None, "its examples have no labels, and this method reads some", remedy)
+    if missing and stage.config.corpus:
+        remedy = "corpus.examples=pairs, or pretraining=mlm for a method without next sentence prediction."
+        raise UserError("corpus.examples", stage.config.corpus.examples, "this method reads pairs of sentences", remedy)
+    if missing:
+        raise UserError(".method", None, f"the task's examples have no {', '.join(missing)}")
+
+
+def _shape(config: StageConfig, source: Stage | None) -> EncoderShape:
+    if config.model.head == "keep" and config.model.num_layers is not None:
+        problem = "a model that keeps its head keeps its layers too"
+        raise UserError(".model.num_layers", config.model.num_layers, problem, "Leave it out, or take head=new.")
+    if source is None:
+        shape = read_shape(config.model)
+    else:
+        num_layers = config.model.num_layers or source.shape.num_layers
+        if config.model.copies_layers and num_layers > source.shape.num_layers:
+            problem = f"the source has {source.shape.num_layers} layers"
+            raise UserError(".model.num_layers", num_layers, problem)
+        shape = replace(source.shape, num_layers=num_layers)
+    key, data = ("task", config.task) if config.task else ("corpus", config.corpus)
+    if data and data.max_length > shape.max_length:
+        problem = f"the model has positions for {shape.max_length} tokens"
+        raise UserError(f"{key}.max_length", data.max_length, problem, f"Take {key}.max_length={shape.max_length}.")
+    if config.task is not None:
+        shape = replace(shape, num_labels=len(config.task.labels) if config.task.labels else 1)
+    return shape
+
+
+def require_same_vocabulary(teacher: str, student: str) -> None:
+    """Both models read the same tokens: UserError if not, or if only one vocabulary is still to be trained."""
+    if CORPUS in (teacher, student):
+        problem = "teacher and student cannot read the same words: only one has a vocabulary of the run's own corpus"
+        raise UserError(".model.source", None, problem, "Start both from what was pre-trained on it, or neither.")
+    if read_tokenizer(teacher).get_vocab() != read_tokenizer(student).get_vocab():
+        problem = f"its tokenizer is not that of the teacher, {teacher}"
+        raise UserError(".model.source", student, problem, "Take a student and a teacher of one family.")

@@ -1,0 +1,223 @@
+"""Stages: what determines each, and what it needs. ``resolving`` makes them of a configuration."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from distill_runner.datasets import tasks
+from distill_runner.methods.base import Kind, Method
+from distill_runner.methods.make import make_method, method_spec
+from distill_runner.models.config import ModelConfig
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest
+from distill_runner.models.sources import fingerprint, fresh_architecture
+from distill_runner.pipeline.config import StageConfig
+from distill_runner.pipeline.store import Spec, key_of
+
+SCHEMA = 2
+"""Raised when the meaning of an artifact changes; everything is then built again."""
+STAGE, CORPUS, TRANSFER = "stage:", "corpus", "transfer"
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A stage with everything upstream resolved.
+
+    ``source`` is the stage whose model it starts from and ``teacher`` the one it learns from, if any. ``tokenizer``
+    is a source as in ``ModelConfig``, never a stage, or the name ``corpus``. ``route`` is, for each of its epochs, the
+    epoch of the teacher (from 1) whose checkpoint it learns from; None to learn from the model that the teacher yields.
+    """
+
+    name: str
+    config: StageConfig
+    shape: EncoderShape
+    tokenizer: str
+    source: "Stage | None"
+    teacher: "Stage | None"
+    precision: str
+    route: tuple[int, ...] | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return self.config.task.kind if self.config.task else "masked_lm"
+
+    @property
+    def root(self) -> "Stage":
+        """The first stage of this line, whose model does not come from another one."""
+        return self.source.root if self.source else self
+
+    @property
+    def upstream(self) -> list["Stage"]:
+        return [stage for stage in (self.source, self.teacher) if stage]
+
+    @cached_property
+    def data_spec(self) -> dict[str, Any]:
+        if self.config.corpus is not None:
+            of_masks = () if self.is_masked else ("mask_probability", "whole_word")
+            return {key: value for key, value in self.config.corpus.spec().items() if key not in of_masks}
+        assert self.config.task is not None
+        described = self.config.task.model_dump(exclude={"name", "dataset", "config", "revision", "epochs"})
+        spec = {**described, "content": tasks.fingerprint(self.config.task)}
+        return spec | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
+
+    @cached_property
+    def tokenizer_spec(self) -> dict[str, Any]:
+        if self.tokenizer == CORPUS:
+            return self.vocabulary_spec
+        return {"content": fingerprint(self.tokenizer)}
+
+    @cached_property
+    def vocabulary_spec(self) -> dict[str, Any]:
+        """Of a vocabulary trained on the corpus of the first stage of this line."""
+        root = self.root
+        read = ("version", "parts", "hold_out", "vocab_size")
+        return {"kind": "vocabulary", "schema": SCHEMA, "corpus": {key: root.data_spec[key] for key in read}}
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """Everything that determines what the stage yields, and nothing else."""
+        model = self.config.model
+        source = {"upstream": key_of(self.source.spec)} if self.source else _source_spec(model)
+        share = {"share": self.share} if self.share < 1 else {}
+        return (
+            share
+            | {
+                "kind": "stage",
+                "schema": SCHEMA,
+                "stage": self.name,
+                "seed": self.config.seed,
+                "data": self.data_spec,
+                "tokenizer": self.tokenizer_spec,
+                "model": {**model.model_dump(exclude={"source", "tokenizer"}), **source},
+                "method": method_spec(self.config.method, self.kind),
+                "teacher": key_of(self.teacher.spec) if self.teacher else None,
+                "optim": self.config.optim.model_dump(mode="json"),
+                "select": self.config.select,
+                "precision": self.precision,
+                "versions": {name: version(name).split(".")[0] for name in ("torch", "transformers")},
+            }
+            | ({"route": self.route} if self.route else {})
+        )
+
+    @property
+    def key(self) -> str:
+        return key_of(self.spec)
+
+    @property
+    def first_teacher(self) -> "Stage | None":
+        """The teacher that all goes back to: an assistant's own, or that of the phase this stage goes on from."""
+        if self.teacher is not None:
+            return self.teacher.first_teacher or self.teacher
+        return self.source.first_teacher if self.source else None
+
+    @property
+    def has_head(self) -> bool:
+        """Whether its head has been trained, here or before."""
+        return self.config.optim.epochs != 0 or self.config.model.head == "keep"
+
+    @property
+    def followed(self) -> list[int | None]:
+        """The checkpoints of the teacher that this stage reads; None is the model that the teacher yields."""
+        return [*sorted(set(self.route))] if self.route else [None]
+
+    @property
+    def checkpoints_spec(self) -> Spec:
+        """Of the model after each epoch, beside what the stage yields."""
+        return {"kind": "checkpoints", "schema": SCHEMA, "stage": self.key}
+
+    def describe(self) -> str:
+        """Data, sizes, origin and terms in a few words."""
+        config = self.config
+        data = config.task.name if config.task else f"corpus {config.corpus.name}" if config.corpus else ""
+        data += f" on {config.transfer.name}" if config.transfer else ""
+        origin = self.source.name if self.source else config.model.source or "fresh"
+        terms = ", ".join(name for name, weight in config.method["weights"].items() if weight)
+        return f"{data}: {self.shape.num_layers} layers x {self.shape.width} from {origin}; {terms or 'as it is'}"
+
+    @property
+    def train_split(self) -> str:
+        """The split to train on; ``TRANSFER`` stands for the transfer set."""
+        if self.config.transfer:
+            return TRANSFER
+        return self.config.task.train if self.config.task else "train"
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it is of a corpus, and not of a task."""
+        return self.config.corpus is not None
+
+    @cached_property
+    def unbound(self) -> Method:
+        """The stage's method before it knows the models: what it reads of labels and of a teacher."""
+        return make_method(self.config.method)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether its text has labels: tokens that are hidden, and whether sentences follow each other."""
+        return self.reads_text and bool(self.unbound.reads_labels())
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there is something to judge its model by."""
+        return self.is_masked or not self.reads_text
+
+    @property
+    def share(self) -> float:
+        """Of the training examples that are used; a transfer set is cut by its own ``size`` alone."""
+        return 1.0 if self.config.transfer else self.config.share
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """What the training batches have of their own to learn from."""
+        if self.config.transfer:
+            return frozenset()
+        paired = self.config.corpus is not None and self.config.corpus.examples == "pairs"
+        return frozenset({"labels", "is_next"} if paired else {"labels"})
+
+    def split_spec(self, split: str) -> Spec:
+        """Of a tokenised split: what the texts, their labels and their tokens depend on."""
+        of_task = ("content", "columns", "label", "labels", "kind", "max_length", "version")
+        of_corpus = ("parts", "examples", "hold_out", "short_pairs")
+        read = ("transfer", "max_length") if split == TRANSFER else (*of_task, *of_corpus)
+        return {
+            "kind": "tokens",
+            "schema": SCHEMA,
+            "data": {key: value for key, value in self.data_spec.items() if key in read},
+            "split": split,
+            "tokenizer": self.tokenizer_spec,
+        }
+
+    @cached_property
+    def needs(self) -> tuple[FeatureRequest, FeatureRequest]:
+        """What the method reads of the student and of the teacher, told without drawing or holding a parameter."""
+        with torch.device("meta"):
+            return self.method().needs
+
+    def targets_spec(self, checkpoint: int | None) -> Spec:
+        """Of the cached features of the teacher, or of one of its checkpoints, on the training split."""
+        assert self.teacher is not None
+        assert self.config.task is not None
+        _, needs = self.needs
+        return {
+            "kind": "targets",
+            "schema": SCHEMA,
+            "teacher": self.teacher.key,
+            "tokens": self.split_spec(self.train_split),
+            "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
+            "precision": self.precision,
+        } | ({"checkpoint": checkpoint} if checkpoint else {})
+
+    def method(self, student: EncoderShape | None = None) -> Method:
+        """The stage's method, bound to its models; new parameters are drawn from torch's global generator."""
+        method = make_method(self.config.method)
+        return method.bind(student or self.shape, self.teacher.shape if self.teacher else None, self.kind)
+
+
+def _source_spec(model: ModelConfig) -> dict[str, Any]:
+    if model.source:
+        return {"content": fingerprint(model.source)}
+    # However its depth is given: models that are the same are pre-trained once.
+    return {"architecture": fresh_architecture(model), "num_layers": None} if model.num_layers else {}

@@ -1,0 +1,160 @@
+"""Artifacts addressed by the hash of everything that determines them.
+
+An artifact is a folder ``<store>/<kind>/<key>`` with ``spec.json`` (what determined it) and ``manifest.json`` (its
+files with sizes and checksums), made in ``<key>.partial`` under a lock and renamed when whole. A build that was cut off
+finds its partial folder again, and may resume from what it left there.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import AcquireReturnProxy, FileLock, Timeout
+
+from distill_runner.common.errors import UserError
+
+log = logging.getLogger(__name__)
+
+Spec = Mapping[str, Any]
+MANIFEST, SPEC = "manifest.json", "spec.json"
+
+
+def key_of(spec: Spec) -> str:
+    """16 hexadecimal digits of the SHA-256 of the canonical JSON of ``spec``."""
+    text = json.dumps(spec, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Store:
+    """A folder of artifacts, shared by any number of processes.
+
+    Raises:
+        UserError: the folder cannot be made or written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                "store.dir", folder, f"cannot be used: {error.strerror}", "Name a folder to write to."
+            ) from error
+        if not os.access(self.folder, os.W_OK):
+            raise UserError("store.dir", folder, "is not writable", "Name a folder to write to.")
+
+    def path(self, spec: Spec) -> Path:
+        """Where the artifact of ``spec`` lies, whether it exists or not. ``spec["kind"]`` names its folder."""
+        return self.folder / spec["kind"] / key_of(spec)
+
+    def has(self, spec: Spec) -> bool:
+        """Whether the artifact exists, by the sizes of its files: milliseconds."""
+        return is_whole(self.path(spec))
+
+    def find(self, spec: Spec) -> Path | None:
+        """The artifact of ``spec`` if it exists and its checksums are right."""
+        path = self.path(spec)
+        return path if is_whole(path, checksums=True) else None
+
+    def get(self, spec: Spec, build: Callable[[Path], None]) -> Path:
+        """The artifact of ``spec``, built if it is missing or damaged.
+
+        Args:
+            build: fills the folder it is given, which may hold what an earlier, interrupted build left.
+        Returns:
+            the artifact's folder; its checksums have been verified.
+        """
+        path = self.path(spec)
+        if is_whole(path, checksums=True):
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            if is_whole(path, checksums=True):  # another process built it meanwhile
+                return path
+            if path.exists():
+                damaged = path.with_name(f"{path.name}.damaged-{os.getpid()}")
+                remove(damaged)
+                log.warning("%s is damaged: moved to %s and built again", path, damaged.name)
+                path.rename(damaged)
+            partial = path.with_name(f"{path.name}.partial")
+            partial.mkdir(exist_ok=True)
+            (partial / SPEC).write_text(json.dumps(spec, indent=1, sort_keys=True))
+            build(partial)
+            _write_manifest(partial)
+            partial.rename(path)
+        return path
+
+    def delete(self, path: Path) -> bool:
+        """Delete an artifact's folder, or what is left of one; cut off midway, what remains is taken for no artifact.
+
+        Returns:
+            False if some process is building it; it is then left alone.
+        """
+        key = path.name.partition(".")[0]
+        try:
+            with FileLock(path.with_name(f"{key}.lock"), timeout=0):
+                doomed = path.with_name(f"{key}.deleted-{os.getpid()}")
+                path.rename(doomed)
+                remove(doomed)
+        except Timeout:
+            return False
+        return True
+
+
+def _locked(path: Path) -> AcquireReturnProxy:
+    lock = FileLock(f"{path}.lock")
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        log.info("waiting for another process, which is building %s", path)
+        return lock.acquire()
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _write_manifest(folder: Path) -> None:
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST)
+    manifest = {str(f.relative_to(folder)): {"size": f.stat().st_size, "sha256": _checksum(f)} for f in files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def is_whole(folder: Path, checksums: bool = False) -> bool:
+    """Whether a folder holds the files of its manifest, by their sizes, with ``checksums`` by their content."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        return all(
+            (folder / name).stat().st_size == entry["size"]
+            and (not checksums or _checksum(folder / name) == entry["sha256"])
+            for name, entry in manifest.items()
+        )
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def share(source: Path, target: Path) -> None:
+    """All that lies below ``source`` below ``target`` as well, without a second copy where the file system allows."""
+    shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    Path(target).unlink(missing_ok=True)  # never written through: it may be shared itself
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or folder that need not exist."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

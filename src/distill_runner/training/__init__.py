@@ -1,0 +1,1 @@
+"""Training: the one loop, the teacher's targets, devices and processes."""

@@ -1,0 +1,149 @@
+"""Where and in which precision tensors are computed."""
+
+import ctypes
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
+from distill_runner.training.config import Precision
+from distill_runner.training.gpus import claim_several_visible, claim_visible
+
+log = logging.getLogger(__name__)
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Of glibc's malloc.h."""
+_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A torch device and the precision of matrix products on it; weights and losses stay float32.
+
+    ``tf32`` are float32 products of rounded factors, on GPUs since Ampere.
+    """
+
+    torch: torch.device
+    precision: Precision
+
+    @classmethod
+    def of(cls, name: str, precision: Precision, workers_per_gpu: int = 1) -> "Device":
+        """``auto`` takes a GPU if there is one, and waits while others have it; ``cuda`` and ``cuda:1`` do not.
+
+        Raises:
+            UserError: there is no such device, or torch has no kernels for it, or it lacks the precision.
+        """
+        if name == "auto":
+            name = f"cuda:{claim_visible(workers_per_gpu)}" if torch.cuda.is_available() else "cpu"
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+            raise UserError("runtime.device", name, "is no device", "Take auto, cpu, cuda or cuda:<number>.")
+        device = torch.device(name)
+        if device.type == "cuda":
+            _check_cuda(name)
+        if precision in ("fp16", "tf32") and device.type != "cuda":
+            raise UserError("runtime.precision", precision, "needs a GPU", "Take bf16 or fp32 on a CPU.")
+        if precision == "bf16" and device.type == "cpu" and not cpu_has_bf16():
+            log.warning("runtime.precision=bf16: this CPU has no units for it, and is many times faster in fp32")
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        return cls(device, precision)
+
+    @classmethod
+    def several(cls, name: str, precision: Precision, workers_per_gpu: int, count: int) -> list["Device"]:
+        """One for each of ``count`` processes: a GPU for each under ``auto``, or the CPU for all.
+
+        Raises:
+            UserError: as ``of``, or there are fewer GPUs than processes.
+        """
+        if count == 1 or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+            return [cls.of(name, precision, workers_per_gpu)] * count
+        if name != "auto":
+            raise UserError("runtime.device", name, f"is no choice for {count} processes", "Take auto or cpu.")
+        if count > (there := torch.cuda.device_count()):
+            problem = f"each process takes a GPU, and there are {there}"
+            raise UserError("runtime.num_processes", count, problem, f"Take at most {there}, or runtime.device=cpu.")
+        return [cls.of(f"cuda:{number}", precision) for number in claim_several_visible(count)]
+
+    @property
+    def length_multiple(self) -> int | None:
+        """To multiples of what lengths are rounded up for the attention (``batches``).
+
+        On a GPU one attention call for the whole batch beats many small ones. In low precision a CPU multiplies blocks
+        of 32 columns, and compiles a kernel for each shape.
+        """
+        if self.torch.type != "cpu":
+            return None
+        return 2 * LENGTH_MULTIPLE if self.precision in _LOW else LENGTH_MULTIPLE
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.precision not in _LOW:
+            return nullcontext()
+        return torch.autocast(self.torch.type, _LOW[self.precision])
+
+    def scaler(self) -> GradScaler:
+        """Loss scaling for fp16; does nothing otherwise."""
+        return GradScaler(self.torch.type, enabled=self.precision == "fp16")
+
+    def place(self, module: AnyModule) -> AnyModule:
+        return module.to(self.torch)
+
+    def move(self, batch: Batch) -> Batch:
+        return batch.to(self.torch)
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """How a process is set while it trains: denormal numbers are zero, and memory that is freed stays, for good.
+
+    AdamW's averages of gradients decay into denormals where a word has not occurred for some 750 updates, and stay
+    there; some CPUs take many times as long for such numbers (docs/log.md). That holds for threads started meanwhile.
+    """
+    _keep_freed_memory()
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _keep_freed_memory() -> None:
+    """Where the C library is glibc.
+
+    Otherwise blocks of more than 32 MiB go back to the system at once, such as the gradient of a vocabulary at each
+    update, and their pages come back one by one, filled with zeros.
+    """
+    with suppress(AttributeError, TypeError):  # of other libraries, of Windows
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies bf16 by itself; others take many instructions for it."""
+    return any(there for name, there in torch.cpu.get_capabilities().items() if "bf16" in name)
+
+
+def _check_cuda(name: str) -> None:
+    if not torch.cuda.is_available():
+        raise UserError("runtime.device", name, "no GPU is visible to torch", "Take runtime.device=cpu or auto.")
+    if (number := torch.device(name).index or 0) >= torch.cuda.device_count():
+        raise UserError("runtime.device", name, f"there are {torch.cuda.device_count()} GPUs, numbered from 0")
+    major, minor = torch.cuda.get_device_capability(number)
+    built = torch.cuda.get_arch_list()
+    if built and not any(arch in built for arch in (f"sm_{major}{minor}", f"sm_{major}0", f"compute_{major}{minor}")):
+        gpu = torch.cuda.get_device_name(number)
+        problem = f"this torch has no kernels for {gpu} (sm_{major}{minor}; it has {', '.join(built)})"
+        raise UserError(
+            "runtime.device",
+            name,
+            problem,
+            "Install a torch built for it: CUDA 12.6 builds still have sm_70.",
+        )

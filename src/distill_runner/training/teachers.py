@@ -1,0 +1,170 @@
+"""The teacher's features for a batch, computed on the spot or read from a cache, of one teacher or of a series of its
+checkpoints; a method cannot tell which.
+
+Both ways run the teacher on a multiple of 16 sequences, repeating some if need be. What it computes for an example then
+does not depend on the other examples of its batch (see ``batches``), and cached and live targets are equal bit for bit
+on CPU.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from distill_runner.common.errors import UserError
+from distill_runner.common.seeds import undisturbed
+from distill_runner.datasets.batches import Batch, Tokens
+from distill_runner.methods.base import Progress
+from distill_runner.models.encoders import EncoderShape, extract
+from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.training.devices import Device
+from distill_runner.training.evaluate import TOKENS_PER_BATCH, by_tokens
+
+ROWS = 16
+"""Matrix products of fewer rows may take another kernel."""
+
+
+class TeacherTargets(Protocol):
+    """What a method learns from: called once a batch, with what the method reads of it at present."""
+
+    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features: ...
+
+
+class NoTeacher:
+    """Features of nothing, for methods that read no teacher."""
+
+    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
+        return Features()
+
+
+class LiveTargets:
+    """The teacher itself, frozen, in eval mode, run as far as ``needs`` asks.
+
+    A call may ask for less. That is heeded only if the targets could not be cached, for a teacher that is run less far
+    gives other bits than the cache has.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokens: Tokens, needs: FeatureRequest, device: Device) -> None:
+        self.model = device.place(model).eval().requires_grad_(False)
+        self.tokens, self.needs, self.device = tokens, needs, device
+
+    def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
+        asked = needs if needs is not None and self.needs.projections else self.needs
+        index = batch.index.numpy()
+        size = -(-len(index) // ROWS) * ROWS
+        run = self.device.move(self.tokens.batch(np.resize(index, size), self.device.length_multiple))
+        with torch.inference_mode(), self.device.autocast():
+            features = extract(self.model, run, asked)
+        place = {example: row for row, example in enumerate(run.index.tolist())}
+        rows = torch.tensor([place[example] for example in index.tolist()], device=self.device.torch)
+        return features.full(rows, _tokens(run, rows, batch) if asked.projections else slice(None))
+
+
+def _tokens(run: Batch, rows: Tensor, batch: Batch) -> Tensor:
+    """Where the tokens of ``batch`` lie in ``run``, whose sequences ``rows`` are the same as those of ``batch``."""
+    bounds = torch.cat([batch.starts, batch.starts.new_tensor([len(batch.positions)])])
+    first = run.starts[rows].repeat_interleave(bounds.diff(), output_size=len(batch.positions))
+    return first + batch.positions
+
+
+class CachedTargets:
+    """Targets memory-mapped from a folder that ``write`` made, addressed by example index."""
+
+    def __init__(self, folder: Path, device: Device) -> None:
+        self.device = device
+        self.arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
+
+    def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
+        rows = batch.index.numpy()
+        read = {
+            name: torch.from_numpy(array[rows]).to(self.device.torch, non_blocking=True)
+            for name, array in self.arrays.items()
+        }
+        logits = read.pop("logits", None)
+        return Features(logits, {int(name.removeprefix("cls-")): cls for name, cls in read.items()})
+
+    @staticmethod
+    def write(folder: Path, teacher: LiveTargets) -> None:
+        """Run the teacher once over all its examples, longest last, and save its features as float32."""
+        tokens = teacher.tokens
+        arrays: dict[str, Any] = {}
+        for index in by_tokens(tokens, TOKENS_PER_BATCH[teacher.device.torch.type], ROWS):
+            batch = tokens.batch(index)
+            features = teacher(batch)
+            columns = {f"cls-{layer}": cls for layer, cls in features.cls.items()}
+            if features.logits is not None:
+                columns["logits"] = features.logits
+            for name, values in columns.items():
+                if name not in arrays:
+                    shape = (len(tokens), values.shape[1])
+                    arrays[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, shape)
+                arrays[name][batch.index.numpy()] = values.cpu().numpy()
+        for array in arrays.values():
+            array.flush()
+
+
+class CheckpointTargets:
+    """A series of teachers, one after the other: the checkpoints that one left behind.
+
+    Args:
+        route: for each of the student's epochs, the number of the checkpoint to learn from.
+        open_checkpoint: its targets, by its number; asked for when its turn comes, the one before being let go.
+    """
+
+    def __init__(self, route: Sequence[int], open_checkpoint: Callable[[int], TeacherTargets]) -> None:
+        self.route, self.open_checkpoint = route, open_checkpoint
+        self.number = 0
+        self.targets: TeacherTargets = NoTeacher()
+
+    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
+        number = self.route[progress.epoch]
+        if number != self.number:
+            self.targets = NoTeacher()  # lets the model before go, ahead of loading the next
+            with undisturbed():  # building a model draws random numbers, reading a cache does not
+                self.targets = self.open_checkpoint(number)
+            self.number = number
+        return self.targets(batch, progress, needs)
+
+
+def why_live(mode: Literal["auto", "cached", "live"], needs: FeatureRequest, text: bool) -> str | None:
+    """Why there can be no cache of ``needs``; None if there can.
+
+    Args:
+        text: of a corpus, not of a task's examples.
+
+    Raises:
+        UserError: there can be none, and ``mode`` insists on one.
+    """
+    if needs.projections:
+        why = "queries, keys and values are not cached: they take as much as the teacher's states of every token"
+    elif text:
+        why = "of a corpus nothing is cached: few of its examples are read twice"
+    else:
+        return None
+    if mode == "cached":
+        raise UserError("runtime.targets", mode, why, "Take runtime.targets=auto or live.")
+    return f"live ({why})"
+
+
+def cache_bytes(needs: FeatureRequest, teacher: EncoderShape, num_examples: int) -> int:
+    """Size of the cache of ``needs``."""
+    return 4 * num_examples * (needs.logits * teacher.num_labels + len(needs.cls) * teacher.width)
+
+
+def choose(mode: Literal["auto", "cached", "live"], size: int, folder: Path, there: bool = False) -> tuple[bool, str]:
+    """Whether to cache targets of ``size`` bytes below ``folder``, and why: ``auto`` fills up to half the free disk.
+
+    Args:
+        there: they are cached already.
+    """
+    free = shutil.disk_usage(folder).free
+    what = f"{size / 2**20:.1f} MiB, {free / 2**30:.0f} GiB free"
+    if mode != "auto":
+        return mode == "cached", f"{mode} (runtime.targets={mode}; {what})"
+    cached = there or size < free / 2
+    return cached, f"{'cached' if cached else 'live'} ({what})"

@@ -1,0 +1,231 @@
+"""``fit``: the one training loop. It knows models, batches and named losses, and no method."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from distill_runner.common.errors import Paused, UserError
+from distill_runner.datasets.batches import Batch
+from distill_runner.methods.base import Method, Progress
+from distill_runner.models.build import count_parameters
+from distill_runner.models.encoders import extract
+from distill_runner.models.vocabulary import train_used_rows, whole
+from distill_runner.training import checkpoints
+from distill_runner.training.checkpoints import History, interrupts
+from distill_runner.training.config import Optim, Runtime
+from distill_runner.training.data import Data, Update, steps, weighed
+from distill_runner.training.devices import Device
+from distill_runner.training.learning_rates import LEARNING_RATES
+from distill_runner.training.meter import Log, Meter
+from distill_runner.training.processes import ALONE, ProcessGroup
+from distill_runner.training.teachers import TeacherTargets
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT, EPOCH, PREDICTIONS = "checkpoint.pt", "epoch-{}", "predictions-{}.npy"
+
+
+def fit(training: "Training") -> History:
+    """Train to the end; the model that is kept lies in ``folder/model``, with its predictions beside it.
+
+    An interrupted call (Ctrl-C, SIGTERM, a crash) is taken up from its folder by the next one, with the same end, bit
+    for bit on CPU. The processes of a group stop after the same step, whichever of them is interrupted.
+
+    Raises:
+        Diverged: a loss is not finite.
+        Lost: another process of the group is gone.
+        KeyboardInterrupt, Paused: after the checkpoint has been written.
+    """
+    group = training.group
+    group.wait()  # until all have read the checkpoint
+    if not training.num_steps and not training.history.epochs:
+        training.end_epoch()
+    with interrupts() as interrupted:
+        # A position behind the last step: stopped before the evaluation of an epoch that is through.
+        while training.history.step < training.num_steps or training.history.position:
+            if training.pauses():
+                raise Paused(training.history.epochs)
+            for update in training.rest_of_epoch():
+                training.step(update)
+                stop = group.any(bool(interrupted))
+                if stop or group.any(training.checkpoint_due()):
+                    training.save()
+                if stop:
+                    raise KeyboardInterrupt
+            training.end_epoch()
+            if group.any(bool(interrupted)):
+                raise KeyboardInterrupt
+    return training.history
+
+
+class Training:
+    """A model, what it learns from, and all that changes while it does.
+
+    Args:
+        select_best: keep the epoch with the best first metric of ``data``, else the last one.
+        pause_after: stop after that many epochs, if they are not all.
+        folder: of the artifact; a checkpoint in it is taken up.
+        keep: where the model after each epoch goes, as ``EPOCH``, beside the one to keep; nowhere by default.
+        report: called every ``runtime.log_every`` steps and after every epoch.
+        group: of the processes that share every update; all have the same arguments, and the first one writes.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        method: Method,
+        data: Data,
+        teacher: TeacherTargets,
+        optim: Optim,
+        *,
+        select_best: bool,
+        pause_after: int | None,
+        seed: int,
+        device: Device,
+        runtime: Runtime,
+        folder: Path,
+        report: Log,
+        keep: Path | None = None,
+        group: ProcessGroup = ALONE,
+    ) -> None:
+        self.model, self.method = device.place(model), device.place(method)
+        self.num_params = count_parameters(model)
+        if runtime.gradient_checkpointing:
+            if not model.supports_gradient_checkpointing:
+                problem = f"models of the family {model.config.model_type} cannot do it"
+                raise UserError("runtime.gradient_checkpointing", True, problem, "Leave it out.")
+            model.activation_checkpointing_enable()
+        if optim.decay_is_decoupled and (occurring := data.token_ids) is not None:
+            train_used_rows(model, torch.as_tensor(occurring, device=device.torch))
+        self.data, self.teacher, self.optim = data, teacher, optim
+        self.select_best, self.seed, self.device, self.folder, self.report = select_best, seed, device, folder, report
+        self.keep, self.pause_after, self.group = keep, pause_after, group
+        self.checkpoint_minutes, self.checkpoint_steps = runtime.checkpoint_minutes, runtime.checkpoint_steps
+        self.optimizer, self.scaler = _optimizer(model, method, optim), device.scaler()
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.parts = {"model": model, "method": method, "optimizer": self.optimizer, "scaler": self.scaler}
+        self.history = checkpoints.resume(folder / CHECKPOINT, self.parts, device.torch)
+        if self.history.step:
+            log.info("resuming after step %d, in epoch %d", self.history.step, self.history.epoch + 1)
+        self.per_epoch = math.ceil(len(data) / optim.batch_size)
+        self.num_steps = optim.num_steps(self.per_epoch)
+        self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, report)
+        self.saved = time.monotonic()
+
+    @property
+    def progress(self) -> Progress:
+        epochs = math.ceil(self.num_steps / self.per_epoch)
+        return Progress(self.history.epoch, self.history.step, epochs, self.num_steps)
+
+    def rest_of_epoch(self) -> Iterator[Update]:
+        """The updates of the current epoch that are not done yet."""
+        self.model.train()
+        self.method.train()
+        self.method.begin_epoch(self.progress)
+        self.meter.restart()
+        history = self.history
+        remaining = min(self.per_epoch - history.position, self.num_steps - history.step)
+        of_epoch = (self.seed, history.epoch, history.position)
+        return islice(steps(self.data, self.optim, *of_epoch, self.group), remaining)
+
+    def step(self, update: Update) -> None:
+        """One step of the optimiser over the batches of ``update``, those of all processes."""
+        history, optim = self.history, self.optim
+        progress = self.progress
+        self.group.seed(self.seed, history.step)
+        logged: dict[str, Tensor] = {}
+        for batch, share in zip(weighed(update, self.group), update.shares, strict=True):
+            for name, value in self._backward(self.device.move(batch), progress, share).items():
+                logged[name] = logged.get(name, 0) + share * value
+        self.group.add_up([*logged.values(), *(p.grad for p in self.parameters if p.grad is not None)])
+        self.method.end_update(logged, update.num_examples)
+        rate = self._rate(history.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if optim.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.parameters, optim.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        history.step, history.position = history.step + 1, history.position + 1
+        history.examples += update.num_examples
+        self.meter.add(logged, rate)
+
+    def _backward(self, batch: Batch, progress: Progress, share: float) -> dict[str, Tensor]:
+        """Add the gradient of ``share`` times the loss; returns the losses and what the method observed."""
+        student_needs, teacher_needs = self.method.needs
+        targets = self.teacher(batch, progress, teacher_needs)
+        with self.device.autocast():
+            features = extract(self.model, batch, student_needs)
+        losses = self.method(features.full(), targets, batch, progress)
+        self.scaler.scale(share * torch.stack(list(losses.values())).sum()).backward()
+        return {f"loss/{name}": value.detach() for name, value in losses.items()} | self.method.observed()
+
+    def end_epoch(self) -> None:
+        """Evaluate, keep the model if it is the one to keep, and save."""
+        self.meter.flush()
+        history = self.history
+        metrics, predictions = self.group.by_first(lambda: self.data.evaluate(self.model))
+        history.epochs.append(metrics)
+        history.epoch, history.position = history.epoch + 1, 0
+        if self.keep is not None and self.group.first:
+            self._save_model(self.keep / EPOCH.format(history.epoch))
+        score = next(iter(metrics.values()), 0.0)
+        if not (self.select_best and metrics) or score > history.best_score:
+            history.best, history.best_score = history.epoch, score
+            if self.group.first:
+                self._save_model(self.folder / "model")
+                for name, outputs in predictions.items():
+                    np.save(self.folder / PREDICTIONS.format(name), outputs)
+        if metrics:
+            values = {f"validation/{name}": value for name, value in metrics.items()}
+            self.report(values, history.step, history.step / self.per_epoch)
+        self.save()
+
+    def _rate(self, step: int) -> float:
+        return self.optim.lr * LEARNING_RATES[self.optim.schedule](step, self.num_steps, self.optim.warmup)
+
+    def whole_model(self) -> AbstractContextManager[PreTrainedModel]:
+        """The model as it is to be saved: without it, words that occur nowhere in ``data`` are missing."""
+        decays = (1 - self._rate(step) * self.optim.weight_decay for step in range(self.history.step))
+        return whole(self.model, math.prod(decays))
+
+    def _save_model(self, folder: Path) -> None:
+        with self.whole_model() as model:
+            model.save_pretrained(folder)
+
+    def pauses(self) -> bool:
+        return self.pause_after is not None and self.history.epoch >= self.pause_after and not self.history.position
+
+    def checkpoint_due(self) -> bool:
+        by_steps = self.checkpoint_steps and self.history.step % self.checkpoint_steps == 0
+        return bool(by_steps) or time.monotonic() - self.saved > 60 * self.checkpoint_minutes
+
+    def save(self) -> None:
+        """Write the checkpoint; losses that are not finite are found before, so that none is ever saved."""
+        self.meter.flush()
+        if self.group.first:
+            checkpoints.save(self.folder / CHECKPOINT, self.history, self.parts)
+        self.meter.restart()
+        self.saved = time.monotonic()
+
+
+def _optimizer(model: nn.Module, method: nn.Module, optim: Optim) -> torch.optim.Optimizer:
+    """Weight decay leaves out biases and LayerNorm (vectors), as in BERT's own recipe."""
+    parameters = [p for module in (model, method) for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": optim.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[optim.name]
+    return kind(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
