@@ -159,7 +159,7 @@ def test_another_process_makes_the_same_examples_and_vocabulary(
 ) -> None:
     """There the sets of Python and the hash maps of `tokenizers` are in another order."""
     script = (
-        "import sys; from distill_runner import corpora\n"
+        "import sys; from distill_runner.datasets import corpora, embedded\n"
         "corpora.train_wordpiece(embedded.embedded_text('train'), 1000, sys.argv[1])\n"
         "print(embedded.embedded_fingerprint(), embedded.demo_task('sentences')['test'].texts[0][:3])"
     )

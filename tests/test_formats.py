@@ -197,7 +197,7 @@ def test_mistakes_are_told(tmp_path: Path, arguments: list[str], said: str) -> N
 def test_the_console_script_ends_with_2_and_imports_no_torch(tmp_path: Path) -> None:
     script = """if True:
         import sys
-        from distill_runner.report.command import main
+        from distill_runner.commands.table import main
         try:
             main()
         finally:

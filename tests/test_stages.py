@@ -189,7 +189,7 @@ def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
 @pytest.mark.parametrize(
     ("terms", "weights", "message"),
     [
-        ({"ce": {"_target_": "distill_runner.methods.base.SoftLabel"}}, {"ce": 1}, "there is no such class"),
+        ({"ce": {"_target_": "distill_runner.methods.logits.SoftLabel"}}, {"ce": 1}, "there is no such class"),
         ({"ce": {"_target_": "no_such_module.LossTerm"}}, {"ce": 1}, "there is no such class"),
         ({"ce": {}}, {"ce": 1}, "there is no such class"),
         ({"ce": {"_target_": "pathlib.Path"}}, {"ce": 1}, "is no LossTerm"),

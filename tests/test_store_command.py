@@ -203,7 +203,7 @@ def test_what_a_run_of_another_stage_made_is_used_too(store: Store) -> None:
 
 def test_it_imports_neither_hydra_nor_torch() -> None:
     heavy = "{'torch', 'transformers', 'hydra', 'omegaconf', 'numpy', 'pydantic'}"
-    program = f"import sys, distill_runner.store_command; print({heavy} & set(sys.modules))"
+    program = f"import sys, distill_runner.commands.store; print({heavy} & set(sys.modules))"
     source = str(Path(__file__).parents[1] / "src")
     ended = subprocess.run(
         [sys.executable, "-c", program],

@@ -277,7 +277,8 @@ def test_fingerprint_of_hub_and_demo_needs_no_library() -> None:
     assert pairs.startswith("embedded:pairs:")
     code = """if True:
         import sys
-        from distill_runner.tasks import Task, fingerprint
+        from distill_runner.datasets.reading.tables import fingerprint
+        from distill_runner.datasets.tasks import Task
         fields = dict(name="x", columns=["s"], max_length=8, epochs=1, metrics=["f1"], validation={"v": "v"})
         for dataset in ("a/b", "embedded:pairs"):
             fingerprint(Task(dataset=dataset, **fields))

@@ -57,9 +57,10 @@ TASK = Task(
     epochs=3,
     validation={"validation": "validation"},
 )
-BASE, LAYERS = "distill_runner.methods.base", "distill_runner.methods.hidden_states.HiddenStateLoss"
-CE = {"_target_": f"{BASE}.HardLabels"}
-KD = {"_target_": f"{BASE}.SoftLabels", "temperature": 5.0}
+METHODS_ROOM = "distill_runner.methods"
+LAYERS = f"{METHODS_ROOM}.hidden_states.HiddenStateLoss"
+CE = {"_target_": f"{METHODS_ROOM}.labels.HardLabels"}
+KD = {"_target_": f"{METHODS_ROOM}.logits.SoftLabels", "temperature": 5.0}
 CKD = {"_target_": LAYERS, "mapping": {"rule": "no"}, "combine": "concatenate", "distance": "mse"}
 ALP = {"_target_": LAYERS, "mapping": {"rule": "all"}, "combine": "attend", "distance": "mse"}
 KQV = {"kind": "kqv", "heads": 2}
@@ -601,7 +602,7 @@ def test_a_methods_parameters_are_trained_and_stay_with_it(make: Make, tmp_path:
 
 
 def test_a_term_of_weight_0_is_not_built() -> None:
-    impossible = {"_target_": f"{BASE}.SoftLabels", "temperature": -1.0}
+    impossible = {"_target_": f"{METHODS_ROOM}.logits.SoftLabels", "temperature": -1.0}
     node: dict[str, Any] = {"terms": {"ce": CE, "kd": impossible, "layers": CKD}}
     method = make_method(node | {"weights": {"ce": 1, "kd": 0, "layers": 0.0}})
     method.bind(EncoderShape.of(bert(2)), None, "classification")
@@ -664,7 +665,7 @@ def test_freed_memory_comes_back_without_page_faults() -> None:
     script = """
 import contextlib, resource, sys
 import torch
-from distill_runner.devices import computing
+from distill_runner.training.devices import computing
 with computing() if len(sys.argv) > 1 else contextlib.nullcontext():
     for _ in range(8):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -682,7 +683,7 @@ def test_denormals_are_zero_on_all_threads() -> None:
     """In a process of its own, whose threads are started after that."""
     script = """
 import torch
-from distill_runner.devices import computing
+from distill_runner.training.devices import computing
 torch.set_num_threads(2)
 with computing():
     denormals = torch.full((4_000_000,), 1 << 16, dtype=torch.int32).view(torch.float32)
