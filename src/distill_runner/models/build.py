@@ -118,12 +118,31 @@ def _fine_tuned(model: ModelConfig, task: Task) -> PreTrainedModel:
         )
     names = dict(enumerate(model.labels)) if model.labels else built.config.id2label
     order = match_labels(names, task)
-    last = [layer for layer in built.modules() if isinstance(layer, nn.Linear)][-1]
+    outputs = output_layer(built)
     with torch.no_grad():
-        last.weight.copy_(last.weight[order].clone())
-        last.bias.copy_(last.bias[order].clone())
+        outputs.weight.copy_(outputs.weight[order].clone())
+        outputs.bias.copy_(outputs.bias[order].clone())
     _describe_head(built.config, task)
     return built
+
+
+def output_layer(model: nn.Module) -> nn.Linear:
+    """The layer (C, H) that gives the logits of a model for sequence classification, by its name.
+
+    Its place among the modules says nothing: XLM-R and CamemBERT register their head before the encoder.
+
+    Raises:
+        UserError: the family calls it otherwise.
+    """
+    for name in ("classifier.out_proj", "classifier"):
+        try:
+            layer = model.get_submodule(name)
+        except AttributeError:
+            continue
+        if isinstance(layer, nn.Linear):
+            return layer
+    problem = f"the head of a {type(model).__name__} has no layer 'classifier' or 'classifier.out_proj'"
+    raise UserError("teacher.fine_tuned", True, problem, "Take a teacher of another family.")
 
 
 def count_parameters(model: nn.Module) -> int:
