@@ -37,6 +37,8 @@ CONFUSION = (logits([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 1, 0, 0]))
     [
         ("accuracy", 4 / 6),
         ("f1", 2 * 2 / (2 * 2 + 1 + 1)),
+        # class 1: 2 * 2 / 6 = 2/3 of 3 examples; class 0 likewise
+        ("f1_weighted", 2 / 3),
         ("matthews", (2 * 2 - 1 * 1) / math.sqrt(3 * 3 * 3 * 3)),
         ("accuracy_f1", 2 / 3),  # both are
     ],
@@ -57,6 +59,12 @@ def test_classification_by_hand(metric: str, expected: float) -> None:
 def test_correlation_by_hand(metric: str, expected: float) -> None:
     outputs, labels = column([1, 2, 3, 6]), np.array([1, 3, 2, 4], dtype=np.float32)
     assert score([metric], outputs, labels) == {metric: pytest.approx(expected, abs=1e-12)}
+
+
+def test_weighted_f1_by_hand() -> None:
+    """Labels 0 0 0 1, predictions 0 0 1 1: F1 is 2 * 2 / 5 of class 0 and 2 * 1 / 3 of class 1, in weights 3 and 1."""
+    found = score(["f1_weighted"], logits([0, 0, 1, 1]), np.array([0, 0, 0, 1]))
+    assert found["f1_weighted"] == pytest.approx((3 * 4 / 5 + 2 / 3) / 4, abs=1e-12)
 
 
 def test_order_is_kept_and_three_classes_count() -> None:
@@ -105,4 +113,13 @@ def test_importing_is_light() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-    assert set(METRICS) == {"accuracy", "f1", "matthews", "accuracy_f1", "pearson", "spearman", "pearson_spearman"}
+    assert set(METRICS) == {
+        "accuracy",
+        "f1",
+        "f1_weighted",
+        "matthews",
+        "accuracy_f1",
+        "pearson",
+        "spearman",
+        "pearson_spearman",
+    }

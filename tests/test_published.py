@@ -5,17 +5,19 @@ from decimal import Decimal
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 
 from distill_runner.datasets.metrics import METRICS
 from distill_runner.report.published import PublishedCell, cells, titles
 
-CELLS = [cell for paper in titles() for cell in cells(paper)]
+EVERY = [cell for paper in titles() for cell in cells(paper)]
+CELLS = [cell for cell in EVERY if cell.is_of_a_table]
 CONF = Path(__file__).parents[1] / "conf"
 
 COUNTS = {
-    "alp_kd": {"1": 81, "2": 81, "3": 72, "4": 54},  # 9, 9, 8 and 6 rows of 8 tasks and their average
-    "internal": {"1": 60, "2": 18, "3": 6},  # 10 and 3 rows of 6 scores; counts of predictions
+    "alp_kd": {"1": 81, "2": 81, "3": 72, "4": 54, "Figure 4": 2},  # 9, 9, 8 and 6 rows of 8 tasks and their average
+    "internal": {"1": 60, "2": 18, "3": 6, "Figure 5": 2},  # 10 and 3 rows of 6 scores; counts of predictions
     "minilmv2": {  # rows × (scores, average, millions of parameters, speed-up)
         "1": 14 * 11,
         "2": 4 * 13,
@@ -40,7 +42,7 @@ COUNTS = {
         "9": 4 * 2,
         "10": 2 * 11,
     },
-    "well_read": {"1a": 24, "1b": 24, "3": 7 * 10},
+    "well_read": {"1a": 24, "1b": 24, "3": 7 * 10, "Section 6.2": 4},
 }
 
 
@@ -93,7 +95,7 @@ def test_names_are_those_of_the_project() -> None:
     }
     found = {name for cell in CELLS if cell.method for name in cell.method.split("|")}
     assert found == alp | others | cited | experiments | {"teacher"}
-    more = {"mean", "exact_match", "f1_averaged", None}
+    more = {"mean", "exact_match", None}
     measured = {cell.metric for cell in CELLS} - MODEL - COUNTED
     assert more <= measured <= set(METRICS) | more
     assert {cell.split for cell in CELLS} == {"dev", "dev_mismatched", "test", "test_mismatched", None}
@@ -115,6 +117,7 @@ def test_ranges() -> None:
             low = {"cola": 14, "cifar100": 61, "squad2": 60, "stsb": 40}.get(cell.task or "", 50)
             assert (26 if cell.metric == "exact_match" or "mlqa" in str(cell.task) else low) <= cell.value < 97, cell
         assert (cell.student is None) == ("teacher" in str(cell.method).split("|")), cell
+        assert cell.num_layers is not None
         assert 2 <= cell.num_layers <= (110 if "ResNet" in f"{cell.student}{cell.teacher}" else 24), cell
     for members in ROWS.values():
         f1 = {cell.task: cell.value for cell in members if cell.metric == "f1"}
@@ -125,6 +128,8 @@ def test_ranges() -> None:
 def test_columns_of_alp_kd() -> None:
     depth = {"1": 4, "2": 6, "3": 2, "4": 4}
     for cell in cells("alp_kd"):
+        if not cell.is_of_a_table:
+            continue
         teacher = cell.method == "teacher"
         assert cell.num_layers == (12 if teacher else depth[cell.table])
         assert cell.student == (None if teacher else f"BERT-{depth[cell.table]}")
@@ -181,7 +186,7 @@ def positives(accuracy: Decimal, f1: Decimal) -> tuple[float, float]:
     return true, true + wrong
 
 
-@pytest.mark.parametrize(("metric", "possible", "pairs"), [("f1", True, 18), ("f1_averaged", False, 20)])
+@pytest.mark.parametrize(("metric", "possible", "pairs"), [("f1", True, 18), ("f1_weighted", False, 20)])
 def test_f1_is_that_of_class_1_but_in_one_table(metric: str, possible: bool, pairs: int) -> None:
     """Internal KD's development F1 cannot be GLUE's; its test pairs can be only if their heading is reversed."""
     seen = 0
@@ -193,6 +198,31 @@ def test_f1_is_that_of_class_1_but_in_one_table(metric: str, possible: bool, pai
                 assert (least <= share <= greatest) == possible, (members[0], task)
                 seen += 1
     assert seen == pairs
+
+
+def f1_averages(right: int, true: np.ndarray, positive: int, negative: int) -> dict[str, np.ndarray]:
+    """In percent, of two classes with so many examples; ``right`` predictions, ``true`` of them of class 1."""
+    wrong = positive + negative - right
+    of_1, of_0 = 2 * true / (2 * true + wrong), 2 * (right - true) / (2 * (right - true) + wrong)
+    weighted = (positive * of_1 + negative * of_0) / (positive + negative)
+    return {"binary": 100 * of_1, "macro": 50 * (of_0 + of_1), "weighted": 100 * weighted}
+
+
+def test_internal_kds_f1_is_weighted_by_class() -> None:
+    """Each of the 20 pairs of accuracy and "F1" is that of some predictions by this average, and 2 by another."""
+    found = Counter[str]()
+    for members in ROWS.values():
+        score = {(cell.task, cell.metric): float(cell.value) for cell in members if cell.table == "1"}
+        for task, (positive, negative) in {"mrpc": (279, 129), "qqp": (14885, 25545)}.items():
+            total, possible = positive + negative, set()
+            for right in range(total + 1) if (task, "f1_weighted") in score else ():
+                if round(100 * right / total, 2) != score[task, "accuracy"]:
+                    continue
+                true = np.arange(max(1, right - negative), min(positive, right - 1) + 1)
+                averages = f1_averages(right, true, positive, negative).items()
+                possible |= {name for name, f1 in averages if (f1.round(2) == score[task, "f1_weighted"]).any()}
+            found.update(possible)
+    assert found == {"weighted": 20, "macro": 2}
 
 
 def test_the_reversed_heading_is_impossible() -> None:
@@ -219,6 +249,41 @@ def test_accuracies_of_one_run_are_fractions(cell: PublishedCell) -> None:
         nearest = min(abs(100 * Decimal(right) / examples - cell.value) for right in range(examples + 1))
         assert (nearest <= half) == (cell.metric == "accuracy")
         assert (cell.metric is None) == (str(cell.value) in ("88.22", "89.16"))
+
+
+def test_accuracies_that_are_no_fraction_of_their_examples() -> None:
+    """By more than a unit of the last digit, which rounding and cutting keep within."""
+    examples = {("mnli", "dev"): 9815, ("mnli", "dev_mismatched"): 9832, ("mrpc", "dev"): 408, ("qnli", "dev"): 5463}
+    examples |= {("qqp", "dev"): 40430, ("rte", "dev"): 277, ("sst2", "dev"): 872, ("wnli", "dev"): 71}
+    slips = set()
+    for cell in CELLS:
+        total = examples.get((cell.task or "", cell.split or ""))
+        if cell.paper not in ("alp_kd", "internal", "pro_kd") or cell.metric != "accuracy" or total is None:
+            continue
+        unit = Decimal(1).scaleb(int(cell.value.as_tuple().exponent))
+        if min(abs(100 * Decimal(right) / total - cell.value) for right in range(total + 1)) >= unit:
+            slips.add((cell.table, cell.variant.get("mapping"), cell.variant.get("heads"), cell.task, str(cell.value)))
+    assert slips == {
+        ("1", "all", None, "mrpc", "80.72"),
+        ("4", "no", "1", "mrpc", "79.03"),
+        ("4", "no", "1", "rte", "65.06"),
+        ("4", "po", "1", "rte", "65.32"),
+        ("4", "po", "1", "sst2", "89.04"),
+        ("4", "all", "1", "sst2", "89.95"),
+        ("4", "all", "4", "rte", "67.31"),
+    }
+
+
+def test_numbers_that_no_table_prints() -> None:
+    found = {(cell.paper, cell.table, cell.metric): [] for cell in EVERY if not cell.is_of_a_table}
+    for cell in EVERY:
+        if not cell.is_of_a_table:
+            found[cell.paper, cell.table, cell.metric].append(str(cell.value))
+    assert found == {
+        ("alp_kd", "Figure 4", "cosine_distance"): ["0.20", "0.05"],
+        ("internal", "Figure 5", "attention_kl"): ["2.229", "0.085"],
+        ("well_read", "Section 6.2", "spearman_s"): ["0.43", "0.52", "0.76", "1.0"],
+    }
 
 
 def test_what_a_paper_does_not_say_is_empty() -> None:

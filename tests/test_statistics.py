@@ -70,7 +70,7 @@ def reference(metric: str, first: list[np.ndarray], second: list[np.ndarray], la
     )
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "f1", "matthews", "pearson", "spearman"])
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "f1_weighted", "matthews", "pearson", "spearman"])
 def test_bootstrap_is_that_of_a_plain_loop(metric: str) -> None:
     first, second, labels = outputs_and_labels(metric)
     found = paired_bootstrap(metric, first, second, labels, resamples=100)

@@ -1,8 +1,9 @@
 """The numbers that the papers print, and which of them belongs beside a result.
 
-One CSV per paper of ``titles.csv`` in the folder of the same name, one line per printed cell; docs/published.md lists
-tables, names and the papers' slips. Scores are percentages, as printed. A line without a task is of the model itself:
-millions of parameters, speed-up. An average that a paper prints is a line with ``task`` = average.
+One CSV per paper of ``titles.csv`` in the folder of the same name, one line per printed cell, and per number that only
+a figure or the text prints; docs/published.md lists tables, names and the papers' slips. Scores are percentages, as
+printed. A line without a task is of the model itself: millions of parameters, speed-up. An average that a paper prints
+is a line with ``task`` = average.
 """
 
 import csv
@@ -35,10 +36,11 @@ class PublishedCell(Schema):
     """One printed number.
 
     Attributes:
+        table: its number; or, for what no table prints, the place: ``Figure 5``, ``Section 6.2``.
         method: ``a|b`` where a row has two names; None for a number of a model of this size, however it is trained.
         variant: the settings in which rows of one method differ; ``a|b`` where both mean the same, - for not set.
         student: the paper's name of it; None in a teacher's own rows.
-        num_layers, width: of the model scored: the teacher's own in its rows.
+        num_layers, width: of the model scored: the teacher's own in its rows. None for a number of data alone.
         teacher: the model distilled; of a student without distillation, that of the students beside it; None: none.
         metric: None where the paper does not say.
         split: ``dev``, ``test``, of MNLI also ``dev_mismatched`` and ``test_mismatched``; None as for ``metric``.
@@ -50,7 +52,7 @@ class PublishedCell(Schema):
     method: str | None
     variant: Mapping[str, str]
     student: str | None
-    num_layers: int
+    num_layers: int | None
     width: int | None
     teacher: str | None
     task: str | None
@@ -58,10 +60,14 @@ class PublishedCell(Schema):
     split: str | None
     value: Decimal
 
-    @field_validator("method", "student", "width", "teacher", "task", "metric", "split", mode="before")
+    @field_validator("method", "student", "num_layers", "width", "teacher", "task", "metric", "split", mode="before")
     @classmethod
     def _empty_is_none(cls, value: str) -> str | None:
         return value or None
+
+    @property
+    def is_of_a_table(self) -> bool:
+        return not self.table.startswith(("Figure", "Section"))
 
     @field_validator("variant", mode="before")
     @classmethod
@@ -104,8 +110,9 @@ def cells(paper: str) -> tuple[PublishedCell, ...]:
 
 @cache
 def _scores() -> tuple[PublishedCell, ...]:
-    """All papers' cells that are of a method on a task, and not of a model itself."""
-    return tuple(cell for paper in titles() for cell in cells(paper) if cell.method and cell.task)
+    """All papers' cells of tables that are of a method on a task, and not of a model itself."""
+    every = (cell for paper in titles() for cell in cells(paper))
+    return tuple(cell for cell in every if cell.method and cell.task and cell.is_of_a_table)
 
 
 def find(
@@ -136,7 +143,7 @@ def find(
     if not candidates:
         return None
     distance = partial(_distance, num_layers=num_layers, width=width, teacher=teacher, metric=metric, split=split)
-    cell = min(candidates, key=lambda cell: (*distance(cell), -cell.num_layers, -len(cell.variant)))
+    cell = min(candidates, key=lambda cell: (*distance(cell), -(cell.num_layers or 0), -len(cell.variant)))
     source = f"{titles()[cell.paper]} Table {cell.table}"
     comparable = cell.metric is not None and not any(distance(cell))
     return Published(value=float(cell.value), metric=cell.metric, source=source, comparable=comparable)
@@ -151,7 +158,7 @@ def _distance(
         cell.split != split,
         not _is(cell.teacher, teacher),
         width not in (None, cell.width),
-        0 if num_layers is None else abs(cell.num_layers - num_layers),
+        0 if num_layers is None else abs((cell.num_layers or 0) - num_layers),
     )
 
 

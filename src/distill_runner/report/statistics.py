@@ -127,6 +127,13 @@ def _f1(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarr
     return _ratio(2 * table[:, 1, 1], table[:, 1].sum(axis=1) + table[:, :, 1].sum(axis=1))
 
 
+def _f1_weighted(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    table = _confusion(outputs, labels, counts)
+    true, said = table.sum(axis=2), table.sum(axis=1)
+    of_class = _ratio(2 * np.diagonal(table, axis1=1, axis2=2), true + said)
+    return (true * of_class).sum(axis=1) / true.sum(axis=1)
+
+
 def _matthews(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Gorodkin's correlation of K classes, which is Matthews' for two."""
     table = _confusion(outputs, labels, counts)
@@ -148,6 +155,7 @@ def _pearson(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.
 WEIGHTED: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
     "accuracy": _accuracy,
     "f1": _f1,
+    "f1_weighted": _f1_weighted,
     "matthews": _matthews,
     "pearson": _pearson,
 }
