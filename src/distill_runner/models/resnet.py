@@ -1,0 +1,149 @@
+"""CIFAR's ResNet as a model of ``transformers``: any depth 6n + 2, both kinds of shortcut.
+
+He et al. 2015 (arXiv:1512.03385), section 4.2: a 3x3 stem of 16 channels, three groups of n blocks of two 3x3
+convolutions with 16, 32 and 64 channels, the mean over places, one linear layer. ``transformers`` has only the ResNets
+for ImageNet, whose stem shrinks an image four times.
+
+Importing this module tells ``AutoConfig`` and ``AutoModelForImageClassification`` of it.
+"""
+
+from typing import Literal
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import ImageClassifierOutputWithNoAttention
+
+from distill_runner.common.errors import UserError
+
+Shortcut = Literal["conv", "pad"]
+
+
+@strict
+class CifarResNetConfig(PreTrainedConfig):
+    """Sizes of a ``CifarResNet``.
+
+    Args:
+        depth: 6n + 2; counts the convolutions of the main path and the linear layer.
+        widths: channels of the three groups.
+        num_channels: of an image.
+        shortcut: where a group begins, ``conv`` is a 1x1 convolution with its normalisation (option B of He et al.,
+            the code of TAKD), ``pad`` takes every second place and fills new channels with 0 (option A). **reading**:
+            conv, see METHODS.md section 8.
+    """
+
+    model_type = "cifar_resnet"
+
+    depth: int = 8
+    widths: list[int] | tuple[int, ...] = (16, 32, 64)
+    num_channels: int = 3
+    shortcut: str = "conv"
+
+    @property
+    def blocks(self) -> int:
+        """Of a group, n."""
+        return (self.depth - 2) // 6
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and the way around them: (B, in, H, W) -> (B, out, H / stride, W / stride), rounded up."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: str) -> None:
+        super().__init__()
+        self.stride, self.new_channels = stride, outputs - inputs
+        self.conv1, self.norm1 = _conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs)
+        self.conv2, self.norm2 = _conv(outputs, outputs, 3), nn.BatchNorm2d(outputs)
+        changes = stride > 1 or self.new_channels
+        self.shortcut = (
+            nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+            if changes and shortcut == "conv"
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = self.norm2(self.conv2(functional.relu(self.norm1(self.conv1(x)))))
+        return functional.relu(residual + self._around(x))
+
+    def _around(self, x: Tensor) -> Tensor:
+        if self.shortcut is not None:
+            around: Tensor = self.shortcut(x)
+            return around
+        x = x[:, :, :: self.stride, :: self.stride]
+        before = self.new_channels // 2
+        return functional.pad(x, (0, 0, 0, 0, before, self.new_channels - before)) if self.new_channels else x
+
+
+class CifarResNet(PreTrainedModel):
+    """The network with its linear head; ``pixel_values`` (B, channels, H, W) -> ``logits`` (B, classes)."""
+
+    config_class = CifarResNetConfig
+    config: CifarResNetConfig
+    base_model_prefix = "network"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+
+    def __init__(self, config: CifarResNetConfig) -> None:
+        super().__init__(config)
+        check_sizes(config)
+        width = config.widths[0]
+        self.stem, self.norm = _conv(config.num_channels, width, 3), nn.BatchNorm2d(width)
+        blocks = list[nn.Module]()
+        for group, outputs in enumerate(config.widths):
+            for number in range(config.blocks):
+                blocks.append(Block(width, outputs, 2 if group and not number else 1, config.shortcut))
+                width = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(width, config.num_labels)
+        self.post_init()
+
+    def forward(
+        self, pixel_values: Tensor, labels: Tensor | None = None, **_ignored: object
+    ) -> ImageClassifierOutputWithNoAttention:
+        x = self.blocks(functional.relu(self.norm(self.stem(pixel_values))))
+        logits = self.classifier(x.mean(dim=(2, 3)))
+        loss = None if labels is None else functional.cross_entropy(logits, labels)
+        return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Normal by fan-out for convolutions (He et al. 2015, as in TAKD's code), torch's own for the linear layer."""
+        match module:
+            case nn.Conv2d():
+                init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            case nn.BatchNorm2d():
+                init.ones_(module.weight)
+                init.zeros_(module.bias)
+                init.zeros_(module.running_mean)
+                init.ones_(module.running_var)
+                init.zeros_(module.num_batches_tracked)
+            case nn.Linear():
+                bound = module.in_features**-0.5
+                init.uniform_(module.weight, -bound, bound)
+                init.uniform_(module.bias, -bound, bound)
+
+
+def check_sizes(config: CifarResNetConfig) -> None:
+    """See to it that there is such a network.
+
+    Raises:
+        UserError: a depth that is not 6n + 2, widths that fall, or an unknown shortcut.
+    """
+    depth, widths = config.depth, list(config.widths)
+    if depth < 8 or (depth - 2) % 6:
+        below = max(8, (depth - 2) // 6 * 6 + 2)
+        raise UserError(".model.architecture.depth", depth, "must be 6n + 2", f"Take {below} or {below + 6}.")
+    if len(widths) != 3 or widths != sorted(widths) or widths[0] < 1:
+        raise UserError(
+            ".model.architecture.widths", widths, "must be three numbers that do not fall, such as 16,32,64"
+        )
+    if config.shortcut not in ("conv", "pad"):
+        raise UserError(".model.architecture.shortcut", config.shortcut, "there is no such shortcut", "conv or pad")
+
+
+def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+
+
+AutoConfig.register(CifarResNetConfig.model_type, CifarResNetConfig)
+AutoModelForImageClassification.register(CifarResNetConfig, CifarResNet)
