@@ -19,8 +19,9 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
+from distill_runner.common.seeds import split_mix
 from distill_runner.datasets.batches import Batch, Tokens
-from distill_runner.models.dropout import DropoutMasks, _mix
+from distill_runner.models.dropout import DropoutMasks
 from distill_runner.models.encoders import extract
 from distill_runner.models.features import FeatureRequest, Features
 
@@ -50,7 +51,7 @@ def test_the_generator_is_splitmix64() -> None:
     states = [(1234567 + k * 0x9E3779B97F4A7C15) % 2**64 for k in (1, 2, 3)]
     signed = torch.tensor([state - 2**64 if state >= 2**63 else state for state in states])
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    assert [value % 2**64 for value in _mix(signed).tolist()] == expected
+    assert [value % 2**64 for value in split_mix(signed).tolist()] == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -83,7 +83,7 @@ class Batch:
             return self
 
         def moved(parts: Any) -> dict[str, Any]:
-            return {field.name: _sent(getattr(parts, field.name), device) for field in fields(parts)}
+            return {field.name: sent(getattr(parts, field.name), device) for field in fields(parts)}
 
         groups = tuple(LengthGroup(**moved(group)) for group in self.groups)
         return Batch(**moved(self) | {"groups": groups, "index": self.index})
@@ -110,7 +110,7 @@ class Batch:
         return self.input_ids[gather] * real, self.segments[gather] * real, real.long()
 
 
-def _sent(value: Any, device: torch.device) -> Any:
+def sent(value: Any, device: torch.device) -> Any:
     """A tensor on ``device``, anything else as it is. Copied from unpinned memory it would wait for the GPU's work."""
     if not isinstance(value, Tensor):
         return value

@@ -10,9 +10,9 @@ numbers come from a counter-based generator (SplitMix64's finaliser, Steele et a
 import torch
 from torch import Tensor
 
+from distill_runner.common.seeds import GOLDEN, split_mix
 from distill_runner.datasets.batches import Batch, LengthGroup
 
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _PER_SITE = 2**20
 """Hashes that a token may take at one place of the model: more than heads times keys, or features, over four."""
 _LONGEST = 4096
@@ -24,8 +24,8 @@ class DropoutMasks:
 
     def __init__(self, seed: int, batch: Batch) -> None:
         lengths = torch.diff(batch.starts, append=batch.starts.new_tensor([len(batch.positions)]))
-        examples = _mix(batch.index * _GOLDEN + seed)
-        self.tokens = _mix(examples.repeat_interleave(lengths) + batch.positions * _GOLDEN)
+        examples = split_mix(batch.index * GOLDEN + seed)
+        self.tokens = split_mix(examples.repeat_interleave(lengths) + batch.positions * GOLDEN)
         self.starts = batch.starts
 
     @classmethod
@@ -57,16 +57,6 @@ class DropoutMasks:
 def _kept(keys: Tensor, counters: Tensor, p: float, dtype: torch.dtype) -> Tensor:
     """0 with probability ``p`` and 1 / (1 - p) otherwise, four numbers for each key and counter."""
     dropped = round(p * 2**16)
-    draws = _mix(keys + counters * _GOLDEN).view(torch.int16)
+    draws = split_mix(keys + counters * GOLDEN).view(torch.int16)
     # In place the comparison is of one type and vectorised; by way of bool it takes ten times as long.
     return draws.ge_(dropped - 2**15).to(dtype).mul_(2**16 / (2**16 - dropped))
-
-
-def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser, in place; shifts of int64 bring in the sign, which has to go."""
-    high = torch.empty_like(z)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, None)):
-        z ^= torch.bitwise_right_shift(z, shift, out=high).bitwise_and_(2 ** (64 - shift) - 1)
-        if factor is not None:
-            z *= factor
-    return z

@@ -9,7 +9,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
 
 EMBEDDED = "embedded:"
-EMBEDDED_DATA = (f"{EMBEDDED}pairs", f"{EMBEDDED}sentences", f"{EMBEDDED}text")
+EMBEDDED_DATA = (f"{EMBEDDED}pairs", f"{EMBEDDED}sentences", f"{EMBEDDED}text", f"{EMBEDDED}digits")
 ALL_FILES = "*"
 """As the name of a split: every data file of the folder, whatever it is called."""
 
@@ -21,7 +21,7 @@ class Dataset(Schema, ABC):
         dataset: a hub id (``nyu-mll/glue``), a folder, or one of ``EMBEDDED_DATA``.
         config: the data set's configuration, a subfolder of a local folder; ``None`` where there is only one.
         revision: of the hub id; ``None`` is ``main``.
-        columns: one or two text columns.
+        columns: one or two columns of texts, or one of images.
     Raises:
         UserError: there is no such embedded data.
     """

@@ -18,6 +18,8 @@ READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".txt": ("text", {"sample_by": "paragraph"}),  # one row per paragraph, which blank lines divide
 }
 """File name extension -> builder of ``datasets`` and its options."""
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
+"""Extensions of files that hold one image, in folders ``<split>/<class>``."""
 
 _SYNONYMS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing"))
 
@@ -69,9 +71,9 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
         if len({file.suffix for file in chosen}) > 1:
             problem = f"more than one kind of file in {folder}: {', '.join(file.name for file in chosen)}"
             raise UserError(data.role(split), split, problem, "Keep one kind.")
-        if chosen:
+        if chosen := chosen or _images(folder / name):
             return chosen
-    available = sorted({re.sub(r"-\d+-of-\d+$", "", file.stem) for file in files})
+    available = sorted({re.sub(r"-\d+-of-\d+$", "", file.stem) for file in files} | set(_image_splits(folder)))
     raise missing_split(data, split, available, str(folder))
 
 
@@ -85,13 +87,24 @@ def missing_split(data: Dataset, split: str, available: list[str], place: str) -
 
 def _data_folder(root: Path, config: str | None) -> Path | None:
     folder = root / config if config else root
-    return folder if _files(folder) else None
+    return folder if _files(folder) or _image_splits(folder) else None
 
 
 def _files(folder: Path) -> list[Path]:
     """Data files of a folder and of its subfolder ``data``, the hub's place for them without a config."""
     candidates = (path for place in (folder, folder / "data") if place.is_dir() for path in place.iterdir())
     return sorted(path for path in candidates if path.suffix in READERS and path.is_file())
+
+
+def _images(folder: Path) -> list[Path]:
+    """The images of a split's folder, class by class."""
+    return sorted(file for file in folder.glob("*/*") if file.suffix.lower() in IMAGES) if folder.is_dir() else []
+
+
+def _image_splits(folder: Path) -> list[str]:
+    """Folders that are called like splits and have a folder of images for each class."""
+    names = {name for names in _SYNONYMS for name in names}
+    return sorted(path.name for path in folder.glob("*/") if path.name in names and _images(path))
 
 
 def _no_such_config(data: Dataset, root: Path) -> UserError:

@@ -12,7 +12,7 @@ from typing import Any
 from distill_runner.common.errors import UserError, as_list, brief
 from distill_runner.common.hub import why_unreachable
 from distill_runner.datasets.reading.dataset import EMBEDDED, Dataset, is_embedded
-from distill_runner.datasets.reading.folders import READERS, local_copies, locate, missing_split, split_files
+from distill_runner.datasets.reading.folders import IMAGES, READERS, local_copies, locate, missing_split, split_files
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,10 @@ def fingerprint(data: Dataset) -> str:
     """
     if is_embedded(data):
         from distill_runner.datasets.embedded import embedded_fingerprint
+        from distill_runner.datasets.images.digits import digits_fingerprint
 
-        return f"{data.dataset}:{embedded_fingerprint()}"
+        of_images = data.dataset == f"{EMBEDDED}digits"
+        return f"{data.dataset}:{digits_fingerprint() if of_images else embedded_fingerprint()}"
     folder = locate(data)
     if folder is None:
         return f"hub:{data.dataset}@{data.revision or 'main'}"
@@ -69,6 +71,8 @@ def read(data: Dataset, split: str) -> SplitTable:
     if is_embedded(data):
         return _read_embedded(data, split)
     folder = locate(data)
+    if folder is not None and (files := split_files(folder, split, data))[0].suffix.lower() in IMAGES:
+        return _image_files(data, split, files)
     # The cache of ``datasets`` knows a file by path and time, which may be equal for different content
     # (archives often set one time for all their files); a temporary cache cannot be stale.
     with _quiet(), TemporaryDirectory() as cache:
@@ -114,6 +118,8 @@ def _read_embedded(data: Dataset, split: str) -> SplitTable:
     name = data.dataset.removeprefix(EMBEDDED)
     if name == "text":
         return _embedded_text(data, split)
+    if name == "digits":
+        return _embedded_digits(data, split)
     splits = embedded.demo_task(name)
     if split not in splits:
         raise missing_split(data, split, list(splits), data.dataset)
@@ -139,6 +145,28 @@ def _embedded_text(data: Dataset, split: str) -> SplitTable:
     }
     _check_columns(data, split, list(columns))
     return SplitTable(columns, None)
+
+
+def _embedded_digits(data: Dataset, split: str) -> SplitTable:
+    """Grey images of 8 x 8 in the column ``image``, their digit in ``label``."""
+    from distill_runner.datasets.images.digits import digits
+
+    splits = digits()
+    if split not in splits:
+        raise missing_split(data, split, list(splits), data.dataset)
+    images, labels = splits[split]
+    columns = {"image": list(images), "label": labels.tolist()}
+    _check_columns(data, split, list(columns))
+    return SplitTable(columns, [str(digit) for digit in range(10)])
+
+
+def _image_files(data: Dataset, split: str, files: list[Path]) -> SplitTable:
+    """Files in the column ``image``, the number of their folder among those of the split in ``label``."""
+    names = sorted({file.parent.name for file in files})
+    number = {name: place for place, name in enumerate(names)}
+    columns = {"image": files, "label": [number[file.parent.name] for file in files]}
+    _check_columns(data, split, list(columns))
+    return SplitTable(columns, names)
 
 
 def _check_columns(data: Dataset, split: str, available: list[str]) -> None:

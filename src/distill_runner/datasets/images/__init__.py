@@ -1,0 +1,1 @@
+"""Images: decoded once into an array of bytes, augmented in whole batches."""

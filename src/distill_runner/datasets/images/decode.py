@@ -1,0 +1,107 @@
+"""From what data hold of an image (PNG or JPEG bytes, a file, an array) to an array of bytes. Nothing is guessed."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from distill_runner.common.errors import UserError
+from distill_runner.common.schema import Schema
+
+Mode = Literal["RGB", "L"]
+CHANNELS: dict[Mode, int] = {"RGB": 3, "L": 1}
+_CONVERTIBLE = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
+"""Pillow's modes of 8 bits. What it would make of 16 bits is cut off, not scaled."""
+
+
+class Decoding(Schema):
+    """How images are read.
+
+    Args:
+        mode: ``RGB``, or ``L`` for grey images of one channel; images of another mode are refused.
+        convert: turn them into ``mode`` instead; what is transparent is lost.
+        resize: [height, width] to which all images are scaled (bilinear, antialiased, the aspect not kept). None takes
+            them as they are, and they must then be of one size.
+    """
+
+    mode: Mode = "RGB"
+    convert: bool = False
+    resize: tuple[int, int] | None = None
+
+
+def decode(values: Sequence[Any], decoding: Decoding, split: str, column: str, file: Path) -> None:
+    """Write the images of a split as uint8 (N, H, W, C) to ``file``, memory-mapped: one image is in memory at a time.
+
+    Args:
+        values: bytes, ``{"bytes": .., "path": ..}`` as on the hub, a path, or a uint8 array (H, W) or (H, W, 3).
+    Raises:
+        UserError: no image, one that cannot be decoded, or is of another mode or size; the row is named.
+    """
+    array: np.ndarray | None = None
+    for row, value in enumerate(values):
+        where = f"row {row} of split '{split}'" + (f" ({name})" if (name := _name(value)) else "")
+        image = _pixels(_fitted(_opened(value, where, column), decoding, where))
+        if array is None:
+            array = np.lib.format.open_memmap(file, "w+", np.uint8, (len(values), *image.shape))
+            first = where
+        if image.shape != array.shape[1:]:
+            (height, width), (other_height, other_width) = image.shape[:2], array.shape[1:3]
+            problem = f"{where} is {height}x{width} pixels (height x width), {first} {other_height}x{other_width}"
+            remedy = f"Scale all images to one size: task.resize=[{other_height},{other_width}]"
+            raise UserError("task.resize", "null", problem, remedy)
+        array[row] = image
+    assert array is not None
+    array.flush()
+
+
+def _name(value: Any) -> str | None:
+    """The file that an image comes from, as far as the data say."""
+    if isinstance(value, Path):
+        return f"{value.parent.name}/{value.name}"
+    return value.get("path") if isinstance(value, dict) else None
+
+
+def _opened(value: Any, where: str, column: str) -> Image.Image:
+    """The decoded image in its own mode."""
+    if isinstance(value, np.ndarray):
+        return Image.fromarray(value)
+    source = value.get("bytes") or value.get("path") if isinstance(value, dict) else value
+    if not isinstance(source, bytes | Path) and not (isinstance(value, dict) and source):
+        what = "no image" if source is None else f"a {type(value).__name__} instead of an image"
+        remedy = "Take a column of PNG or JPEG bytes, or remove such rows."
+        raise UserError("task.columns", f"[{column}]", f"{where} holds {what}", remedy)
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            image.load()
+            return image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        why = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error)[:100]
+        problem = f"{where} cannot be decoded: {why}"
+        raise UserError("task.columns", f"[{column}]", problem, "Repair or remove such rows.") from error
+
+
+def _fitted(image: Image.Image, decoding: Decoding, where: str) -> Image.Image:
+    """In the mode and the size that are asked for."""
+    if image.mode != decoding.mode:
+        if image.mode not in _CONVERTIBLE:
+            problem = f"{where} is of Pillow's mode {image.mode}, which is not of 8 bits"
+            raise UserError("task.mode", decoding.mode, problem, "Save such images with 8 bits a channel.")
+        if not decoding.convert:
+            named = {"L": "grey (mode L)", "RGB": "in colour (mode RGB)"}
+            problem = f"{where} is {named.get(image.mode, f'of mode {image.mode}')}"
+            other = f", or task.mode={image.mode} if all are such" if image.mode in CHANNELS else ""
+            remedy = f"task.convert=true turns every image into {decoding.mode}{other}."
+            raise UserError("task.mode", decoding.mode, problem, remedy)
+        image = image.convert(decoding.mode)
+    if decoding.resize and image.size[::-1] != decoding.resize:
+        image = image.resize(decoding.resize[::-1], Image.Resampling.BILINEAR)
+    return image
+
+
+def _pixels(image: Image.Image) -> np.ndarray:
+    """(H, W, C)."""
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels

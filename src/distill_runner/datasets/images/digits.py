@@ -1,0 +1,32 @@
+"""Handwritten digits that scikit-learn brings along: 1,797 grey images of 8 x 8, for trials without a download.
+
+Source: UCI's "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak 1998), its test part.
+"""
+
+import hashlib
+from functools import lru_cache
+
+import numpy as np
+
+SHARES = {"train": 0.7, "validation": 0.85, "test": 1.0}
+
+
+@lru_cache(maxsize=1)
+def digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Images (N, 8, 8), bytes in 0..255, and digits (N,) by split; the splits are drawn once and for all."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images, labels = np.rint(found.images * (255 / 16)).astype(np.uint8), found.target.astype(np.int64)
+    order = np.random.Generator(np.random.Philox(key=0)).permutation(len(images))
+    cuts = [round(share * len(images)) for share in SHARES.values()]
+    parts = np.split(order, cuts[:-1])
+    return {name: (images[np.sort(part)], labels[np.sort(part)]) for name, part in zip(SHARES, parts, strict=True)}
+
+
+def digits_fingerprint() -> str:
+    """Of content and division."""
+    total = hashlib.sha256()
+    for name, (images, labels) in digits().items():
+        total.update(name.encode() + images.tobytes() + labels.tobytes())
+    return total.hexdigest()

@@ -1,0 +1,233 @@
+"""Images from files to batches: what is read, what is refused, and what a network is given."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.images.augment import Augment
+from distill_runner.datasets.images.decode import Decoding, decode
+from distill_runner.datasets.images.digits import digits, digits_fingerprint
+from distill_runner.datasets.images.pixels import Pixels
+
+CIFAR = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
+
+
+def noise(height: int = 6, width: int = 5, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def encoded(pixels: np.ndarray, form: str = "PNG", mode: str | None = None) -> bytes:
+    image, file = Image.fromarray(pixels), io.BytesIO()
+    (image.convert(mode) if mode else image).save(file, form)
+    return file.getvalue()
+
+
+def read(tmp_path: Path, values: list[Any], **how: Any) -> np.ndarray:
+    file = tmp_path / "images.npy"
+    decode(values, Decoding(**how), "train", "img", file)
+    found: np.ndarray = np.load(file)
+    return found
+
+
+def refusal(tmp_path: Path, values: list[Any], **how: Any) -> str:
+    with pytest.raises(UserError) as error:
+        read(tmp_path, values, **how)
+    assert str(error.value).count("\n") <= 1
+    return str(error.value)
+
+
+def test_bytes_files_and_arrays_are_read_alike(tmp_path: Path) -> None:
+    pixels = noise()
+    (tmp_path / "cat").mkdir()
+    file = tmp_path / "cat" / "1.png"
+    file.write_bytes(encoded(pixels))
+    ways = [
+        encoded(pixels),
+        {"bytes": encoded(pixels), "path": "x.png"},
+        {"bytes": None, "path": str(file)},
+        file,
+        pixels,
+    ]
+    found = read(tmp_path, ways)
+    assert found.shape == (5, 6, 5, 3)
+    assert all((image == pixels).all() for image in found)
+
+
+def test_a_jpeg_is_what_pillow_makes_of_it(tmp_path: Path) -> None:
+    data = encoded(noise(), "JPEG")
+    np.testing.assert_array_equal(read(tmp_path, [data])[0], np.asarray(Image.open(io.BytesIO(data))))
+
+
+def test_grey_images_are_read_as_one_channel_where_they_are_expected(tmp_path: Path) -> None:
+    grey = noise()[:, :, 0]
+    found = read(tmp_path, [encoded(grey), grey], mode="L")
+    assert found.shape == (2, 6, 5, 1)
+    assert (found[..., 0] == grey).all()
+
+
+def test_other_modes_become_the_one_asked_for(tmp_path: Path) -> None:
+    grey = noise()[:, :, 0]
+    values = [encoded(grey), encoded(noise(), mode="RGBA"), encoded(noise(), mode="P")]
+    found = read(tmp_path, values, convert=True)
+    assert found.shape == (3, 6, 5, 3)
+    assert (found[0] == grey[:, :, None]).all()
+    assert (found[1] == noise()).all()
+
+
+def test_images_of_several_sizes_are_scaled_where_that_is_asked_for(tmp_path: Path) -> None:
+    values = [encoded(noise(6, 5)), encoded(noise(9, 12)), encoded(np.full((40, 30, 3), 77, np.uint8))]
+    found = read(tmp_path, values, resize=(6, 5))
+    assert found.shape == (3, 6, 5, 3)
+    assert (found[0] == noise(6, 5)).all()
+    assert (found[2] == 77).all()
+
+
+CORRUPT = encoded(np.zeros((40, 40, 3), np.uint8) + noise(40, 40))
+
+
+@pytest.mark.parametrize(
+    ("values", "how", "expected"),
+    [
+        (
+            lambda: [noise(), {"bytes": encoded(noise(7, 5)), "path": "dog/3.png"}],
+            {},
+            "task.resize=null: row 1 of split 'train' (dog/3.png) is 7x5 pixels (height x width), "
+            "row 0 of split 'train' 6x5\n  Scale all images to one size: task.resize=[6,5]",
+        ),
+        (
+            lambda: [encoded(noise()[:, :, 0])],
+            {},
+            "task.mode=RGB: row 0 of split 'train' is grey (mode L)\n"
+            "  task.convert=true turns every image into RGB, or task.mode=L if all are such.",
+        ),
+        (
+            lambda: [encoded(noise(), mode="RGBA")],
+            {},
+            "task.mode=RGB: row 0 of split 'train' is of mode RGBA\n  task.convert=true turns every image into RGB.",
+        ),
+        (
+            lambda: [encoded(noise())],
+            {"mode": "L"},
+            "task.mode=L: row 0 of split 'train' is in colour (mode RGB)\n"
+            "  task.convert=true turns every image into L, or task.mode=RGB if all are such.",
+        ),
+        (
+            lambda: [noise(), CORRUPT[: len(CORRUPT) // 2]],
+            {},
+            "task.columns=[img]: row 1 of split 'train' cannot be decoded: ",
+        ),
+        (
+            lambda: [b"not an image at all"],
+            {},
+            "task.columns=[img]: row 0 of split 'train' cannot be decoded: its format is not known\n"
+            "  Repair or remove such rows.",
+        ),
+        (
+            lambda: [{"bytes": None, "path": None}],
+            {},
+            "task.columns=[img]: row 0 of split 'train' holds no image\n"
+            "  Take a column of PNG or JPEG bytes, or remove such rows.",
+        ),
+        (lambda: [None], {}, "row 0 of split 'train' holds no image"),
+        (lambda: ["a cat"], {}, "row 0 of split 'train' holds a str instead of an image"),
+        (lambda: [3], {}, "row 0 of split 'train' holds a int instead of an image"),
+        (
+            lambda: [Path("none/there.png")],
+            {},
+            "row 0 of split 'train' (none/there.png) cannot be decoded: ",
+        ),
+        (
+            lambda: [encoded(noise()[:, :, 0].astype(np.uint16) * 257)],
+            {"convert": True},
+            "task.mode=RGB: row 0 of split 'train' is of Pillow's mode I;16, which is not of 8 bits",
+        ),
+    ],
+)
+def test_what_is_no_image_of_the_task_is_refused_by_row(
+    tmp_path: Path, values: Callable[[], list[Any]], how: dict[str, Any], expected: str
+) -> None:
+    assert expected in refusal(tmp_path, values(), **how)
+
+
+def pixels(tmp_path: Path, augment: Augment, count: int = 40) -> Pixels:
+    rng = np.random.default_rng(1)
+    np.save(tmp_path / "images.npy", rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8))
+    np.save(tmp_path / "labels.npy", rng.integers(0, 10, count))
+    return Pixels(tmp_path, CIFAR, augment)
+
+
+STANDARD = Augment(pad=4, flip=True)
+
+
+def test_a_batch_is_normalised_as_its_images_are_one_by_one(tmp_path: Path) -> None:
+    split = pixels(tmp_path, STANDARD)
+    batch = split.batch([3, 1, 7])
+    assert batch.pixel_values.is_contiguous(memory_format=torch.channels_last)
+    for number, values in zip([3, 1, 7], batch.pixel_values, strict=True):
+        for channel, (mean, deviation) in enumerate(zip(*CIFAR, strict=True)):
+            expected = (split.images[number, :, :, channel].astype(np.float64) / 255 - mean) / deviation
+            np.testing.assert_allclose(values[channel], expected, rtol=1e-5, atol=1e-6)
+    assert batch.labels is not None
+    np.testing.assert_array_equal(batch.labels, split.labels[[3, 1, 7]])
+
+
+def test_a_training_image_is_the_same_in_any_batch_and_order(tmp_path: Path) -> None:
+    split = pixels(tmp_path, STANDARD)
+    whole = split.training_batch(np.arange(40), seed=5, epoch=3)
+    part = split.training_batch(np.array([30, 2, 11]), seed=5, epoch=3)
+    assert torch.equal(part.pixels, whole.pixels[[30, 2, 11]])
+    assert torch.equal(part.index, torch.tensor([30, 2, 11]))
+
+
+def test_a_live_teacher_sees_the_very_pictures_of_the_student(tmp_path: Path) -> None:
+    split = pixels(tmp_path, STANDARD)
+    batch = split.training_batch(np.array([4, 9, 20]), seed=5, epoch=3)
+    seen = split.teacher_batch(batch, 16)
+    assert seen.size == 16
+    assert torch.equal(seen.pixels[:3], batch.pixels)
+    assert torch.equal(seen.index[:3], batch.index)
+    full = split.training_batch(np.arange(16), seed=5, epoch=3)
+    assert split.teacher_batch(full, 16) is full
+
+
+def test_cached_views_are_the_pictures_of_the_epochs(tmp_path: Path) -> None:
+    split = pixels(tmp_path, Augment(pad=4, flip=True, views=3))
+    views = split.taught
+    assert views is not None
+    assert len(views) == views.num_outputs == 120
+    for epoch in range(7):
+        batch = split.training_batch(np.array([39, 0, 12]), seed=epoch, epoch=epoch)
+        assert torch.equal(views.batch(batch.places).pixels, batch.pixels)
+    mixed = views.batch([5, 45, 119, 85])
+    assert torch.equal(mixed.index, torch.tensor([5, 45, 119, 85]))
+    for place, picture in zip([5, 45, 119, 85], mixed.pixels, strict=True):
+        assert torch.equal(views.batch([place]).pixels[0], picture)
+
+
+def test_pictures_without_end_cannot_be_listed_and_plain_ones_can(tmp_path: Path) -> None:
+    assert pixels(tmp_path, STANDARD).taught is None
+    plain = pixels(tmp_path, Augment()).taught
+    assert plain is not None
+    assert len(plain) == 40
+    assert torch.equal(plain.batch([7]).pixels, pixels(tmp_path, Augment()).batch([7]).pixels)
+
+
+def test_the_digits_are_divided_once_and_for_all() -> None:
+    splits = digits()
+    assert {name: len(labels) for name, (_, labels) in splits.items()} == {
+        "train": 1258,
+        "validation": 269,
+        "test": 270,
+    }
+    assert all(images.dtype == np.uint8 and images.max() == 255 for images, _ in splits.values())
+    assert all(set(labels) == set(range(10)) for _, labels in splits.values())
+    everything = np.concatenate([images.reshape(-1, 64) for images, _ in splits.values()])
+    assert len(np.unique(everything, axis=0)) == 1797
+    assert digits_fingerprint() == "fead107ca0ebb76dfdeed795741ebe51e7170f181807846aa27749a1f60b78df"
