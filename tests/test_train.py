@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from transformers import (
 )
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.schema import typed
 from distill_runner.common.seeds import seed_all
 from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.datasets.corpora import Corpus, Part
@@ -41,7 +43,7 @@ from distill_runner.training.checkpoints import History, interrupts
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import CorpusData, Data, Evaluation, TaskData, TextData
 from distill_runner.training.devices import Device
-from distill_runner.training.learning_rates import constant, linear
+from distill_runner.training.learning_rates import learning_rate
 from distill_runner.training.meter import Diverged, Log
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
 from distill_runner.training.train import Training, fit
@@ -444,26 +446,95 @@ def test_the_gradient_is_clipped_over_model_and_method(make: Make, clip: float |
     assert norms == pytest.approx([0.01] * 2, rel=1e-3) if clip else min(norms) > 0.1
 
 
+def rates(num_steps: int, warmup: float, schedule: str, **others: Any) -> list[float]:
+    optim = Optim(lr=1.0, batch_size=1, epochs=1, warmup=warmup, schedule=schedule, **others)  # type: ignore[arg-type]
+    return [learning_rate(optim, step, num_steps) for step in range(num_steps)]
+
+
 def test_schedules_by_hand() -> None:
     eighths = [1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]
-    assert [linear(step, 10, 0.2) for step in range(10)] == pytest.approx([1 / 3, 2 / 3, *eighths])
-    assert [constant(step, 10, 0.2) for step in range(10)] == pytest.approx([1 / 3, 2 / 3, *[1.0] * 8])
-    assert [linear(step, 4, 0.0) for step in range(4)] == [1.0, 0.75, 0.5, 0.25]
-    assert [constant(step, 4, 0.0) for step in range(4)] == [1.0] * 4
-    assert [linear(step, 3, 1.0) for step in range(3)] == [0.25, 0.5, 0.75]
+    assert rates(10, 0.2, "linear") == pytest.approx([1 / 3, 2 / 3, *eighths])
+    assert rates(10, 0.2, "constant") == pytest.approx([1 / 3, 2 / 3, *[1.0] * 8])
+    assert rates(4, 0.0, "linear") == [1.0, 0.75, 0.5, 0.25]
+    assert rates(4, 0.0, "constant") == [1.0] * 4
+    assert rates(3, 1.0, "linear") == [0.25, 0.5, 0.75]
+    half = math.sqrt(0.5)
+    assert rates(4, 0.0, "cosine") == pytest.approx([1.0, (1 + half) / 2, 0.5, (1 - half) / 2])
+    assert rates(6, 0.34, "cosine") == pytest.approx([1 / 3, 2 / 3, 1.0, (1 + half) / 2, 0.5, (1 - half) / 2])
+    assert rates(8, 0.0, "steps") == pytest.approx([1.0] * 4 + [0.1] * 2 + [0.01] * 2)
+    assert rates(5, 0.0, "steps", milestones=(0.5,), drop=0.2) == [1.0, 1.0, 1.0, 0.2, 0.2]
+    assert rates(8, 0.25, "steps") == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01])
 
 
-@pytest.mark.parametrize(("schedule", "factor"), [("linear", linear), ("constant", constant)])
-def test_max_steps_ends_training_and_the_schedule_spans_it(
-    make: Make, schedule: str, factor: Callable[[int, int, float], float]
-) -> None:
+def test_the_recipe_for_cifar_falls_with_the_80th_and_the_120th_epoch() -> None:
+    per_epoch = 352
+    found = rates(160 * per_epoch, 0.0, "steps")
+    assert [found.index(rate) // per_epoch for rate in sorted(set(found), reverse=True)] == [0, 80, 120]
+    assert [found.index(rate) % per_epoch for rate in set(found)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_with_momentum_by_hand(make: Make, nesterov: bool) -> None:
+    """Sutskever's form as torch has it, decay added to every gradient: v = m v + g, w -= lr (g + m v, or v)."""
+    rates = {"lr": 0.1, "schedule": "steps", "warmup": 0.0, "clip": None}
+    decayed = {"momentum": 0.8, "nesterov": nesterov, "weight_decay": 0.5, "decay": "all"}
+    training = make(name="sgd", max_steps=4, dtype=torch.float64, **decayed, **rates)
+    weights = {name: p.detach().clone() for name, p in training.model.named_parameters()}
+    averages = {name: torch.zeros_like(p) for name, p in weights.items()}
+    steps = iter(range(4))
+
+    def follow(*_arguments: Any) -> None:
+        rate = [0.1, 0.1, 0.01, 0.001][next(steps)]
+        for name, parameter in training.model.named_parameters():
+            if parameter.grad is None:  # a head's part that the method does not read
+                continue
+            gradient = parameter.grad + 0.5 * weights[name]
+            averages[name] = 0.8 * averages[name] + gradient
+            weights[name] -= rate * (gradient + 0.8 * averages[name] if nesterov else averages[name])
+
+    training.optimizer.register_step_pre_hook(follow)
+    fit(training)
+    for name, parameter in training.model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), weights[name], rtol=1e-9, atol=1e-12)
+
+
+def test_what_an_optimiser_does_not_read_is_no_part_of_a_result() -> None:
+    usual = Optim(lr=1, batch_size=1, epochs=1)
+    known = "name lr batch_size accumulation epochs max_steps schedule warmup weight_decay betas eps clip"
+    assert list(usual.model_dump()) == known.split()
+    sgd = Optim(name="sgd", lr=1, batch_size=1, epochs=1, schedule="steps", decay="all")
+    assert sgd.model_dump().keys() - usual.model_dump().keys() == {
+        "momentum",
+        "nesterov",
+        "milestones",
+        "drop",
+        "decay",
+    }
+    assert usual.model_dump().keys() - sgd.model_dump().keys() == {"betas", "eps"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"schedule": "steps", "milestones": [0.75, 0.5]}, "must be rising shares of the steps"),
+        ({"schedule": "steps", "milestones": [80, 120]}, "must be rising shares of the steps"),
+        ({"name": "sgd", "momentum": 0, "nesterov": True}, "needs a momentum"),
+    ],
+)
+def test_optimisers_that_there_are_not_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        typed(Optim, {"lr": 1, "batch_size": 1, "epochs": 1} | fields, "optim.")
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant", "cosine", "steps"])
+def test_max_steps_ends_training_and_the_schedule_spans_it(make: Make, schedule: str) -> None:
     rows: Logged = []
     training = make("nkd", log_into(rows), max_steps=6, schedule=schedule, warmup=0.4, lr=0.01)
     history = fit(training)
     assert (history.step, history.epoch, len(history.epochs)) == (6, 2, 2)  # the cut epoch is evaluated too
     assert history.examples == 96
-    rates = [values["lr"] for values, _, _ in rows if "loss" in values]
-    assert rates == pytest.approx([0.01 * factor(step, 6, 0.4) for step in range(6)])
+    logged = [values["lr"] for values, _, _ in rows if "loss" in values]
+    assert logged == pytest.approx([0.01 * rate for rate in rates(6, 0.4, schedule)])
     assert [(step, epoch) for _, step, epoch in rows] == [
         *((step, step / 4) for step in (1, 2, 3, 4)),
         (4, 1.0),

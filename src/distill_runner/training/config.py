@@ -17,21 +17,31 @@ class Optim(Schema):
         bucketing: make batches of examples of similar lengths: less padding, and other batches than the papers'.
         epochs: 0 evaluates the model as it is; None leaves the end to ``max_steps``.
         max_steps: ends training earlier; the schedule then spans these steps.
+        schedule: of the learning rate behind its warm-up: ``linear`` and ``cosine`` fall to 0, ``steps`` multiplies by
+            ``drop`` at each of ``milestones``, shares of all steps.
         warmup: share of the steps in which the learning rate rises from 0.
-        weight_decay: not applied to biases and LayerNorm.
+        weight_decay: AdamW takes it off the weights; SGD and Adam add it to the gradient (L2), as ``torch`` does.
+        decay: what is decayed: ``matrices`` leaves out biases and normalisation, as in BERT's recipe; ``all`` does not,
+            as in the recipes for CIFAR (He et al. 2015).
+        momentum, nesterov: of ``sgd``; torch's form, in which the learning rate multiplies the whole average.
         clip: largest norm of the gradient; None for no limit.
     """
 
-    name: Literal["adamw", "adam"] = "adamw"
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
     lr: float = Field(gt=0)
     batch_size: int = Field(ge=1)
     accumulation: int = Field(1, ge=1)
     bucketing: bool = False
     epochs: int | None = Field(ge=0)
     max_steps: int | None = Field(None, ge=1, validate_default=True)
-    schedule: Literal["linear", "constant"] = "linear"
+    schedule: Literal["linear", "constant", "cosine", "steps"] = "linear"
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    drop: float = Field(0.1, gt=0, le=1)
     warmup: float = Field(0.1, ge=0, le=1)
     weight_decay: float = Field(0.01, ge=0)
+    decay: Literal["matrices", "all"] = "matrices"
+    momentum: float = Field(0.9, ge=0, lt=1)
+    nesterov: bool = False
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     clip: float | None = Field(1.0, gt=0)
@@ -45,8 +55,25 @@ class Optim(Schema):
 
     @model_serializer(mode="wrap")
     def _without_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Batches drawn from all examples go without saying, in keys and in results."""
-        return {key: value for key, value in dump(self).items() if key != "bucketing" or value}
+        """In keys and in results: batches drawn from all examples go without saying, and so does what is not read."""
+        unread = {"milestones", "drop"} if self.schedule != "steps" else set[str]()
+        unread |= {"betas", "eps"} if self.name == "sgd" else {"momentum", "nesterov"}
+        unread |= {key for key, usual in (("bucketing", False), ("decay", "matrices")) if getattr(self, key) == usual}
+        return {key: value for key, value in dump(self).items() if key not in unread}
+
+    @field_validator("milestones")
+    @classmethod
+    def _in_order(cls, milestones: tuple[float, ...]) -> tuple[float, ...]:
+        if list(milestones) != sorted(milestones) or not all(0 < milestone < 1 for milestone in milestones):
+            raise ValueError("must be rising shares of the steps, such as 0.5,0.75")
+        return milestones
+
+    @field_validator("nesterov")
+    @classmethod
+    def _looks_ahead(cls, nesterov: bool, before: ValidationInfo) -> bool:
+        if nesterov and not before.data.get("momentum"):
+            raise ValueError("needs a momentum")
+        return nesterov
 
     @property
     def decay_is_decoupled(self) -> bool:

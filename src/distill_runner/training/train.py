@@ -24,7 +24,7 @@ from distill_runner.training.checkpoints import History, interrupts
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import Data, Update, steps, weighed
 from distill_runner.training.devices import Device
-from distill_runner.training.learning_rates import LEARNING_RATES
+from distill_runner.training.learning_rates import learning_rate
 from distill_runner.training.meter import Log, Meter
 from distill_runner.training.processes import ALONE, ProcessGroup
 from distill_runner.training.teachers import TeacherTargets
@@ -193,7 +193,7 @@ class Training:
         self.save()
 
     def _rate(self, step: int) -> float:
-        return self.optim.lr * LEARNING_RATES[self.optim.schedule](step, self.num_steps, self.optim.warmup)
+        return learning_rate(self.optim, step, self.num_steps)
 
     def whole_model(self) -> AbstractContextManager[PreTrainedModel]:
         """The model as it is to be saved: without it, words that occur nowhere in ``data`` are missing."""
@@ -221,11 +221,14 @@ class Training:
 
 
 def _optimizer(model: nn.Module, method: nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    """Weight decay leaves out biases and LayerNorm (vectors), as in BERT's own recipe."""
     parameters = [p for module in (model, method) for p in module.parameters() if p.requires_grad]
+    matrices = [p for p in parameters if p.ndim > 1 or optim.decay == "all"]
+    vectors = [p for p in parameters if p.ndim <= 1 and optim.decay != "all"]
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": optim.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": optim.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
+    if optim.name == "sgd":
+        return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=True)
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[optim.name]
     return kind(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
