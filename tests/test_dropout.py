@@ -133,6 +133,32 @@ def test_dropout_in_attention_is_that_of_the_formula(tokens: Tokens) -> None:
     torch.testing.assert_close(ours, reference)
 
 
+def of(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+    return layer.weight, layer.bias
+
+
+@pytest.mark.parametrize("window", [None, 3, 20])
+def test_first_tokens_attend_to_projections_as_if_all_did(tokens: Tokens, window: int | None) -> None:
+    """As rotary families do, and within a window: the same contexts and gradients, by the same masks."""
+    from distill_runner.models.attention import PackedAttention
+
+    torch.manual_seed(0)
+    batch = batch_of(tokens, [5, 9, 2, 40])
+    states = torch.randn(len(batch.positions), 3 * 8, dtype=torch.float64, requires_grad=True)
+    for noise, p in ((DropoutMasks(3, batch), 0.25), (DropoutMasks(3, batch), 0.0), (None, 0.0)):
+        heads = PackedAttention(batch, 2, noise)
+        queries, sides = states[batch.starts, :8], states[:, 8:]
+        contexts = [
+            heads.attend(states, p, 4, window)[batch.starts],
+            heads.attend_first_projected(sides, queries, p, 4, window),
+        ]
+        torch.testing.assert_close(contexts[1], contexts[0])
+        weights = torch.randn_like(contexts[0])
+        expected, ours = (torch.autograd.grad((context * weights).sum(), states) for context in contexts)
+        torch.testing.assert_close(ours, expected)
+        assert all(gradient.isfinite().all() for gradient in ours)
+
+
 def test_first_tokens_attend_as_if_all_did(tokens: Tokens) -> None:
     """Without keys and values of all tokens: the same contexts and gradients, by the same masks."""
     from distill_runner.models.attention import PackedAttention
@@ -145,7 +171,7 @@ def test_first_tokens_attend_as_if_all_did(tokens: Tokens) -> None:
         heads = PackedAttention(batch, 2, noise)
         contexts = [
             heads.attend(torch.cat([layer(states) for layer in (query, key, value)], 1), p, 4)[batch.starts],
-            heads.attend_first(states, query(states[batch.starts]), key, value, p, 4),
+            heads.attend_first(states, query(states[batch.starts]), of(key), of(value), p, 4),
         ]
         torch.testing.assert_close(contexts[1], contexts[0])
         weights = torch.randn_like(contexts[0])
@@ -165,7 +191,8 @@ def test_first_tokens_attend_with_torchs_own_dropout(tokens: Tokens) -> None:
     states = torch.randn(len(batch.positions), 8)
     first, heads = states[batch.starts], PackedAttention(batch, 2, None)
     with torch.no_grad():
-        still = heads.attend_first(states, query(first), key, value, 0.0, 4)
-        drawn = torch.stack([heads.attend_first(states, query(first), key, value, 0.5, 4) for _ in range(1000)])
+        sides = (of(key), of(value))
+        still = heads.attend_first(states, query(first), *sides, 0.0, 4)
+        drawn = torch.stack([heads.attend_first(states, query(first), *sides, 0.5, 4) for _ in range(1000)])
     assert float(drawn.std(0).min()) > 0
     assert float(((drawn.mean(0) - still) / (drawn.std(0) / 1000**0.5)).abs().max()) < 5

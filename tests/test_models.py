@@ -1,5 +1,6 @@
 """Models from sources: which layers a student copies, heads that are kept, parameter counts."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, PreTrainedModel
+from transformers import AutoModel, AutoModelForSequenceClassification, BertForSequenceClassification, PreTrainedModel
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.tasks import Task
-from distill_runner.models.build import build, chosen_layers, count_parameters
-from distill_runner.models.config import Init, ModelConfig
+from distill_runner.models.build import build, count_parameters
+from distill_runner.models.config import Init, ModelConfig, chosen_layers
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.sources import fingerprint, load, locate, read_config, read_shape
+from families import FAMILIES, config_of
 
 TASK = Task(
     name="tiny",
@@ -77,6 +79,40 @@ def test_a_student_copies_these_layers_and_nothing_else(tiny_bert_folder: Path, 
     first, second = (weights[f"encoder.layer.{number}.output.dense.weight"] for number in (0, 1))
     assert not torch.equal(first, second)
     assert any(name.startswith("pooler.") for name in weights)
+
+
+@pytest.mark.parametrize(("init", "chosen"), [("first", [1, 2]), ("group_top", [2, 4]), ("alternate", [1, 3])])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_cut_to_fewer_layers(tmp_path: Path, family: str, init: Init, chosen: list[int]) -> None:
+    config = config_of(family)
+    config.num_hidden_layers = 4
+    if family == "modernbert":
+        config.layer_types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    torch.manual_seed(0)
+    source: Any = AutoModel.from_config(config)
+    for weight in source.parameters():
+        torch.nn.init.normal_(weight)
+    source.save_pretrained(tmp_path / "source")
+    student = build(ModelConfig(source=str(tmp_path / "source"), num_layers=2, layers=init), TASK)
+    assert student.config.num_hidden_layers == 2
+    mine, theirs = student.base_model.state_dict(), source.state_dict()
+    numbers = {0: chosen[0] - 1, 1: chosen[1] - 1}
+
+    def origin(name: str) -> str:
+        return re.sub(r"(layers?\.)(\d+)", lambda found: f"{found[1]}{numbers[int(found[2])]}", name, count=1)
+
+    shared = family == "albert"
+    drawn = {name for name in mine if name.startswith("pooler.") and name not in theirs}
+    for name in mine.keys() - drawn:
+        assert torch.equal(mine[name], theirs[name if shared else origin(name)]), name
+    assert drawn == ({"pooler.dense.weight", "pooler.dense.bias"} if family == "nomic_bert" else set())
+    if family == "modernbert":
+        assert student.config.layer_types == [config.layer_types[number - 1] for number in chosen]
+    student.save_pretrained(tmp_path / "student")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student").eval()
+    words = torch.arange(5, 40)[None]
+    with torch.inference_mode():
+        assert torch.equal(again(input_ids=words).logits, student.eval()(input_ids=words).logits)
 
 
 def test_a_student_may_start_from_embeddings_or_from_nothing(tiny_bert_folder: Path) -> None:

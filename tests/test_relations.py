@@ -11,19 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.methods.attention_relations import AttentionRelationLoss
-from distill_runner.methods.base import LossTerm, Progress
+from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.models.encoders import EncoderShape, extract
 from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features, Projection
@@ -35,6 +29,7 @@ from distill_runner.running import run_stage
 from distill_runner.sweeping.estimate import START_SECONDS, Estimator
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import LiveTargets, why_live
+from families import config_of, make
 
 Compose = Callable[..., RunConfig]
 CPU = Device.of("cpu", "fp32")
@@ -178,13 +173,10 @@ def test_packed_projections_are_the_padded_ones(
 
 
 def test_other_families_give_their_projections_too(tokens: Tokens) -> None:
-    torch.manual_seed(0)
-    config: Any = DistilBertConfig
-    sizes = {"n_layers": 3, "dim": 32, "n_heads": 4, "hidden_dim": 64}
-    model = DistilBertForSequenceClassification(config(vocab_size=100, initializer_range=0.3, **sizes)).double().eval()
+    model = make("mobilebert", dtype=torch.float64)
     batch = tokens.batch(range(12))
     seen: dict[str, Tensor] = {}
-    linear: Any = model.distilbert.transformer.layer[1].attention.k_lin
+    linear: Any = model.get_submodule("mobilebert.encoder.layer.1.attention.self.key")
     handle = linear.register_forward_hook(lambda _module, _inputs, output: seen.update(key=output))
     with torch.no_grad():
         before = extract(model, batch, FeatureRequest(logits=True))
@@ -193,6 +185,15 @@ def test_other_families_give_their_projections_too(tokens: Tokens) -> None:
     _, _, mask = batch.padded()
     torch.testing.assert_close(features.projections["key", 2], seen["key"][mask.bool()])
     torch.testing.assert_close(features.logits, before.logits)
+
+
+def test_a_family_without_them_is_refused_before_training() -> None:
+    shape = EncoderShape.of(config_of("deberta-v2"))
+    method = Method({"kl": AttentionRelationLoss({"rule": "top"}, ["QK"])}, {"kl": 1.0})
+    with pytest.raises(UserError, match="a student of type deberta-v2 does not give away its queries"):
+        method.bind(shape, EncoderShape.of(config_of("bert")), "classification")
+    with pytest.raises(UserError, match="a teacher of type mpnet does not"):
+        method.bind(EncoderShape.of(config_of("albert")), EncoderShape.of(config_of("mpnet")), "classification")
 
 
 def test_a_model_stops_at_what_is_read_of_its_last_layer(tokens: Tokens) -> None:

@@ -67,8 +67,9 @@ class AttentionRelationLoss(LayeredTerm):
                 "Take a student with as many heads, or relations that do not depend on them: method=minilmv2.",
             )
         for name, shape in (("student", student), ("teacher", teacher)):
-            if self.heads < 1 or shape.width % self.heads:
-                problem = f"must divide the width of the {name}, {shape.width}"
+            width = shape.projection_width or shape.width
+            if self.heads < 1 or width % self.heads:
+                problem = f"must divide the width of the {name}, {width}"
                 raise UserError(".heads", self.heads, problem)
 
     def needs_of(self, layers: Mapping[int, list[int]]) -> tuple[FeatureRequest, FeatureRequest]:

@@ -96,6 +96,9 @@ class Method(nn.Module):
         for name, term in self.by_name().items():
             with within(f".method.terms.{name}"):
                 term.bind(student, teacher, kind)
+                student.require(term.student_needs, "student")
+                if teacher is not None:
+                    teacher.require(term.teacher_needs, "teacher")
         self.needs = self.union(self.active())
         return self
 

@@ -28,27 +28,59 @@ class PackedAttention:
         self.groups, self.num_heads, self.noise = batch.groups, num_heads, noise
         self.layouts: dict[tuple[int, int], list[_Layout]] = {}
 
-    def attend(self, projected: Tensor, p: float, site: int) -> Tensor:
+    def attend(self, projected: Tensor, p: float, site: int, window: int | None = None) -> Tensor:
         """Contexts (T, H) of all tokens.
 
         Args:
             projected: queries, keys and values (T, 3 * H) side by side.
             p: probability with which an attention probability is dropped.
             site: of the dropout.
+            window: distance up to which a token attends to others; to all of them if None.
         """
         contexts = []
         for group, (queries, keys, values) in zip(self.groups, self._pad(projected, 3, self.num_heads), strict=True):
+            allowed = _allowed(group, window)
             if p and self.noise is not None:
-                scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), group, queries.shape[-1])
+                scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), allowed, queries.shape[-1])
                 probabilities = scores.softmax(-1).unflatten(0, queries.shape[:2])
                 contexts.append(self.noise.attention(probabilities, group, p, site) @ values)
             else:
-                real = group.real[:, None, None]
-                contexts.append(scaled_dot_product_attention(queries, keys, values, real, dropout_p=p))
+                contexts.append(scaled_dot_product_attention(queries, keys, values, allowed[:, None], dropout_p=p))
         context_TH: Tensor = _Unpad.apply(self._layouts(1, self.num_heads), len(projected), *contexts)
         return context_TH
 
-    def attend_first(self, h_TH: Tensor, q_BH: Tensor, key: Any, value: Any, p: float, site: int) -> Tensor:
+    def attend_first_projected(
+        self, projected: Tensor, q_BH: Tensor, p: float, site: int, window: int | None = None
+    ) -> Tensor:
+        """Contexts (B, H) of the first tokens, whose queries are given.
+
+        Args:
+            projected: keys and values (T, 2 * H) of all tokens side by side.
+        """
+        size, contexts = q_BH.shape[1] // self.num_heads, []
+        of_groups = q_BH.unflatten(1, (-1, size)).split([len(group.real) for group in self.groups])
+        sides = self._pad(projected, 2, self.num_heads)
+        for group, queries, (keys, values) in zip(self.groups, of_groups, sides, strict=True):
+            allowed = _allowed(group, window)[:, :1]
+            scores = _scores(queries.flatten(0, 1)[:, None], keys.flatten(0, 1), allowed, size)
+            probabilities = self._dropped(scores.softmax(-1).unflatten(0, queries.shape[:2]), group, p, site)
+            contexts.append((probabilities @ values).flatten(1))
+        return torch.cat(contexts)
+
+    def _dropped(self, probabilities: Tensor, group: LengthGroup, p: float, site: int) -> Tensor:
+        if self.noise is None:
+            return dropout(probabilities, p)
+        return self.noise.attention(probabilities, group, p, site)
+
+    def attend_first(
+        self,
+        h_TH: Tensor,
+        q_BH: Tensor,
+        key: tuple[Tensor, Tensor | None],
+        value: tuple[Tensor, Tensor | None],
+        p: float,
+        site: int,
+    ) -> Tensor:
         """Contexts (B, H) of the first tokens, whose queries are given, without keys and values of all tokens.
 
         q (W h) = (q W) h: the keys' weights go to the few queries instead of to every state, and those of the values
@@ -56,24 +88,22 @@ class PackedAttention:
         softmax takes away again: it has no gradient.
 
         Args:
-            key: the linear layer of keys, and ``value`` the one of values.
+            key: weight and bias of the keys, and ``value`` those of the values.
         """
         size = q_BH.shape[1] // self.num_heads
-        key_NdH, value_NdH = (layer.weight.unflatten(0, (-1, size)) for layer in (key, value))
+        key_NdH, value_NdH = (weight.unflatten(0, (-1, size)) for weight, _ in (key, value))
         queries_BNH = (q_BH.unflatten(1, (-1, size)).transpose(0, 1) @ key_NdH).transpose(0, 1)
         means, sums = [], []
         of_groups = queries_BNH.split([len(group.real) for group in self.groups])
         for group, queries, padded in zip(self.groups, of_groups, self._pad(h_TH, 1, 1), strict=True):
             states = padded[0, :, 0]
-            probabilities = _scores(queries, states, group, size).softmax(-1)[:, :, None]
-            if self.noise is None:
-                probabilities = dropout(probabilities, p)
-            else:
-                probabilities = self.noise.attention(probabilities, group, p, site)
+            scores = _scores(queries, states, _allowed(group, None), size)
+            probabilities = self._dropped(scores.softmax(-1)[:, :, None], group, p, site)
             means.append(probabilities[:, :, 0] @ states)
             sums.append(probabilities.sum(-1))
         context_NBd = torch.cat(means).transpose(0, 1) @ value_NdH.transpose(1, 2)
-        return context_NBd.transpose(0, 1).flatten(1) + (torch.cat(sums) * value.bias.view(-1, size)).flatten(1)
+        context_BH, bias = context_NBd.transpose(0, 1).flatten(1), value[1]
+        return context_BH if bias is None else context_BH + (torch.cat(sums) * bias.view(-1, size)).flatten(1)
 
     def _pad(self, states: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
         """For each group (parts, n, heads, L, d) of the states (T, parts * H)."""
@@ -86,13 +116,27 @@ class PackedAttention:
         return self.layouts[parts, num_heads]
 
 
-def _scores(queries: Tensor, keys: Tensor, group: LengthGroup, size: int) -> Tensor:
+def _allowed(group: LengthGroup, window: int | None) -> Tensor:
+    """Which keys a query attends to, (n, L, L), or (n, 1, L) where they are the same for all queries.
+
+    A padded query, which nobody reads, attends to all real keys: a row without any would give no number.
+    """
+    length = group.real.shape[1]
+    real = group.real[:, None]
+    if window is None or length <= window + 1:
+        return real
+    places = torch.arange(length, device=real.device)
+    near = (places[:, None] - places).abs() <= window
+    return real & (near | ~group.real[:, :, None])
+
+
+def _scores(queries: Tensor, keys: Tensor, allowed: Tensor, size: int) -> Tensor:
     """(n * heads, L, L) of queries and keys (n * heads, L, d), or (n, heads, L) of a query a head and states (n, L, H).
 
     ``size`` are the features of a head, d. The mask is added, which on a CPU is faster than filling.
     """
-    mask = torch.zeros_like(group.real, dtype=keys.dtype).masked_fill_(~group.real, -torch.inf)
-    mask = mask.repeat_interleave(len(keys) // len(mask), 0)[:, None]
+    mask = torch.zeros_like(allowed, dtype=keys.dtype).masked_fill_(~allowed, -torch.inf)
+    mask = mask.repeat_interleave(len(keys) // len(mask), 0)
     return torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=size**-0.5)
 
 

@@ -1,9 +1,5 @@
-"""Build the models of a run: a hub id, a folder, an earlier stage or a fresh one, cut to fewer layers where asked.
+"""Build the models of a run: a hub id, a folder, an earlier stage or a fresh one, cut to fewer layers where asked."""
 
-Together with ``encoders`` the only module that knows attribute names of ``transformers``.
-"""
-
-import re
 from typing import Any
 
 import torch
@@ -19,26 +15,8 @@ from transformers import (
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.tasks import Task, match_labels
-from distill_runner.models.config import Init, ModelConfig
+from distill_runner.models.config import Init, ModelConfig, chosen_layers
 from distill_runner.models.sources import load, read_config
-
-_LAYER = re.compile(r"(?<=encoder\.layer\.)\d+(?=\.)|(?<=transformer\.layer\.)\d+(?=\.)")
-
-
-def chosen_layers(source_layers: int, num_layers: int, init: Init) -> list[int]:
-    """Numbers (from 1) of the source's layers that a student of ``num_layers`` copies; empty if it copies none.
-
-    **reading** where ``num_layers`` does not divide: the groups' bounds are rounded down.
-    """
-    n, m = source_layers, num_layers
-    match init:
-        case "first":
-            return list(range(1, m + 1))
-        case "group_top":
-            return [j * n // m for j in range(1, m + 1)]
-        case "alternate":
-            return [j * n // m + 1 for j in range(m)]
-    return []
 
 
 def build(
@@ -79,26 +57,42 @@ def _describe_head(config: PreTrainedConfig, task: Task) -> None:
 
 
 def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -> None:
-    """Copy embeddings, the chosen layers and the pooler (**reading**: it comes with the backbone, as in PKD's code)."""
+    """Copy embeddings, the chosen layers and the pooler (**reading**: it comes with the backbone, as in PKD's code).
+
+    Where a family's layers share their weights (ALBERT), there is nothing to choose: all come along. ModernBERT's first
+    layer has no norm of its own; a layer that becomes the first one leaves its norm behind. A pooler that the source
+    does not have (NomicBERT) is drawn anew.
+    """
     chosen = chosen_layers(source.config.num_hidden_layers, target.config.num_hidden_layers, init)
     place = {layer - 1: number for number, layer in enumerate(chosen)}
+    prefix = _layers_prefix(source)
     weights = {}
     for name, tensor in source.state_dict().items():
-        layer = _LAYER.search(name)
-        if layer is None:
-            keep, renamed = bool(chosen) or name.startswith("embeddings."), name
-        else:
-            keep = int(layer[0]) in place
-            renamed = _LAYER.sub(lambda match: str(place[int(match[0])]), name) if keep else name
-        if keep:
-            weights[renamed] = tensor
-    backbone = target.base_model
-    missing, unexpected = backbone.load_state_dict(weights, strict=False)
-    missing = [name for name in missing if chosen]
-    unexpected = [name for name in unexpected if not name.startswith("pooler.")]  # heads without a pooler (RoBERTa)
+        if prefix and name.startswith(prefix):
+            number, _, rest = name.removeprefix(prefix).partition(".")
+            if int(number) in place:
+                weights[f"{prefix}{place[int(number)]}.{rest}"] = tensor
+        elif chosen or name.startswith("embeddings."):
+            weights[name] = tensor
+    missing, unexpected = target.base_model.load_state_dict(weights, strict=False)
+    missing = [name for name in missing if chosen and not name.startswith("pooler.")]
+    left_out = ("pooler.", f"{prefix}0.attn_norm.")
+    unexpected = [name for name in unexpected if not name.startswith(left_out)]
     if missing or unexpected:
         problem = f"its weights do not fit: {', '.join([*missing, *unexpected][:3])}"
         raise UserError(".model.source", source.config.name_or_path, problem)
+
+
+def _layers_prefix(backbone: PreTrainedModel) -> str | None:
+    """What the names of all its layers' weights begin with, before their number; None where layers share weights.
+
+    The outermost list of modules that is as long as the model is deep: lists within a layer come behind it.
+    """
+    depth = backbone.config.num_hidden_layers
+    if getattr(backbone.config, "num_hidden_groups", None) is not None:
+        return None
+    lists = (name for name, part in backbone.named_modules() if isinstance(part, nn.ModuleList) and len(part) == depth)
+    return f"{next(lists)}."
 
 
 def _fine_tuned(model: ModelConfig, task: Task) -> PreTrainedModel:

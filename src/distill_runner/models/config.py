@@ -38,3 +38,19 @@ class ModelConfig(Schema):
     def copies_layers(self) -> bool:
         """Whether it takes over layers of a source, of which it then cannot have more."""
         return self.source is not None and self.layers not in ("random", "embeddings_only")
+
+
+def chosen_layers(source_layers: int, num_layers: int, init: Init) -> list[int]:
+    """Numbers (from 1) of the source's layers that a student of ``num_layers`` copies; empty if it copies none.
+
+    **reading** where ``num_layers`` does not divide: the groups' bounds are rounded down.
+    """
+    n, m = source_layers, num_layers
+    match init:
+        case "first":
+            return list(range(1, m + 1))
+        case "group_top":
+            return [j * n // m for j in range(1, m + 1)]
+        case "alternate":
+            return [j * n // m + 1 for j in range(m)]
+    return []

@@ -24,7 +24,7 @@ def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
     if needs.projections:
         model.set_attn_implementation(RECORDING)
         inputs["tape"] = tape
-    output: Any = model(**inputs, output_hidden_states=bool(needs.cls))
+    output: Any = model(**inputs, output_hidden_states=bool(needs.cls or needs.states))
     if needs.projections and not tape:
         problem = f"models of type {model.config.model_type} do not give away their queries, keys and values"
         raise UserError("method", None, problem, "Take a model of another family, or a method without attention.")
@@ -38,6 +38,7 @@ def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
             (name, layer): tape[layer - 1][PROJECTIONS.index(name)].transpose(1, 2).flatten(2)[mask.bool()]
             for name, layer in needs.projections
         },
+        {layer: output.hidden_states[layer][mask.bool()] for layer in needs.states},
     )
 
 

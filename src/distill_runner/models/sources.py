@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 from distill_runner.common.errors import UserError, brief
 from distill_runner.common.hub import why_unreachable
-from distill_runner.models.config import ModelConfig
+from distill_runner.models.config import ModelConfig, chosen_layers
 from distill_runner.models.encoders import EncoderShape
 
 PACKAGE = "package:"
@@ -107,6 +107,10 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
         if model.copies_layers and model.num_layers > config.num_hidden_layers:
             problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"
             raise UserError(".model.num_layers", model.num_layers, problem)
+        if kinds := getattr(config, "layer_types", None):  # ModernBERT's, local and global: layers keep theirs
+            of_layers = chosen_layers(len(kinds), model.num_layers, model.layers)
+            of_layers = of_layers or [j % len(kinds) + 1 for j in range(model.num_layers)]
+            config.layer_types = [kinds[number - 1] for number in of_layers]
         config.num_hidden_layers = model.num_layers
     return config
 

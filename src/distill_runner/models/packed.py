@@ -1,0 +1,141 @@
+"""Features of packed tokens, padding-free but for the attention, computed no further than is asked for."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from distill_runner.datasets.batches import Batch
+from distill_runner.models.attention import PackedAttention
+from distill_runner.models.dropout import DropoutMasks
+from distill_runner.models.families import PACKED, Drop, Layer
+from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features, Projection
+
+SITES = 4
+"""Numbers of a layer's places for dropout; those below are the embeddings', those from ``HEAD`` on the head's."""
+HEAD = 1
+
+Angles = tuple[Tensor, Tensor]
+
+
+def extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
+    """Run a model of a packed family on ``batch`` as far as ``needs`` asks."""
+    family, backbone = PACKED[model.config.model_type], model.base_model
+    layers = family.layers(backbone)
+    num_tokens = len(batch.input_ids)
+    if torch.is_autocast_enabled(batch.input_ids.device.type):
+        batch = batch.rounded()  # a CPU's kernels for low precision are compiled for each number of rows
+    noise = DropoutMasks.of(batch) if model.training else None
+    reads_mean = needs.logits and batch.rows is None and family.reads_mean(model)
+    has_head = needs.logits or needs.next_sentence
+    whole = len(layers) if has_head else max(needs.cls | needs.states, default=0)
+    deepest = max([whole, *(number for _, number in needs.projections)])
+    h_TH, features = family.embed(model, batch, _drop_at(noise, 0)), Features()
+    kinds = {layer.rotary for layer in layers[:deepest] if layer.rotary}
+    angles = {kind: family.angles(backbone, h_TH, batch.positions, kind) for kind in kinds}
+    heads = PackedAttention(batch, model.config.num_attention_heads, noise)
+    if 0 in needs.states:
+        features.states[0] = h_TH[:num_tokens]
+    for number, layer in enumerate(layers[:deepest], start=1):
+        wanted = [name for name in PROJECTIONS if (name, number) in needs.projections]
+        turned = angles.get(layer.rotary or "")
+        if number == deepest > whole:  # nobody reads what this layer makes of its projections
+            read = {name: _project(layer, [name], layer.attended(h_TH), turned) for name in wanted}
+            features.projections |= {(name, number): read[name][:num_tokens] for name in wanted}
+            break
+        # Nobody reads the other tokens of the last layer, unless somebody asks for them or the head does.
+        only_cls = number == deepest and batch.rows is None and number not in needs.states and not reads_mean
+        run = partial(_layer, layer, heads, number * SITES, batch.starts if only_cls else None, wanted, turned)
+        h_TH, read = checkpoint(run, h_TH, use_reentrant=False) if layer.computed_twice else run(h_TH)
+        if number == len(layers):
+            h_TH = family.normed(backbone, h_TH)
+        features.projections |= {(name, number): read[name][:num_tokens] for name in wanted}
+        if number in needs.states:
+            features.states[number] = h_TH[:num_tokens]
+        if number in needs.cls:
+            features.cls[number] = h_TH if only_cls else h_TH.index_select(0, batch.starts)
+    if has_head:
+        cls_BH = h_TH if len(h_TH) == batch.size else h_TH.index_select(0, batch.starts)
+        read_RH = cls_BH if batch.rows is None else h_TH.index_select(0, batch.rows)
+        if needs.logits:
+            read_RH = _means(h_TH[:num_tokens], batch) if reads_mean else read_RH
+            features.logits = family.head(model, read_RH, _drop_at(noise, HEAD))
+        if needs.next_sentence:
+            head: Any = model.cls
+            features.next_sentence = head.seq_relationship(backbone.pooler(cls_BH[:, None]))
+    return features
+
+
+def _means(h_TH: Tensor, batch: Batch) -> Tensor:
+    """(B, H), of each sequence."""
+    lengths = torch.diff(batch.starts, append=batch.starts.new_tensor([len(h_TH)]))
+    of_token = torch.arange(batch.size, device=h_TH.device).repeat_interleave(lengths, output_size=len(h_TH))
+    return h_TH.new_zeros(batch.size, h_TH.shape[1]).index_add(0, of_token, h_TH) / lengths[:, None]
+
+
+def _project(layer: Layer, names: Sequence[Projection], h_RH: Tensor, angles: Angles | None) -> Tensor:
+    """The named projections (R, names * H) side by side, in one matrix product; queries and keys of rotary
+    positions as they are multiplied with each other.
+    """
+    projected = linear(h_RH, *layer.weights(names))
+    num_turned = len([name for name in names if name != "value"])
+    if angles is None or not num_turned:
+        return projected
+    width = projected.shape[1] // len(names)
+    turned, values = projected.split([num_turned * width, projected.shape[1] - num_turned * width], -1)
+    return torch.cat([_turn(turned, *angles), values], -1)
+
+
+def _turn(x_RH: Tensor, cos_Rd: Tensor, sin_Rd: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021, Eq. 34), in float32 at least."""
+    size = cos_Rd.shape[1]
+    x_RNd = x_RH.unflatten(1, (-1, size)).to(torch.promote_types(x_RH.dtype, torch.float32))
+    one, other = x_RNd.chunk(2, -1)
+    turned = x_RNd * cos_Rd[:, None] + torch.cat((-other, one), -1) * sin_Rd[:, None]
+    return turned.to(x_RH.dtype).flatten(1)
+
+
+def _layer(
+    layer: Layer,
+    heads: PackedAttention,
+    site: int,
+    starts: Tensor | None,
+    wanted: Sequence[Projection],
+    angles: Angles | None,
+    h_TH: Tensor,
+) -> tuple[Tensor, Mapping[Projection, Tensor]]:
+    """One layer over packed tokens, or over the first ones, and the projections that are read.
+
+    Its dropouts are at ``site`` and behind.
+    """
+    x_TH = layer.attended(h_TH)
+    p = layer.attention_dropout if layer.module.training else 0.0
+    if starts is None:
+        projected = _project(layer, PROJECTIONS, x_TH, angles)
+        read = dict(zip(PROJECTIONS, projected.chunk(3, -1), strict=True))
+        h_QH, context_QH = h_TH, heads.attend(projected, p, site, layer.window)
+    else:
+        h_QH = h_TH.index_select(0, starts)
+        q_BH = linear(x_TH.index_select(0, starts), *layer.weights(["query"]))  # a first token's angles are 0
+        read = {name: _project(layer, [name], x_TH, angles) for name in wanted}
+        if angles is None:
+            context_QH = heads.attend_first(x_TH, q_BH, layer.weights(["key"]), layer.weights(["value"]), p, site)
+        else:
+            sides = _project(layer, ["key", "value"], x_TH, angles)
+            context_QH = heads.attend_first_projected(sides, q_BH, p, site, layer.window)
+    return layer.finish(h_QH, context_QH, _drop_at(heads.noise, site)), read
+
+
+def _drop_at(noise: DropoutMasks | None, site: int) -> Drop:
+    def drop(dropout: Any, x_RH: Tensor, place: int) -> Tensor:
+        if noise is None:
+            dropped: Tensor = dropout(x_RH)
+            return dropped
+        return noise.rows(x_RH, getattr(dropout, "p", 0.0), site + place)
+
+    return drop
