@@ -118,6 +118,8 @@ def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, tmp
             "pretraining.optim.max_steps=2",
             "pretraining.optim.batch_size=8",
         ]
+    if name == "tinybert":
+        values.append("stages.phase1.optim.max_steps=2")
     if "mapping=explicit" in overrides:
         values.append("mapping.layers=[[2],[]]")
     if {"mapping=layer_6", "mapping=layer_12"} & set(overrides):  # layers that the small teacher has not

@@ -78,6 +78,7 @@ def _read(needs: FeatureRequest) -> str:
     read = [
         *(["logits"] if needs.logits else []),
         *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls)),
+        *(f"states of layer {layer}" for layer in sorted(needs.states)),
         *(
             f"{name} of layer {layer}"
             for name, layer in sorted(needs.projections, key=lambda place: (place[1], place[0]))

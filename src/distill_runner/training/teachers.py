@@ -54,7 +54,7 @@ class LiveTargets:
         self.tokens, self.needs, self.device = tokens, needs, device
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
-        asked = needs if needs is not None and self.needs.projections else self.needs
+        asked = needs if needs is not None and self.needs.of_tokens else self.needs
         index = batch.index.numpy()
         size = -(-len(index) // ROWS) * ROWS
         run = self.device.move(self.tokens.batch(np.resize(index, size), self.device.length_multiple))
@@ -62,7 +62,7 @@ class LiveTargets:
             features = extract(self.model, run, asked)
         place = {example: row for row, example in enumerate(run.index.tolist())}
         rows = torch.tensor([place[example] for example in index.tolist()], device=self.device.torch)
-        return features.full(rows, _tokens(run, rows, batch) if asked.projections else slice(None))
+        return features.full(rows, _tokens(run, rows, batch) if asked.of_tokens else slice(None))
 
 
 def _tokens(run: Batch, rows: Tensor, batch: Batch) -> Tensor:
@@ -142,6 +142,8 @@ def why_live(mode: Literal["auto", "cached", "live"], needs: FeatureRequest, tex
     """
     if needs.projections:
         why = "queries, keys and values are not cached: they take as much as the teacher's states of every token"
+    elif needs.states:
+        why = "the states of all tokens are not cached: they are as many numbers for each token as the teacher is wide"
     elif text:
         why = "of a corpus nothing is cached: few of its examples are read twice"
     else:

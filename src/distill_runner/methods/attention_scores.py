@@ -1,0 +1,71 @@
+"""Distillation of attention scores before the softmax (TinyBERT, Eq. 7), from the queries and keys of a layer.
+
+n sequences of one group padded to L, A heads.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.batches import Batch, LengthGroup
+from distill_runner.methods.base import Progress
+from distill_runner.methods.layer_mapping import LayerMapping, single
+from distill_runner.methods.layered import LayeredTerm
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest, Features
+
+
+def attention_scores(features: Features, layer: int, heads: int, group: LengthGroup) -> Tensor:
+    """Q K^T / sqrt(d) of every head, (n, A, L, L); where there is no token, the number means nothing.
+
+    Its softmax over the real keys (``group.real``) is the layer's attention, before dropout and without a window.
+    """
+    query, key = (
+        features.projections[name, layer][group.tokens][group.gather].unflatten(-1, (heads, -1)).transpose(1, 2)
+        for name in ("query", "key")
+    )
+    return query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+
+
+class AttentionScoreLoss(LayeredTerm):
+    """Squared error of the student's attention scores, head by head; the two models have as many heads.
+
+    The mean is over the heads and over all pairs of tokens of a sequence, then over the batch. **reading**: TinyBERT's
+    code counts the pairs of padding too, with scores of 0 on both sides, so that its number depends on the batch.
+
+    Args:
+        mapping: which teacher layer belongs to which student layer.
+        over_layers: ``sum`` (TinyBERT, Eq. 11) or ``mean`` over the supervised layers.
+    """
+
+    def __init__(self, mapping: LayerMapping | Mapping[str, Any], over_layers: Literal["sum", "mean"] = "sum") -> None:
+        super().__init__(mapping, over_layers)
+
+    def build(self, layers: list[list[int]], student: EncoderShape, teacher: EncoderShape) -> None:
+        single(layers)
+        self.heads = student.num_heads
+        if student.num_heads != teacher.num_heads:
+            problem = f"it has {student.num_heads} attention heads, the teacher {teacher.num_heads}; each has its peer"
+            raise UserError("student", None, problem, "Take a student with as many heads, or weight 0 for this term.")
+
+    def needs_of(self, layers: Mapping[int, list[int]]) -> tuple[FeatureRequest, FeatureRequest]:
+        def of(numbers: list[int]) -> FeatureRequest:
+            return FeatureRequest(projections=frozenset((name, k) for k in numbers for name in ("query", "key")))
+
+        return of(list(layers)), of([k for entry in layers.values() for k in entry])
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        return self.reduced([self._layer(student, teacher, j, k, batch) for j, (k,) in self.supervised.items()])
+
+    def _layer(self, student: Features, teacher: Features, j: int, k: int, batch: Batch) -> Tensor:
+        of_groups = []
+        for group in batch.groups:
+            sides = (attention_scores(side, layer, self.heads, group) for side, layer in ((student, j), (teacher, k)))
+            mine, target = sides
+            pairs = group.real[:, None, :, None] & group.real[:, None, None, :]
+            squares = (mine - target).square().masked_fill(~pairs, 0.0).sum((1, 2, 3))
+            of_groups.append((squares / (self.heads * group.real.sum(1).square())).sum())
+        return torch.stack(of_groups).sum() / batch.size
