@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from distill_runner.common.seeds import split_mix
-from distill_runner.datasets.batches import Batch, Tokens
+from distill_runner.datasets.batches import Batch, LengthGroup, Tokens
 from distill_runner.models.dropout import DropoutMasks
 from distill_runner.models.encoders import extract
 from distill_runner.models.features import FeatureRequest, Features
@@ -103,6 +103,23 @@ def test_places_and_heads_are_independent(tokens: Tokens) -> None:
     heads = noise.attention(torch.ones(shape), group, 0.5, 4).eq(0).double().transpose(0, 1).flatten(1)
     off_diagonal = torch.corrcoef(heads) - torch.eye(4, dtype=torch.float64)
     assert float(off_diagonal.abs().max()) < 6 / heads.shape[1] ** 0.5
+
+
+def test_heads_share_no_zeros_however_long_the_text() -> None:
+    """Of 9,000 keys; the zeros of the first 4,096 are those of a shorter text."""
+
+    def masks(length: int) -> Tensor:
+        row = torch.arange(length)[None]
+        zeros = torch.zeros(length, dtype=torch.long)
+        group = LengthGroup(slice(0, 1), slice(0, length), row, row >= 0, row[0])
+        batch = Batch(zeros, zeros, row[0], torch.tensor([0]), torch.tensor([5]), (group,))
+        return DropoutMasks(7, batch).attention(torch.ones(1, 3, 1, length), group, 0.5, 4)[0, :, 0]
+
+    heads = masks(9000)
+    assert torch.equal(heads[:, :4096], masks(4096))
+    pieces = torch.cat([heads[:, start : start + 4096] for start in (0, 4096)]).eq(0).double()
+    apart = torch.corrcoef(pieces) - torch.eye(6, dtype=torch.float64)
+    assert float(apart.abs().max()) < 6 / 4096**0.5
 
 
 def test_dropout_in_attention_is_that_of_the_formula(tokens: Tokens) -> None:

@@ -16,9 +16,10 @@ from transformers import AutoTokenizer
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets import corpora
+from distill_runner.datasets.array_file import ArrayFile
 from distill_runner.datasets.batches import Tokens
 from distill_runner.datasets.corpora import Corpus, Part, TransferSet, write_examples
-from distill_runner.datasets.corpora.text_examples import IS_NEXT, ArrayFile, Documents, Frame, packed, pairs, passages
+from distill_runner.datasets.corpora.text_examples import IS_NEXT, Documents, Frame, packed, pairs, passages
 from distill_runner.training.data import CorpusData
 from distill_runner.training.devices import Device
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
+from distill_runner.pipeline import store as store_module
 from distill_runner.pipeline.store import Store, key_of
 
 SPEC = {"kind": "thing", "seed": 1, "data": {"content": "abc", "columns": ["a", "b"]}}
@@ -133,6 +134,37 @@ def test_damage_is_found_and_mended(store: Store, caplog: pytest.LogCaptureFixtu
     damage(folder / name)
     store.get(SPEC, build)
     assert build.built == 3
+
+
+def test_a_large_file_is_read_once_while_nobody_writes_to_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counted(file: Path) -> str:
+        read.append(file.name)
+        return checksum(file)
+
+    def build(folder: Path) -> None:
+        (folder / "large").write_bytes(bytes(2**20))
+        (folder / "small").write_bytes(b"1")
+
+    checksum = store_module._checksum
+    monkeypatch.setattr(store_module, "_checksum", counted)
+    monkeypatch.setattr(store_module, "_VERIFIED", store.folder / "verified")
+    large = store.get(SPEC, build) / "large"
+    for expected in (["large"], ["large"]):  # written just now, it may change within a tick of the clock
+        read.clear()
+        store.get(SPEC, build)
+        assert [name for name in read if name == "large"] == expected
+    before = time.time() - 60
+    os.utime(large, (before, before))
+    for expected in (["large"], [], []):
+        read.clear()
+        assert Store(store.folder).find(SPEC)
+        assert "small" in read
+        assert [name for name in read if name == "large"] == expected
+    large.write_bytes(bytes(2**20 - 1) + b"1")
+    assert store.has(SPEC)
+    assert store.find(SPEC) is None
 
 
 def _build_slowly(folder: Path, barrier: Any, number: int) -> None:

@@ -4,7 +4,7 @@ import os
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from distill_runner.commands.arguments import Parser, ended
@@ -57,8 +57,7 @@ def _parser() -> Parser:
 
 
 def _list(known: Sequence[Entry]) -> int:
-    for entry in known:
-        print(_line(entry, known))
+    _show(known, known)
     counts = Counter(entry.kind for entry in known)
     for kind, number in counts.items():
         print(f"{kind:12} {number:5} {_bytes(occupied(entry for entry in known if entry.kind == kind)):>10}")
@@ -66,9 +65,15 @@ def _list(known: Sequence[Entry]) -> int:
     return 0
 
 
-def _line(entry: Entry, known: Sequence[Entry]) -> str:
-    names = {other.key: other for other in known}
-    made_from = ", ".join(f"{names[key].kind} {key}" for key in sorted(entry.refers) if key in names)
+def _show(chosen: Sequence[Entry], known: Sequence[Entry]) -> None:
+    kinds = {entry.key: entry.kind for entry in known}
+    for entry in chosen:
+        print(_line(entry, kinds))
+
+
+def _line(entry: Entry, kinds: Mapping[str, str]) -> str:
+    """``kinds`` of all keys that are in the store."""
+    made_from = ", ".join(f"{kinds[key]} {key}" for key in sorted(entry.refers) if key in kinds)
     notes = [entry.what, made_from and f"from {made_from}", "" if entry.state == "whole" else entry.state]
     size, age = _bytes(occupied([entry])), _age(entry.age)
     return f"{entry.kind:12} {entry.key} {size:>10} {age:>6}  {'; '.join(filter(None, notes))}".rstrip()
@@ -79,8 +84,7 @@ def _delete(arguments: Namespace, known: Sequence[Entry]) -> int:
     if not chosen:
         print("nothing to delete")
         return 0
-    for entry in chosen:
-        print(_line(entry, known))
+    _show(chosen, known)
     if others := users(known, chosen):
         print(f"{len(others)} others were made from these, and stay whole")
     print(f"{len(chosen)} to delete, which frees {_bytes(freed(chosen))}")

@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
+from distill_runner.datasets.array_file import ArrayFile
+
 if TYPE_CHECKING:
     from distill_runner.datasets.examples import Examples
 
 LENGTH_MULTIPLE = 16
+TEXTS_AT_ONCE = 2000
+"""Are tokenised: a tokenizer's lists take a hundred times the memory of what is kept of them."""
 PADDING = 0
 """Token id under the padding of ``Batch.padded``; no attention sees it."""
 
@@ -139,11 +143,19 @@ class Tokens:
     @staticmethod
     def write(folder: Path, examples: "Examples", tokenizer: Any, max_length: int) -> None:
         """Tokenise and save. Long inputs lose tokens from the longer text first, as in BERT's own recipe."""
-        encoded = tokenizer(*examples.texts, truncation=True, max_length=max_length, return_token_type_ids=True)
-        offsets = np.cumsum([0, *map(len, encoded["input_ids"])], dtype=np.int64)
-        np.save(folder / "ids.npy", np.concatenate(encoded["input_ids"]).astype(np.int32))
-        np.save(folder / "segments.npy", np.concatenate(encoded["token_type_ids"]).astype(np.int8))
-        np.save(folder / "offsets.npy", offsets)
+        how = {"truncation": True, "max_length": max_length, "return_attention_mask": False}
+        with (
+            ArrayFile(folder / "ids.npy", np.int32) as ids,
+            ArrayFile(folder / "segments.npy", np.int8) as segments,
+            ArrayFile(folder / "offsets.npy", np.int64) as offsets,
+        ):
+            offsets.append([0])
+            for first in range(0, len(examples), TEXTS_AT_ONCE):
+                some = [texts[first : first + TEXTS_AT_ONCE] for texts in examples.texts]
+                encoded = tokenizer(*some, return_token_type_ids=True, **how)
+                offsets.append(ids.size + np.cumsum([len(one) for one in encoded["input_ids"]]))
+                ids.append(np.concatenate(encoded["input_ids"]))
+                segments.append(np.concatenate(encoded["token_type_ids"]))
         if examples.labels is not None:
             np.save(folder / "labels.npy", examples.labels)
 

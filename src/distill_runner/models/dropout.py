@@ -15,8 +15,10 @@ from distill_runner.datasets.batches import Batch, LengthGroup
 
 _PER_SITE = 2**20
 """Hashes that a token may take at one place of the model: more than heads times keys, or features, over four."""
-_LONGEST = 4096
-"""Keys of a query, so that the numbers of a head do not depend on how far the keys are padded."""
+_PER_HEAD = 2**10
+"""Hashes of a head, four keys each, so that its numbers do not depend on how far the keys are padded."""
+_BEYOND = 2**40
+"""Where the hashes of a head's next 4,096 keys begin: behind those of all heads and places."""
 
 
 class DropoutMasks:
@@ -49,7 +51,8 @@ class DropoutMasks:
         first = self.tokens[self.starts[group.sequences], None]
         keys = first if queries == 1 else self.tokens[group.tokens][group.gather]
         columns = torch.arange(-(-length // 4), device=keys.device)
-        counters = columns + torch.arange(heads, device=keys.device)[:, None, None] * (_LONGEST // 4) + site * _PER_SITE
+        columns = columns % _PER_HEAD + columns // _PER_HEAD * _BEYOND
+        counters = columns + torch.arange(heads, device=keys.device)[:, None, None] * _PER_HEAD + site * _PER_SITE
         kept = _kept(keys[:, None, :, None], counters, p, probabilities.dtype)
         return probabilities * kept[..., :length]
 

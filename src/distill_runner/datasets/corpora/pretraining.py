@@ -1,7 +1,9 @@
 """From text to what a masked language model learns on: a WordPiece vocabulary and masked tokens."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,27 +24,36 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, folder: Path | str) -
         vocab_size: number of entries, special tokens included.
         folder: where the tokenizer goes.
     """
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import BertTokenizer
 
-    texts = list(texts)
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    seen = tokenizer.normalizer.normalize_str("\n".join(texts) + "".join(map(chr, range(33, 127))))
-    characters = sorted(set(seen) - set(" \n"))
+    with TemporaryFile("w+", encoding="utf-8") as spool:  # read twice, and perhaps larger than the memory
+        seen = set(tokenizer.normalizer.normalize_str("".join(map(chr, range(33, 127)))))
+        for text in texts:
+            seen.update(tokenizer.normalizer.normalize_str(text))
+            spool.write(json.dumps(text) + "\n")
+        spool.seek(0)
+        trainer = _wordpiece_trainer(sorted(seen - set(" \n")), vocab_size)
+        tokenizer.train_from_iterator(map(json.loads, spool), trainer)
+    BertTokenizer(vocab=tokenizer.get_vocab(), do_lower_case=True).save_pretrained(folder)
+
+
+def _wordpiece_trainer(characters: list[str], vocab_size: int) -> Any:
+    from tokenizers.trainers import WordPieceTrainer
+
     # Left alone, the trainer numbers continuation pieces in an order that changes from process to process and
     # takes equally frequent merges in the order of these numbers. As special tokens they keep their places.
     continuations = [f"##{character}" for character in characters if character.isalnum()]
-    trainer = trainers.WordPieceTrainer(
+    return WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=SPECIAL_TOKENS + continuations,
         initial_alphabet=characters,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    BertTokenizer(vocab=tokenizer.get_vocab(), do_lower_case=True).save_pretrained(folder)
 
 
 def mask_tokens(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError
+from distill_runner.datasets.array_file import ArrayFile
 from distill_runner.datasets.corpora.corpus import Corpus, Held
 
 IS_NEXT, IS_RANDOM = 0, 1
@@ -59,32 +60,6 @@ class Documents:
                 counts += [len(document) for document in some]
         sentences = np.concatenate([[0], np.cumsum(np.load(folder / "lengths.npy"))])
         return cls(np.load(folder / "ids.npy", mmap_mode="r"), sentences, np.cumsum(counts))
-
-
-class ArrayFile:
-    """A one-dimensional array that grows on disk; a ``.npy`` file once it is closed."""
-
-    def __init__(self, file: Path, dtype: type) -> None:
-        self.stream, self.dtype, self.size = file.open("wb"), np.dtype(dtype), 0
-        self._write_header()
-
-    def append(self, values: Any) -> None:
-        array = np.asarray(values, dtype=self.dtype)
-        self.stream.write(array.tobytes())
-        self.size += len(array)
-
-    def _write_header(self) -> None:
-        """numpy leaves room for the largest size, so that the header can be written again over itself."""
-        description = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.size,)}
-        np.lib.format.write_array_header_1_0(self.stream, description)
-
-    def __enter__(self) -> "ArrayFile":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.stream.seek(0)
-        self._write_header()
-        self.stream.close()
 
 
 @dataclass(frozen=True)

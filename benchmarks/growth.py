@@ -1,0 +1,150 @@
+"""What grows with the data: memory of tokenising and of training a vocabulary, seconds of listing and of checking a store.
+
+    python -m benchmarks.growth tokens 10000 100000 1000000     peak MiB of a process, by rows of text
+    python -m benchmarks.growth vocabulary 20000 80000          peak MiB, by paragraphs
+    python -m benchmarks.growth store 100 1000 10000            seconds of ``distill-run-store``, by artifacts
+    python -m benchmarks.growth targets 500                     seconds to open an artifact of so many MiB, twice
+
+Each number is of a process of its own. Rows of text are drawn from the embedded corpus.
+"""
+
+import csv
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import chain, count, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.machine import peak_memory
+from benchmarks.tables import markdown
+
+
+def main() -> None:
+    what, *sizes = sys.argv[1:]
+    if what == "one":
+        name, size, folder = sizes
+        print(MEASURES[name](int(size), Path(folder)))
+        return
+    rows = [[what, *sizes], [UNITS[what]]]
+    for size in sizes:
+        with TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "benchmarks.growth", "one", what, size, folder]
+            rows[1].append(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+    print(markdown(rows))
+
+
+def tokens(rows: int, folder: Path) -> str:
+    """A CSV file of sentences with two labels, read and tokenised."""
+    from transformers import AutoTokenizer
+
+    from distill_runner.datasets.batches import Tokens
+    from distill_runner.datasets.corpora import train_wordpiece
+    from distill_runner.datasets.tasks import Task, load_split
+
+    _in_another_process(_write_csv, rows, folder)
+    (folder / "tokenizer").mkdir()
+    train_wordpiece(_texts(1000), 2000, folder / "tokenizer")
+    task = Task(
+        name="growth",
+        dataset=str(folder),
+        columns=["sentence"],
+        labels=["no", "yes"],
+        metrics=["accuracy"],
+        max_length=128,
+        epochs=1,
+        validation={"validation": "validation"},
+    )
+    started = time.perf_counter()
+    Tokens.write(folder, load_split(task, "train"), AutoTokenizer.from_pretrained(folder / "tokenizer"), 128)
+    return f"{peak_memory():.0f} ({time.perf_counter() - started:.0f} s)"
+
+
+def vocabulary(texts: int, folder: Path) -> str:
+    """WordPiece of 30,000 entries from paragraphs of Wikipedia (wiki_paragraphs in DISTILL_DATA_DIR)."""
+    from distill_runner.datasets.corpora import train_wordpiece
+
+    started = time.perf_counter()
+    train_wordpiece(_paragraphs(texts), 30_000, folder)
+    return f"{peak_memory():.0f} ({time.perf_counter() - started:.0f} s)"
+
+
+def store(artifacts: int, folder: Path) -> str:
+    """Stages and the targets made from them, by turns."""
+    from distill_runner.pipeline.store import Store, key_of
+
+    filled, teacher = Store(folder / "store"), ""
+    for number in range(artifacts):
+        stage = {"kind": "stage", "schema": 1, "stage": "student", "seed": number, "teacher": teacher}
+        spec = {"kind": "targets", "schema": 1, "teacher": teacher, "seed": number} if number % 2 else stage
+        filled.get(spec, lambda place: None if (place / "metrics.json").write_text("{}") else None)
+        teacher = key_of(stage)
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "distill_runner.commands.store", "--store", str(folder / "store")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return f"{time.perf_counter() - started:.2f}"
+
+
+def targets(mebibytes: int, folder: Path) -> str:
+    """As two points of a grid do, each in a process of its own."""
+    from distill_runner.pipeline.store import Store
+
+    def fill(place: Path) -> None:
+        with (place / "cls.npy").open("wb") as file:
+            for _ in range(mebibytes):
+                file.write(random.randbytes(2**20))
+
+    spec = {"kind": "targets", "schema": 1}
+    Store(folder / "store").get(spec, fill)
+    script = (
+        "import sys, time; from pathlib import Path; from distill_runner.pipeline.store import Store\n"
+        f"s = Store(Path(sys.argv[1])); t = time.perf_counter(); s.get({spec!r}, None)\n"
+        "print(f'{time.perf_counter() - t:.3f}')"
+    )
+    command = [sys.executable, "-c", script, str(folder / "store")]
+    return ", ".join(subprocess.check_output(command, text=True).strip() for _ in range(2))
+
+
+def _in_another_process(write: Callable[[int, Path], None], rows: int, folder: Path) -> None:
+    """What it takes is not counted here."""
+    command = f"from benchmarks.growth import *; {write.__name__}({rows}, Path({str(folder)!r}))"
+    subprocess.run([sys.executable, "-c", f"from benchmarks.growth import {write.__name__}; {command}"], check=True)
+
+
+def _write_csv(rows: int, folder: Path) -> None:
+    with (folder / "train.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["sentence", "label"])
+        table.writerows((text, ["no", "yes"][number % 2]) for number, text in enumerate(_texts(rows)))
+    (folder / "validation.csv").write_text("sentence,label\nbad,no\ngood,yes\n")
+
+
+def _texts(count: int):  # type: ignore[no-untyped-def]
+    """Sentences drawn with replacement."""
+    from distill_runner.datasets.embedded import embedded_sentences
+
+    sentences, draw = [text for texts in embedded_sentences().values() for text in texts], random.Random(0)
+    return (draw.choice(sentences) for _ in range(count))
+
+
+def _paragraphs(number: int):  # type: ignore[no-untyped-def]
+    """Those of Wikipedia, again and again."""
+    from distill_runner.datasets.corpora import Corpus
+
+    wiki = {"dataset": "wiki_paragraphs", "columns": ["text"], "document_column": "title"}
+    corpus = Corpus(name="wiki", max_length=128, parts={"wiki": wiki})
+    return islice(chain.from_iterable(corpus.texts("train") for _ in count()), number)
+
+
+MEASURES: dict[str, Callable[[int, Path], str]] = {
+    "tokens": tokens,
+    "vocabulary": vocabulary,
+    "store": store,
+    "targets": targets,
+}
+UNITS = {"tokens": "peak MiB", "vocabulary": "peak MiB", "store": "seconds", "targets": "seconds, first and second"}
+
+if __name__ == "__main__":
+    main()
