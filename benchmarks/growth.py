@@ -1,4 +1,4 @@
-"""What grows with the data: memory of tokenising and of training a vocabulary, seconds of listing and of checking a store.
+"""What grows with the data: memory of tokenising and of training a vocabulary, seconds of listing and checking a store.
 
     python -m benchmarks.growth tokens 10000 100000 1000000     peak MiB of a process, by rows of text
     python -m benchmarks.growth vocabulary 20000 80000          peak MiB, by paragraphs
@@ -79,7 +79,7 @@ def store(artifacts: int, folder: Path) -> str:
     for number in range(artifacts):
         stage = {"kind": "stage", "schema": 1, "stage": "student", "seed": number, "teacher": teacher}
         spec = {"kind": "targets", "schema": 1, "teacher": teacher, "seed": number} if number % 2 else stage
-        filled.get(spec, lambda place: None if (place / "metrics.json").write_text("{}") else None)
+        filled.get(spec, lambda place: print("{}", file=(place / "metrics.json").open("w")))
         teacher = key_of(stage)
     started = time.perf_counter()
     command = [sys.executable, "-m", "distill_runner.commands.store", "--store", str(folder / "store")]

@@ -209,3 +209,12 @@ def test_a_python_without_its_documentation_is_refused(monkeypatch: pytest.Monke
     embedded.embedded_sentences.cache_clear()
     with pytest.raises(UserError, match="complete installation"):
         embedded.embedded_passages()
+
+
+def test_pieces_of_words_have_their_places_before_counting(tmp_path: Path) -> None:
+    """Signs that are neither letters nor punctuation, too: counting numbers them in another order each time."""
+    corpora.train_wordpiece(["15° 3¢ x−y भाि"] * 4, 300, tmp_path)
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    pieces = {piece: place for piece, place in vocabulary.items() if piece.startswith("##") and len(piece) == 3}
+    assert {"##°", "##¢", "##−", "##a", "##ि"} <= pieces.keys()
+    assert sorted(pieces.values()) == list(range(5, 5 + len(pieces)))

@@ -128,9 +128,9 @@ def _checksum(file: Path) -> str:
 def _is_known(file: Path, checksum: str) -> bool:
     """Whether a file has this checksum. A large one is read once by a machine, as long as nobody writes to it.
 
-    What was read leaves an empty file in the machine's temporary folder, named by inode, size, time and checksum. A file
-    that was written just now leaves none: it could be written again at the same time, as the clock of file systems is
-    coarse.
+    What was read leaves an empty file in the machine's temporary folder, named by inode, size, time and checksum. A
+    file that was written just now leaves none: file systems have coarse clocks, so that it could be written again
+    without another time.
     """
     status = file.stat()
     identity = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{checksum}"

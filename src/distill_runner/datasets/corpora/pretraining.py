@@ -36,17 +36,20 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, folder: Path | str) -
             seen.update(tokenizer.normalizer.normalize_str(text))
             spool.write(json.dumps(text) + "\n")
         spool.seek(0)
-        trainer = _wordpiece_trainer(sorted(seen - set(" \n")), vocab_size)
+        characters = sorted(seen - set(" \n"))
+        within = [one for one in characters if len(tokenizer.pre_tokenizer.pre_tokenize_str(f"a{one}")) == 1]
+        trainer = _wordpiece_trainer(characters, within, vocab_size)
         tokenizer.train_from_iterator(map(json.loads, spool), trainer)
     BertTokenizer(vocab=tokenizer.get_vocab(), do_lower_case=True).save_pretrained(folder)
 
 
-def _wordpiece_trainer(characters: list[str], vocab_size: int) -> Any:
+def _wordpiece_trainer(characters: list[str], within: list[str], vocab_size: int) -> Any:
+    """``within`` are the characters that words may go on with."""
     from tokenizers.trainers import WordPieceTrainer
 
     # Left alone, the trainer numbers continuation pieces in an order that changes from process to process and
     # takes equally frequent merges in the order of these numbers. As special tokens they keep their places.
-    continuations = [f"##{character}" for character in characters if character.isalnum()]
+    continuations = [f"##{character}" for character in within]
     return WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
