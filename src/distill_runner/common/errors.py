@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 class UserError(Exception):
     """A mistake in the configuration, the data or the environment, never a fault of the program.
 
-    The command line prints it without a traceback and ends with exit code 2.
+    The command line prints it without a traceback and ends with ``exit_code``.
 
     Args:
         key: the configuration key (or file) at fault, as typed on the command line. One that begins with a dot belongs
@@ -20,6 +20,8 @@ class UserError(Exception):
         problem: what is wrong with it.
         remedy: what to type or do instead.
     """
+
+    exit_code: ClassVar[int] = 2
 
     def __init__(self, key: str, value: Any, problem: str, remedy: str = "") -> None:
         self.key, self.value, self.problem, self.remedy = key, value, problem, remedy
@@ -32,7 +34,13 @@ class UserError(Exception):
 
     def at(self, key: str) -> "UserError":
         """The same of another key."""
-        return UserError(key, self.value, self.problem, self.remedy)
+        return type(self)(key, self.value, self.problem, self.remedy)
+
+
+class Unavailable(UserError):
+    """What is asked for cannot be had at the moment: the network, the hub, the disk. No mistake of the user's."""
+
+    exit_code = 1
 
 
 class TrainingError(Exception):
@@ -121,4 +129,4 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int]:
         return "interrupted: the same command goes on from here", 130
     if isinstance(error, TrainingError):
         return f"{error}\n  {error.remedy}", 1
-    return str(error), 2
+    return str(error), error.exit_code if isinstance(error, UserError) else 2

@@ -1,28 +1,280 @@
-"""Whether the hub has something, found out by one short request: its libraries would retry for half a minute."""
+"""Repositories of the Hugging Face hub: which commit a run reads, and its files on this machine.
 
-from functools import lru_cache
-from typing import Literal
+A name is resolved to a commit once. All that a run reads of it comes from that commit, and only from there: a copy of
+another one in the cache is no substitute. What the cache has of a commit costs no request.
+"""
 
-from distill_runner.common.errors import brief
+import json
+import logging
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any, Literal
 
-SECONDS_TO_ANSWER = 5.0
+from distill_runner.common.errors import Unavailable, UserError, brief
+from distill_runner.common.terminal import Fetching
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["model", "dataset"]
+WORDS: dict[Kind, str] = {"model": "model", "dataset": "data set"}
+PINS = "DISTILL_HUB_COMMITS"
+"""Environment variable of the commits that a sweep has resolved, for the processes of its points."""
+SECONDS_TO_ANSWER = 10.0
 
 
-@lru_cache
-def why_unreachable(kind: Literal["model", "dataset"], name: str, revision: str | None) -> str | None:
-    """Why ``name`` cannot be fetched, in a user's words; ``None`` if it can. It may still be in the local cache."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
+class NotThere(Exception):
+    """Why files of the hub cannot be had, in a user's words.
 
-    ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
+    Args:
+        network: whether it is no mistake of the user's, and may be otherwise later.
+    """
+
+    def __init__(self, problem: str, remedy: str = "", network: bool = False) -> None:
+        self.problem, self.remedy, self.network = problem, remedy, network
+        super().__init__(problem)
+
+    def of(self, key: str, value: Any, remedy: str) -> UserError:
+        """The same of a configuration key; ``remedy`` where there is no better one."""
+        return (Unavailable if self.network else UserError)(key, value, self.problem, self.remedy or remedy)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A state of a repository. ``name`` is its present one, such as ``google-bert/bert-base-uncased``."""
+
+    kind: Kind
+    name: str
+    sha: str
+
+    @property
+    def folder(self) -> Path:
+        """Where its files lie once they are fetched."""
+        return _cache_of(self.kind, self.name) / "snapshots" / self.sha
+
+
+def commit(kind: Kind, name: str, revision: str | None) -> Commit:
+    """The commit that a revision (``main`` by default) is at: asked once in a process, and once for a sweep.
+
+    Raises:
+        NotThere: it does not exist, or neither the hub nor an earlier download can tell.
+    """
+    found = _outcome(kind, name, revision or "main")
+    if isinstance(found, NotThere):
+        raise found
+    return found
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """Processes that are started within take over the commits that are resolved by then."""
+    before = os.environ.get(PINS)
+    os.environ[PINS] = json.dumps({**_pins(), **_RESOLVED})
     try:
-        ask(name, revision=revision, timeout=SECONDS_TO_ANSWER)
-    except GatedRepoError:
-        return "the hub gives it only to those who have accepted its terms (hf auth login)"
-    except (RepositoryNotFoundError, HFValidationError):
-        return f"neither a folder here nor a {'model' if kind == 'model' else 'data set'} on the hub"
-    except OfflineModeIsEnabled:
-        return "not downloaded before, and HF_HUB_OFFLINE forbids asking the hub"
+        yield
+    finally:
+        if before is None:
+            del os.environ[PINS]
+        else:
+            os.environ[PINS] = before
+
+
+_RESOLVED: dict[str, str] = {}
+"""``kind:name@revision`` -> ``name@sha``."""
+
+
+def _pins() -> dict[str, str]:
+    pins: dict[str, str] = json.loads(os.environ.get(PINS, "{}"))
+    return pins
+
+
+def forget() -> None:
+    """Ask the hub again."""
+    _outcome.cache_clear()
+    _RESOLVED.clear()
+
+
+@cache
+def _outcome(kind: Kind, name: str, revision: str) -> Commit | NotThere:
+    key = f"{kind}:{name}@{revision}"
+    try:
+        if pinned := _pins().get(key):
+            found = Commit(kind, *pinned.split("@"))
+        elif re.fullmatch("[0-9a-f]{40}", revision):
+            found = Commit(kind, name, revision)
+        else:
+            found = _ask(kind, name, revision)
+    except NotThere as error:
+        return error
+    _RESOLVED[key] = f"{found.name}@{found.sha}"
+    return found
+
+
+def _ask(kind: Kind, name: str, revision: str) -> Commit:
+    from huggingface_hub import HfApi
+
+    known = _known_commit(kind, name, revision)
+    try:
+        connect()
+        info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=SECONDS_TO_ANSWER)
     except Exception as error:
-        return f"the hub cannot be reached ({brief(error)})"
-    return None
+        why = _why(error, kind, name, revision)
+        if known is None or not (why.network or _is_offline(error)):
+            raise why from error
+        if why.network:
+            log.warning("%s: %s; taken as it was fetched before, at commit %s", name, why.problem, known[:8])
+        return Commit(kind, name, known)
+    assert info.sha is not None
+    if known not in (None, info.sha):
+        log.warning("%s: %s has moved from %s to %s since it was fetched", name, revision, str(known)[:8], info.sha[:8])
+        log.warning("  %s@%s, or revision=%s, keeps to the old one", name, str(known)[:8], known)
+    if info.id != name and not (_cache_of(kind, name)).exists():  # found by its old name, too, without the hub
+        _cache_of(kind, info.id).mkdir(parents=True, exist_ok=True)
+        _cache_of(kind, name).symlink_to(_cache_of(kind, info.id).name)
+    return Commit(kind, info.id, info.sha)
+
+
+def fetch(of: Commit, patterns: Sequence[str], revision: str | None = None) -> Path:
+    """The folder of the commit, with its files of these patterns, fetched as far as they are not there.
+
+    Args:
+        revision: that was resolved, remembered for when the hub cannot be asked.
+    Raises:
+        NotThere: they cannot be had.
+    """
+    from huggingface_hub import snapshot_download
+
+    chosen: dict[str, Any] = {"repo_type": of.kind, "revision": of.sha, "allow_patterns": list(patterns)}
+    if _is_whole(of, patterns):
+        return of.folder
+    connect()
+    _require_space(of, patterns)
+    try:
+        with Fetching(of.name) as bar:
+            folder = Path(snapshot_download(of.name, tqdm_class=bar.kind, **chosen))
+    except KeyboardInterrupt:
+        log.warning("what has been fetched is kept in %s; a file in progress begins again", of.folder.parents[1])
+        raise
+    except Exception as error:
+        if of.folder.is_dir() and _is_offline(error) and names(of) is None:
+            return of.folder  # fetched by another program, which kept no list of its files
+        raise _why(error, of.kind, of.name, revision) from error
+    if revision and revision != of.sha:
+        _remember(of, revision)
+    return folder
+
+
+def names(of: Commit) -> dict[str, int] | None:
+    """The files of a commit with their sizes; None before something of it has been fetched."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        tree = get_cached_repo_tree(of.name, repo_type=of.kind, revision=of.sha)
+    except CachedRepoTreeNotFoundError:
+        return None
+    return {file.path: file.size for file in tree}
+
+
+def matching(files: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Those of ``files`` that match any pattern."""
+    return [file for file in files if any(fnmatch(file, pattern) for pattern in patterns)]
+
+
+def _is_whole(of: Commit, patterns: Sequence[str]) -> bool:
+    there = names(of)
+    return there is not None and all((of.folder / file).exists() for file in matching([*there], patterns))
+
+
+def _require_space(of: Commit, patterns: Sequence[str]) -> None:
+    sizes = names(of) or {}
+    needed = sum(sizes[file] for file in matching([*sizes], patterns) if not (of.folder / file).exists())
+    place = _cache_of(of.kind, of.name)
+    if place.exists() and needed > (free := disk_usage(place).free):
+        problem = f"takes {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free in {place.parent}"
+        raise NotThere(problem, "Make room, or set HF_HOME to a folder on a larger disk.", network=True)
+
+
+def _cache_of(kind: Kind, name: str) -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser() / f"{kind}s--{name.replace('/', '--')}"
+
+
+def _known_commit(kind: Kind, name: str, revision: str) -> str | None:
+    """That the revision was at when it was fetched last."""
+    try:
+        return (_cache_of(kind, name) / "refs" / revision).read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _remember(of: Commit, revision: str) -> None:
+    file = _cache_of(of.kind, of.name) / "refs" / revision
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}.tmp")
+    partial.write_text(of.sha)
+    partial.replace(file)
+
+
+@cache
+def connect() -> None:
+    """What is said to the hub, by whichever library, is tried again, and not printed."""
+    from huggingface_hub.utils import logging as hub_logging
+
+    from distill_runner.common import hub_client
+
+    hub_client.connect()
+    hub_logging.set_verbosity(hub_logging.CRITICAL)
+    for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _is_offline(error: BaseException) -> bool:
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    return any(isinstance(cause, OfflineModeIsEnabled) for cause in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _why(error: Exception, kind: Kind, name: str, revision: str | None) -> NotThere:
+    """What an error of the hub's libraries means."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, NotThere):
+        return error
+    for cause in _causes(error):
+        if isinstance(cause, GatedRepoError):
+            remedy = f"Accept them at https://huggingface.co/{'datasets/' * (kind == 'dataset')}{name}: hf auth login"
+            return NotThere("is gated: the hub gives it to those who have accepted its terms", remedy)
+        if isinstance(cause, RevisionNotFoundError):
+            return NotThere(f"has no revision '{revision}'", "Its branches, tags and commits are on the hub's page.")
+        if isinstance(cause, RepositoryNotFoundError | HFValidationError):
+            return NotThere(f"neither a folder here nor a {WORDS[kind]} on the hub")
+        if isinstance(cause, OSError) and cause.errno in (28, 122):
+            raise cause
+        if isinstance(cause, HfHubHTTPError):
+            status = cause.response.status_code
+            busy = " (its limit of requests is reached)" if status == 429 else ""
+            return NotThere(f"the hub answers {status}{busy}", "The same command later goes on from here.", True)
+    if _is_offline(error):
+        return NotThere("not downloaded before, and HF_HUB_OFFLINE forbids asking the hub")
+    return NotThere(f"the hub cannot be reached ({brief(error)})", network=True)

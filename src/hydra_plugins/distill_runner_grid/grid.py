@@ -34,6 +34,7 @@ class GridSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         with importing():
+            from distill_runner.common import hub
             from distill_runner.sweeping.plan import show_plan
             from distill_runner.sweeping.points import expand
             from distill_runner.sweeping.sweep import finish, run_grid, sweep_folder
@@ -51,7 +52,8 @@ class GridSweeper(BasicSweeper):
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
         launch, workers = partial(self._launch, folder.name), self._num_workers("n_jobs")
-        run_grid(grid, launch, workers, settings.retry_failed, settings.halving)
+        with hub.shared():
+            run_grid(grid, launch, workers, settings.retry_failed, settings.halving)
         if code := finish(grid, folder, name, settings.halving):
             sys.exit(code)
 

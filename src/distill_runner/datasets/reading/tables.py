@@ -1,6 +1,7 @@
 """Reading the rows of a split, and their fingerprint. Nothing here knows what a label means."""
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,9 +11,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from distill_runner.common.errors import UserError, as_list, brief
-from distill_runner.common.hub import why_unreachable
+from distill_runner.datasets.reading import hub
 from distill_runner.datasets.reading.dataset import EMBEDDED, Dataset, is_embedded
-from distill_runner.datasets.reading.folders import IMAGES, READERS, local_copies, locate, missing_split, split_files
+from distill_runner.datasets.reading.folders import IMAGES, READERS, locate, missing_split, split_files
+
+log = logging.getLogger(__name__)
+
+LARGE = 10_000_000
+"""Bytes that are not read in a moment."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,8 @@ class SplitTable:
 def fingerprint(data: Dataset) -> str:
     """A hash of what can be read; equal for equal content, wherever a folder lies.
 
-    Local files: over names and bytes of the files of the splits in use. Hub: the id and revision, taken on
-    trust. Embedded: over the text, which may differ between versions of Python.
+    Local files: over names and bytes of the files of the splits in use. Hub: the commit and the configuration.
+    Embedded: over the text, which may differ between versions of Python.
 
     Raises:
         UserError: a folder, a configuration or a split's files are absent.
@@ -45,7 +51,7 @@ def fingerprint(data: Dataset) -> str:
         return f"{data.dataset}:{digits_fingerprint() if of_images else embedded_fingerprint()}"
     folder = locate(data)
     if folder is None:
-        return f"hub:{data.dataset}@{data.revision or 'main'}"
+        return f"hub:{hub.commit(data).sha}/{data.config or ''}"
     total = hashlib.sha256()
     for split in sorted(data.splits):
         for file in split_files(folder, split, data):
@@ -53,6 +59,11 @@ def fingerprint(data: Dataset) -> str:
             digest = _digest(str(file), status.st_size, status.st_mtime_ns)
             total.update(f"{split}\0{file.relative_to(folder).as_posix()}\0{digest}\n".encode())
     return f"sha256:{total.hexdigest()}"
+
+
+def on_hub(data: Dataset) -> str | None:
+    """The commit that is read of data on the hub."""
+    return None if is_embedded(data) or locate(data) else hub.commit(data).sha
 
 
 @lru_cache(maxsize=4096)
@@ -76,7 +87,10 @@ def read(data: Dataset, split: str) -> SplitTable:
     # The cache of ``datasets`` knows a file by path and time, which may be equal for different content
     # (archives often set one time for all their files); a temporary cache cannot be stale.
     with _quiet(), TemporaryDirectory() as cache:
-        found = _from_hub(data, split) if folder is None else _from_files(data, split, folder, cache_dir=cache)
+        if folder is None:
+            found = _from_hub(data, split, Path(cache, "view"), cache_dir=cache)
+        else:
+            found = _from_files(data, split, folder, cache_dir=cache)
         _check_columns(data, split, found.column_names)
         if not len(found):
             raise _empty(data, split, folder or data.dataset)
@@ -98,8 +112,13 @@ def rows(data: Dataset, split: str, stream: bool = False) -> Iterator[dict[str, 
         yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
         return
     folder, number = locate(data), 0
-    with _quiet():
-        found = _from_hub(data, split, stream) if folder is None else _from_files(data, split, folder, streaming=True)
+    with _quiet(), TemporaryDirectory() as place:
+        if folder is not None:
+            found = _from_files(data, split, folder, streaming=True)
+        elif stream:
+            found = _streamed(data, split)
+        else:
+            found = _from_hub(data, split, Path(place), streaming=True)
         try:
             for number, row in enumerate(found, start=1):
                 if number == 1:
@@ -198,13 +217,27 @@ def _damaged(data: Dataset, split: str, place: Path | str, error: Exception) -> 
     return UserError(data.role(split), split, f"cannot read {shown}{place}: {brief(error)}", remedy)
 
 
-def _from_hub(data: Dataset, split: str, stream: bool = False) -> Any:
-    problem = why_unreachable("dataset", data.dataset, data.revision)
-    how: dict[str, Any] = {"revision": data.revision} | ({"streaming": True} if stream else {})
+def _from_hub(data: Dataset, split: str, place: Path, **how: Any) -> Any:
+    """A split of the data set on the hub, its files laid out in ``place``."""
+    view = hub.fetched(data, split, place)
+    if (size := sum(file.stat().st_size for file in view.rglob("*"))) > LARGE:
+        log.info("reading %s of %s: %.0f MB", split, " ".join(filter(None, (data.dataset, data.config))), size / 1e6)
     try:
-        found = _load(problem is not None, data.dataset, data.config, **how)
+        found = _load(True, str(view), data.config, verification_mode="no_checks", **how)
     except Exception as error:
-        raise _hub_error(data, problem or brief(error)) from error
+        raise _damaged(data, split, f"{data.dataset} of the hub", error) from error
+    if split not in found:
+        raise missing_split(data, split, list(found), f"{data.dataset} on the hub")
+    return found[split]
+
+
+def _streamed(data: Dataset, split: str) -> Any:
+    """A split of the data set on the hub, read while it is iterated over."""
+    commit = hub.commit(data)
+    try:
+        found = _load(False, commit.name, data.config, revision=commit.sha, streaming=True)
+    except Exception as error:
+        raise _damaged(data, split, f"{data.dataset} of the hub", error) from error
     if split not in found:
         raise missing_split(data, split, list(found), f"{data.dataset} on the hub")
     return found[split]
@@ -227,15 +260,6 @@ def _load(offline: bool, *args: Any, **options: Any) -> Any:
         return datasets.load_dataset(*args, **options)
     finally:
         datasets.config.HF_HUB_OFFLINE = before
-
-
-def _hub_error(data: Dataset, problem: str) -> UserError:
-    files = f"{data.config}/" if data.config else "its files"
-    if copies := local_copies(data):
-        problem = f"{copies[0]} (DISTILL_DATA_DIR) has no {files}, and {problem}"
-    name = data.dataset.rpartition("/")[2]
-    remedy = f"{data.key}.dataset=<folder with {files}>, or set DISTILL_DATA_DIR to a folder with {name}/"
-    return UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
 
 
 @contextmanager

@@ -1,0 +1,282 @@
+"""What a run does with a hub that is slow, broken off, rate-limited, gated or moved on, through the real libraries."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from command import Ended, distill_run
+from faults.hub import Faults, Hub, serving
+
+TINY = ("task=custom", "task.dataset=acme/pairs", "task.columns=[sentence1,sentence2]", "task.max_length=48")
+SHORT = ("student.num_layers=2", "optim.epochs=1", "teacher.optim.epochs=1", "optim.batch_size=16")
+SOURCES = ("teacher=base", "teacher.source=acme/tiny", "runtime.device=cpu")
+RUN = (*TINY, *SHORT, *SOURCES, "method=nkd")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, asked for over the network, in this process and in its children."""
+    import datasets
+    import huggingface_hub
+
+    from distill_runner.common import hub, hub_client
+
+    place = tmp_path / "home"
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(place))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place / "hub"))
+    monkeypatch.setattr(hub_client, "TRIES", 4)
+    monkeypatch.setattr(hub_client.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(hub_client.PatientClient, "given_up", -1e9)
+    hub.forget()
+    return place
+
+
+@pytest.fixture
+def hub(
+    tmp_path: Path,
+    home: Path,
+    tiny_bert_folder: Path,
+    tiny_task_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Hub]:
+    """Has the tiny model and the tiny task."""
+    import huggingface_hub
+
+    shutil.copytree(tiny_bert_folder, tmp_path / "hub/models/acme/tiny/main")
+    shutil.copytree(tiny_task_folder, tmp_path / "hub/datasets/acme/pairs/main")
+    with serving(tmp_path / "hub") as served:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", served.endpoint)
+        template = served.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setenv("HF_ENDPOINT", served.endpoint)
+        yield served
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+def planned(work: Path, *more: str) -> Ended:
+    from distill_runner.common import hub
+
+    hub.forget()  # a command is a process of its own, but for these tests
+    return distill_run(work, *RUN, *more, "plan=true")
+
+
+def keys(ended: Ended) -> list[str]:
+    return [line.split()[2] for line in ended.err.splitlines() if line.startswith(("build", "hit"))]
+
+
+def new_commit(hub: Hub, kind: str, name: str, revision: str = "main") -> None:
+    """The repository moves on: one file is another."""
+    (hub.folder / kind / name / revision / "note.txt").write_text("another commit")
+
+
+def test_a_run_from_an_empty_home(hub: Hub, work: Path) -> None:
+    ended = distill_run(work, *RUN)
+    assert ended.code == 0, ended.err
+    assert "HTTP Request" not in ended.err
+    (file,) = work.glob("outputs/runs/*/result.json")
+    commits = json.loads(file.read_text())["hub"]
+    assert commits["acme/tiny"] == hub.commit("models", "acme/tiny", "main")[0]  # type: ignore[index]
+    assert set(commits) == {"acme/tiny", "acme/pairs"}
+    assert sorted(hub.contents).count("model.safetensors") == 1
+    hub.requests.clear()
+    again = distill_run(work, *RUN, "seed=7")
+    assert again.code == 0, again.err
+    assert hub.requests == [], "nothing is asked twice in a process"
+
+
+def test_what_the_cache_has_costs_one_request(hub: Hub, work: Path) -> None:
+    planned(work)
+    hub.requests.clear()
+    planned(work)
+    assert sorted(path for path in hub.requests if "agent" not in path) == [
+        "GET /api/datasets/acme/pairs/revision/main",
+        "GET /api/models/acme/tiny/revision/main",
+    ]
+
+
+def test_a_moved_main_is_said_and_is_another_key(hub: Hub, work: Path) -> None:
+    before = planned(work)
+    new_commit(hub, "models", "acme/tiny")
+    after = planned(work)
+    assert "acme/tiny: main has moved from" in after.err
+    assert not set(keys(before)) & set(keys(after))
+
+
+def test_a_pinned_commit_stays(hub: Hub, work: Path) -> None:
+    found = hub.commit("models", "acme/tiny", "main")
+    assert found
+    before, old = planned(work), found[0]
+    shutil.copytree(found[1], found[1].parent / "old")
+    new_commit(hub, "models", "acme/tiny")
+    assert keys(planned(work, f"teacher.source=acme/tiny@{old}")) == keys(before)
+
+
+def test_two_names_of_one_repository_are_one(hub: Hub, work: Path) -> None:
+    hub.aliases["tiny-uncased"] = "acme/tiny"
+    old = planned(work, "teacher.source=tiny-uncased")
+    assert keys(old) == keys(planned(work))
+    assert hub.contents.count("config.json") == 1
+
+
+def test_points_of_a_sweep_read_the_commit_of_its_plan(hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distill_runner.common import hub as repositories
+
+    found = repositories.commit("model", "acme/tiny", None)
+    with repositories.shared():
+        new_commit(hub, "models", "acme/tiny")
+        repositories.forget()
+        assert repositories.commit("model", "acme/tiny", None) == found
+    repositories.forget()
+    assert repositories.commit("model", "acme/tiny", None) != found
+
+
+@pytest.mark.parametrize("statuses", [[503], [500, 502, 503], [429, 429]])
+def test_a_hub_out_of_order_for_a_while_is_waited_for(hub: Hub, work: Path, statuses: list[int]) -> None:
+    hub.faults = Faults(statuses=statuses, retry_after=1)
+    assert planned(work).code == 0
+    assert hub.faults.statuses == []
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_file_that_breaks_off_is_gone_on_with(hub: Hub, work: Path, reset: bool) -> None:
+    hub.faults = Faults(only="model.safetensors", cut_after=20_000, cuts=3, reset=reset)
+    ended = distill_run(work, *RUN)
+    assert ended.code == 0, ended.err
+    assert hub.faults.cuts == 0
+
+
+def test_a_hub_that_stays_out_of_order_is_no_mistake_of_the_user(hub: Hub, work: Path) -> None:
+    hub.faults = Faults(statuses=[503] * 1000)
+    ended = planned(work)
+    assert ended.code == 1
+    assert ended.err.splitlines()[-2] == "task.dataset=acme/pairs: the hub answers 503"
+
+
+def test_a_hub_that_is_gone_is_replaced_by_the_cache_of_the_same_commit(hub: Hub, work: Path) -> None:
+    before = planned(work)
+    hub.faults = Faults(statuses=[503] * 1000)
+    after = planned(work)
+    assert (after.code, keys(after)) == (0, keys(before))
+    assert "acme/tiny: the hub answers 503; taken as it was fetched before, at commit" in after.err
+
+
+def test_a_pinned_revision_is_never_replaced_by_another(hub: Hub, work: Path) -> None:
+    """A failing hub, data pinned to v2, and main alone in the cache: main's text was once taken for v2's."""
+    assert distill_run(work, *RUN).code == 0
+    hub.faults = Faults(only="datasets", statuses=[503] * 1000)
+    ended = planned(work, "task.revision=v2")
+    assert (ended.code, ended.err.splitlines()[-2]) == (1, "task.dataset=acme/pairs: the hub answers 503")
+
+
+def test_the_same_offline(hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    before = distill_run(work, *RUN)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+    assert before.code == 0
+    again = planned(work)
+    assert (again.code, hub.requests) == (0, [])
+    assert again.err.startswith("hit   student")
+    refused = planned(work, "task.revision=v2")
+    assert (refused.code, hub.requests) == (2, [])
+    assert "not downloaded before, and HF_HUB_OFFLINE forbids asking the hub" in refused.err
+
+
+Break = Callable[[Hub], Any]
+WORDS: dict[str, tuple[Break, tuple[str, ...], int, str]] = {
+    "gated": (lambda hub: setattr(hub, "faults", Faults(gated=True)), (), 2, "hf auth login"),
+    "no such revision": (lambda hub: None, ("teacher.source=acme/tiny@v9",), 2, "has no revision 'v9'"),
+    "no such model": (
+        lambda hub: None,
+        ("teacher.source=acme/none",),
+        2,
+        "neither a folder here nor a model on the hub",
+    ),
+    "no such data": (lambda hub: None, ("task.dataset=acme/none",), 2, "nor a data set on the hub"),
+    "no weights": (
+        lambda hub: (hub.folder / "models/acme/tiny/main/model.safetensors").unlink(),
+        (),
+        2,
+        "holds no weights that torch reads",
+    ),
+    "no such split": (lambda hub: None, ("task.train=trian",), 2, "no such split in acme/pairs on the hub"),
+}
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_the_cause_is_told_before_anything_is_trained(hub: Hub, work: Path, case: str) -> None:
+    breaks, arguments, code, words = WORDS[case]
+    breaks(hub)
+    ended = distill_run(work, *RUN, *arguments)
+    assert (ended.code, "Traceback" in ended.err) == (code, False)
+    assert words in ended.err
+    assert not list(work.glob("outputs/store/stage/*/model"))
+
+
+def test_a_student_source_without_weights_is_told_before_the_teacher_is_trained(hub: Hub, work: Path) -> None:
+    other = shutil.copytree(hub.folder / "models/acme/tiny", hub.folder / "models/acme/other")
+    (Path(other) / "main/model.safetensors").unlink()
+    ended = distill_run(work, *RUN, "student.init.source=acme/other")
+    assert (ended.code, "holds no weights" in ended.err) == (2, True)
+    assert "stage teacher: building" not in ended.err
+
+
+def test_code_of_a_model_is_not_run(hub: Hub, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = hub.folder / "models/acme/tiny/main"
+    config = json.loads((place / "config.json").read_text())
+    code = f"from transformers import BertConfig\nopen({str(tmp_path / 'ran')!r}, 'w')\n"
+    (place / "own.py").write_text(f"{code}\nclass OwnConfig(BertConfig):\n    model_type = 'own_bert'\n")
+    changed = config | {"model_type": "own_bert", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    (place / "config.json").write_text(json.dumps(changed))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    ended = planned(work)
+    assert (ended.code, "needs code of its own, which is not run" in ended.err) == (2, True), ended.err
+    assert not (tmp_path / "ran").exists()
+    assert "own.py" not in hub.contents
+
+
+def test_a_configuration_of_many_is_fetched_alone(hub: Hub, work: Path, tiny_task_folder: Path) -> None:
+    place = hub.folder / "datasets/acme/pairs/main"
+    for name in ("first", "second"):
+        shutil.copytree(tiny_task_folder, place / name)
+    splits = "".join(f"  - split: {split}\n    path: first/{split}.csv\n" for split in ("train", "validation"))
+    configs = f"- config_name: first\n  data_files:\n{splits}"
+    (place / "README.md").write_text(f"---\nconfigs:\n{configs}{configs.replace('first', 'second')}---\n")
+    for file in place.glob("*.csv"):
+        file.unlink()
+    assert "task.config: needs a value in acme/pairs on the hub\n  It has: first, second." in planned(work).err
+    assert distill_run(work, *RUN, "task.config=second").code == 0
+    assert sorted(path for path in hub.requests if path.startswith("GET") and path.endswith(".csv")) == [
+        f"GET /datasets/acme/pairs/resolve/{hub.commit('datasets', 'acme/pairs', 'main')[0]}/second/{split}.csv"  # type: ignore[index]
+        for split in ("train", "validation")
+    ]
+
+
+@pytest.mark.slow
+def test_the_script_in_a_process_of_its_own(hub: Hub, work: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    script = [sys.executable, "-m", "distill_runner.cli", *RUN]
+    first = subprocess.run(script, cwd=work, env=environment, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    hub.shutdown()
+    offline = {**environment, "HF_HUB_OFFLINE": "1"}
+    second = subprocess.run(script, cwd=work, env=offline, capture_output=True, text=True)
+    assert (second.returncode, second.stdout) == (0, first.stdout)
