@@ -157,6 +157,7 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
         f"teacher.source={tiny_bert_folder}",
         "teacher.optim.lr=3e-3",
         "student.num_layers=2",
+        "corpus=embedded",
         "optim.lr=3e-3",
         "optim.batch_size=16",
     ]

@@ -1,11 +1,14 @@
-"""The presets are the hyper-parameters that the ALP-KD paper prints."""
+"""Recipes are well-formed, and ALP-KD's has the hyper-parameters that the paper prints."""
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 TASKS = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"]
-PRESETS = Path(__file__).parents[1] / "conf" / "presets" / "alp_kd.yaml"
+CONF = Path(__file__).parents[1] / "conf"
+RECIPES = sorted((CONF / "recipe").rglob("*.yaml"))
+ALP_KD = CONF / "recipe" / "alp_kd.yaml"
 
 # Tables 5 to 10, row by row as printed.
 PRINTED: dict[str, dict[str, list[float]]] = {
@@ -37,18 +40,30 @@ PRINTED: dict[str, dict[str, list[float]]] = {
 }
 
 
-def test_presets_are_the_printed_hyper_parameters() -> None:
+def test_alp_kds_recipe_is_the_printed_hyper_parameters() -> None:
     """Read by a YAML 1.1 loader, to which 2e-5 would be a string."""
-    presets = yaml.safe_load(PRESETS.read_text())
-    assert list(presets) == list(PRINTED)
+    recipe = yaml.safe_load(ALP_KD.read_text())
+    assert set(recipe) == {*PRINTED, "paper", "says", "tasks"}
     for method, columns in PRINTED.items():
-        assert list(presets[method]) == TASKS
+        assert list(recipe[method]) == TASKS
         for index, task in enumerate(TASKS):
-            preset = presets[method][task]
-            assert all(type(value) is float for value in preset.values()), (method, task)
-            assert preset == {name: values[index] for name, values in columns.items()}, (method, task)
-            assert preset.get("eta", 0) + preset.get("lambda", 0) <= 1
+            chosen = recipe[method][task]
+            assert all(type(value) is float for value in chosen.values()), (method, task)
+            assert chosen == {name: values[index] for name, values in columns.items()}, (method, task)
+            assert chosen.get("eta", 0) + chosen.get("lambda", 0) <= 1
 
 
-def test_presets_say_where_they_belong() -> None:
-    assert PRESETS.read_text().startswith("# @package presets\n")
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_a_recipe_is_well_formed(file: Path) -> None:
+    assert file.read_text().startswith("# @package recipe\n")
+    recipe = yaml.safe_load(file.read_text())
+    assert {"paper", "says", "tasks"} <= set(recipe)
+    tasks = {path.stem for path in (CONF / "task").glob("*.yaml")}
+    assert set(recipe["tasks"]) <= tasks
+    methods = {path.stem for path in (CONF / "method").glob("*.yaml")} | {"teacher", "task", "every"}
+    for name, of_tasks in recipe.items():
+        if name not in ("paper", "says", "tasks"):
+            assert name in methods, name
+            assert set(of_tasks) <= {*recipe["tasks"], "every"}, name
+            for key, value in ((key, value) for chosen in of_tasks.values() for key, value in chosen.items()):
+                assert key != "lr" or type(value) is float or str(value).startswith("${"), "2e-5 needs a dot"

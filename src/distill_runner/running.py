@@ -12,6 +12,7 @@ import yaml
 from distill_runner.common.errors import Paused, UserError
 from distill_runner.common.terminal import Bar, quiet
 from distill_runner.compose.config import RunConfig
+from distill_runner.compose.recipe import beside_the_paper
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
@@ -44,6 +45,9 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         Paused: after ``runtime.pause_after`` epochs.
     """
     quiet()
+    if run.plan:
+        for line in beside_the_paper(settings):
+            log.info("%s", line)
     if run.runtime.threads:
         torch.set_num_threads(run.runtime.threads)
     elif run.runtime.num_processes > 1:

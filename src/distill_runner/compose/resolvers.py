@@ -1,4 +1,4 @@
-"""Resolvers of the configuration: derived values, presets, and names of folders."""
+"""Resolvers of the configuration: derived values, what a recipe says, and names of folders."""
 
 import hashlib
 import json
@@ -30,9 +30,11 @@ def beta(*weights: Any) -> float:
 
 
 def choose(value: Any, *pairs: Any) -> Any:
-    """The value that follows ``value`` in name, value, name, value, ...; ``value`` itself if it is no name there."""
-    table = dict(zip(map(_spelt, pairs[::2]), pairs[1::2], strict=True))
-    return table.get(_spelt(value), value)
+    """The value that follows ``value`` in name, value, name, value, ...; if it is no name there, what stands alone
+    behind the last pair, else ``value`` itself.
+    """
+    table = dict(zip(map(_spelt, pairs[::2]), pairs[1::2], strict=False))
+    return table.get(_spelt(value), pairs[-1] if len(pairs) % 2 else value)
 
 
 def count(items: Any, otherwise: Any) -> Any:
@@ -72,11 +74,26 @@ def multiply(value: Any, by: int) -> int:
     return int(value) * by
 
 
-def preset(key: str, default: Any, method: str | None = None, *, _root_: DictConfig) -> Any:
-    """What the paper chose for this method and task (``conf/presets``), else ``default``."""
-    name, task = method or _root_.method.name, _root_.task.name
-    chosen = OmegaConf.select(_root_, f"presets.{name}.{task}.{key}")
-    return default if chosen is None else chosen
+EVERY = "every"
+
+
+def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig) -> Any:
+    """What the paper's recipe (``conf/recipe``) says of ``key``, else ``default``.
+
+    What it says of the method on the task goes before what it says of the method on every task, and that before what
+    it says of every method. ``every`` task is one of the recipe's own ``tasks``: others keep their own numbers.
+
+    Args:
+        of: instead of the method: ``teacher``, or ``task`` for lengths and metrics; these are no part of every method.
+    """
+    of_recipe, task = _root_.recipe, _root_.task.name
+    tasks = [task, EVERY] if task in of_recipe.get("tasks", []) else [task]
+    for name in [of] if of else [_root_.method.name, EVERY]:
+        for where in tasks:
+            chosen = ((of_recipe.get(name) or {}).get(where) or {}).get(key)
+            if chosen is not None:
+                return chosen
+    return default
 
 
 def run_key(*, _root_: DictConfig) -> str:
@@ -98,5 +115,5 @@ def _spelt(value: Any) -> str:
 
 
 def register() -> None:
-    for resolver in (beta, choose, count, divide, multiply, phase_epochs, preset, run_key):
+    for resolver in (beta, choose, count, divide, multiply, phase_epochs, recipe, run_key):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

@@ -1,0 +1,89 @@
+"""Every paper's methods bring their own paper's recipe, whoever calls them."""
+
+from functools import cache
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from distill_runner.compose import resolvers
+from distill_runner.compose.help import config_folder
+from distill_runner.compose.recipe import beside_the_paper
+from distill_runner.sweeping.points import ReadOnce
+
+
+@cache
+def repository() -> ReadOnce:
+    return ReadOnce(GlobalHydra.instance().config_loader())
+
+
+def composed(*overrides: str) -> DictConfig:
+    resolvers.register()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        GlobalHydra.instance().config_loader().repository = repository()  # type: ignore[attr-defined]
+        return compose("config", list(overrides))
+
+
+Expected = tuple[int, float, int, float, int]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected", "metric"),
+    # length, learning rate and epochs of the student; learning rate and epochs of the teacher
+    [
+        ("task=cola method=alp", (64, 5e-5, 50, 2e-5, 50), "matthews"),
+        ("task=mrpc method=internal", (64, 2e-5, 50, 2e-5, 10), "f1_weighted"),
+        ("task=rte experiment=internal/1_1", (64, 2e-5, 50, 2e-5, 10), "accuracy"),
+        ("task=cola method=minilmv2", (128, 2e-5, 25, 2e-5, 25), "matthews"),
+        ("task=rte method=minilmv2", (128, 2e-5, 5, 2e-5, 5), "accuracy"),
+        ("task=sst2 method=minilm", (128, 2e-5, 5, 2e-5, 5), "accuracy"),
+        ("task=sst2 method=prokd", (128, 2e-5, 10, 2e-5, 7), "accuracy"),
+        ("task=mrpc method=vanilla", (128, 5e-5, 18, 5e-5, 7), "accuracy_f1"),
+        ("task=stsb method=takd experiment=pro_kd/distilroberta", (128, 2e-5, 22, 2e-5, 5), "pearson_spearman"),
+        ("task=sst2 method=pd student=tiny", (512, 3e-4, 4, 2e-5, 3), "accuracy"),
+        ("task=mnli method=kd student=base", (128, 5e-5, 4, 2e-5, 3), "accuracy"),
+        # Another paper's recipe for a method, and what a task of no paper keeps.
+        ("task=rte method=alp recipe=internal", (64, 2e-5, 50, 2e-5, 10), "accuracy"),
+        ("task=demo_sentences method=internal", (64, 2e-5, 1, 2e-5, 1), "accuracy"),
+        ("task=custom method=minilmv2", (128, 2e-5, 3, 2e-5, 3), "accuracy"),
+        # The command line goes before the paper.
+        ("task=cola method=minilmv2 optim.epochs=2 task.max_length=32", (32, 2e-5, 2, 2e-5, 25), "matthews"),
+    ],
+)
+def test_methods_bring_their_papers_recipe(overrides: str, expected: Expected, metric: str) -> None:
+    config = composed(*overrides.split())
+    student, teacher = config.optim, config.teacher.optim
+    assert (config.task.max_length, student.lr, student.epochs, teacher.lr, teacher.epochs) == expected
+    assert config.task.metrics[0] == metric
+
+
+@pytest.mark.parametrize(
+    ("overrides", "layer", "heads", "beta2", "corpus"),
+    [
+        ("teacher=bert_base", None, 48, 0.999, "books_wiki"),
+        ("teacher=bert_large", 21, 64, 0.999, "books_wiki"),
+        ("teacher=roberta_large", 19, 64, 0.999, "roberta"),
+        ("teacher=bert_large student=minilm_12x768", 21, 64, 0.999, "books_wiki"),
+        ("teacher=roberta_large student=minilm_12x768", 19, 64, 0.98, "roberta"),
+        ("teacher=bert_large mapping.layer=24 relations.heads=16 corpus=wikitext", 24, 16, 0.999, "wikitext"),
+    ],
+)
+def test_what_minilmv2_takes_of_a_teacher(
+    overrides: str, layer: int | None, heads: int, beta2: float, corpus: str
+) -> None:
+    """Sections 3.2 and 4.1."""
+    config = composed("task=rte", "method=minilmv2", *overrides.split())
+    relations = config.stages.distil.method.terms.relations
+    assert (relations.mapping.layer, relations.heads) == (layer, heads)
+    assert OmegaConf.to_container(config.stages.distil.optim.betas, resolve=True) == [0.9, beta2]
+    assert config.stages.distil.corpus.name == corpus
+
+
+def test_a_recipe_stands_beside_what_its_paper_says() -> None:
+    settings = OmegaConf.to_container(composed("task=cola", "method=minilmv2", "teacher=bert_large"), resolve=True)
+    lines = beside_the_paper(settings)  # type: ignore[arg-type]
+    assert lines[0].split() == ["recipe", "this", "run", "MiniLMv2"]
+    assert "optim.epochs 25 chosen from 3, 5, 10; CoLA 25 (appendix C)" in [" ".join(line.split()) for line in lines]
+    of_alp = OmegaConf.to_container(composed("task=rte", "method=nkd"), resolve=True)
+    assert not any("stages.distil" in line for line in beside_the_paper(of_alp))  # type: ignore[arg-type]
