@@ -90,7 +90,7 @@ def combinations() -> list[Any]:
     mapped = [(f"method={method}", f"mapping={mapping}") for method in READING for mapping in choices("mapping")]
     attended = [("method=alp", f"attention={attention}") for attention in choices("attention")]
     scheduled = [("method=internal", f"schedule={schedule}") for schedule in choices("schedule")]
-    of_the_hub = {"pro_kd/bert_small", "pro_kd/distilroberta"}
+    of_the_hub = {"pro_kd/bert_small", "pro_kd/distilroberta", "pro_kd/distilbert"}
     small = [name for name in choices("experiment") if not name.startswith("demo") and name not in of_the_hub]
     composed = [(f"experiment={name}",) for name in small]
     others = [*mapped, *attended, *scheduled, *composed]
@@ -157,6 +157,7 @@ TEACHERS = {
     "base": "google-bert/bert-base-uncased",
     "bert_base": "google-bert/bert-base-uncased",
     "bert_large": "google-bert/bert-large-uncased",
+    "bert_large_wwm": "google-bert/bert-large-uncased-whole-word-masking",
     "roberta_base": "FacebookAI/roberta-base",
     "roberta_large": "FacebookAI/roberta-large",
     "distilroberta": "distilbert/distilroberta-base",

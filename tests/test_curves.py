@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from distill_runner.commands.curves import AXES, draw, lines, show
+from distill_runner.commands.curves import AXES, draw, levels, lines, show
 from distill_runner.common.errors import UserError
 from fake_results import failed, run_folder
 
@@ -46,6 +46,14 @@ def test_runs_without_a_transfer_set_have_no_place_on_its_axis() -> None:
         lines(RESULTS[3:], "transfer")
     with pytest.raises(UserError, match="Known: size"):
         lines(RESULTS, "depth")
+
+
+def test_a_row_without_a_place_is_a_level() -> None:
+    """Well-read students, Figures 8 and 9: PF and basic training read no transfer set."""
+    assert levels(RESULTS, "transfer") == {"pf": 50.0}
+    assert levels(RESULTS, "size") == {}
+    other = [result("basic", 2, 128, 0.4, task="rte"), result("pf", 2, 128, 0.3, task="rte")]
+    assert levels([*RESULTS, *other], "transfer") == {"pf on mnli": 50.0, "pf on rte": 30.0, "basic on rte": 40.0}
 
 
 def test_shares_of_the_training_examples() -> None:

@@ -101,3 +101,32 @@ def test_points_of_alp_kd(sweep: str, of_rte: int, of_stsb: int, deep_bert_folde
     assert depths == {{"table2": 6, "table3": 2, "grid_teacher": 12}.get(sweep, 4)}
     header = (config_folder() / "sweep" / "alp_kd" / f"{sweep}.yaml").read_text()
     assert f"# Runs: {7 * of_rte + of_stsb}" in header
+
+
+OFFLINE = ("task=demo_sentences", "corpus=embedded")
+WITHOUT_SEARCH = ("optim.lr=2e-5", "optim.epochs=5", "seed=1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sweep", "arguments", "count"),
+    [
+        # PD by Mini and KD by Mini and Base at five sizes, and one basic training of Mini, which reads no transfer set.
+        ("well_read/figure8", (*OFFLINE, "transfer=demo_sentences"), 16),
+        # KD, PD and PDF on four domains; PF and basic training on none.
+        ("well_read/figure9", (*OFFLINE, "transfer=demo_sentences,imdb"), 3 * 2 + 2),
+        ("well_read/table3_truncated", ("task=demo_sentences",), 3),
+        ("internal/layers", ("task=demo_sentences",), 2 * 6),
+        ("minilmv2/table4", (*OFFLINE, *WITHOUT_SEARCH), 3),
+        ("minilmv2/table10", (*OFFLINE, *WITHOUT_SEARCH), 2 * 2),
+    ],
+)
+def test_points_of_other_papers(sweep: str, arguments: tuple[str, ...], count: int, deep_bert_folder: Path) -> None:
+    teacher = ("teacher=base", f"teacher.source={deep_bert_folder}", "task.max_length=64")
+    grid = points(sweep, *arguments, *teacher)
+    assert len(grid.points) == count, [point.overrides for point in grid.points]
+
+
+def test_each_teacher_has_layers_of_its_own_in_minilmv2s_figure_2() -> None:
+    grid = points("minilmv2/figure2", *OFFLINE, *WITHOUT_SEARCH)
+    assert len(grid.points) == 2 * 5

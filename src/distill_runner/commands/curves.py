@@ -85,8 +85,20 @@ def lines(
     return list(dict.fromkeys([*order, *places])), cells
 
 
+def levels(results: Iterable[Result], by: str) -> dict[str, float]:
+    """The best values of rows that have no place on the axis, as a method that reads no transfer set has none."""
+    table = tabulate(result for result in filter(is_scored, results) if AXES[by][1](result) is None)
+    return {
+        f"{row.name} on {task}" if len(table.tasks) > 1 else row.name: cell.value
+        for row in table.rows
+        for task, cell in row.cells.items()
+        if cell.value is not None
+    }
+
+
 def draw(results: Sequence[Result], by: str, file: Path, order: Sequence[str] = ()) -> None:
-    """One line per row with the standard deviation over seeds, of a grid its best point; teachers as dashed lines.
+    """One line per row with the standard deviation over seeds, of a grid its best point; teachers as dashed lines, and
+    as dotted ones the rows that have no place on the axis.
 
     Raises:
         UserError: as ``lines``.
@@ -107,6 +119,8 @@ def draw(results: Sequence[Result], by: str, file: Path, order: Sequence[str] = 
         for task, score in teacher.scores.items():
             named = f"{teacher.name} on {task}" if len(teacher.scores) > 1 else teacher.name
             axes.axhline(score, color="grey", linestyle="--", linewidth=1, label=named)
+    for number, (name, value) in enumerate(levels(results, by).items(), start=len(found)):
+        axes.axhline(value, linestyle=":", linewidth=1, label=name, color=f"C{number}")
     axes.set_xticks(range(len(places)), places)
     if len(places) > 8 or max(map(len, places)) > 8:
         axes.tick_params("x", rotation=30)

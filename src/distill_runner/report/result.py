@@ -78,6 +78,8 @@ def printed(run: RunConfig, num_layers: int, width: int, metric: str) -> Publish
     variant: dict[str, Any] = {}
     for config in [*run.stages.values(), run.stages["student"]]:  # the student's settings go before those of others
         variant |= _settings_of(config.method)
+    if (route := run.stages["student"].route) and route.checkpoints and len(route.checkpoints) == 1:
+        variant["checkpoint"] = route.checkpoints[0]
     return find(
         described["method"],
         described["task"],
