@@ -33,6 +33,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.methods.base import Progress
 from distill_runner.methods.make import make_method
+from distill_runner.methods.outputs import Classes
 from distill_runner.methods.relation_kl import relation_kl, row_weights
 from distill_runner.models.encoders import EncoderShape, extract
 
@@ -83,7 +84,7 @@ def models(width: int, length: int, attention: str) -> list[Any]:
 def internal_ours(options: argparse.Namespace) -> Update:
     batch, (teacher, student) = batch_of(options.length, options.batch), models(options.width, options.length, "sdpa")
     method = make_method({"terms": TERMS, "weights": dict.fromkeys(TERMS, 1.0)})
-    method.bind(EncoderShape.of(student.config), EncoderShape.of(teacher.config), "classification")
+    method.bind(EncoderShape.of(student.config), EncoderShape.of(teacher.config), Classes())
 
     def update() -> Tensor:
         student_needs, teacher_needs = method.needs

@@ -32,7 +32,6 @@ from benchmarks.tables import markdown
 from distill_runner.common.errors import UserError
 from distill_runner.common.terminal import quiet
 from distill_runner.datasets.batches import Tokens
-from distill_runner.datasets.tasks import load_split
 
 
 def distill_run(folder: Path, arguments: Sequence[str]) -> float:
@@ -97,7 +96,7 @@ def compare(options: argparse.Namespace) -> str:
         per_epoch = math.ceil(len(Tokens(folder / "tokens")) / BATCH)
     points = len(options.lr) * len(options.eta) * len(options.temperature)
     steps = min(options.epochs * per_epoch, options.max_steps or math.inf)
-    judged = sum(len(load_split(setting.task, split)) for split in setting.task.validation.values())
+    judged = sum(len(setting.task.examples(split)) for split in setting.task.validation.values())
     updates = other.start + steps * BATCH / other.student
     judging = math.ceil(steps / per_epoch) * judged / other.evaluation
     taught = other.start + steps * BATCH / other.teacher

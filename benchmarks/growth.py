@@ -42,12 +42,12 @@ def tokens(rows: int, folder: Path) -> str:
 
     from distill_runner.datasets.batches import Tokens
     from distill_runner.datasets.corpora import train_wordpiece
-    from distill_runner.datasets.tasks import Task, load_split
+    from distill_runner.kinds import make_task
 
     _in_another_process(_write_csv, rows, folder)
     (folder / "tokenizer").mkdir()
     train_wordpiece(_texts(1000), 2000, folder / "tokenizer")
-    task = Task(
+    task = make_task(
         name="growth",
         dataset=str(folder),
         columns=["sentence"],
@@ -58,7 +58,7 @@ def tokens(rows: int, folder: Path) -> str:
         validation={"validation": "validation"},
     )
     started = time.perf_counter()
-    Tokens.write(folder, load_split(task, "train"), AutoTokenizer.from_pretrained(folder / "tokenizer"), 128)
+    Tokens.write(folder, task.examples("train"), AutoTokenizer.from_pretrained(folder / "tokenizer"), 128)
     return f"{peak_memory():.0f} ({time.perf_counter() - started:.0f} s)"
 
 

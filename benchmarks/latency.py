@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
+from distill_runner.models.head import LANGUAGE_MODEL
 from distill_runner.training.devices import Device
 
 LAYERS, WIDTHS = (2, 4, 6, 8, 10, 12), (128, 256, 512, 768)
@@ -34,7 +35,7 @@ def bert(layers: int, width: int, device: Device) -> PreTrainedModel:
     """A BERT of that size with its masked-LM head left out: the backbone alone is timed."""
     sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
     architecture = {"model_type": "bert", **sizes, "num_attention_heads": width // 64}
-    model: Any = build(ModelConfig(architecture=architecture), None).base_model
+    model: Any = build(ModelConfig(architecture=architecture), LANGUAGE_MODEL).base_model
     return device.place(model).eval()
 
 

@@ -17,7 +17,7 @@ from distill_runner.common.schema import typed
 from distill_runner.compose import resolvers
 from distill_runner.compose.help import config_folder
 from distill_runner.datasets.batches import Batch, Tokens, epoch_order
-from distill_runner.datasets.tasks import Task, load_split
+from distill_runner.kinds.text import TextTask
 from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
@@ -44,8 +44,8 @@ class Setting:
     device: str
 
     @property
-    def task(self) -> Task:
-        assert self.stage.config.task is not None
+    def task(self) -> TextTask:
+        assert isinstance(self.stage.config.task, TextTask)
         return self.stage.config.task
 
     @property
@@ -86,7 +86,7 @@ class Setting:
         return self._model("student")
 
     def _model(self, name: str) -> Any:
-        return build(ModelConfig(source=str(self.folder / name), head="keep"), self.task)
+        return build(ModelConfig(source=str(self.folder / name), head="keep"), self.task.head)
 
 
 class First(Tokens):
@@ -127,12 +127,12 @@ def prepare(
     write_teacher(folder / "teacher", width, list(config.task.labels), tokenizer)
     stages: Any = OmegaConf.to_container(config.stages, resolve=True)
     stage = resolve({name: typed(StageConfig, values) for name, values in stages.items()}, "student", "fp32")
-    assert stage.config.task is not None
+    assert isinstance(stage.config.task, TextTask)
     (folder / "tokens").mkdir(exist_ok=True)
-    examples, words = load_split(stage.config.task, stage.train_split), AutoTokenizer.from_pretrained(locate(tokenizer))
-    Tokens.write(folder / "tokens", examples, words, stage.config.task.max_length)
+    examples, words = stage.config.task.examples(stage.train_split), AutoTokenizer.from_pretrained(locate(tokenizer))
+    stage.config.task.write(folder / "tokens", examples, words)
     torch.manual_seed(0)
-    student: Any = build(stage.config.model, stage.config.task)
+    student: Any = build(stage.config.model, stage.head)
     student.save_pretrained(folder / "student")
     num_examples = min(steps * BATCH, len(Tokens(folder / "tokens")) // BATCH * BATCH)
     return Setting(folder, stage, num_examples, device)

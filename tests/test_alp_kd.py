@@ -19,6 +19,7 @@ from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.methods.labels import HardLabels
 from distill_runner.methods.layer_mapping import Attention
 from distill_runner.methods.logits import SoftLabels, SoftLabelsPerClass
+from distill_runner.methods.outputs import Classes
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 
@@ -46,7 +47,7 @@ def batch(labels: Tensor | None = None) -> Batch:
 def term(m: int = 4, n: int = 12, widths: tuple[int, int] = (6, 6), **options: Any) -> HiddenStateLoss:
     torch.manual_seed(0)
     bound = HiddenStateLoss(**{"distance": "mse", **options})
-    bound.bind(shape(m, widths[0]), shape(n, widths[1]), "classification")
+    bound.bind(shape(m, widths[0]), shape(n, widths[1]), Classes())
     return bound.double()
 
 
@@ -263,11 +264,11 @@ def test_needs_are_the_layers_that_are_compared() -> None:
 def test_number_of_parameters_at_the_papers_size() -> None:
     with torch.device("meta"):
         ckd = HiddenStateLoss({"rule": "no"}, "concatenate", "mse")
-        ckd.bind(shape(4, 768), shape(12, 768), "classification")
+        ckd.bind(shape(4, 768), shape(12, 768), Classes())
         four = HiddenStateLoss({"rule": "all"}, "attend", "mse", attention=KQV | {"heads": 4})
-        four.bind(shape(4, 768), shape(12, 768), "classification")
+        four.bind(shape(4, 768), shape(12, 768), Classes())
         alp = HiddenStateLoss({"rule": "all"}, "attend", "mse")
-        alp.bind(shape(4, 768), shape(12, 768), "classification")
+        alp.bind(shape(4, 768), shape(12, 768), Classes())
     assert sum(p.numel() for p in ckd.parameters()) == 3 * (4 * 768 * 768 + 768)
     assert sum(p.numel() for p in four.parameters()) == 3 * (2 + 12) * 768 * 768
     assert list(alp.parameters()) == []
@@ -291,7 +292,7 @@ def test_rkd_with_eta_zero_is_nkd() -> None:
     labelled = batch(torch.tensor([0, 2, 1, 1, 0]))
     rkd, nkd = method({"ce": 1 - 0.0, "kd": 0.0}), method({"ce": 1})
     for one in (rkd, nkd):
-        one.bind(shape(4), shape(12), "classification")
+        one.bind(shape(4), shape(12), Classes())
     theirs, ours = (one(student, teacher, labelled, PROGRESS) for one in (nkd, rkd))
     assert list(ours) == list(theirs) == ["ce"]
     assert torch.equal(ours["ce"], theirs["ce"])
@@ -302,7 +303,7 @@ def test_pkds_own_soft_labels_are_a_mean_over_classes_too() -> None:
     student, teacher = features(4), features(12, seed=1)
     paper, code = SoftLabels(5.0), SoftLabelsPerClass(5.0)
     for one in (paper, code):
-        one.bind(shape(4), shape(12), "classification")
+        one.bind(shape(4), shape(12), Classes())
     torch.testing.assert_close(value(code, student, teacher), value(paper, student, teacher) / 3)
 
 
@@ -329,7 +330,7 @@ def test_impossible_pairs_are_refused() -> None:
     assert "mapping.supervise_last=true" in refusal(m=1, mapping={"rule": "all"}, combine="attend")
     assert refusal(m=12, mapping={"rule": "all"}, combine="attend").startswith("student.num_layers=12: ")
     with pytest.raises(UserError, match="teacher: an intermediate loss needs one"):
-        HiddenStateLoss({"rule": "skip"}, "select", "mse").bind(shape(4), None, "classification")
+        HiddenStateLoss({"rule": "skip"}, "select", "mse").bind(shape(4), None, Classes())
 
 
 def test_wrong_options_are_refused() -> None:

@@ -193,7 +193,8 @@ def test_a_teacher_comes_from_its_source(teacher: str, compose: Compose, located
     assert run.teacher.source == TEACHERS[teacher]
     assert run.teacher.name == {"base": "custom", "compact": "bert_L12_H768"}.get(teacher, teacher)
     config = run.stages["teacher"].model
-    built = models.build(config, run.stages["student"].task)
+    assert run.stages["student"].task is not None
+    built = models.build(config, run.stages["student"].task.head)
     assert set(located) == {TEACHERS[teacher]}
     assert built.config.num_hidden_layers == 4
 
@@ -312,7 +313,7 @@ def test_pro_kds_recipes(
     assert (student.optim.lr, student.optim.epochs, student.optim.batch_size) == (lr, epochs, 32)
     assert (teacher.optim.epochs, student.optim.clip) == (teacher_epochs, 1.0)
     assert student.task is not None
-    assert student.task.max_length == 128
+    assert student.task.num_positions == 128
     assert ("phase1" in stages) == (phase1_epochs is not None)
     if phase1_epochs is not None:
         assert (stages["phase1"].optim.lr, stages["phase1"].optim.epochs) == (lr, phase1_epochs)

@@ -22,6 +22,7 @@ from distill_runner.datasets.batches import Tokens
 from distill_runner.datasets.examples import Examples
 from distill_runner.methods.base import Method
 from distill_runner.methods.make import make_method
+from distill_runner.methods.outputs import Classes
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
 from distill_runner.pipeline.build import Pipeline
@@ -134,7 +135,7 @@ class Case:
         seed_all(0)
         model: Any = BertForSequenceClassification(bert(2))
         method = make_method(self.method).bind(
-            EncoderShape.of(model.config), EncoderShape.of(teacher.config), "classification"
+            EncoderShape.of(model.config), EncoderShape.of(teacher.config), Classes()
         )
         data = TaskData(TASK, train, {"validation": validation}, CPU)
         return self.training(model, method, data, Double(live), group, report)
@@ -207,7 +208,7 @@ class Pretraining(Case):
     def make(self, group: ProcessGroup, report: Callable[..., None]) -> Training:
         seed_all(0)
         model: Any = BertForPreTraining(bert(2))
-        method = make_method(self.method).bind(EncoderShape.of(model.config), None, "masked_lm")
+        method = make_method(self.method).bind(EncoderShape.of(model.config), None, Classes())
         train, validation = self.splits()
         data = CorpusData(TEXT, train, validation, AutoTokenizer.from_pretrained(self.tokens), 3, CPU)
         return self.training(model, method, data, NoTeacher(), group, report)

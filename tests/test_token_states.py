@@ -13,6 +13,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.methods.attention_scores import AttentionScoreLoss
 from distill_runner.methods.base import LossTerm, Progress
+from distill_runner.methods.outputs import Classes
 from distill_runner.methods.token_states import EmbeddingLoss, TokenStateLoss
 from distill_runner.models.encoders import EncoderShape, extract
 from distill_runner.models.features import FeatureRequest
@@ -54,8 +55,8 @@ def test_hidden_states_and_embeddings_are_those_of_tinybert(tokens: Tokens) -> N
     (student, teacher), batch = pair(), tokens.batch(range(7))
     torch.manual_seed(0)
     hidden, embeddings = TokenStateLoss(TOP).double(), EmbeddingLoss().double()
-    hidden.bind(shape(student), shape(teacher), "classification")
-    embeddings.bind(shape(student), shape(teacher), "classification")
+    hidden.bind(shape(student), shape(teacher), Classes())
+    embeddings.bind(shape(student), shape(teacher), Classes())
     hidden.double(), embeddings.double()
     with torch.no_grad():
         mine = own_forward(student, batch, output_hidden_states=True)
@@ -78,7 +79,7 @@ def test_the_cosine_is_that_of_distilbert(tokens: Tokens) -> None:
     student, teacher = make("distilbert", dtype=torch.float64), make("bert", dtype=torch.float64, num_hidden_layers=4)
     batch = tokens.batch(range(6))
     term = TokenStateLoss({"rule": "top"}, "cosine", project=False)
-    term.bind(shape(student), shape(teacher), "classification")
+    term.bind(shape(student), shape(teacher), Classes())
     assert term.student_needs == FeatureRequest(states=frozenset({3}))
     assert term.teacher_needs == FeatureRequest(states=frozenset({4}))
     assert not list(term.parameters())
@@ -94,7 +95,7 @@ def test_attention_scores_are_those_of_tinybert(tokens: Tokens) -> None:
     """Before the softmax, from the layers' own weights; their softmax is the attention that transformers gives."""
     (student, teacher), batch = pair(), tokens.batch(range(9))
     term = AttentionScoreLoss(TOP)
-    term.bind(shape(student), shape(teacher), "classification")
+    term.bind(shape(student), shape(teacher), Classes())
     expected = 0.0
     with torch.no_grad():
         sides = []
@@ -127,7 +128,7 @@ def _scores(model: Any, output: Any) -> list[np.ndarray]:
 )
 def test_gradients_are_those_of_finite_differences(tokens: Tokens, term: LossTerm) -> None:
     (student, teacher), batch = pair(), tokens.batch([3, 5])
-    term.bind(shape(student), shape(teacher), "classification")
+    term.bind(shape(student), shape(teacher), Classes())
     term.double()
     with torch.no_grad():
         taught = extract(teacher, batch, term.teacher_needs)
@@ -148,7 +149,7 @@ def test_the_same_model_has_nothing_to_learn(tokens: Tokens) -> None:
     model, batch = make("bert", dtype=torch.float64), tokens.batch(range(5))
     explicit = {"rule": "explicit", "layers": [[1], [2], [3]]}
     for term in (AttentionScoreLoss(explicit), TokenStateLoss(explicit, project=False), EmbeddingLoss(project=False)):
-        term.bind(shape(model), shape(model), "classification")
+        term.bind(shape(model), shape(model), Classes())
         assert value(term, model, model, batch).item() == 0
 
 
@@ -166,8 +167,8 @@ def test_a_live_teacher_gives_states_in_the_order_of_the_batch(tokens: Tokens) -
 def test_impossible_pairs_are_refused() -> None:
     narrow, wide = EncoderShape(2, 24, 3, 2, 9, "bert"), EncoderShape.of(config_of("bert", num_hidden_layers=4))
     with pytest.raises(UserError, match="it has 3 attention heads, the teacher 4"):
-        AttentionScoreLoss(TOP).bind(narrow, wide, "classification")
+        AttentionScoreLoss(TOP).bind(narrow, wide, Classes())
     with pytest.raises(UserError, match="its states have 24 features, the teacher's 32"):
-        TokenStateLoss(TOP, project=False).bind(narrow, wide, "classification")
+        TokenStateLoss(TOP, project=False).bind(narrow, wide, Classes())
     with pytest.raises(UserError, match="distance=l1: is none of mse, cosine"):
         EmbeddingLoss(distance="l1")  # type: ignore[arg-type]

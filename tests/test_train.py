@@ -33,10 +33,11 @@ from distill_runner.common.seeds import seed_all
 from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.datasets.corpora import Corpus, Part
 from distill_runner.datasets.examples import Examples
-from distill_runner.datasets.tasks import Task
-from distill_runner.methods.base import Kind, LossTerm, Method, Progress
+from distill_runner.kinds import make_task
+from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.labels import HardLabels
 from distill_runner.methods.make import make_method
+from distill_runner.methods.outputs import Classes, Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.training.checkpoints import History, interrupts
@@ -49,7 +50,7 @@ from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTarg
 from distill_runner.training.train import Training, fit
 
 CPU = Device.of("cpu", "fp32")
-TASK = Task(
+TASK = make_task(
     name="tiny",
     dataset="nowhere",
     columns=["sentence1", "sentence2"],
@@ -141,7 +142,7 @@ def make(data: TaskData, live: LiveTargets, tmp_path_factory: pytest.TempPathFac
         model: Any = BertForSequenceClassification(bert(2, **config or {})).to(dtype)  # type: ignore[arg-type]
         if isinstance(method, str):
             method = make_method(METHODS[method])
-        method.bind(EncoderShape.of(model.config), EncoderShape.of(live.model.config), "classification")
+        method.bind(EncoderShape.of(model.config), EncoderShape.of(live.model.config), Classes())
         return Training(
             model,
             method.to(dtype=dtype),
@@ -288,7 +289,7 @@ def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder:
         (tmp_path / name).mkdir(exist_ok=True)
         return Training(
             BertForMaskedLM(bert(2)),
-            make_method(METHODS["nkd"]).bind(EncoderShape.of(bert(2)), None, "masked_lm"),
+            make_method(METHODS["nkd"]).bind(EncoderShape.of(bert(2)), None, Classes()),
             CorpusData(TEXT, splits["train"], splits["validation"], tokenizer, 3, CPU),
             NoTeacher(),
             Optim(lr=3e-3, batch_size=16, epochs=2),
@@ -345,7 +346,7 @@ class Bad(LossTerm):
 
     reads_teacher = False
 
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         self.student_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
@@ -552,7 +553,7 @@ class Watching(LossTerm):
         super().__init__()
         self.seen: list[tuple[Progress, list[int]]] = []
 
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         self.student_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
@@ -676,7 +677,7 @@ def test_a_term_of_weight_0_is_not_built() -> None:
     impossible = {"_target_": f"{METHODS_ROOM}.logits.SoftLabels", "temperature": -1.0}
     node: dict[str, Any] = {"terms": {"ce": CE, "kd": impossible, "layers": CKD}}
     method = make_method(node | {"weights": {"ce": 1, "kd": 0, "layers": 0.0}})
-    method.bind(EncoderShape.of(bert(2)), None, "classification")
+    method.bind(EncoderShape.of(bert(2)), None, Classes())
     assert list(method.terms) == ["ce"]
     assert not list(method.parameters())
     assert not method.reads_teacher()

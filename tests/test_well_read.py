@@ -17,10 +17,12 @@ from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.batches import Tokens
 from distill_runner.methods.base import Progress
 from distill_runner.methods.labels import NextSentence
+from distill_runner.methods.outputs import Classes
 from distill_runner.models.build import build, count_parameters
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.encoders import EncoderShape, extract
 from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.models.head import LANGUAGE_MODEL, PRE_TRAINING
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import TRANSFER, Stage
@@ -198,7 +200,7 @@ def test_targets_of_a_transfer_set_are_those_of_the_teacher(run: Callable[..., R
     assert [point["loss"] for point in live.losses["student"]] == [point["loss"] for point in cached.losses["student"]]
     (targets,) = cached.pipeline.store.folder.glob("targets/*/logits.npy")
     assert np.load(targets).shape == (60, 2)
-    tokens = cached.pipeline.inputs.tokens(cached.stage, TRANSFER)
+    tokens = cached.pipeline.inputs.split(cached.stage, TRANSFER)
     assert len(tokens) == 60
     assert tokens.labels is None
 
@@ -255,12 +257,12 @@ def test_what_does_not_fit_is_refused(overrides: list[str], message: str, run: C
 
 def test_next_sentence_is_what_transformers_computes(run: Callable[..., RunConfig]) -> None:
     built = Built(run("method=pretrain"))
-    model = build(ModelConfig(source=str(built.folder / "model")), None, next_sentence=True).double().eval()
-    tokens = built.pipeline.inputs.tokens(built.stage, "validation")
+    model = build(ModelConfig(source=str(built.folder / "model")), PRE_TRAINING).double().eval()
+    tokens = built.pipeline.inputs.split(built.stage, "validation")
     assert isinstance(tokens, Tokens)
     batch = tokens.batch(range(12))
     term = NextSentence()
-    term.bind(EncoderShape.of(model.config), None, "masked_lm")
+    term.bind(EncoderShape.of(model.config), None, Classes())
     batch = type(batch)(**{**vars(batch), "is_next": batch.labels, "rows": torch.tensor([1, 2])})
     found = term(extract(model, batch, FeatureRequest(next_sentence=True)), Features(), batch, Progress(0, 0, 1, 1))
     ids, segments, mask = batch.padded()
@@ -298,7 +300,7 @@ def test_the_24_sizes_reach_the_model(compose: Compose) -> None:
 )
 def test_the_five_named_sizes(name: str, millions: float, compose: Compose) -> None:
     with torch.device("meta"):
-        model = build(architecture(compose("method=basic", f"student={name}", tiny=False)), None, next_sentence=True)
+        model = build(architecture(compose("method=basic", f"student={name}", tiny=False)), PRE_TRAINING)
     assert count_parameters(model) / 1e6 == pytest.approx(millions, abs=0.06)
 
 
@@ -306,7 +308,7 @@ def test_the_five_named_sizes(name: str, millions: float, compose: Compose) -> N
 def test_the_students_of_minilm_v2(size: str, compose: Compose) -> None:
     model = architecture(compose("method=basic", f"student=minilm_{size}", tiny=False))
     with torch.device("meta"):
-        built = build(model, None)
+        built = build(model, LANGUAGE_MODEL)
     layers, width = map(int, size.split("x"))
     shape = EncoderShape.of(built.config)
     assert (shape.num_layers, shape.width, shape.num_heads) == (layers, width, 12)
@@ -316,12 +318,12 @@ def test_the_students_of_minilm_v2(size: str, compose: Compose) -> None:
 
 def test_narrow_embeddings_save_and_load(compose: Compose, tmp_path: Path) -> None:
     run = compose("method=basic", "student=minilm_12x384", "student.layers=2", "student.width=24", tiny=False)
-    built = build(architecture(run), None, vocab_size=50)
+    built = build(architecture(run), LANGUAGE_MODEL, vocab_size=50)
     built.save_pretrained(tmp_path)
     for auto in (AutoModelForMaskedLM, AutoModel):
         loaded = auto.from_pretrained(tmp_path)
         assert loaded.get_input_embeddings().weight.shape == (50, 128)
         assert loaded.config.hidden_size == 24
-    cut = build(ModelConfig(source=str(tmp_path), num_layers=1), None)
+    cut = build(ModelConfig(source=str(tmp_path), num_layers=1), LANGUAGE_MODEL)
     embeddings: list[Any] = [model.get_input_embeddings() for model in (cut, built)]
     assert torch.equal(embeddings[0].weight, embeddings[1].weight)

@@ -144,7 +144,9 @@ def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> d
 
 
 def _save_predictions(stage: Stage, pipeline: Pipeline, artifact: Path, folder: Path) -> None:
-    """Outputs (N, C) and labels (N,) of each validation split: what paired tests of two methods compare."""
-    for name, split in (stage.config.task.validation if stage.config.task else {}).items():
-        outputs, labels = np.load(artifact / PREDICTIONS.format(name)), pipeline.inputs.tokens(stage, split).labels
-        np.savez(folder / f"predictions-{name}.npz", outputs=outputs, labels=np.asarray(labels))
+    """What paired tests of two methods compare, for each validation split."""
+    if (task := stage.config.task) is None:
+        return
+    for name, split in task.validation.items():
+        outputs = np.load(artifact / PREDICTIONS.format(name))
+        task.save_predictions(folder / f"predictions-{name}.npz", outputs, pipeline.inputs.split(stage, split))

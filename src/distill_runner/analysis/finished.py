@@ -79,12 +79,11 @@ class FinishedRun:
     @property
     def tokens(self) -> Any:
         assert self.stage.config.task is not None
-        return self.pipeline.inputs.tokens(self.stage, self.stage.config.task.validation[self.split])
+        return self.pipeline.inputs.split(self.stage, self.stage.config.task.validation[self.split])
 
     @property
     def class_names(self) -> list[str]:
-        assert self.stage.config.task is not None
-        return self.stage.config.task.labels or []
+        return list(self.stage.head.names or [])
 
     def text(self, example: int) -> str:
         """A validation example as it reads, with the names of its columns where it has several."""
@@ -96,9 +95,7 @@ class FinishedRun:
     @cached_property
     def _examples(self) -> "Examples":
         assert self.stage.config.task is not None
-        from distill_runner.datasets.tasks import load_split
-
-        return load_split(self.stage.config.task, self.stage.config.task.validation[self.split])
+        return self.stage.config.task.examples(self.stage.config.task.validation[self.split])
 
     def attention(self, stage: "Stage", example: int) -> dict[int, np.ndarray]:
         """Attention probabilities (heads, L, L) of every layer for one example, by layer."""
@@ -182,4 +179,4 @@ class FinishedRun:
 
         source = ModelConfig(source=str(self.pipeline.build(stage) / "model"), head="keep")
         with torch.inference_mode():
-            return extract(build(source, stage.config.task).eval(), batch, needs)
+            return extract(build(source, stage.head).eval(), batch, needs)

@@ -168,7 +168,7 @@ def _require_depth(run: FinishedRun, first: FinishedRun) -> None:
 
 def _classifiers(runs: Sequence[FinishedRun]) -> FinishedRun:
     first = _together(runs)
-    if first.stage.kind != "classification":
+    if first.stage.head.problem_type != "single_label_classification":
         raise UserError("run", first.folder, "its task has no classes, to be right or wrong about")
     return first
 

@@ -24,7 +24,7 @@ from distill_runner.datasets.reading.folders import READERS
 if TYPE_CHECKING:
     import numpy as np
 
-    from distill_runner.datasets.tasks import Task
+    from distill_runner.kinds import Task
     from distill_runner.training.devices import Device
 
 TEST = "test"
@@ -130,7 +130,7 @@ class Student:
 
 def _student(folder: Path) -> Student:
     from distill_runner.common.schema import typed
-    from distill_runner.datasets.tasks import Task, resolve
+    from distill_runner.kinds import kind_of
 
     remedy = "Name the folder of a finished run: outputs/runs/<name>."
     if not (folder / "model" / "config.json").is_file():
@@ -139,7 +139,7 @@ def _student(folder: Path) -> Student:
         described = yaml.safe_load((folder / "config.yaml").read_text())["stages"]["student"]["task"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError("folder", folder, "has no config.yaml of a run", remedy) from error
-    return Student(folder, resolve(typed(Task, described, "task.")))
+    return Student(folder, typed(kind_of(described), described, "task.").resolved())
 
 
 def _contents(students: Mapping[str, Student], device: str, fill: bool) -> Iterator[tuple[str, str]]:
@@ -181,17 +181,14 @@ def _labels(student: Student, task: "Task", device: str, names: bool = True) -> 
     from distill_runner.training.devices import Device
 
     outputs = _outputs(student, task, Device.of(device, "fp32"))
-    if task.kind == "regression":
-        return [f"{score:.3f}" for score in outputs[:, 0].clip(0, 5)]
-    assert task.labels is not None
-    return [task.labels[number] if names else str(number) for number in outputs.argmax(axis=1)]
+    if student.glue == "stsb":
+        outputs = outputs.clip(0, 5)  # the range that the server takes
+    return task.as_lines(outputs, names)
 
 
 def _outputs(student: Student, task: "Task", device: "Device") -> "np.ndarray":
     """Logits (N, C), or scores (N, 1), in the order of the test split."""
     from distill_runner.common.terminal import quiet
-    from distill_runner.datasets.batches import Tokens
-    from distill_runner.datasets.tasks import load_split
     from distill_runner.models.build import build
     from distill_runner.models.config import ModelConfig
     from distill_runner.models.sources import read_tokenizer
@@ -199,11 +196,10 @@ def _outputs(student: Student, task: "Task", device: "Device") -> "np.ndarray":
 
     quiet()
     source = str(student.folder / "model")
-    examples = load_split(task, task.test[TEST])
-    model = device.place(build(ModelConfig(source=source, head="keep"), task))
+    model = device.place(build(ModelConfig(source=source, head="keep"), task.head))
     with TemporaryDirectory() as folder:
-        Tokens.write(Path(folder), examples, read_tokenizer(source), task.max_length)
-        return predict(model, Tokens(Path(folder)), device)
+        task.write(Path(folder), task.examples(task.test[TEST]), read_tokenizer(source))
+        return predict(model, task.open(Path(folder)), device)
 
 
 def _table(predictions: Sequence[str], delimiter: str) -> str:

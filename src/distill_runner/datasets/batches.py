@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -58,6 +58,8 @@ class Batch:
     head reads, None for a head on [CLS]; ``labels`` belong to what the head reads; ``is_next`` (B,) are those of next
     sentence prediction. ``noise`` is the seed of the update's dropout.
     ``weights`` are those of means over other units than examples, where it is part of an update (``data.weighed``).
+    ``output_rows``, on the host, are the places of the head's outputs among those of the split, where they are not the
+    examples' own numbers.
     """
 
     input_ids: Tensor
@@ -70,6 +72,7 @@ class Batch:
     rows: Tensor | None = None
     is_next: Tensor | None = None
     noise: int | None = None
+    output_rows: Tensor | None = None
     weights: Mapping[Unit, float] = field(default_factory=dict)
 
     @property
@@ -81,6 +84,16 @@ class Batch:
         """Of the head."""
         return self.size if self.rows is None else len(self.rows)
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def places(self) -> np.ndarray:
+        """Of the head's outputs among all outputs of the split."""
+        places: np.ndarray = (self.index if self.output_rows is None else self.output_rows).numpy()
+        return places
+
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device, all but ``index``; copies do not block the host."""
         if device.type == "cpu":
@@ -90,7 +103,7 @@ class Batch:
             return {field.name: sent(getattr(parts, field.name), device) for field in fields(parts)}
 
         groups = tuple(LengthGroup(**moved(group)) for group in self.groups)
-        return Batch(**moved(self) | {"groups": groups, "index": self.index})
+        return Batch(**moved(self) | {"groups": groups, "index": self.index, "output_rows": self.output_rows})
 
     def rounded(self) -> "Batch":
         """With tokens of no sequence behind the others, so that batches have few different numbers of tokens.
@@ -121,6 +134,36 @@ def sent(value: Any, device: torch.device) -> Any:
     return (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
 
 
+class Split(Protocol):
+    """The examples of one split, ready for batches, whatever they are made of."""
+
+    labels: Any
+    """What the examples are judged by, one row for each; None without labels."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of a head for all examples: one each, or one for each token."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """What each example costs, in tokens."""
+
+    @property
+    def token_ids(self) -> np.ndarray | None:
+        """The token ids (U,), sorted, that occur; None if any may."""
+
+    def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = ...) -> Batch:
+        """The examples of these numbers, in an order of the batch's own."""
+
+    def training_batch(self, index: np.ndarray, epoch: int, length_multiple: int | None) -> Batch:
+        """The same as an epoch of training sees them."""
+
+    def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
+        """What a live teacher runs on for ``batch``: the same examples, some repeated to fill ``multiple``."""
+
+
 class Tokens:
     """The tokenised examples of one split, memory-mapped from a folder that ``write`` made."""
 
@@ -135,10 +178,25 @@ class Tokens:
         return len(self.offsets) - 1
 
     @property
+    def num_outputs(self) -> int:
+        return len(self)
+
+    @property
     def lengths(self) -> np.ndarray:
         """Of the examples, in tokens."""
         lengths: np.ndarray = np.diff(self.offsets)
         return lengths
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        return np.flatnonzero(np.bincount(self.ids))
+
+    def training_batch(self, index: np.ndarray, epoch: int, length_multiple: int | None) -> Batch:
+        return self.batch(index, length_multiple)
+
+    def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
+        index = batch.index.numpy()
+        return self.batch(np.resize(index, -(-len(index) // multiple) * multiple), length_multiple)
 
     @staticmethod
     def write(folder: Path, examples: "Examples", tokenizer: Any, max_length: int) -> None:

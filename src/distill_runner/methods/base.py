@@ -7,16 +7,15 @@ A new method is a term in a file of this folder, or only a new combination of te
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from distill_runner.common.errors import UserError, within
 from distill_runner.datasets.batches import Batch, Unit
+from distill_runner.methods.outputs import Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
-
-Kind = Literal["classification", "regression", "masked_lm"]
 
 
 @dataclass(frozen=True)
@@ -53,16 +52,16 @@ class LossTerm(nn.Module, ABC):
         """Detached scalars of the last forward, logged beside the losses."""
 
     @classmethod
-    def ignored_arguments(cls, kind: Kind) -> frozenset[str]:
-        """Arguments without a meaning for tasks of this kind: runs that differ in them alone are the same."""
+    def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:
+        """Arguments without a meaning for such outputs: runs that differ in them alone are the same."""
         return frozenset()
 
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         """Set the needs and build projections for this pair of models.
 
         Args:
             student, teacher: shapes of the two models; ``teacher`` is None in a stage without one.
-            kind: of the task, since a loss may be defined differently for regression.
+            outputs: what the heads give, with the losses on it.
         Raises:
             UserError: the term is impossible for this pair; keys that begin with a dot are the term's own.
         """
@@ -91,11 +90,11 @@ class Method(nn.Module):
         self.weights = {name: float(weight) for name, weight in weights.items() if weight}
         self.terms = nn.ModuleDict({name: terms[name] for name in self.weights})
 
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> "Method":
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> "Method":
         """Bind every term; ``needs`` is then what training reads in all, of the student and of the teacher."""
         for name, term in self.by_name().items():
             with within(f".method.terms.{name}"):
-                term.bind(student, teacher, kind)
+                term.bind(student, teacher, outputs)
                 student.require(term.student_needs, "student")
                 if teacher is not None:
                     teacher.require(term.teacher_needs, "teacher")

@@ -5,26 +5,25 @@ from torch import Tensor
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods import losses
-from distill_runner.methods.base import Kind, LossTerm, Progress
+from distill_runner.methods.base import LossTerm, Progress
+from distill_runner.methods.outputs import Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 
 
 class HardLabels(LossTerm):
-    """Cross entropy with the gold labels (ALP-KD Eq. 1); squared error of the output for regression."""
+    """The loss against the gold labels: cross entropy of classes (ALP-KD Eq. 1), squared error of a score."""
 
     reads_teacher = False
     reads_labels = frozenset({"labels"})
-    mean_over = "output"
 
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
-        self.loss = losses.squared_error if kind == "regression" else losses.cross_entropy
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
+        self.outputs, self.mean_over = outputs, outputs.unit
         self.student_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         assert student.logits is not None
-        assert batch.labels is not None
-        return self.loss(student.logits, batch.labels)
+        return self.outputs.gold(student.logits, batch)
 
 
 class NextSentence(LossTerm):
@@ -36,7 +35,7 @@ class NextSentence(LossTerm):
     reads_teacher = False
     reads_labels = frozenset({"is_next"})
 
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if student.model_type != "bert":
             problem = f"a model of the type {student.model_type} has no head for next sentence prediction"
             raise UserError(".", None, problem, "pretraining=mlm pre-trains without it.")

@@ -12,8 +12,9 @@ from torch import Tensor
 from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.batches import Batch
-from distill_runner.methods.base import Kind, LossTerm, Method, Progress
+from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.layered import LayeredTerm
+from distill_runner.methods.outputs import Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import Features
 
@@ -102,8 +103,8 @@ class ScheduledMethod(Method):
         self.watched, self.examples = torch.zeros((), dtype=torch.float64), 0
         """Sum of the watched term over the examples of the epoch, and their number."""
 
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> "Method":
-        super().bind(student, teacher, kind)
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> "Method":
+        super().bind(student, teacher, outputs)
         layered = [term for term in self.active() if isinstance(term, LayeredTerm)]
         self.layers = sorted({j for term in layered for j in term.layers})
         self.schedule.check(len(self.layers), self.by_name())
@@ -148,7 +149,7 @@ class ScheduledMethod(Method):
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> dict[str, Tensor]:
         losses = super().forward(student, teacher, batch, progress)
-        self.current = torch.full((), self.layer, device=batch.starts.device)
+        self.current = torch.full((), self.layer, device=next(iter(losses.values())).device)
         return losses
 
     def end_update(self, logged: Mapping[str, Tensor], num_examples: int) -> None:

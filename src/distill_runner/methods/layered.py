@@ -9,8 +9,9 @@ from torch import Tensor
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.schema import typed
-from distill_runner.methods.base import Kind, LossTerm
+from distill_runner.methods.base import LossTerm
 from distill_runner.methods.layer_mapping import LayerMapping
+from distill_runner.methods.outputs import Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
 
@@ -32,7 +33,7 @@ class LayeredTerm(LossTerm):
         self.supervised: dict[int, list[int]] = {}
         """Those of ``layers`` that are compared at present."""
 
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if teacher is None:
             raise UserError("teacher", None, "an intermediate loss needs one", "Without one: method=nkd.")
         layers = self.mapping.resolve(student.num_layers, teacher.num_layers)

@@ -13,9 +13,9 @@ from torch import Tensor
 from distill_runner.common.errors import UserError
 from distill_runner.common.schema import typed
 from distill_runner.datasets.batches import Batch
-from distill_runner.methods import losses
-from distill_runner.methods.base import Kind, LossTerm, Progress
+from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.checkpoint_schedule import EpochsPerStep
+from distill_runner.methods.outputs import Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 
@@ -29,8 +29,6 @@ class SoftLabels(LossTerm):
             does not show it; on by default as in Hinton et al. and in the code of ALP-KD's group.
     """
 
-    mean_over = "output"
-
     def __init__(self, temperature: float, scale_by_t2: bool = True) -> None:
         super().__init__()
         if temperature <= 0:
@@ -38,19 +36,17 @@ class SoftLabels(LossTerm):
         self.temperature, self.scale_by_t2 = temperature, scale_by_t2
 
     @classmethod
-    def ignored_arguments(cls, kind: Kind) -> frozenset[str]:
-        return frozenset({"temperature", "scale_by_t2"} if kind == "regression" else ())
+    def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:
+        return frozenset(() if outputs.has_temperature else {"temperature", "scale_by_t2"})
 
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
-        self.regression = kind == "regression"
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
+        self.outputs, self.mean_over = outputs, outputs.unit
         self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         assert student.logits is not None
         assert teacher.logits is not None
-        if self.regression:
-            return losses.squared_error(student.logits, teacher.logits.squeeze(-1))
-        return losses.soft_cross_entropy(student.logits, teacher.logits, self.temperature, self.scale_by_t2)
+        return self.outputs.soft(student.logits, teacher.logits, batch, self.temperature, self.scale_by_t2)
 
 
 class SoftLabelsPerClass(SoftLabels):
@@ -86,8 +82,6 @@ class LogitMatching(LossTerm):
     ``observed`` has ``temperature``.
     """
 
-    mean_over = "output"
-
     def __init__(
         self,
         tau_max: int,
@@ -107,10 +101,11 @@ class LogitMatching(LossTerm):
         self.steps = typed(EpochsPerStep, steps, ".steps.")
 
     @classmethod
-    def ignored_arguments(cls, kind: Kind) -> frozenset[str]:
+    def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:
         return frozenset({"followed"})
 
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
+        self.outputs, self.mean_over = outputs, outputs.unit
         self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
 
     def temperature(self, progress: Progress) -> int:
@@ -124,5 +119,4 @@ class LogitMatching(LossTerm):
         temperature = self.temperature(progress)
         self.observed = {"temperature": torch.full((), float(temperature), device=student.logits.device)}
         target_BC = teacher.logits * SOFTENINGS[self.soften](temperature, self.tau_max)
-        loss = losses.mean_squared_error(student.logits, target_BC)
-        return loss * target_BC.shape[-1] if self.over_classes == "sum" else loss
+        return self.outputs.match(student.logits, target_BC, batch, self.over_classes)

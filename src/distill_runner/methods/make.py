@@ -11,8 +11,9 @@ from pydantic import create_model
 
 from distill_runner.common.errors import UserError, nearest, within
 from distill_runner.common.schema import Schema, typed
-from distill_runner.methods.base import Kind, LossTerm, Method
+from distill_runner.methods.base import LossTerm, Method
 from distill_runner.methods.layer_schedule import LayerSchedule, ScheduledMethod
+from distill_runner.methods.outputs import Outputs
 
 Node = Mapping[str, Any]
 SCHEDULE = "method.schedule"
@@ -37,24 +38,26 @@ def make_method(node: Node) -> Method:
     return Method(made, weights)
 
 
-def method_spec(node: Node, kind: Kind) -> dict[str, Any]:
+def method_spec(node: Node, outputs: Outputs) -> dict[str, Any]:
     """What determines a method: its terms of non-zero weight, their versions, its schedule; not what it is called.
 
     Args:
-        kind: of the task, for which some arguments may have no meaning.
+        outputs: of the heads, for which some arguments may have no meaning.
     """
     schedule = {SCHEDULE: typed(LayerSchedule, given).model_dump()} if (given := node.get("schedule")) else {}
     return schedule | {
-        name: _term_spec(name, node["terms"][name], kind) | {"weight": float(weight)}
+        name: _term_spec(name, node["terms"][name], outputs) | {"weight": float(weight)}
         for name, weight in sorted(node["weights"].items())
         if weight
     }
 
 
-def _term_spec(name: str, node: Node, kind: Kind) -> dict[str, Any]:
+def _term_spec(name: str, node: Node, outputs: Outputs) -> dict[str, Any]:
     term = _term_class(name, node)
     # Defaults are left out: an argument that is new, or spelt out, makes no other term.
-    given = _given(name, node).model_dump(mode="json", exclude=set(term.ignored_arguments(kind)), exclude_defaults=True)
+    given = _given(name, node).model_dump(
+        mode="json", exclude=set(term.ignored_arguments(outputs)), exclude_defaults=True
+    )
     return {**given, "_target_": node["_target_"], "version": term.version}
 
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods import losses
-from distill_runner.methods.base import Kind, LossTerm, Progress
+from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.layer_mapping import LayerMapping, single
 from distill_runner.methods.layered import LayeredTerm
+from distill_runner.methods.outputs import Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 
@@ -70,7 +71,7 @@ class EmbeddingLoss(LossTerm):
         super().__init__()
         self.distance, self.projects = _distance(distance), project
 
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, kind: Kind) -> None:
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         assert teacher is not None
         self.project = _projection(student, teacher, self.projects)
         self.student_needs = self.teacher_needs = FeatureRequest(states=frozenset({0}))

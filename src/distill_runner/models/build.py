@@ -3,57 +3,38 @@
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModel, PreTrainedModel
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.tasks import Task, match_labels
 from distill_runner.models.config import Init, ModelConfig, chosen_layers
+from distill_runner.models.head import Head
 from distill_runner.models.sources import load, read_config
 
 
-def build(
-    model: ModelConfig, task: Task | None, vocab_size: int | None = None, next_sentence: bool = False
-) -> PreTrainedModel:
-    """Build a model in float32 with a head for ``task``, or a masked-LM head if that is None.
+def build(model: ModelConfig, head: Head, vocab_size: int | None = None) -> PreTrainedModel:
+    """Build a model in float32 with a head.
 
     New weights are drawn from torch's global generator: seed it before.
 
     Args:
         vocab_size: of a fresh model, where its tokenizer was trained by the run itself.
-        next_sentence: with BERT's second head of pre-training beside the masked-LM one.
     Raises:
-        UserError: the source cannot be had, or a kept head does not fit the task.
+        UserError: the source cannot be had, or a kept head does not fit ``head``.
     """
-    if model.head == "keep" and task is not None:
-        return _fine_tuned(model, task)
+    auto: Any = getattr(transformers, head.auto)
+    if model.head == "keep" and head.task:
+        return _fine_tuned(model, head, auto)
     config = read_config(model)
     if vocab_size is not None:
         config.vocab_size = vocab_size
-    auto: Any = AutoModelForPreTraining if next_sentence else AutoModelForMaskedLM
-    if task is not None:
-        auto = AutoModelForSequenceClassification
-        _describe_head(config, task)
+    head.describe(config)
     built = auto.from_config(config, dtype=torch.float32)
     if model.source is not None and model.layers != "random":
         source = load(AutoModel.from_pretrained, model.source, dtype=torch.float32)
         _copy_layers(source, built, model.layers)
     return built
-
-
-def _describe_head(config: PreTrainedConfig, task: Task) -> None:
-    names = task.labels if task.kind == "classification" else ["score"]
-    assert names is not None
-    config.id2label = dict(enumerate(names))
-    config.label2id = {name: number for number, name in enumerate(names)}
-    config.problem_type = "regression" if task.kind == "regression" else "single_label_classification"
 
 
 def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -> None:
@@ -95,28 +76,23 @@ def _layers_prefix(backbone: PreTrainedModel) -> str | None:
     return f"{next(lists)}."
 
 
-def _fine_tuned(model: ModelConfig, task: Task) -> PreTrainedModel:
+def _fine_tuned(model: ModelConfig, head: Head, auto: Any) -> PreTrainedModel:
     assert model.source is not None
-    built, info = load(
-        AutoModelForSequenceClassification.from_pretrained,
-        model.source,
-        dtype=torch.float32,
-        output_loading_info=True,
-    )
+    built, info = load(auto.from_pretrained, model.source, dtype=torch.float32, output_loading_info=True)
     if info["missing_keys"]:
         raise UserError(
             "teacher.fine_tuned",
             True,
-            f"{model.source} has no classification head (no {min(info['missing_keys'])})",
+            f"{model.source} has no head for the task {head.task} (no {min(info['missing_keys'])})",
             "Leave teacher.fine_tuned=false to fine-tune it first.",
         )
     names = dict(enumerate(model.labels)) if model.labels else built.config.id2label
-    order = match_labels(names, task)
-    outputs = output_layer(built)
-    with torch.no_grad():
-        outputs.weight.copy_(outputs.weight[order].clone())
-        outputs.bias.copy_(outputs.bias[order].clone())
-    _describe_head(built.config, task)
+    if (order := head.order(names)) is not None:
+        outputs = output_layer(built)
+        with torch.no_grad():
+            outputs.weight.copy_(outputs.weight[order].clone())
+            outputs.bias.copy_(outputs.bias[order].clone())
+    head.describe(built.config)
     return built
 
 

@@ -59,14 +59,23 @@ class Features:
     states: dict[int, Tensor] = field(default_factory=dict)
     next_sentence: Tensor | None = None
 
-    def full(self, rows: Tensor | slice = slice(None), tokens: Tensor | slice = slice(None)) -> "Features":
-        """Some examples and their tokens, in the precision in which losses are computed: float32 at least."""
+    def full(
+        self,
+        rows: Tensor | slice = slice(None),
+        tokens: Tensor | slice = slice(None),
+        outputs: Tensor | slice | None = None,
+    ) -> "Features":
+        """Some examples, their tokens and outputs, in the precision of losses: float32 at least.
+
+        Args:
+            outputs: of the head; those of ``rows`` by default.
+        """
 
         def part(values: Tensor, chosen: Tensor | slice) -> Tensor:
             return values[chosen].to(torch.promote_types(values.dtype, torch.float32))
 
         return Features(
-            None if self.logits is None else part(self.logits, rows),
+            None if self.logits is None else part(self.logits, rows if outputs is None else outputs),
             {layer: part(cls, rows) for layer, cls in self.cls.items()},
             {place: part(states, tokens) for place, states in self.projections.items()},
             {layer: part(states, tokens) for layer, states in self.states.items()},

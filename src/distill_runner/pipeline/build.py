@@ -181,15 +181,15 @@ class Pipeline:
         if stage.source is not None:
             model = model.model_copy(update={"source": str(self.build(stage.source) / "model")})
         trained_vocabulary = vocab_size if model.source is None else None
-        return build(model, stage.config.task, trained_vocabulary, stage.needs[0].next_sentence)
+        return build(model, stage.head, trained_vocabulary)
 
     def is_cached(self, stage: Stage) -> tuple[bool, str]:
         """Whether the outputs of the stage's teacher are read from a cache, and why."""
         if why := why_live(self.runtime.targets, stage.needs[1], stage.reads_text):
             return False, why
         assert stage.teacher is not None
-        num_targets = len(self.inputs.tokens(stage, stage.train_split)) * len(stage.followed)
-        size = cache_bytes(stage.needs[1], stage.teacher.shape, num_targets)
+        split = self.inputs.split(stage, stage.train_split)
+        size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(stage.followed))
         there = all(self.store.has(stage.targets_spec(checkpoint)) for checkpoint in stage.followed)
         return choose(self.runtime.targets, size, self.store.folder, there)
 
@@ -197,8 +197,8 @@ class Pipeline:
         """Cached or live, whichever fits; both give the same numbers."""
         if stage.teacher is None:
             return NoTeacher()
-        task, teacher, (_, needs) = stage.config.task, stage.teacher, stage.needs
-        tokens = self.inputs.tokens(stage, stage.train_split)
+        teacher, (_, needs) = stage.teacher, stage.needs
+        split = self.inputs.split(stage, stage.train_split)
         cached, why = self.is_cached(stage)
         log.info("stage %s: teacher targets %s", stage.name, why)
 
@@ -208,7 +208,9 @@ class Pipeline:
 
         def live(checkpoint: int | None) -> LiveTargets:
             folder = weights() / (EPOCH.format(checkpoint) if checkpoint else "model")
-            return LiveTargets(build(ModelConfig(source=str(folder), head="keep"), task), tokens, needs, self.device)
+            return LiveTargets(
+                build(ModelConfig(source=str(folder), head="keep"), stage.head), split, needs, self.device
+            )
 
         def from_cache(checkpoint: int | None) -> CachedTargets:
             spec = stage.targets_spec(checkpoint)

@@ -8,7 +8,7 @@ from pydantic import Field
 from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.corpora import Corpus, TransferSet
-from distill_runner.datasets.tasks import Task
+from distill_runner.kinds import AnyTask
 from distill_runner.methods.checkpoint_schedule import CheckpointSchedule
 from distill_runner.models.config import ModelConfig
 from distill_runner.training.config import Optim
@@ -30,7 +30,7 @@ class StageConfig(Schema):
         transfer: inputs without labels to train on instead of the task's own; the task still selects and judges.
     """
 
-    task: Task | None = None
+    task: AnyTask | None = None
     corpus: Corpus | None = None
     transfer: TransferSet | None = None
     model: ModelConfig

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from distill_runner.common.seeds import stage_seed
-from distill_runner.datasets.batches import Tokens
+from distill_runner.datasets.batches import Split, Tokens
 from distill_runner.datasets.corpora import train_wordpiece, write_examples
-from distill_runner.datasets.examples import Examples
-from distill_runner.datasets.tasks import load_split
 from distill_runner.models.sources import read_tokenizer
 from distill_runner.pipeline.stages import CORPUS, TRANSFER, Stage
 from distill_runner.pipeline.store import Store
@@ -36,37 +34,32 @@ class Inputs:
 
         return read_tokenizer(str(self.store.get(stage.vocabulary_spec, train)))
 
-    def tokens(self, stage: Stage, split: str, tokenizer: Any | None = None) -> Tokens:
-        """A tokenised split of the stage's data."""
+    def split(self, stage: Stage, name: str, tokenizer: Any | None = None) -> Split:
+        """A split of the stage's data, ready for batches; ``TRANSFER`` is that of the transfer set."""
+        task, corpus, transfer = stage.config.task, stage.config.corpus, stage.config.transfer
 
         def write(folder: Path) -> None:
-            tokens_of = tokenizer or self.tokenizer(stage)
-            if stage.config.corpus is not None:
-                write_examples(folder, stage.config.corpus, "train" if split == "train" else "validation", tokens_of)
-            else:
-                examples, max_length = self._examples(stage, split)
-                Tokens.write(folder, examples, tokens_of, max_length)
+            read_by = tokenizer or self.tokenizer(stage)
+            if task is not None:
+                examples = task.transfer(transfer) if transfer and name == TRANSFER else task.examples(name)
+                task.write(folder, examples, read_by)
+            elif corpus is not None:
+                write_examples(folder, corpus, "train" if name == "train" else "validation", read_by)
 
-        return Tokens(self.store.get(stage.split_spec(split), write))
-
-    @staticmethod
-    def _examples(stage: Stage, split: str) -> tuple[Examples, int]:
-        task, transfer = stage.config.task, stage.config.transfer
-        assert task is not None
-        examples = transfer.examples() if transfer and split == TRANSFER else load_split(task, split)
-        return examples, task.max_length
+        folder = self.store.get(stage.split_spec(name), write)
+        return task.open(folder) if task is not None else Tokens(folder)
 
     def data(self, stage: Stage) -> Data:
         """What the stage trains on and is judged by, tokenised into the store."""
         task, corpus = stage.config.task, stage.config.corpus
         if not stage.is_judged:
-            return TextData(self.tokens(stage, "train"), self.device())
+            return TextData(self.split(stage, "train"), self.device())
         if corpus is not None:
             tokenizer = self.tokenizer(stage)
-            train, held_out = (self.tokens(stage, split, tokenizer) for split in ("train", "validation"))
+            train, held_out = (self.split(stage, split, tokenizer) for split in ("train", "validation"))
             seed = stage_seed(stage.config.seed, stage.name)
             return CorpusData(corpus, train, held_out, tokenizer, seed, self.device())
         assert task is not None
-        validation = {name: self.tokens(stage, split) for name, split in task.validation.items()}
-        train = self.tokens(stage, stage.train_split)
+        validation = {name: self.split(stage, split) for name, split in task.validation.items()}
+        train = self.split(stage, stage.train_split)
         return TaskData(task, train, validation, self.device(), stage.share)

@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 
 from distill_runner.common.errors import UserError, nearest, within
-from distill_runner.datasets import tasks
 from distill_runner.methods.make import make_method
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.sources import read_shape, read_tokenizer
@@ -29,7 +28,7 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
         raise UserError("stages", " -> ".join([*path, name]), "a stage needs itself")
     config = stages[name]
     if config.task is not None:
-        config = config.model_copy(update={"task": tasks.resolve(config.task)})
+        config = config.model_copy(update={"task": config.task.resolved()})
     path = (*path, name)
     with within(f"stages.{name}"):
         source = None
@@ -65,7 +64,7 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
     method = make_method(stage.config.method)
     with torch.device("meta"):
         if not method.reads_teacher():
-            method.bind(stage.shape, None, stage.kind)
+            method.bind(stage.shape, None, stage.outputs)
             return None
         if wanted is None:
             raise UserError("teacher", None, "this method learns from one, and the stage has none")
@@ -73,7 +72,7 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
         teacher = resolve(stages, wanted, stage.precision, path)
         if teacher.tokenizer_spec != stage.tokenizer_spec:
             require_same_vocabulary(teacher.tokenizer, stage.tokenizer)
-        method.bind(stage.shape, teacher.shape, stage.kind)
+        method.bind(stage.shape, teacher.shape, stage.outputs)
     if stage.is_masked:
         problem = "it would read other tokens than a student that learns from masked text too"
         raise UserError("teacher", wanted, problem, "Leave out the terms that read labels.")
@@ -126,13 +125,12 @@ def _shape(config: StageConfig, source: Stage | None) -> EncoderShape:
             problem = f"the source has {source.shape.num_layers} layers"
             raise UserError(".model.num_layers", num_layers, problem)
         shape = replace(source.shape, num_layers=num_layers)
-    key, data = ("task", config.task) if config.task else ("corpus", config.corpus)
-    if data and data.max_length > shape.max_length:
+    key = "task" if config.task else "corpus"
+    needed = config.task.num_positions if config.task else config.corpus.max_length if config.corpus else 0
+    if needed > shape.max_length:
         problem = f"the model has positions for {shape.max_length} tokens"
-        raise UserError(f"{key}.max_length", data.max_length, problem, f"Take {key}.max_length={shape.max_length}.")
-    if config.task is not None:
-        shape = replace(shape, num_labels=len(config.task.labels) if config.task.labels else 1)
-    return shape
+        raise UserError(f"{key}.max_length", needed, problem, f"Take {key}.max_length={shape.max_length}.")
+    return replace(shape, num_labels=config.task.head.num_labels) if config.task else shape
 
 
 def require_same_vocabulary(teacher: str, student: str) -> None:

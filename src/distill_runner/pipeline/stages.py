@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from distill_runner.datasets import tasks
 from distill_runner.datasets.reading.dataset import Dataset
 from distill_runner.datasets.reading.tables import on_hub
-from distill_runner.methods.base import Kind, Method
+from distill_runner.methods.base import Method
 from distill_runner.methods.make import make_method, method_spec
+from distill_runner.methods.outputs import Classes, Outputs
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
+from distill_runner.models.head import LANGUAGE_MODEL, PRE_TRAINING, Head
 from distill_runner.models.sources import commit, fingerprint, fresh_architecture, is_on_hub
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import Spec, key_of
@@ -44,8 +45,16 @@ class Stage:
     route: tuple[int, ...] | None = None
 
     @property
-    def kind(self) -> Kind:
-        return self.config.task.kind if self.config.task else "masked_lm"
+    def outputs(self) -> Outputs:
+        """What the outputs of its model's head mean."""
+        return self.config.task.outputs if self.config.task else Classes()
+
+    @property
+    def head(self) -> Head:
+        """What its model has on top."""
+        if self.config.task is not None:
+            return self.config.task.head
+        return PRE_TRAINING if self.needs[0].next_sentence else LANGUAGE_MODEL
 
     @property
     def root(self) -> "Stage":
@@ -62,9 +71,7 @@ class Stage:
             of_masks = () if self.is_masked else ("mask_probability", "whole_word")
             return {key: value for key, value in self.config.corpus.spec().items() if key not in of_masks}
         assert self.config.task is not None
-        described = self.config.task.model_dump(exclude={"name", "dataset", "config", "revision", "epochs"})
-        spec = {**described, "content": tasks.fingerprint(self.config.task)}
-        return spec | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
+        return self.config.task.spec() | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
 
     @cached_property
     def tokenizer_spec(self) -> dict[str, Any]:
@@ -95,7 +102,7 @@ class Stage:
                 "data": self.data_spec,
                 "tokenizer": self.tokenizer_spec,
                 "model": {**model.model_dump(exclude={"source", "tokenizer"}), **source},
-                "method": method_spec(self.config.method, self.kind),
+                "method": method_spec(self.config.method, self.outputs),
                 "teacher": key_of(self.teacher.spec) if self.teacher else None,
                 "optim": self.config.optim.model_dump(mode="json"),
                 "select": self.config.select,
@@ -195,9 +202,11 @@ class Stage:
 
     def split_spec(self, split: str) -> Spec:
         """Of a tokenised split: what the texts, their labels and their tokens depend on."""
-        of_task = ("content", "columns", "label", "labels", "kind", "max_length", "version")
-        of_corpus = ("parts", "examples", "hold_out", "short_pairs")
-        read = ("transfer", "max_length") if split == TRANSFER else (*of_task, *of_corpus)
+        read = {"parts", "examples", "hold_out", "short_pairs", "max_length"}
+        if self.config.task is not None:
+            read = {"content"} | self.config.task.read_fields
+        if split == TRANSFER:
+            read = {"transfer"} | (read - {"content", "label", "labels"})
         return {
             "kind": "tokens",
             "schema": SCHEMA,
@@ -229,7 +238,7 @@ class Stage:
     def method(self, student: EncoderShape | None = None) -> Method:
         """The stage's method, bound to its models; new parameters are drawn from torch's global generator."""
         method = make_method(self.config.method)
-        return method.bind(student or self.shape, self.teacher.shape if self.teacher else None, self.kind)
+        return method.bind(student or self.shape, self.teacher.shape if self.teacher else None, self.outputs)
 
 
 def _source_spec(model: ModelConfig) -> dict[str, Any]:

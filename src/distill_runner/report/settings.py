@@ -60,8 +60,8 @@ def _training(config: StageConfig) -> dict[str, Any]:
     method = config.method
     terms = {name: {**term, "weight": method["weights"][name]} for name, term in active(method).items()}
     beside = {name: part for name, part in method.items() if name not in ("terms", "weights")}
-    length = {"task": {"max_length": config.task.max_length}} if config.task else {}
-    return {**terms, **beside, **length, "optim": config.optim.model_dump(mode="json"), "select": config.select}
+    data = {"task": config.task.settings} if config.task else {}
+    return {**terms, **beside, **data, "optim": config.optim.model_dump(mode="json"), "select": config.select}
 
 
 def _data(config: StageConfig) -> dict[str, Any]:

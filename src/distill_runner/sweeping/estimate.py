@@ -74,15 +74,15 @@ class Estimator:
             new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted
             self.counted |= new
             # Of the whole split, whatever share of it is used.
-            num_targets = len(self.pipeline.inputs.tokens(stage, stage.train_split)) * len(new)
-            seconds += num_targets * self._speed(stage.teacher).prediction
-            num_bytes += cache_bytes(stage.needs[1], stage.teacher.shape, num_targets)
+            split = self.pipeline.inputs.split(stage, stage.train_split)
+            seconds += len(split) * len(new) * self._speed(stage.teacher).prediction
+            num_bytes += cache_bytes(stage.needs[1], stage.teacher.shape, split, len(new))
         return Cost(START_SECONDS + seconds, num_bytes)
 
     def _speed(self, stage: Stage) -> _Speed:
         stage = _unscheduled(stage)
         optim, teacher = stage.config.optim, stage.teacher.shape if stage.teacher else None
-        method = _without_fractions(method_spec(stage.config.method, stage.kind))
+        method = _without_fractions(method_spec(stage.config.method, stage.outputs))
         kind = str(
             (stage.data_spec, stage.shape, teacher, optim.batch_size, optim.accumulation, optim.bucketing, method)
         )
@@ -122,15 +122,15 @@ class Estimator:
     def _teacher(self, stage: Stage) -> TeacherTargets:
         if stage.teacher is None:
             return NoTeacher()
-        tokens = self.pipeline.inputs.tokens(stage, stage.train_split)
-        live = LiveTargets(self._random(stage.teacher), tokens, stage.needs[1], self.pipeline.device)
+        split = self.pipeline.inputs.split(stage, stage.train_split)
+        live = LiveTargets(self._random(stage.teacher), split, stage.needs[1], self.pipeline.device)
         return _Remembered(live) if self.pipeline.is_cached(stage)[0] else live
 
     def _random(self, stage: Stage) -> PreTrainedModel:
         model = stage.root.config.model
         shape = {"num_layers": stage.shape.num_layers, "layers": "random", "head": "new"}
         vocab_size = len(self.pipeline.inputs.tokenizer(stage)) if model.source is None else None
-        return build(model.model_copy(update=shape), stage.config.task, vocab_size, stage.needs[0].next_sentence)
+        return build(model.model_copy(update=shape), stage.head, vocab_size)
 
 
 def _unscheduled(stage: Stage) -> Stage:

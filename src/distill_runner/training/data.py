@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from distill_runner.datasets.batches import PADDING, Batch, Tokens, bucketed_order, epoch_order
+from distill_runner.datasets.batches import PADDING, Batch, Split, bucketed_order, epoch_order
 from distill_runner.datasets.corpora import Corpus, continuations, mask_draws, mask_tokens
-from distill_runner.datasets.metrics import score
-from distill_runner.datasets.tasks import Task
+from distill_runner.kinds import Task
 from distill_runner.models.encoders import extract, predicts_next_sentence
 from distill_runner.models.features import FeatureRequest
 from distill_runner.training.config import Optim
@@ -50,7 +49,7 @@ class TaskData:
     """A task's training split, or a share of it, and its validation splits of which the first one selects."""
 
     def __init__(
-        self, task: Task, train: Tokens, validation: Mapping[str, Tokens], device: Device, share: float = 1.0
+        self, task: Task, train: Split, validation: Mapping[str, Split], device: Device, share: float = 1.0
     ) -> None:
         self.task, self.train, self.validation, self.device = task, train, validation, device
         # Numbers in the whole split, so that a teacher's targets serve every share.
@@ -62,9 +61,10 @@ class TaskData:
         return sum(map(len, self.validation.values()))
 
     @property
-    def token_ids(self) -> np.ndarray:
-        occurring = [np.flatnonzero(np.bincount(tokens.ids)) for tokens in (self.train, *self.validation.values())]
-        return reduce(np.union1d, occurring, np.array([PADDING]))
+    def token_ids(self) -> np.ndarray | None:
+        occurring = [split.token_ids for split in (self.train, *self.validation.values())]
+        known = [ids for ids in occurring if ids is not None]
+        return reduce(np.union1d, known, np.array([PADDING])) if len(known) == len(occurring) else None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -74,14 +74,14 @@ class TaskData:
         return len(self.chosen)
 
     def batch(self, index: np.ndarray, epoch: int) -> Batch:
-        return self.train.batch(self.chosen[index], self.device.length_multiple)
+        return self.train.training_batch(self.chosen[index], epoch, self.device.length_multiple)
 
     def evaluate(self, model: PreTrainedModel) -> Evaluation:
         """Scores in 0..1; those of further splits are named ``<split>/<metric>`` (MNLI's mismatched)."""
-        outputs = {name: predict(model, tokens, self.device) for name, tokens in self.validation.items()}
+        outputs = {name: predict(model, split, self.device) for name, split in self.validation.items()}
         metrics: dict[str, float] = {}
-        for number, (name, tokens) in enumerate(self.validation.items()):
-            scores = score(self.task.metrics, outputs[name], np.asarray(tokens.labels))
+        for number, (name, split) in enumerate(self.validation.items()):
+            scores = self.task.score(outputs[name], split)
             metrics |= {f"{name}/{metric}" if number else metric: value for metric, value in scores.items()}
         return metrics, outputs
 
@@ -93,7 +93,7 @@ class TextData:
     """Too much text to look for those that never occur."""
     num_evaluated = 0
 
-    def __init__(self, train: Tokens, device: Device) -> None:
+    def __init__(self, train: Split, device: Device) -> None:
         self.train, self.device = train, device
 
     @property
@@ -114,7 +114,7 @@ class CorpusData:
     """Examples of a corpus, masked anew each epoch, and held-out ones masked once and for all."""
 
     def __init__(
-        self, corpus: Corpus, train: Tokens, validation: Tokens, tokenizer: Any, seed: int, device: Device
+        self, corpus: Corpus, train: Split, validation: Split, tokenizer: Any, seed: int, device: Device
     ) -> None:
         self.corpus, self.train, self.validation, self.seed, self.device = corpus, train, validation, seed, device
         self.special = torch.tensor(sorted(tokenizer.all_special_ids))
@@ -227,7 +227,7 @@ def weighed(update: Update, group: ProcessGroup = ALONE) -> list[Batch]:
     means by examples. All processes of the group call this together, to add up what each has.
     """
     shares_N1 = torch.tensor(update.shares, dtype=torch.float64)[:, None]
-    counts_N2 = torch.tensor([[batch.num_outputs, len(batch.input_ids)] for batch in update.batches]) * (shares_N1 > 0)
+    counts_N2 = torch.tensor([[batch.num_outputs, batch.num_tokens] for batch in update.batches]) * (shares_N1 > 0)
     totals_2 = counts_N2.sum(0)
     group.add_up([totals_2])
     weights_N2 = (counts_N2.double() / totals_2 / shares_N1).nan_to_num()  # a batch without a share has no weight

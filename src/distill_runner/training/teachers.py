@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.seeds import undisturbed
-from distill_runner.datasets.batches import Batch, Tokens
+from distill_runner.datasets.batches import Batch, Split
 from distill_runner.methods.base import Progress
 from distill_runner.models.encoders import EncoderShape, extract
 from distill_runner.models.features import FeatureRequest, Features
@@ -49,20 +49,20 @@ class LiveTargets:
     gives other bits than the cache has.
     """
 
-    def __init__(self, model: PreTrainedModel, tokens: Tokens, needs: FeatureRequest, device: Device) -> None:
+    def __init__(self, model: PreTrainedModel, split: Split, needs: FeatureRequest, device: Device) -> None:
         self.model = device.place(model).eval().requires_grad_(False)
-        self.tokens, self.needs, self.device = tokens, needs, device
+        self.split, self.needs, self.device = split, needs, device
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
         asked = needs if needs is not None and self.needs.of_tokens else self.needs
-        index = batch.index.numpy()
-        size = -(-len(index) // ROWS) * ROWS
-        run = self.device.move(self.tokens.batch(np.resize(index, size), self.device.length_multiple))
+        run = self.device.move(self.split.teacher_batch(batch, ROWS, self.device.length_multiple))
         with torch.inference_mode(), self.device.autocast():
             features = extract(self.model, run, asked)
         place = {example: row for row, example in enumerate(run.index.tolist())}
-        rows = torch.tensor([place[example] for example in index.tolist()], device=self.device.torch)
-        return features.full(rows, _tokens(run, rows, batch) if asked.of_tokens else slice(None))
+        rows = torch.tensor([place[example] for example in batch.index.tolist()], device=self.device.torch)
+        token_wise = run.rows is not None
+        tokens = _tokens(run, rows, batch) if asked.of_tokens or token_wise else slice(None)
+        return features.full(rows, tokens, tokens if token_wise else rows)
 
 
 def _tokens(run: Batch, rows: Tensor, batch: Batch) -> Tensor:
@@ -80,9 +80,11 @@ class CachedTargets:
         self.arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
-        rows = batch.index.numpy()
+        index, places = batch.index.numpy(), batch.places
         read = {
-            name: torch.from_numpy(array[rows]).to(self.device.torch, non_blocking=True)
+            name: torch.from_numpy(array[places if name == "logits" else index]).to(
+                self.device.torch, non_blocking=True
+            )
             for name, array in self.arrays.items()
         }
         logits = read.pop("logits", None)
@@ -91,19 +93,20 @@ class CachedTargets:
     @staticmethod
     def write(folder: Path, teacher: LiveTargets) -> None:
         """Run the teacher once over all its examples, longest last, and save its features as float32."""
-        tokens = teacher.tokens
+        split = teacher.split
         arrays: dict[str, Any] = {}
-        for index in by_tokens(tokens, TOKENS_PER_BATCH[teacher.device.torch.type], ROWS):
-            batch = tokens.batch(index)
+        for index in by_tokens(split, TOKENS_PER_BATCH[teacher.device.torch.type], ROWS):
+            batch = split.batch(index)
             features = teacher(batch)
             columns = {f"cls-{layer}": cls for layer, cls in features.cls.items()}
             if features.logits is not None:
                 columns["logits"] = features.logits
             for name, values in columns.items():
+                rows = split.num_outputs if name == "logits" else len(split)
                 if name not in arrays:
-                    shape = (len(tokens), values.shape[1])
+                    shape = (rows, values.shape[1])
                     arrays[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, shape)
-                arrays[name][batch.index.numpy()] = values.cpu().numpy()
+                arrays[name][batch.places if name == "logits" else batch.index.numpy()] = values.cpu().numpy()
         for array in arrays.values():
             array.flush()
 
@@ -153,9 +156,10 @@ def why_live(mode: Literal["auto", "cached", "live"], needs: FeatureRequest, tex
     return f"live ({why})"
 
 
-def cache_bytes(needs: FeatureRequest, teacher: EncoderShape, num_examples: int) -> int:
-    """Size of the cache of ``needs``."""
-    return 4 * num_examples * (needs.logits * teacher.num_labels + len(needs.cls) * teacher.width)
+def cache_bytes(needs: FeatureRequest, teacher: EncoderShape, split: Split, num_checkpoints: int = 1) -> int:
+    """Size of the cache of ``needs`` for a split, of each of so many checkpoints."""
+    logits = split.num_outputs * teacher.num_labels if needs.logits else 0
+    return 4 * num_checkpoints * (logits + len(split) * len(needs.cls) * teacher.width)
 
 
 def choose(mode: Literal["auto", "cached", "live"], size: int, folder: Path, there: bool = False) -> tuple[bool, str]:

@@ -1,0 +1,124 @@
+"""Classification: one class of several for each example."""
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from pydantic import field_validator, model_validator
+
+from distill_runner.common.errors import UserError, as_list
+from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
+from distill_runner.datasets.reading.tables import SplitTable, read
+from distill_runner.kinds.text import TextTask, is_empty, whole
+from distill_runner.models.head import Head, normal
+
+if TYPE_CHECKING:
+    from distill_runner.methods.outputs import Outputs
+
+
+class ClassificationTask(TextTask):
+    """One class of several for each example.
+
+    Attributes:
+        labels: class names in the order of the model's outputs; None until ``resolved`` reads them from the data.
+    """
+
+    known_metrics = CLASSIFICATION_METRICS
+
+    kind: Literal["classification"] = "classification"
+    labels: list[str] | None = None
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _names_are_text(cls, labels: Any) -> Any:
+        """``task.labels=[0,1]`` arrives as numbers."""
+        if not isinstance(labels, list | tuple):
+            return labels
+        return [str(label) if isinstance(label, int | float) else label for label in labels]
+
+    @model_validator(mode="after")
+    def _labels_are_sound(self) -> Self:
+        if self.labels is None:
+            return self
+        shown = as_list(self.labels)
+        if len(self.labels) < 2:
+            raise UserError("task.labels", shown, "a classification task needs two classes or more")
+        if len({normal(label) for label in self.labels}) < len(self.labels):
+            raise UserError("task.labels", shown, "two names are equal but for case, spaces, '_' and '-'")
+        for metric in self.metrics:
+            if metric in ("f1", "accuracy_f1") and len(self.labels) != 2:
+                problem = f"is defined for two classes, the task has {len(self.labels)}"
+                raise UserError("task.metrics", metric, problem, "task.metrics=[accuracy]")
+        return self
+
+    def resolved(self) -> Self:
+        if self.labels is not None:
+            return self
+        return type(self)(**self.model_dump() | {"labels": self._names_in(read(self, self.train))})
+
+    @property
+    def head(self) -> Head:
+        assert self.labels is not None, "resolved"
+        names = tuple(self.labels)
+        auto, problem = "AutoModelForSequenceClassification", "single_label_classification"
+        return Head(auto, names, len(names), problem, self.name)  # type: ignore[arg-type]
+
+    @property
+    def outputs(self) -> "Outputs":
+        from distill_runner.methods.outputs import Classes
+
+        return Classes()
+
+    def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:
+        assert self.labels is not None
+        return [self.labels[number] if names else str(number) for number in outputs.argmax(axis=1)]
+
+    def is_unlabelled(self, value: Any) -> bool:
+        """Empty, or the hub's -1, unless -1 is the name of a class."""
+        return is_empty(value) or (value == -1 and "-1" not in (self.labels or []))
+
+    def _names_in(self, table: SplitTable) -> list[str]:
+        """Class names for a task that gives none: the data's own, else the distinct labels in order.
+
+        Raises:
+            UserError: the labels are fractions, which asks for regression.
+        """
+        if table.class_names is not None:
+            return table.class_names
+        values = {whole(value) for value in table.columns[self.label] if not self.is_unlabelled(value)}
+        if any(isinstance(value, float) for value in values):
+            problem = "the labels are fractions, so there are no classes to infer"
+            raise UserError("task.label", self.label, problem, "task.kind=regression task.metrics=[pearson]")
+        numeric = all(isinstance(value, int) for value in values)
+        return [str(value) for value in sorted(values, key=None if numeric else str)]
+
+    def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
+        """Class indices (N,) by name, so that a data set with another order of classes is reordered."""
+        labels = self.labels or []
+        index = {normal(name): i for i, name in enumerate(labels)}
+        codes: dict[Any, int] = {}
+        for value in dict.fromkeys(values):
+            name = _name(value, table.class_names, labels)
+            if name is None or normal(name) not in index:
+                problem = f"split '{split}' has the label {name or value!r}, which is none of them"
+                seen = table.class_names or sorted({str(whole(other)) for other in values})
+                remedy = shlex.quote(f"task.labels={as_list(seen)}") if len(seen) <= 20 else ""
+                raise UserError("task.labels", as_list(labels), problem, remedy)
+            codes[value] = index[normal(name)]
+        return np.fromiter((codes[value] for value in values), dtype=np.int64, count=len(values))
+
+
+def _name(value: Any, class_names: list[str] | None, labels: list[str]) -> str | None:
+    """The name that a label stands for; ``None`` if a number is out of range.
+
+    A bare number n is the name "n" where all of the task's names are numbers (stars 1 to 5) or truth values,
+    and the n-th name (from 0) otherwise.
+    """
+    value = whole(value)
+    if not isinstance(value, int):
+        return str(value)
+    if class_names is None and all(re.fullmatch(r"-?\d+|true|false", name, re.IGNORECASE) for name in labels):
+        return str(value)
+    names = labels if class_names is None else class_names
+    return names[value] if 0 <= value < len(names) else None

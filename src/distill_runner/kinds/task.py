@@ -1,0 +1,163 @@
+"""What every task has, whatever its kind: data, splits, metrics, and what the rest of the program asks of a kind."""
+
+import difflib
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.examples import Examples
+from distill_runner.datasets.metrics import Metric, score
+from distill_runner.datasets.reading.dataset import Dataset
+from distill_runner.datasets.reading.tables import fingerprint
+from distill_runner.models.head import Head
+
+if TYPE_CHECKING:
+    from distill_runner.datasets.batches import Split
+    from distill_runner.datasets.corpora import TransferSet
+    from distill_runner.methods.outputs import Outputs
+
+WHERE = {"name", "dataset", "config", "revision", "epochs"}
+"""Fields that do not determine what a task trains and is judged on; its content does."""
+
+
+class Task(Dataset):
+    """Where the examples come from, which columns they have, how a model is judged on them.
+
+    A kind of task is a subclass in a file of its own. It says how its rows become examples, which head a model gets,
+    what the outputs mean and how they are scored; nothing else in the program asks which kind a task is.
+
+    Attributes:
+        version: raised when the meaning of the task changes, so that stored results are not mistaken for it.
+        kind: name of the kind, which chooses the subclass.
+        metrics: the first one selects the best epoch.
+        validation, test: name in the results -> split; the first validation split selects the best epoch.
+    Raises:
+        UserError: fields that contradict each other, an unknown metric, or what ``Dataset`` refuses.
+    """
+
+    known_metrics: ClassVar[Mapping[str, Metric]]
+    read_fields: ClassVar[frozenset[str]]
+    """Fields that the examples of a split depend on, beside the content of the data."""
+
+    name: str
+    version: int = 1
+    kind: str
+    metrics: list[str] = Field(min_length=1)
+    epochs: int = Field(ge=1)
+    train: str = "train"
+    validation: dict[str, str] = Field(min_length=1)
+    test: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _metrics_are_known(self) -> Self:
+        for metric in self.metrics:
+            if metric not in self.known_metrics:
+                near = difflib.get_close_matches(metric, self.known_metrics, n=1)
+                hint = f"Did you mean {near[0]}? " if near else ""
+                problem = f"task.kind={self.kind} has no such metric"
+                raise UserError("task.metrics", metric, problem, f"{hint}Known: {', '.join(self.known_metrics)}.")
+        return self
+
+    def resolved(self) -> Self:
+        """The task with what its training data say of it, such as the names of classes.
+
+        Raises:
+            UserError: the data cannot be read, or do not fit the task.
+        """
+        return self
+
+    @abstractmethod
+    def examples(self, split: str) -> Examples:
+        """The examples of a split as they read.
+
+        Args:
+            split: as the data calls it; a value of ``train``, ``validation`` or ``test``.
+        Raises:
+            UserError: anything that is missing, damaged or contradictory in the data; one or two lines.
+        """
+
+    @abstractmethod
+    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> None:
+        """Save examples as arrays that ``open`` reads."""
+
+    @abstractmethod
+    def open(self, folder: Path) -> "Split":
+        """The examples that ``write`` saved, memory-mapped."""
+
+    def transfer(self, transfer: "TransferSet") -> Examples:
+        """The inputs of a transfer set as examples without labels."""
+        return transfer.examples()
+
+    @property
+    @abstractmethod
+    def head(self) -> Head:
+        """What a model for this task has on top."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> "Outputs":
+        """What that head's outputs mean."""
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that a model needs for the longest example; 0 where examples have none."""
+        return 0
+
+    def score(self, outputs: np.ndarray, split: "Split") -> dict[str, float]:
+        """The task's metrics of a model's outputs for a split, in the order given, as fractions.
+
+        Args:
+            outputs: shape (``split.num_outputs``, C), in the order of the split.
+        Raises:
+            NotFinite: an output is not a number.
+        """
+        return score(self.metrics, outputs, np.asarray(split.labels))
+
+    def save_predictions(self, file: Path, outputs: np.ndarray, split: "Split") -> None:
+        """Keep what paired tests of two methods compare: ``outputs`` and ``labels``, one row for each example."""
+        np.savez(file, outputs=outputs, labels=np.asarray(split.labels))
+
+    @abstractmethod
+    def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:
+        """The prediction for each example, as a file of predictions has it.
+
+        Args:
+            names: of classes, where there are classes; else their numbers.
+        """
+
+    def spec(self) -> dict[str, Any]:
+        """What determines the task's data and how it is judged."""
+        return {**self.model_dump(exclude=WHERE), "content": fingerprint(self)}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What tells results on this task apart, beside its name."""
+        return {}
+
+    @property
+    def key(self) -> str:
+        return "task"
+
+    @property
+    def splits(self) -> set[str]:
+        return {self.train, *self.validation.values(), *self.test.values()}
+
+    def can_lack(self, split: str) -> bool:
+        return self.is_test(split) or (self.role(split) != "task.train" and len(self.validation) > 1)
+
+    def role(self, split: str) -> str:
+        """The configuration key that names ``split``; ``task.train`` for one that no key names."""
+        for field, splits in (("validation", self.validation), ("test", self.test)):
+            for name, value in splits.items():
+                if value == split and split != self.train:
+                    return f"task.{field}.{name}"
+        return "task.train"
+
+    def is_test(self, split: str) -> bool:
+        """Whether ``split`` is only tested on, so that it may lack labels."""
+        return self.role(split).startswith("task.test.")

@@ -1,0 +1,105 @@
+"""Tasks on one or two texts with one label: what classification and regression share."""
+
+import math
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.examples import Examples
+from distill_runner.datasets.reading.tables import SplitTable, read
+from distill_runner.kinds.task import Task
+
+
+class TextTask(Task):
+    """One or two texts and one label.
+
+    Attributes:
+        label: the column of the labels.
+        max_length: tokens of an example, special tokens included.
+    """
+
+    read_fields = frozenset({"columns", "label", "labels", "kind", "max_length", "version"})
+
+    label: str = "label"
+    max_length: int = Field(ge=4)
+
+    @property
+    def label_column(self) -> str | None:
+        return self.label
+
+    def needed(self, split: str) -> dict[str, str]:
+        """The label may be absent where it is only tested on."""
+        return dict.fromkeys(self.columns, "columns") | ({} if self.is_test(split) else {self.label: "label"})
+
+    def examples(self, split: str) -> Examples:
+        table = read(self, split)
+        texts = [_texts(table.columns[column], column, split) for column in self.columns]
+        return Examples(texts, self._labels(table, split))
+
+    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> None:
+        from distill_runner.datasets.batches import Tokens
+
+        Tokens.write(folder, examples, tokenizer, self.max_length)
+
+    def open(self, folder: Path) -> Any:
+        from distill_runner.datasets.batches import Tokens
+
+        return Tokens(folder)
+
+    @property
+    def num_positions(self) -> int:
+        return self.max_length
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"max_length": self.max_length}
+
+    def _labels(self, table: SplitTable, split: str) -> np.ndarray | None:
+        """The labels of a split, shape (N,).
+
+        Returns:
+            None for a test split without labels (no such column, empty, or all -1 as on the hub).
+        Raises:
+            UserError: labels are missing in a split that trains or selects, or cannot be encoded.
+        """
+        values = table.columns.get(self.label, [])
+        if self.is_test(split) and all(is_empty(value) or value == -1 for value in values):
+            return None
+        if missing := sum(self.is_unlabelled(value) for value in values):
+            problem = f"{missing} of {len(values)} rows of split '{split}' have no label (-1 or empty)"
+            raise UserError("task.label", self.label, problem, "Remove these rows, or choose a labelled split.")
+        return self.encode(values, table, split)
+
+    @abstractmethod
+    def is_unlabelled(self, value: Any) -> bool:
+        """Whether a value of the label's column says that there is none."""
+
+    @abstractmethod
+    def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
+        """Labels (N,) as the losses take them.
+
+        Raises:
+            UserError: a value is no label of the task.
+        """
+
+
+def is_empty(value: Any) -> bool:
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def whole(value: Any) -> Any:
+    """A number like 3.0 as 3, anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _texts(values: list[Any], column: str, split: str) -> list[str]:
+    for row, value in enumerate(values):
+        if value is None or isinstance(value, list | dict):
+            what = "no text" if value is None else f"a {type(value).__name__} instead of a text"
+            problem = f"row {row} of split '{split}' holds {what}"
+            raise UserError("task.columns", column, problem, "Remove or repair such rows.")
+    return [str(value) for value in values]
