@@ -93,7 +93,8 @@ class Device:
         return GradScaler(self.torch.type, enabled=self.precision == "fp16")
 
     def place(self, module: AnyModule) -> AnyModule:
-        return module.to(self.torch)
+        """On the device; convolutions in the memory order that is fastest there, which matrices do not notice."""
+        return module.to(self.torch, memory_format=torch.channels_last)
 
     def move(self, batch: Batch) -> Batch:
         return batch.to(self.torch)

@@ -20,6 +20,7 @@ from distill_runner.models.build import count_parameters
 from distill_runner.models.encoders import extract
 from distill_runner.models.vocabulary import train_used_rows, whole
 from distill_runner.training import checkpoints
+from distill_runner.training.batch_norm import share_statistics
 from distill_runner.training.checkpoints import History, interrupts
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import Data, Update, steps, weighed
@@ -98,6 +99,7 @@ class Training:
         group: ProcessGroup = ALONE,
     ) -> None:
         self.model, self.method = device.place(model), device.place(method)
+        share_statistics(model, group)
         self.num_params = count_parameters(model)
         if runtime.gradient_checkpointing:
             if not model.supports_gradient_checkpointing:
