@@ -10,11 +10,11 @@ import torch
 import yaml
 
 from distill_runner.common.errors import Paused, UserError
-from distill_runner.common.terminal import Bar, quiet
+from distill_runner.common.terminal import Stages, quiet
 from distill_runner.compose.config import RunConfig
 from distill_runner.compose.recipe import beside_the_paper
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.planning import plan
+from distill_runner.pipeline.planning import missing, plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, going, read, write, write_json
@@ -93,23 +93,38 @@ def _tracked(
     config = run.tracker.tagged(described["task"], run.method, run.teacher.name)
     shown = {**settings, "cell": f"{described['task']} {label(described)}"}
     with open_tracker(config, folder, stage.key, shown, job_type="distill") as tracker:
-        pipeline.report = Reporter(tracker).stage
-        pipeline.build(stage, run.runtime.pause_after)
+        with Stages(_work(stage, pipeline)) as stages:
+            pipeline.report = Reporter(tracker, stages).stage
+            pipeline.build(stage, run.runtime.pause_after)
         result = _report(run, stage, pipeline, folder)
         tracker.summary(flat(result))
         tracker.table("results", [flat(result)])
     return result
 
 
+def _work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
+    """Of the stages to build, in their order: products of matrices, but for a factor that is the same for all.
+
+    A model that is trained costs three times as much as one that is only read.
+    """
+    work = {}
+    for part in missing(stage, pipeline.store):
+        optim, size = part.config.optim, part.shape.num_layers * part.shape.width**2
+        taught = part.teacher.shape.num_layers * part.teacher.shape.width**2 if part.teacher else 0
+        num_steps = optim.num_steps(-(-len(pipeline.inputs.data(part)) // optim.batch_size))
+        work[part.name] = float(num_steps * optim.batch_size * (3 * size + taught))
+    return work
+
+
 class Reporter:
     """Sends the numbers of each stage to the tracker and the terminal."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        self.tracker = tracker
+    def __init__(self, tracker: Tracker, stages: Stages) -> None:
+        self.tracker, self.stages = tracker, stages
 
     def stage(self, name: str) -> Log:
         prefix = "" if name == STUDENT else f"{name}/"
-        bar = Bar(name)
+        bar = self.stages.bar(name)
 
         def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
             bar.show(values, step, epoch)

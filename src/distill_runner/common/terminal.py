@@ -12,49 +12,123 @@ log = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 15.0
 
 
-class Bar:
-    """Loss terms, examples per second and time left of one stage.
+class Stages:
+    """What is shown of stages as they are trained: losses, examples per second and time left.
 
-    On a terminal they are one line that is written over; elsewhere a plain line every 15 seconds. Scores after an epoch
-    are always lines of their own.
+    On a terminal each stage is a bar as wide as the window; elsewhere a plain line every 15 seconds. Scores after an
+    epoch are always lines of their own.
+
+    Args:
+        work: of each stage to come, in any unit that is the same for all: from it and the pace so far follows the time
+            left over all stages.
     """
 
-    def __init__(self, stage: str) -> None:
-        self.stage, self.started, self.shown = stage, time.monotonic(), 0.0
-        self.terminal = sys.stderr.isatty()
+    def __init__(self, work: Mapping[str, float] | None = None) -> None:
+        self.work = dict(work or {})
+        self.rich = _bars() if sys.stderr.isatty() else None
+        self.streams: list[logging.StreamHandler[Any]] = []
+
+    def __enter__(self) -> "Stages":
+        if self.rich:
+            before = sys.stderr
+            self.rich.start()  # from now on sys.stderr prints above the bars, and so has the log
+            for handler in logging.root.handlers:
+                if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+                    handler.setStream(sys.stderr)
+                    self.streams.append(handler)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.rich:
+            self.rich.stop()
+            for handler in self.streams:
+                handler.setStream(sys.stderr)
+            self.streams.clear()
+
+    def bar(self, stage: str) -> "Bar":
+        """For a stage that begins; on a terminal it is seen at once."""
+        return Bar(self, stage)
+
+    def left_behind(self, stage: str, seconds: float, done: float) -> float:
+        """Seconds of the stages behind this one, which has done that share of its work in so many seconds."""
+        names = list(self.work)
+        behind = sum(self.work[name] for name in names[names.index(stage) + 1 :]) if stage in names else 0.0
+        return seconds / done * behind / self.work[stage] if behind and self.work[stage] else 0.0
+
+
+class Bar:
+    """Of one stage: see ``Stages``."""
+
+    def __init__(self, stages: Stages, stage: str) -> None:
+        self.stages, self.stage = stages, stage
+        self.started, self.shown = time.monotonic(), 0.0
         self.first_share: float | None = None
+        rich = stages.rich
+        self.task = rich.add_task(stage, total=None, terms="first steps", speed="", left="") if rich else None
 
     def show(self, values: Mapping[str, Any], step: int, epoch: float) -> None:
         if "share_done" not in values:
             scores = "  ".join(
                 f"{key.removeprefix('validation/')} {_score(key, value)}" for key, value in values.items()
             )
-            self._clear()
             log.info("%s  epoch %g  %s", self.stage, round(epoch, 2), scores)
             return
-        line = self._line(values, epoch)
-        if self.terminal:
-            self._clear()
-            sys.stderr.write(line[:100])
-            sys.stderr.flush()
+        shown = {
+            "terms": "  ".join(f"{key.removeprefix('loss/')} {value:.4f}" for key, value in _losses(values).items()),
+            "speed": f"{values['examples_per_second']:.0f} ex/s",
+            "left": self._left(values["share_done"]),
+        }
+        if self.stages.rich and self.task is not None:
+            self.stages.rich.update(self.task, total=1, completed=values["share_done"], **shown)
         elif time.monotonic() - self.shown > SECONDS_BETWEEN_LINES:
             self.shown = time.monotonic()
-            log.info("%s", line)
+            parts = f"{100 * values['share_done']:3.0f} %  epoch {epoch:.2f}", *shown.values()
+            log.info("%s  %s", self.stage, "  ".join(filter(None, parts)))
 
-    def _line(self, values: Mapping[str, Any], epoch: float) -> str:
-        share = values["share_done"]
+    def _left(self, share: float) -> str:
         if self.first_share is None:
             self.first_share, self.started = share, time.monotonic()
         done, elapsed = share - self.first_share, time.monotonic() - self.started
-        left = f"  {elapsed / done * (1 - share):.0f} s left" if done > 0 else ""
-        terms = "  ".join(f"{key.removeprefix('loss/')} {value:.4f}" for key, value in values.items() if "loss" in key)
-        filled = int(20 * share)
-        bar = f"[{'#' * filled}{'.' * (20 - filled)}]" if self.terminal else f"{100 * share:3.0f} %"
-        return f"{self.stage} {bar} epoch {epoch:.2f}  {terms}  {values['examples_per_second']:.0f} ex/s{left}"
+        if done <= 0:
+            return ""
+        left = elapsed / done * (1 - share)
+        behind = self.stages.left_behind(self.stage, elapsed, done)
+        return f"{duration(left)} left" + (f", {duration(left + behind)} in all" if behind else "")
 
-    def _clear(self) -> None:
-        if self.terminal:
-            sys.stderr.write("\r\033[K")
+
+def _losses(values: Mapping[str, Any]) -> dict[str, float]:
+    """The whole and its terms; of a term that tells its divergence, that, which is 0 where nothing is left to learn."""
+    losses = {key: value for key, value in values.items() if key == "loss" or key.startswith("loss/")}
+    told = {key.removesuffix("/divergence"): value for key, value in values.items() if key.endswith("/divergence")}
+    return {
+        f"{key.removeprefix('loss/')} divergence" if key.removeprefix("loss/") in told else key: told.get(
+            key.removeprefix("loss/"), value
+        )
+        for key, value in losses.items()
+    }
+
+
+def duration(seconds: float) -> str:
+    """In the unit that suits it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _bars() -> Any:
+    from rich import progress
+    from rich.console import Console
+    from rich.table import Column
+
+    columns = (
+        progress.TextColumn("[bold]{task.description}"),
+        progress.BarColumn(bar_width=None, table_column=Column(min_width=8, ratio=1)),
+        progress.TaskProgressColumn(),
+        progress.TextColumn("[cyan]{task.fields[terms]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        progress.TextColumn("[green]{task.fields[speed]}", table_column=Column(no_wrap=True)),
+        progress.TextColumn("[yellow]{task.fields[left]}", table_column=Column(no_wrap=True)),
+    )
+    return progress.Progress(*columns, console=Console(stderr=True), expand=True)
 
 
 class Fetching:

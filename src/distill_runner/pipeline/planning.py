@@ -39,6 +39,14 @@ def plan(stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] 
     return list(dict.fromkeys([*lines, Planned(stage.name, stage.key, hit, stage.describe())]))
 
 
+def missing(stage: Stage, store: Store) -> list[Stage]:
+    """The stages that building ``stage`` trains, in their order, each once."""
+    if store.has(stage.spec):
+        return []
+    found = {part.key: part for upstream in stage.upstream for part in missing(upstream, store)}
+    return [*(found | {stage.key: stage}).values()]
+
+
 def fillable(
     stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] = "auto"
 ) -> Iterator[tuple[Stage, list[Spec]]]:

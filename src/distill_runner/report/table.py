@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from math import ceil
 
+from distill_runner.common.terminal import duration
 from distill_runner.report.cells import label
 from distill_runner.report.collect import Result
 from distill_runner.report.compare import Comparison, sentence
@@ -92,10 +93,3 @@ def _filled(sentences: Sequence[str], indent: str = "") -> str:
 
 def _fit(text: str, width: int = WIDTH) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def duration(seconds: float) -> str:
-    """In the unit that suits it."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

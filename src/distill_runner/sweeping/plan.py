@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from shutil import disk_usage
 
+from distill_runner.common.terminal import duration
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.store import Store
-from distill_runner.report.table import duration
 from distill_runner.sweeping.estimate import Cost, Estimator
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.sweep import missing_stages, summary

@@ -1,0 +1,91 @@
+"""What a model costs to run, and whether it gives what it should: engines in turns on the same examples."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Inputs = Mapping[str, np.ndarray]
+Engine = Callable[[Inputs], np.ndarray]
+PERCENTILES = (50, 95, 99)
+WARM_UP, BATCH = 10, 32
+SHARES = (0.05, 0.35, 0.65, 0.95)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one engine: percentiles of the milliseconds of one example, and examples per second in batches of 32."""
+
+    milliseconds: dict[int, float]
+    examples_per_second: float
+
+
+class Texts:
+    """Examples as a tokenizer gives them, each padded to the longest of its batch and no further.
+
+    Args:
+        texts: one list for each column.
+    """
+
+    def __init__(self, tokenizer: Any, texts: Sequence[Sequence[str]], max_length: int) -> None:
+        self.tokenizer, self.texts, self.max_length = tokenizer, texts, max_length
+        self.lengths = np.array([sum(map(len, row)) for row in zip(*texts, strict=True)])
+
+    def __len__(self) -> int:
+        return len(self.texts[0])
+
+    def inputs(self, index: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        columns = [[column[i] for i in index] for column in self.texts]
+        how = {"truncation": True, "max_length": self.max_length, "padding": True, "return_tensors": "np"}
+        return {name: np.asarray(values, dtype=np.int64) for name, values in self.tokenizer(*columns, **how).items()}
+
+    def batches(self) -> Iterator[np.ndarray]:
+        """All examples in batches of 32 of about equal length."""
+        order = np.argsort(self.lengths, kind="stable")
+        yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))
+
+    def outputs(self, engine: Engine) -> np.ndarray:
+        """(N, C), in the order of the examples."""
+        parts = [(index, engine(self.inputs(index))) for index in self.batches()]
+        outputs = np.zeros((len(self), parts[0][1].shape[1]), dtype=np.float32)
+        for index, values in parts:
+            outputs[index] = values
+        return outputs
+
+    def spread(self) -> np.ndarray:
+        """A batch of examples of few and of many characters."""
+        places = [int(share * (len(self) - 1)) for share in SHARES]
+        return np.argsort(self.lengths, kind="stable")[places]
+
+
+def costs(engines: Mapping[str, Engine], texts: Texts, num_examples: int, seed: int = 0) -> dict[str, Cost]:
+    """Time every engine on the same examples, drawn from ``texts``; they take turns, so that all meet the same machine.
+
+    Tokenizing is not counted.
+    """
+    drawn = np.random.default_rng(seed).choice(len(texts), min(num_examples, len(texts)), replace=False)
+    single = [texts.inputs([int(i)]) for i in drawn]
+    batches = [texts.inputs(drawn[start : start + BATCH]) for start in range(0, len(drawn), BATCH)]
+    alone: dict[str, list[float]] = {name: [] for name in engines}
+    together: dict[str, float] = dict.fromkeys(engines, 0.0)
+    for engine in engines.values():
+        for inputs in single[:WARM_UP]:
+            engine(inputs)
+    for inputs in single:
+        for name, engine in engines.items():
+            alone[name].append(_seconds(engine, inputs))
+    for inputs in batches:
+        for name, engine in engines.items():
+            together[name] += _seconds(engine, inputs)
+    return {
+        name: Cost({p: 1000 * float(np.percentile(alone[name], p)) for p in PERCENTILES}, len(drawn) / together[name])
+        for name in engines
+    }
+
+
+def _seconds(engine: Engine, inputs: Inputs) -> float:
+    started = time.perf_counter()
+    engine(inputs)
+    return time.perf_counter() - started

@@ -1,0 +1,158 @@
+"""Every method on every family of encoders: it trains, or is refused before anything is trained, with its reason.
+
+The outcome is the table of docs/families.md. To write it anew: ``DISTILL_WRITE_DOCS=1 pytest tests/test_families.py``.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.compose.help import choices
+from distill_runner.models.encoders import PACKED_FAMILIES
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
+from families import FAMILIES, config_of
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "families.md"
+WRITES = bool(os.environ.get("DISTILL_WRITE_DOCS"))
+STEPS = [
+    "teacher.optim.epochs=1",
+    "optim.max_steps=2",
+    "optim.batch_size=16",
+    "runtime.log_every=1",
+    "student.num_layers=2",
+]
+FRESH = ["student.width=32", "student.heads=4"]
+OF_TEXT = ["corpus=embedded", "corpus.max_length=48"]
+PRETRAINED = ["pretraining.optim.max_steps=2", "pretraining.optim.batch_size=8", *FRESH]
+DISTILLED = ["stages.distil.optim.max_steps=2", "stages.distil.optim.batch_size=8", *FRESH, *OF_TEXT]
+VALUES = {
+    "takd": ["assistant.num_layers=3"],
+    "tinybert": ["stages.phase1.optim.max_steps=2"],
+    "minilm": DISTILLED,
+    "minilmv2": [*DISTILLED, "relations.heads=8"],
+}
+for _name in ("basic", "kd", "pd", "pd_embeddings", "pd_truncated", "pdf", "pf", "pretrain"):
+    VALUES[_name] = [*PRETRAINED, *OF_TEXT]
+
+
+@pytest.fixture(scope="module")
+def teachers(tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder for each family: a backbone of 4 layers of 32 with the tokenizer of the tiny BERT."""
+    root = tmp_path_factory.mktemp("families")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
+    for family in FAMILIES:
+        config = config_of(family, vocab_size=len(tokenizer), initializer_range=0.1)
+        config.num_hidden_layers = 4
+        if family == "modernbert":
+            config.layer_types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+        torch.manual_seed(0)
+        model: Any = AutoModel.from_config(config)
+        model.save_pretrained(root / family)
+        tokenizer.save_pretrained(root / family)
+    return {family: root / family for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all: a teacher is trained once for all methods."""
+    return tmp_path_factory.mktemp("store")
+
+
+def outcome(compose: Callable[..., RunConfig], method: str, teacher: Path, store: Path) -> str:
+    """``trains``, or the reason why not, which comes before anything is trained."""
+    values = [*STEPS, *VALUES.get(method, [])]
+    run = compose(f"method={method}", *values, f"teacher.source={teacher}", f"store.dir={store}")
+    try:
+        stage = resolve(run.stages, "student", "fp32")
+    except UserError as error:
+        return error.problem
+    points = list[Mapping[str, Any]]()
+
+    def report(_name: str) -> Callable[[Mapping[str, Any], int, float], None]:
+        return lambda values, step, epoch: points.append(values)
+
+    Pipeline(Store(run.store.dir), run.runtime, report).build(stage)
+    losses = [point["loss"] for point in points if "loss" in point]
+    assert losses
+    assert all(math.isfinite(loss) for loss in losses)
+    return "trains"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", choices("method"))
+def test_a_method_trains_or_is_refused(
+    compose: Callable[..., RunConfig], teachers: dict[str, Path], store: Path, method: str
+) -> None:
+    found = {family: outcome(compose, method, folder, store) for family, folder in teachers.items()}
+    if WRITES:
+        _write(method, found)
+    assert _read()[method] == found
+
+
+def _read() -> dict[str, dict[str, str]]:
+    """The outcomes of the document: method -> family -> ``trains`` or the reason."""
+    text = DOCUMENT.read_text() if DOCUMENT.exists() else ""
+    reasons = dict(re.findall(r"^\((\d+)\) (.+)$", text, re.MULTILINE))
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    if not rows:
+        return {}
+    (_, *families), *rows = rows
+    outcomes = {"yes": "trains"} | {f"({number})": reason for number, reason in reasons.items()}
+    return {
+        method: {family: outcomes[cell] for family, cell in zip(families, cells, strict=True)}
+        for method, *cells in rows
+        if method in choices("method")
+    }
+
+
+def _write(method: str, found: dict[str, str]) -> None:
+    table = _read() | {method: found}
+    reasons = sorted({cell for row in table.values() for cell in row.values() if cell != "trains"})
+    mark = {"trains": "yes"} | {reason: f"({number})" for number, reason in enumerate(reasons, start=1)}
+    head = [
+        "| method | " + " | ".join(f"`{family}`" for family in FAMILIES) + " |",
+        "| --- |" + " --- |" * len(FAMILIES),
+    ]
+    rows = [
+        f"| `{name}` | " + " | ".join(mark[table[name].get(family, "trains")] for family in FAMILIES) + " |"
+        for name in sorted(table)
+    ]
+    notes = [f"{mark[reason]} {reason}" + "\n" for reason in reasons]
+    packed = ", ".join(f"`{family}`" for family in FAMILIES if family in PACKED_FAMILIES)
+    DOCUMENT.write_text(TEXT.format(table="\n".join([*head, *rows]), reasons="\n".join(notes), packed=packed))
+
+
+TEXT = """# Families of encoders and methods
+
+A teacher of each family of `transformers` (its `model_type`) with every method. The student is the teacher cut to two
+layers, or a BERT with new weights where the method starts from one. *yes*: it trains. A number: it is refused before
+anything is trained, with the reason below the table.
+
+{table}
+
+{reasons}
+Padding-free: {packed}. The others run padded, through their own forward.
+
+`tests/test_families.py` makes this table with tiny models of random weights, two steps each, and fails when it is not
+true any more. It says that a combination runs; it says nothing about scores.
+
+- A head that is kept (`teacher.fine_tuned=true`) gives the outputs of its source in every family
+  (`tests/test_heads.py`).
+- Students are cut by the structure of the model (`tests/test_models.py`). ALBERT's layers share their weights.
+- ModernBERT's layers keep their kind, local or global. A layer that becomes the first one leaves its norm behind,
+  since ModernBERT's first layer has none.
+- ModernBERT's and NomicBERT's queries and keys are read with their rotary positions: products of them are the scores
+  that the layer computes. Relations and scores are of all tokens of a sequence, also where a layer attends locally.
+- NomicBERT has a new pooler: the published models come without one.
+"""
