@@ -16,7 +16,7 @@ READY = $(VENV)/.ready
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format type check bench bench-grid bench-gpu clean
+.PHONY: help setup demo test test-all lint format type check docs bench bench-grid bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -47,6 +47,9 @@ type: $(READY) ## check types
 
 check: lint type test-all ## all of the above checks
 
+docs: $(READY) ## build the documentation site in docs/_build/html
+	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html
+
 bench: $(BENCH)/.ready ## time a training beside TextBrewer, torchdistill and a naive loop on DISTILL_DATA_DIR
 	$(BENCH)/bin/python -m benchmarks.training $(ARGS)
 
@@ -57,7 +60,7 @@ bench-gpu: $(READY) ## time trainings that share a GPU
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 clean: ## remove caches and build products; the environment and outputs/ stay
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY) $(BENCH)/.ready: INSTALL = PIP_DISABLE_PIP_VERSION_CHECK=1 $(@D)/bin/python -m pip install -qq --no-compile -c constraints.txt

@@ -1,0 +1,72 @@
+"""Draws the rooms of the package and what imports what, from the imports themselves."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import grimp
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "distill_runner"
+
+
+def layers() -> list[str]:
+    """The rooms from top to bottom, as the import contract in pyproject.toml orders them."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    return next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+
+
+def imports() -> dict[tuple[str, str], int]:
+    """How many modules of one room import modules of another one."""
+    graph, found = grimp.build_graph(PACKAGE, cache_dir=None), dict[tuple[str, str], int]()
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            pair = _room(module), _room(imported)
+            if pair[0] != pair[1] and all(pair):
+                found[pair] = found.get(pair, 0) + 1
+    return found
+
+
+def draw(file: Path) -> None:
+    """Rooms from top to bottom; an arrow goes to a room that is imported, thicker where more modules do."""
+    rooms = [room for layer in layers() for room in layer.split(" | ")]
+    height = {room: len(rooms) - number for number, room in enumerate(rooms)}
+    figure = Figure(figsize=(9, 0.5 * len(rooms)))
+    axes = figure.subplots()
+    for (above, below), count in imports().items():
+        if above in height and below in height:
+            bend = 0.18 + 0.035 * (height[above] - height[below])
+            side = 1 if (height[above] - height[below]) % 2 else -1
+            arrow = FancyArrowPatch(
+                (0.5 + side * 0.09, height[above]),
+                (0.5 + side * 0.09, height[below]),
+                connectionstyle=f"arc3,rad={-side * min(bend, 0.6)}",
+                arrowstyle="-|>",
+                mutation_scale=8,
+                linewidth=0.4 + 0.25 * count**0.5,
+                color="#4477aa",
+                alpha=0.55,
+            )
+            axes.add_patch(arrow)
+    for room, y in height.items():
+        box = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "#222222"}
+        axes.text(0.5, y, room, ha="center", va="center", family="monospace", fontsize=10, bbox=box)
+    axes.set_xlim(-0.2, 1.2)
+    axes.set_ylim(0.3, len(rooms) + 0.7)
+    axes.axis("off")
+    figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
+
+
+def _room(module: str) -> str:
+    return module.removeprefix(PACKAGE).lstrip(".").partition(".")[0]
+
+
+def _write(_app: Any) -> None:
+    draw(Path(__file__).parents[1] / "architecture.svg")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", _write)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,110 @@
+"""Writes the configuration reference from the schemas and from `conf/` each time the site is built."""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from distill_runner.common.errors import as_typed
+from distill_runner.compose.help import config_folder
+from distill_runner.datasets.corpora import Corpus, Part, TransferSet
+from distill_runner.kinds import KINDS
+from distill_runner.methods.checkpoint_schedule import CheckpointSchedule
+from distill_runner.methods.layer_mapping import Attention, LayerMapping
+from distill_runner.methods.layer_schedule import LayerSchedule
+from distill_runner.models.config import ModelConfig
+from distill_runner.pipeline.config import StageConfig, StoreConfig
+from distill_runner.tracking import TrackerConfig
+from distill_runner.training.config import Optim, Runtime
+
+SCHEMAS: dict[str, type[BaseModel]] = {
+    **{f"task.* (kind {name})": kind for name, kind in KINDS.items()},
+    "optim.*": Optim,
+    "runtime.*": Runtime,
+    "mapping.*": LayerMapping,
+    "attention.*": Attention,
+    "schedule.*": LayerSchedule,
+    "route.*": CheckpointSchedule,
+    "corpus.*": Corpus,
+    "corpus.parts.<name>.*": Part,
+    "transfer.*": TransferSet,
+    "tracker.*": TrackerConfig,
+    "store.*": StoreConfig,
+    "stages.<name>.*": StageConfig,
+    "stages.<name>.model.*": ModelConfig,
+}
+"""Part of the configuration, as typed on the command line -> the schema that checks it."""
+
+
+def reference() -> str:
+    """The page, as Markdown."""
+    parts = ["# Configuration reference", "", INTRODUCTION, "", "## Keys", ""]
+    for prefix, schema in SCHEMAS.items():
+        parts += [f"### `{prefix}`", "", *_fields(schema), ""]
+    parts += ["## Groups", "", "A choice is one file in `conf/`: `<group>=<name>`.", ""]
+    folder = config_folder()
+    for group in sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in ("hydra", "sweep")):
+        rows = [f"| `{file.relative_to(group).with_suffix('')}` | {_header(file)} |" for file in _choices(group)]
+        parts += [f"### `{group.name}=`", "", "| name | what it is |", "| --- | --- |", *rows, ""]
+    return "\n".join(parts)
+
+
+INTRODUCTION = """This page is generated from the schemas and from `conf/`.
+`distill-run <overrides> --cfg job` prints the whole configuration of a run."""
+
+
+def _choices(group: Path) -> list[Path]:
+    return sorted(group.rglob("*.yaml"))
+
+
+def _fields(schema: type[BaseModel]) -> list[str]:
+    told = described(schema)
+    rows = []
+    for name, field in schema.model_fields.items():
+        default = "required" if field.default is PydanticUndefined and not field.default_factory else _default(field)
+        rows.append(f"| `{name}` | {default} | {_cell(told.get(name, ''))} |")
+    return ["| key | default | meaning |", "| --- | --- | --- |", *rows]
+
+
+def _default(field: Any) -> str:
+    value = field.default_factory() if field.default_factory else field.default
+    return f"`{as_typed(value) if isinstance(value, str | int | float | list | tuple | None) else 'see below'}`"
+
+
+def described(schema: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings of a schema and of its bases say of each field."""
+    found: dict[str, str] = {}
+    for kind in reversed(schema.__mro__):
+        text = inspect.cleandoc(kind.__doc__ or "") if issubclass(kind, BaseModel) else ""
+        for section in re.findall(r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)", text, re.MULTILINE):
+            for names, words in re.findall(r"^ {4}([\w, ]+): ((?:.*\n?)(?: {8}.*\n?)*)", section, re.MULTILINE):
+                found |= dict.fromkeys(re.split(r",\s*", names), " ".join(words.split()))
+    return found
+
+
+def _header(file: Path) -> str:
+    """The comment at the top of a file, its commands as code."""
+    lines = [line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#")]
+    first = " ".join(line for line in lines if not line.startswith(("@package", "distill-run", "Command:", "->")))
+    return _cell(first.split("Expected:")[0].strip())
+
+
+def _cell(text: str) -> str:
+    text = re.sub(r"``([^`]*)``", r"`\1`", text)
+    return text.replace("|", "\\|").replace("<", "&lt;") if "`" not in text else text.replace("|", "\\|")
+
+
+def _write(_app: Any) -> None:
+    target = Path(__file__).parents[1] / "reference" / "configuration.md"
+    target.parent.mkdir(exist_ok=True)
+    text = reference()
+    if not target.exists() or target.read_text() != text:  # an equal page is not built again
+        target.write_text(text)
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", _write)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,130 @@
+"""The program from Python: compose a run, run it, read results as a data frame, tables and figures.
+
+Overrides are those of the command line, one string each: ``compose("task=rte", "method=alp", "seed=1")``.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distill_runner.common.errors import UserError
+from distill_runner.report.collect import Result, read
+from distill_runner.report.collect import results as _results
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from omegaconf import DictConfig
+
+    from distill_runner.compose.config import RunConfig
+
+__all__ = ["compose", "figure", "frame", "results", "run", "table"]
+
+
+def compose(*overrides: str) -> "RunConfig":
+    """The typed configuration of a run.
+
+    Raises:
+        UserError: an override that the command line would refuse, with the same message.
+    """
+    from distill_runner.compose.composed import typed_run
+
+    return typed_run(_composed(overrides), overrides)
+
+
+def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
+    """Train what the overrides ask for, as ``distill-run`` does; what is there already is not trained again.
+
+    Args:
+        outputs: gets ``runs/<name>`` and, unless ``store.dir`` is given, the ``store``.
+    Returns:
+        The content of ``result.json``.
+    Raises:
+        UserError: before anything is trained, for all that can be known by then.
+        TrainingError: training cannot go on.
+    """
+    from omegaconf import OmegaConf
+
+    from distill_runner.compose.composed import typed_run
+    from distill_runner.compose.explain import in_words
+    from distill_runner.compose.resolvers import run_key
+    from distill_runner.running import run_stage
+
+    outputs = Path(outputs).absolute()
+    given = [*overrides]
+    if not any(override.startswith("store.dir=") for override in given):
+        given.append(f"store.dir={outputs / 'store'}")
+    config = _composed(given)
+    folder = outputs / "runs" / run_key(_root_=config)
+    settings: Any = OmegaConf.to_container(config, resolve=True)
+    try:
+        run_stage(typed_run(config, given), folder, settings)
+    except UserError as error:
+        raise in_words(error, config, given) from error
+    result = read(folder)
+    assert result is not None, "a run that ends without an error leaves its result"
+    return result
+
+
+def results(*folders: Path | str) -> list[Result]:
+    """The results of all runs in folders, such as ``outputs/runs``: the contents of their ``result.json``."""
+    return _results(map(Path, folders or ("outputs/runs",)))
+
+
+def frame(found: Iterable[Result]) -> "pd.DataFrame":
+    """One row for each run: names, scores times 100, cost, and each setting under its own name (``optim.lr``)."""
+    import pandas as pd
+
+    names = ("task", "method", "mapping", "teacher", "seed", "status", "metric", "best_epoch", "seconds", "folder")
+    rows = []
+    for result in found:
+        row = {name: result.get(name) for name in names}
+        row |= {"score": _percent(result.get("score")), "teacher_score": _percent(result.get("teacher_score"))}
+        row |= {f"metrics.{name}": _percent(value) for name, value in (result.get("metrics") or {}).items()}
+        row |= {"num_layers": (result.get("student") or {}).get("num_layers"), **(result.get("settings") or {})}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def table(found: Sequence[Result], style: str = "markdown") -> str:
+    """The table that ``distill-run-table`` prints.
+
+    Args:
+        style: ``markdown``, ``latex``, ``csv`` or ``terminal``.
+    """
+    from distill_runner.report.formats import as_csv, latex, markdown
+    from distill_runner.report.rows import tabulate
+    from distill_runner.report.table import terminal
+
+    styles = {"markdown": markdown, "latex": latex, "csv": as_csv, "terminal": terminal}
+    if style not in styles:
+        raise UserError("style", style, "there is no such style", f"Known: {', '.join(styles)}.")
+    return styles[style](tabulate(found))
+
+
+def figure(found: Sequence[Result]) -> "Figure":
+    """Scores by task and method, beside the published numbers and the teachers'."""
+    from distill_runner.report.figures.scores import score_figure
+
+    return score_figure([result for result in found if result.get("score") is not None])
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _composed(overrides: Sequence[str]) -> "DictConfig":
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    from distill_runner.compose import resolvers
+    from distill_runner.compose.explain import explain
+    from distill_runner.compose.help import config_folder
+
+    resolvers.register()
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+            return hydra.compose("config", list(overrides))
+    except Exception as error:
+        raise explain(error, overrides) or error from error
