@@ -32,7 +32,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.methods.base import Progress
-from distill_runner.methods.make import make_method
+from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import Classes
 from distill_runner.methods.relation_kl import relation_kl, row_weights
 from distill_runner.models.encoders import EncoderShape, extract
@@ -40,14 +40,14 @@ from distill_runner.models.encoders import EncoderShape, extract
 LAYERS, HEADS, RELATION_HEADS = (12, 6), 12, 48
 TOP = {"rule": "group_top", "supervise_last": True}
 TERMS: dict[str, dict[str, Any]] = {
-    "soft": {"_target_": "distill_runner.methods.logits.SoftLabels", "temperature": 1.0},
+    "soft": {"term": "soft_labels", "temperature": 1.0},
     "kl": {
-        "_target_": "distill_runner.methods.attention_relations.AttentionRelationLoss",
+        "term": "attention_relations",
         "mapping": TOP,
         "pairs": ["QK"],
     },
     "cos": {
-        "_target_": "distill_runner.methods.hidden_states.HiddenStateLoss",
+        "term": "hidden_states",
         "mapping": TOP,
         "combine": "select",
         "distance": "cosine",
@@ -83,7 +83,7 @@ def models(width: int, length: int, attention: str) -> list[Any]:
 
 def internal_ours(options: argparse.Namespace) -> Update:
     batch, (teacher, student) = batch_of(options.length, options.batch), models(options.width, options.length, "sdpa")
-    method = make_method({"terms": TERMS, "weights": dict.fromkeys(TERMS, 1.0)})
+    method = parse_method({"terms": TERMS, "weights": dict.fromkeys(TERMS, 1.0)}).make()
     method.bind(EncoderShape.of(student.config), EncoderShape.of(teacher.config), Classes())
 
     def update() -> Tensor:

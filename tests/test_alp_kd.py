@@ -15,9 +15,10 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.combinations import Attend, Concatenate, KeysQueriesValues
+from distill_runner.methods.config import TermConfig
 from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.methods.labels import HardLabels
-from distill_runner.methods.layer_mapping import Attention
+from distill_runner.methods.layer_mapping import Attention, LayerMapping
 from distill_runner.methods.logits import SoftLabels, SoftLabelsPerClass
 from distill_runner.methods.outputs import Classes
 from distill_runner.models.encoders import EncoderShape
@@ -46,7 +47,8 @@ def batch(labels: Tensor | None = None) -> Batch:
 
 def term(m: int = 4, n: int = 12, widths: tuple[int, int] = (6, 6), **options: Any) -> HiddenStateLoss:
     torch.manual_seed(0)
-    bound = HiddenStateLoss(**{"distance": "mse", **options})
+    bound = TermConfig.parse({"term": "hidden_states", "distance": "mse", **options}).make()
+    assert isinstance(bound, HiddenStateLoss)
     bound.bind(shape(m, widths[0]), shape(n, widths[1]), Classes())
     return bound.double()
 
@@ -263,11 +265,11 @@ def test_needs_are_the_layers_that_are_compared() -> None:
 
 def test_number_of_parameters_at_the_papers_size() -> None:
     with torch.device("meta"):
-        ckd = HiddenStateLoss({"rule": "no"}, "concatenate", "mse")
+        ckd = HiddenStateLoss(LayerMapping(rule="no"), "concatenate", "mse")
         ckd.bind(shape(4, 768), shape(12, 768), Classes())
-        four = HiddenStateLoss({"rule": "all"}, "attend", "mse", attention=KQV | {"heads": 4})
+        four = HiddenStateLoss(LayerMapping(rule="all"), "attend", "mse", attention=Attention(kind="kqv", heads=4))
         four.bind(shape(4, 768), shape(12, 768), Classes())
-        alp = HiddenStateLoss({"rule": "all"}, "attend", "mse")
+        alp = HiddenStateLoss(LayerMapping(rule="all"), "attend", "mse")
         alp.bind(shape(4, 768), shape(12, 768), Classes())
     assert sum(p.numel() for p in ckd.parameters()) == 3 * (4 * 768 * 768 + 768)
     assert sum(p.numel() for p in four.parameters()) == 3 * (2 + 12) * 768 * 768
@@ -276,7 +278,7 @@ def test_number_of_parameters_at_the_papers_size() -> None:
 
 
 def test_initialisation_depends_on_the_seed_at_bind_alone() -> None:
-    unbound = HiddenStateLoss({"rule": "no"}, "concatenate", "mse")
+    unbound = HiddenStateLoss(LayerMapping(rule="no"), "concatenate", "mse")
     assert list(unbound.parameters()) == []
     first, second = (term(mapping={"rule": "no"}, combine="concatenate").state_dict() for _ in range(2))
     assert first.keys() == second.keys()
@@ -324,22 +326,24 @@ def test_impossible_pairs_are_refused() -> None:
         message = refusal(mapping={"rule": "skip"}, widths=(6, 10), combine=combine)
         assert message.startswith(widths)
         assert "method=ckd" in message
-    assert refusal(mapping={"rule": "all"}, combine="attend", attention=KQV | {"heads": 4}) == (
+    assert refusal(mapping={"rule": "all"}, combine="attend", attention=Attention(kind="kqv", heads=4)) == (
         "attention.heads=4: must divide the student's width, 6"
     )
     assert "mapping.supervise_last=true" in refusal(m=1, mapping={"rule": "all"}, combine="attend")
     assert refusal(m=12, mapping={"rule": "all"}, combine="attend").startswith("student.num_layers=12: ")
     with pytest.raises(UserError, match="teacher: an intermediate loss needs one"):
-        HiddenStateLoss({"rule": "skip"}, "select", "mse").bind(shape(4), None, Classes())
+        HiddenStateLoss(LayerMapping(rule="skip"), "select", "mse").bind(shape(4), None, Classes())
 
 
 def test_wrong_options_are_refused() -> None:
-    assert refusal(mapping={"rule": "skip"}, combine="sum") == ("combine=sum: is none of select, concatenate, attend")
-    assert refusal(mapping={"rule": "skip"}, combine="select", distance="l1") == (
-        "distance=l1: is none of normalized, mse, normalized_mse, cosine"
+    assert refusal(mapping={"rule": "skip"}, combine="sum") == (
+        "combine=sum: there is no such choice\n  Known: attend, concatenate, select."
+    )
+    assert refusal(mapping={"rule": "skip"}, combine="select", distance="l1").startswith(
+        "distance=l1: there is no such choice"
     )
     assert refusal(mapping={"rule": "skip"}, combine="select", attention={}).startswith(
-        "attention={}: combine=select does not use it"
+        "attention: combine=select does not use it"
     )
     assert refusal(mapping={"rule": "skip"}, combine="attend", project="teacher").startswith(
         "project=teacher: combine=attend does not use it"
@@ -356,7 +360,7 @@ def test_wrong_options_are_refused() -> None:
 @pytest.mark.parametrize("name", ["ckd", "alp"])
 def test_every_mapping_and_attention_combines(name: str, mapping: str, attention: str) -> None:
     settings: Any = shipped(name, mapping, attention)["terms"]["intermediate"]
-    assert settings.pop("_target_").endswith(".HiddenStateLoss")
+    assert settings.pop("term") == "hidden_states"
     bound = term(widths=(8, 8), **settings)
     loss = value(bound, features(4, width=8), features(12, width=8, seed=1))
     assert loss.item() > 0

@@ -147,8 +147,8 @@ def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, tmp
     assert len(losses) == 2
     assert all(math.isfinite(value) for point in losses for value in point.values())
     method = run.stages["student"].method
-    if not method.get("schedule"):
-        assert {f"loss/{name}" for name, weight in method["weights"].items() if weight} <= losses[0].keys()
+    if not method.schedule:
+        assert {f"loss/{name}" for name in method.terms} <= losses[0].keys()
 
 
 # Models.
@@ -265,7 +265,7 @@ def test_a_fine_tuned_teacher_is_not_trained(compose: Compose) -> None:
             3,
             2e-5,
         ),
-        (["task=rte", "method=alp", "loss.lambda=0.8"], 5e-5, {"ce": 0, "kd": 0.2, "intermediate": 0.8}, 10, 2e-5),
+        (["task=rte", "method=alp", "loss.lambda=0.8"], 5e-5, {"kd": 0.2, "intermediate": 0.8}, 10, 2e-5),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -280,8 +280,9 @@ def test_what_the_paper_chose_reaches_the_run(
     run = compose(*overrides, tiny=False)
     student, teacher = run.stages["student"], run.stages["teacher"]
     assert (student.optim.lr, teacher.optim.lr) == (lr, teacher_lr)
-    assert student.method["weights"] == pytest.approx(weights)
-    assert student.method["terms"].get("kd", {}).get("temperature") == temperature
+    terms = student.method.terms
+    assert {name: term.weight for name, term in terms.items()} == pytest.approx(weights)
+    assert (terms["kd"].options["temperature"] if "kd" in terms else None) == temperature
     assert student.task is not None
     assert (student.optim.batch_size, student.optim.epochs) == (32, student.task.epochs)
     assert teacher.optim.epochs == student.task.epochs
@@ -317,7 +318,7 @@ def test_pro_kds_recipes(
     assert ("phase1" in stages) == (phase1_epochs is not None)
     if phase1_epochs is not None:
         assert (stages["phase1"].optim.lr, stages["phase1"].optim.epochs) == (lr, phase1_epochs)
-        assert stages["phase1"].method["terms"]["logits"]["tau_max"] == teacher_epochs
+        assert stages["phase1"].method.terms["logits"].options["tau_max"] == teacher_epochs
     if "assistant" in stages:
         assert stages["assistant"].model.source == "FacebookAI/roberta-base"
         assert stages["assistant"].model.num_layers is None

@@ -21,7 +21,7 @@ from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.batches import Tokens
 from distill_runner.datasets.examples import Examples
 from distill_runner.methods.base import Method
-from distill_runner.methods.make import make_method
+from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import Classes
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
@@ -44,7 +44,7 @@ SCHEDULED: dict[str, Any] = {
     "schedule": {"rule": "pid", "limits": 5, "thresholds": 2.0},  # below it after one epoch
 }
 MLM_NSP: dict[str, Any] = {
-    "terms": {"masked_lm": CE, "next_sentence": {"_target_": "distill_runner.methods.labels.NextSentence"}},
+    "terms": {"masked_lm": CE, "next_sentence": {"term": "next_sentence"}},
     "weights": {"masked_lm": 1.0, "next_sentence": 0.7},
 }
 
@@ -134,8 +134,10 @@ class Case:
         live = LiveTargets(teacher, train, FeatureRequest(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
         seed_all(0)
         model: Any = BertForSequenceClassification(bert(2))
-        method = make_method(self.method).bind(
-            EncoderShape.of(model.config), EncoderShape.of(teacher.config), Classes()
+        method = (
+            parse_method(self.method)
+            .make()
+            .bind(EncoderShape.of(model.config), EncoderShape.of(teacher.config), Classes())
         )
         data = TaskData(TASK, train, {"validation": validation}, CPU)
         return self.training(model, method, data, Double(live), group, report)
@@ -208,7 +210,7 @@ class Pretraining(Case):
     def make(self, group: ProcessGroup, report: Callable[..., None]) -> Training:
         seed_all(0)
         model: Any = BertForPreTraining(bert(2))
-        method = make_method(self.method).bind(EncoderShape.of(model.config), None, Classes())
+        method = parse_method(self.method).make().bind(EncoderShape.of(model.config), None, Classes())
         train, validation = self.splits()
         data = CorpusData(TEXT, train, validation, AutoTokenizer.from_pretrained(self.tokens), 3, CPU)
         return self.training(model, method, data, NoTeacher(), group, report)

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.schema import typed
 from distill_runner.methods.layer_mapping import Attention, LayerMapping
 
 CONF = Path(__file__).parent.parent / "conf"
@@ -228,4 +229,6 @@ def test_attention_keys_are_checked() -> None:
     with pytest.raises(UserError, match=r"attention\.heads=4: attention\.kind=dot does not use it"):
         Attention(kind="dot", heads=4)
     with pytest.raises(UserError, match=r"attention\.heads=0: must be at least 1"):
-        Attention(kind="kqv", heads=0)
+        typed(Attention, {"kind": "kqv", "heads": 0}, "attention.")
+    assert Attention(kind="kqv") == Attention(kind="kqv", heads=1, values="per_layer")
+    assert Attention(kind="dot").heads is None

@@ -17,8 +17,9 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
+from distill_runner.methods.checkpoint_schedule import EpochsPerStep
+from distill_runner.methods.config import TermConfig
 from distill_runner.methods.logits import LogitMatching
-from distill_runner.methods.make import make_method, method_spec
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
@@ -40,7 +41,7 @@ def progress(epoch: int, num_epochs: int = 8) -> Progress:
 def matching(student: torch.Tensor, teacher: torch.Tensor, epoch: int, **arguments: Any) -> torch.Tensor:
     """The term's value in float64 with two epochs per temperature."""
     given: dict[str, Any] = {"tau_max": 4, "soften": "divide", "steps": {"epochs": 2}} | arguments
-    term = LogitMatching(**given)
+    term = TermConfig.parse({"term": "logit_matching", **given}).make()
     shape = EncoderShape(2, 32, 4, student.shape[1], 100, "bert")
     term.bind(shape, shape, Classes() if student.shape[1] > 1 else Score())
     return term(Features(student.double()), Features(teacher.double()), BATCH, progress(epoch))
@@ -82,7 +83,7 @@ def test_a_score_is_matched_as_a_logit_is() -> None:
 
 @given(tau_max=st.integers(1, 9), each=st.integers(1, 4), warmup=st.integers(0, 3))
 def test_temperatures_fall_by_one_to_1(tau_max: int, each: int, warmup: int) -> None:
-    term = LogitMatching(tau_max, "divide", {"epochs": each, "warmup": warmup})
+    term = LogitMatching(tau_max, "divide", EpochsPerStep(epochs=each, warmup=warmup))
     temperatures = [term.temperature(progress(epoch)) for epoch in range(tau_max * each + warmup)]
     assert temperatures == sorted(temperatures, reverse=True)
     assert set(temperatures) == set(range(1, tau_max + 1))
@@ -98,23 +99,23 @@ def test_the_gradient_is_the_students_alone() -> None:
 def test_temperatures_go_by_the_checkpoints_that_are_followed(compose: Compose, fewer: str) -> None:
     """Of whatever recipe: seven are followed in that of BERT-small."""
     phase1 = compose("experiment=pro_kd/bert_small", "task=rte", "method=prokd", fewer, tiny=False).stages["phase1"]
-    (term,) = make_method(phase1.method).active()
+    (term,) = phase1.method.make().active()
     assert isinstance(term, LogitMatching)
     assert phase1.optim.epochs == 4
     assert [term.temperature(progress(epoch, 4)) for epoch in range(4)] == [3, 3, 2, 1]
-    assert "followed" not in method_spec(phase1.method, Classes())["logits"]
+    assert "followed" not in phase1.method.spec(Classes())["logits"]
 
 
 def test_temperatures_that_would_not_fall_to_1_are_refused() -> None:
-    LogitMatching(3, "divide", {"epochs": 1}, followed=3)
+    LogitMatching(3, "divide", EpochsPerStep(epochs=1), followed=3)
     with pytest.raises(UserError, match=r"^loss\.tau_max=4: .* 3 are followed") as raised:
-        LogitMatching(4, "divide", {"epochs": 1}, followed=3)
+        LogitMatching(4, "divide", EpochsPerStep(epochs=1), followed=3)
     assert "loss.tau_max=3" in raised.value.remedy
 
 
 def test_a_temperature_below_1_is_refused() -> None:
     with pytest.raises(UserError, match="tau_max=0: must be at least 1"):
-        LogitMatching(0, "divide", {"epochs": 1})
+        LogitMatching(0, "divide", EpochsPerStep(epochs=1))
 
 
 # Following.

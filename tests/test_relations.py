@@ -19,6 +19,7 @@ from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.methods.attention_relations import AttentionRelationLoss
 from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.hidden_states import HiddenStateLoss
+from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes
 from distill_runner.models.encoders import EncoderShape, extract
 from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features, Projection
@@ -35,7 +36,7 @@ from families import config_of, make
 Compose = Callable[..., RunConfig]
 CPU = Device.of("cpu", "fp32")
 PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
-TOP = {"rule": "group_top", "supervise_last": True}
+TOP = LayerMapping(rule="group_top", supervise_last=True)
 
 
 def bert(num_layers: int, heads: int = 4, width: int = 32, seed: int = 1) -> PreTrainedModel:
@@ -86,7 +87,7 @@ def test_kl_is_that_of_the_attention_probabilities(tokens: Tokens) -> None:
 def test_minilmv2_for_unequal_widths_and_heads(tokens: Tokens) -> None:
     """A student of 18 with 3 heads and a teacher of 24 with 4, in 6 relation heads, against rows written out."""
     student, teacher, batch = bert(2, heads=3, width=18), bert(4, heads=4, width=24, seed=2), tokens.batch(range(7))
-    pairs, last = ["QQ", "KK", "VV", "QK"], {"rule": "top", "layer": 3}
+    pairs, last = ["QQ", "KK", "VV", "QK"], LayerMapping(rule="top", layer=3)
     term = bound(AttentionRelationLoss(last, pairs, heads=6), student, teacher)  # type: ignore[arg-type]
     assert term.student_needs == FeatureRequest(projections=frozenset((name, 2) for name in PROJECTIONS))
     assert term.teacher_needs == FeatureRequest(projections=frozenset((name, 3) for name in PROJECTIONS))
@@ -113,7 +114,7 @@ def test_minilmv2_for_unequal_widths_and_heads(tokens: Tokens) -> None:
 @pytest.mark.parametrize("pairs", [["QK"], ["QQ", "KK", "VV"]])
 def test_equal_models_are_at_no_distance(tokens: Tokens, pairs: Any) -> None:
     model, batch = bert(3), tokens.batch(range(20))
-    identity = {"rule": "explicit", "layers": [[1], [2], [3]]}
+    identity = LayerMapping(rule="explicit", layers=[[1], [2], [3]])
     for term in (
         AttentionRelationLoss(identity, pairs),
         HiddenStateLoss(identity, "select", "cosine"),
@@ -190,7 +191,7 @@ def test_other_families_give_their_projections_too(tokens: Tokens) -> None:
 
 def test_a_family_without_them_is_refused_before_training() -> None:
     shape = EncoderShape.of(config_of("deberta-v2"))
-    method = Method({"kl": AttentionRelationLoss({"rule": "top"}, ["QK"])}, {"kl": 1.0})
+    method = Method({"kl": AttentionRelationLoss(LayerMapping(rule="top"), ["QK"])}, {"kl": 1.0})
     with pytest.raises(UserError, match="a student of type deberta-v2 does not give away its queries"):
         method.bind(shape, EncoderShape.of(config_of("bert")), Classes())
     with pytest.raises(UserError, match="a teacher of type mpnet does not"):
@@ -240,11 +241,11 @@ def test_impossible_pairs_are_refused() -> None:
     assert refusal(kl, student, None) == "teacher: an intermediate loss needs one"
     divisor = "heads=4: must divide the width of the student, 30"
     assert refusal(AttentionRelationLoss(TOP, ["QQ"], heads=4), student, teacher) == divisor
-    several = AttentionRelationLoss({"rule": "all"}, ["QQ"], heads=2)
+    several = AttentionRelationLoss(LayerMapping(rule="all"), ["QQ"], heads=2)
     assert "compares student layer 1 with one teacher layer, not with 4" in refusal(several, student, teacher)
-    assert refusal(AttentionRelationLoss({"rule": "top", "layer": 5}, ["QQ"], heads=2), student, teacher).startswith(
-        "mapping.layer=5: there is no teacher layer 5"
-    )
+    assert refusal(
+        AttentionRelationLoss(LayerMapping(rule="top", layer=5), ["QQ"], heads=2), student, teacher
+    ).startswith("mapping.layer=5: there is no teacher layer 5")
     AttentionRelationLoss(TOP, ["QQ"], heads=2).bind(student, teacher, Classes())
     for pairs in ([], ["QQ", "QQ"], ["QX"]):
         with pytest.raises(UserError, match="pairs"):
@@ -317,14 +318,14 @@ def test_other_methods_go_on_from_the_distilled_student(method: str, compose: Co
 @pytest.mark.parametrize(
     ("term", "message"),
     [
-        ("distill_runner.methods.labels.HardLabels", "it would read other tokens"),
-        ("distill_runner.methods.logits.SoftLabels", "its predictions are of a task's examples"),
+        ("hard_labels", "it would read other tokens"),
+        ("soft_labels", "its predictions are of a task's examples"),
     ],
 )
 def test_no_teacher_is_asked_about_masked_text_or_for_predictions(term: str, message: str, compose: Compose) -> None:
     method = "stages.distil.method"
-    added = [f"+{method}.terms.more._target_={term}", f"+{method}.weights.more=1"]
-    added += [f"+{method}.terms.more.temperature=1.0"] if term.endswith("SoftLabels") else []
+    added = [f"+{method}.terms.more.term={term}", f"+{method}.weights.more=1"]
+    added += [f"+{method}.terms.more.temperature=1.0"] if term == "soft_labels" else []
     with pytest.raises(UserError, match=message):
         resolve(compose(*TEXT, *added).stages, "distil", "fp32")
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from distill_runner.compose.config import RunConfig
+from distill_runner.methods.config import parse_method
 from distill_runner.report.cells import telling_rows
 from distill_runner.report.result import _settings_of, printed
 from distill_runner.report.settings import settings_of
@@ -35,16 +36,27 @@ def test_a_run_finds_its_number_by_itself(
 
 def test_the_settings_of_a_method() -> None:
     relations = {"mapping": {"rule": "top", "layer": 21}, "pairs": ["QQ", "KK"], "heads": 48}
-    terms = {"hard": {"smoothing": 0.1}, "soft": {"temperature": 1.0}, "kl": relations}
-    method = {"terms": terms, "weights": {"hard": 0, "soft": 1, "kl": 1}, "schedule": {"rule": "sid", "share": 0.8}}
-    assert _settings_of(method) == {
+    terms = {
+        "hard": {"term": "no_such_term"},
+        "soft": {"term": "soft_labels", "temperature": 1.0},
+        "kl": {"term": "attention_relations", **relations},
+    }
+    method = {"terms": terms, "weights": {"hard": 0, "soft": 1, "kl": 1}, "schedule": {"rule": "sid", "share": 0.7}}
+    assert _settings_of(parse_method(method)) == {
         "terms": ["soft", "kl"],
         "temperature": 1.0,
+        "scale_by_t2": True,
         "mapping": "top:21",
         "pairs": ["QQ", "KK"],
         "heads": 48,
+        "over_layers": "mean",
+        "over_rows": "sequence",
         "schedule.rule": "sid",
-        "schedule.share": 0.8,
+        "schedule.limits": None,
+        "schedule.share": 0.7,
+        "schedule.thresholds": None,
+        "schedule.watch": "cos",
+        "schedule.classification": "at_end",
     }
 
 
@@ -57,7 +69,7 @@ def test_settings_name_all_that_a_student_needs(compose: Compose) -> None:
     assert known["stages"] == ["phase1", "teacher"]
     assert {"ce.weight": 1, "optim.lr": 3e-3, "share": 1.0, "transfer": None, "route": None}.items() <= known.items()
     assert (known["phase1.logits.soften"], known["teacher.optim.lr"]) == ("divide", 3e-3)
-    assert not [name for name in known if name.endswith(("seed", "_target_"))]
+    assert not [name for name in known if name.endswith("seed")]
     assert settings_of(compose("method=nkd"))["stages"] == [], "it reads no teacher"
 
 

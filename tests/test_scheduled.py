@@ -14,10 +14,10 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Method, Progress
+from distill_runner.methods.config import parse_method
 from distill_runner.methods.labels import HardLabels
 from distill_runner.methods.layer_schedule import LayerSchedule, ScheduledMethod
 from distill_runner.methods.logits import SoftLabels
-from distill_runner.methods.make import make_method, method_spec
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
@@ -28,13 +28,13 @@ from distill_runner.pipeline.store import Store
 Compose = Callable[..., RunConfig]
 TOP = {"rule": "group_top", "supervise_last": True}
 COS = {
-    "_target_": "distill_runner.methods.hidden_states.HiddenStateLoss",
+    "term": "hidden_states",
     "mapping": TOP,
     "combine": "select",
     "distance": "cosine",
 }
-KL = {"_target_": "distill_runner.methods.attention_relations.AttentionRelationLoss", "mapping": TOP, "pairs": ["QK"]}
-SOFT = {"_target_": "distill_runner.methods.logits.SoftLabels", "temperature": 1.0}
+KL = {"term": "attention_relations", "mapping": TOP, "pairs": ["QK"]}
+SOFT = {"term": "soft_labels", "temperature": 1.0}
 TERMS = {"soft": SOFT, "kl": KL, "cos": COS}
 STUDENT, TEACHER = EncoderShape(3, 8, 2, 2, 9, "bert"), EncoderShape(6, 8, 2, 2, 9, "bert")
 NOTHING = torch.zeros(0, dtype=torch.long)
@@ -47,7 +47,7 @@ def node(schedule: Mapping[str, Any] | None, terms: Mapping[str, Any] | None = N
 
 
 def method(terms: Mapping[str, Any] | None = None, **schedule: Any) -> ScheduledMethod:
-    made = make_method(node(schedule, terms)).bind(STUDENT, TEACHER, Classes())
+    made = parse_method(node(schedule, terms)).make().bind(STUDENT, TEACHER, Classes())
     assert isinstance(made, ScheduledMethod)
     return made
 
@@ -118,14 +118,13 @@ def states(angle: float) -> tuple[Features, Features]:
 
 
 def update(made: ScheduledMethod, epoch: int, angle: float) -> None:
-    losses = made(*states(angle), BATCH, at(epoch))
-    made.end_update({f"loss/{name}": loss for name, loss in losses.items()}, BATCH.size)
+    made.end_update(made(*states(angle), BATCH, at(epoch)), BATCH.size)
 
 
 def test_a_layer_is_left_below_its_threshold() -> None:
     shapes = EncoderShape(3, 2, 2, 2, 9, "bert"), EncoderShape(6, 2, 2, 2, 9, "bert")
     schedule = {"rule": "sid", "limits": 4, "thresholds": 0.5}
-    made = make_method(node(schedule, {"soft": SOFT, "cos": COS}) | {"weights": {"soft": 1, "cos": 7}})
+    made = parse_method(node(schedule, {"soft": SOFT, "cos": COS}) | {"weights": {"soft": 1, "cos": 7}}).make()
     assert isinstance(made, ScheduledMethod)
     made.bind(*shapes, Classes())
     layers = []
@@ -146,7 +145,7 @@ def test_a_schedule_is_taken_up_within_an_epoch() -> None:
     shapes = EncoderShape(3, 2, 2, 2, 9, "bert"), EncoderShape(6, 2, 2, 2, 9, "bert")
 
     def fresh() -> ScheduledMethod:
-        made = make_method(node({"rule": "pid", "limits": 3, "thresholds": 0.5}, {"soft": SOFT, "cos": COS}))
+        made = parse_method(node({"rule": "pid", "limits": 3, "thresholds": 0.5}, {"soft": SOFT, "cos": COS})).make()
         assert isinstance(made, ScheduledMethod)
         made.bind(*shapes, Classes())
         return made
@@ -174,10 +173,10 @@ def test_a_schedule_is_taken_up_within_an_epoch() -> None:
 
 def test_a_schedule_is_part_of_what_determines_a_method() -> None:
     def spec(given: dict[str, Any] | None) -> dict[str, Any]:
-        return method_spec(node(given), Classes())
+        return parse_method(node(given)).spec(Classes())
 
     plain = spec(None)
-    assert plain == method_spec(node(None) | {"schedule": None}, Classes())
+    assert plain == parse_method(node(None) | {"schedule": None}).spec(Classes())
     assert set(plain) == set(TERMS)
     specs = [spec(given) for given in ({"rule": "pid"}, {"rule": "sid"}, {"rule": "pid", "limits": 3})]
     assert all(one != other for one, other in itertools.combinations([plain, *specs], 2))
@@ -185,10 +184,10 @@ def test_a_schedule_is_part_of_what_determines_a_method() -> None:
 
 
 def test_a_temperature_that_regression_does_not_read_determines_nothing() -> None:
-    soft = {"_target_": "distill_runner.methods.logits.SoftLabels"}
+    soft = {"term": "soft_labels"}
     cold, hot = ({"terms": {"kd": {**soft, "temperature": t}}, "weights": {"kd": 1}} for t in (1.0, 20.0))
-    assert method_spec(cold, Score()) == method_spec(hot, Score())
-    assert method_spec(cold, Classes()) != method_spec(hot, Classes())
+    assert parse_method(cold).spec(Score()) == parse_method(hot).spec(Score())
+    assert parse_method(cold).spec(Classes()) != parse_method(hot).spec(Classes())
 
 
 @pytest.mark.parametrize(
@@ -210,7 +209,7 @@ def test_schedules_that_do_not_fit_are_refused(schedule: Any, terms: Any, messag
 
 
 def test_a_method_without_a_schedule_is_none() -> None:
-    made = make_method(node(None))
+    made = parse_method(node(None)).make()
     assert type(made) is Method
     assert {type(term) for term in (made.terms["soft"],)} == {SoftLabels}
     plain: dict[str, LossTerm] = {"ce": HardLabels()}

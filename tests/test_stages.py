@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
+from distill_runner.methods.config import parse_method
 from distill_runner.methods.labels import HardLabels
-from distill_runner.methods.make import make_method
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
@@ -23,7 +23,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 
 Compose = Callable[..., RunConfig]
-CE = {"_target_": "distill_runner.methods.labels.HardLabels"}
+CE = {"term": "hard_labels"}
 
 
 def student(run: RunConfig) -> Stage:
@@ -189,11 +189,17 @@ def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
 @pytest.mark.parametrize(
     ("terms", "weights", "message"),
     [
-        ({"ce": {"_target_": "distill_runner.methods.logits.SoftLabel"}}, {"ce": 1}, "there is no such class"),
-        ({"ce": {"_target_": "no_such_module.LossTerm"}}, {"ce": 1}, "there is no such class"),
-        ({"ce": {}}, {"ce": 1}, "there is no such class"),
-        ({"ce": {"_target_": "pathlib.Path"}}, {"ce": 1}, "is no LossTerm"),
-        ({"ce": {"_target_": "distill_runner.methods.base.Method"}}, {"ce": 1}, "is no LossTerm"),
+        ({"ce": {"term": "hard_label"}}, {"ce": 1}, "there is no such term\n  Did you mean 'hard_labels'?"),
+        ({"ce": {"term": "distill_runner.methods.base.Lossterm"}}, {"ce": 1}, "has no class Lossterm"),
+        ({"ce": {"term": "no_such_module.LossTerm"}}, {"ce": 1}, "there is no module no_such_module"),
+        ({"ce": {}}, {"ce": 1}, "terms.ce.term: needs the id of a term"),
+        ({"ce": {"term": "pathlib.Path"}}, {"ce": 1}, "is no LossTerm"),
+        ({"ce": {"term": "distill_runner.methods.base.Method"}}, {"ce": 1}, "is no LossTerm"),
+        ({"ce": {"term": "distill_runner.methods.base.LossTerm"}}, {"ce": 1}, "is abstract"),
+        ({"ce": {"_target_": "distill_runner.methods.base.HardLabels"}}, {"ce": 1}, "Take term=hard_labels"),
+        ({"ce": "os.system"}, {"ce": 1}, "terms.ce=os.system: must be a mapping"),
+        (None, {"ce": 1}, "method.terms=null: must be a mapping"),
+        ({"ce": CE}, None, "method.weights=null: must be a mapping"),
         ({"ce": CE | {"temperature": 3}}, {"ce": 1}, "terms.ce.temperature: there is no such key"),
         ({"ce": CE}, {"ce": 1, "kd": 1}, "must name the terms ce"),
         ({"ce": CE}, {}, "must name the terms ce"),
@@ -203,7 +209,7 @@ def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
 )
 def test_methods_that_cannot_be_built_are_refused(terms: dict[str, Any], weights: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        make_method({"terms": terms, "weights": weights})
+        parse_method({"terms": terms, "weights": weights}).make()
 
 
 def test_what_is_trained_learns_something(compose: Compose) -> None:

@@ -40,7 +40,7 @@ Compose = Callable[..., RunConfig]
 ROOT = Path(__file__).parents[1]
 FAULTS = """
 import os, signal, sys
-from distill_runner.methods.base import HardLabels
+from distill_runner.methods.labels import HardLabels
 
 class Raises(HardLabels):
     def forward(self, *_):
@@ -54,7 +54,7 @@ class Kills(HardLabels):
     def forward(self, *_):
         os.kill(os.getpid(), signal.SIGKILL)
 """
-SOUND = "distill_runner.methods.labels.HardLabels"
+SOUND = "hard_labels"
 
 
 # Conditions.
@@ -403,7 +403,7 @@ def test_faults_of_points_leave_the_others_alone(tmp_path: Path, sweep: Sweep, a
     if launcher != "basic":
         pytest.importorskip(f"hydra_plugins.hydra_{launcher}_launcher")
     run = sweep if launcher == "basic" else apart  # whose workers are processes that would outlive the test
-    targets = f"method.terms.ce._target_=faults.Raises,faults.Exits,faults.Kills,{SOUND}"
+    targets = f"method.terms.ce.term=faults.Raises,faults.Exits,faults.Kills,{SOUND}"
     grid = ["method=nkd", "optim.epochs=1", targets, f"hydra/launcher={launcher}"]
     ended = run(*grid)
     assert ended.code == 1, ended.err
@@ -466,7 +466,7 @@ def test_a_teacher_that_some_points_follow_is_trained_once(tmp_path: Path, sweep
 
 @pytest.mark.slow
 def test_a_teacher_that_fails_is_not_tried_by_each_point(tmp_path: Path, sweep: Sweep) -> None:
-    ended = sweep("method=rkd", "seed=1,2", "stages.teacher.method.terms.ce._target_=faults.Raises")
+    ended = sweep("method=rkd", "seed=1,2", "stages.teacher.method.terms.ce.term=faults.Raises")
     assert ended.code == 1
     assert built(tmp_path, "teacher") == ["teacher"]
     assert [error[:44] for error in statuses(tmp_path)["failed"]] == [

@@ -13,6 +13,8 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.methods.attention_scores import AttentionScoreLoss
 from distill_runner.methods.base import LossTerm, Progress
+from distill_runner.methods.config import TermConfig
+from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes
 from distill_runner.methods.token_states import EmbeddingLoss, TokenStateLoss
 from distill_runner.models.encoders import EncoderShape, extract
@@ -23,7 +25,7 @@ from families import config_of, make
 
 CPU = Device.of("cpu", "fp32")
 PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
-TOP = {"rule": "group_top", "supervise_last": True}
+TOP = LayerMapping(rule="group_top", supervise_last=True)
 
 
 def shape(model: PreTrainedModel) -> EncoderShape:
@@ -78,7 +80,7 @@ def test_hidden_states_and_embeddings_are_those_of_tinybert(tokens: Tokens) -> N
 def test_the_cosine_is_that_of_distilbert(tokens: Tokens) -> None:
     student, teacher = make("distilbert", dtype=torch.float64), make("bert", dtype=torch.float64, num_hidden_layers=4)
     batch = tokens.batch(range(6))
-    term = TokenStateLoss({"rule": "top"}, "cosine", project=False)
+    term = TokenStateLoss(LayerMapping(rule="top"), "cosine", project=False)
     term.bind(shape(student), shape(teacher), Classes())
     assert term.student_needs == FeatureRequest(states=frozenset({3}))
     assert term.teacher_needs == FeatureRequest(states=frozenset({4}))
@@ -147,7 +149,7 @@ def test_gradients_are_those_of_finite_differences(tokens: Tokens, term: LossTer
 
 def test_the_same_model_has_nothing_to_learn(tokens: Tokens) -> None:
     model, batch = make("bert", dtype=torch.float64), tokens.batch(range(5))
-    explicit = {"rule": "explicit", "layers": [[1], [2], [3]]}
+    explicit = LayerMapping(rule="explicit", layers=[[1], [2], [3]])
     for term in (AttentionScoreLoss(explicit), TokenStateLoss(explicit, project=False), EmbeddingLoss(project=False)):
         term.bind(shape(model), shape(model), Classes())
         assert value(term, model, model, batch).item() == 0
@@ -170,5 +172,5 @@ def test_impossible_pairs_are_refused() -> None:
         AttentionScoreLoss(TOP).bind(narrow, wide, Classes())
     with pytest.raises(UserError, match="its states have 24 features, the teacher's 32"):
         TokenStateLoss(TOP, project=False).bind(narrow, wide, Classes())
-    with pytest.raises(UserError, match="distance=l1: is none of mse, cosine"):
-        EmbeddingLoss(distance="l1")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="distance=l1: there is no such choice"):
+        TermConfig.parse({"term": "embeddings", "distance": "l1"})

@@ -35,8 +35,8 @@ from distill_runner.datasets.corpora import Corpus, Part
 from distill_runner.datasets.examples import Examples
 from distill_runner.kinds import make_task
 from distill_runner.methods.base import LossTerm, Method, Progress
+from distill_runner.methods.config import parse_method
 from distill_runner.methods.labels import HardLabels
-from distill_runner.methods.make import make_method
 from distill_runner.methods.outputs import Classes, Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
@@ -60,12 +60,10 @@ TASK = make_task(
     epochs=3,
     validation={"validation": "validation"},
 )
-METHODS_ROOM = "distill_runner.methods"
-LAYERS = f"{METHODS_ROOM}.hidden_states.HiddenStateLoss"
-CE = {"_target_": f"{METHODS_ROOM}.labels.HardLabels"}
-KD = {"_target_": f"{METHODS_ROOM}.logits.SoftLabels", "temperature": 5.0}
-CKD = {"_target_": LAYERS, "mapping": {"rule": "no"}, "combine": "concatenate", "distance": "mse"}
-ALP = {"_target_": LAYERS, "mapping": {"rule": "all"}, "combine": "attend", "distance": "mse"}
+CE = {"term": "hard_labels"}
+KD = {"term": "soft_labels", "temperature": 5.0}
+CKD = {"term": "hidden_states", "mapping": {"rule": "no"}, "combine": "concatenate", "distance": "mse"}
+ALP = {"term": "hidden_states", "mapping": {"rule": "all"}, "combine": "attend", "distance": "mse"}
 KQV = {"kind": "kqv", "heads": 2}
 METHODS: dict[str, dict[str, Any]] = {
     "nkd": {"terms": {"ce": CE}, "weights": {"ce": 1.0}},
@@ -141,7 +139,7 @@ def make(data: TaskData, live: LiveTargets, tmp_path_factory: pytest.TempPathFac
         seed_all(seed)
         model: Any = BertForSequenceClassification(bert(2, **config or {})).to(dtype)  # type: ignore[arg-type]
         if isinstance(method, str):
-            method = make_method(METHODS[method])
+            method = parse_method(METHODS[method]).make()
         method.bind(EncoderShape.of(model.config), EncoderShape.of(live.model.config), Classes())
         return Training(
             model,
@@ -289,7 +287,7 @@ def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder:
         (tmp_path / name).mkdir(exist_ok=True)
         return Training(
             BertForMaskedLM(bert(2)),
-            make_method(METHODS["nkd"]).bind(EncoderShape.of(bert(2)), None, Classes()),
+            parse_method(METHODS["nkd"]).make().bind(EncoderShape.of(bert(2)), None, Classes()),
             CorpusData(TEXT, splits["train"], splits["validation"], tokenizer, 3, CPU),
             NoTeacher(),
             Optim(lr=3e-3, batch_size=16, epochs=2),
@@ -674,16 +672,16 @@ def test_a_methods_parameters_are_trained_and_stay_with_it(make: Make, tmp_path:
 
 
 def test_a_term_of_weight_0_is_not_built() -> None:
-    impossible = {"_target_": f"{METHODS_ROOM}.logits.SoftLabels", "temperature": -1.0}
+    impossible = {"term": "soft_labels", "temperature": -1.0}
     node: dict[str, Any] = {"terms": {"ce": CE, "kd": impossible, "layers": CKD}}
-    method = make_method(node | {"weights": {"ce": 1, "kd": 0, "layers": 0.0}})
+    method = parse_method(node | {"weights": {"ce": 1, "kd": 0, "layers": 0.0}}).make()
     method.bind(EncoderShape.of(bert(2)), None, Classes())
     assert list(method.terms) == ["ce"]
     assert not list(method.parameters())
     assert not method.reads_teacher()
     assert method.needs == (FeatureRequest(logits=True), FeatureRequest())
     with pytest.raises(UserError, match="must be greater than 0"):
-        make_method(node | {"weights": {"ce": 1, "kd": 0.1, "layers": 0.0}})
+        parse_method(node | {"weights": {"ce": 1, "kd": 0.1, "layers": 0.0}}).make()
 
 
 def test_no_epochs_judge_the_model_as_it_is(make: Make, tmp_path: Path) -> None:

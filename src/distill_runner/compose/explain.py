@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from distill_runner.common.errors import UserError, nearest
 from distill_runner.compose.help import choices, config_folder
 
+HELP = "See distill-run --help."
 COMPOSING = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError)
 """What is raised by a configuration that cannot be composed."""
 
@@ -84,7 +85,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _unreadable(override: str) -> UserError:
     key, equals, value = override.partition("=")
     if not equals:
-        return UserError(override, None, "is no <key>=<value>", "See distill-run --help.")
+        return UserError(override, None, "is no <key>=<value>", HELP)
     remedy = f"Brackets and quotes come in pairs; in the shell, quote the whole: '{key}=[a, b]'"
     return UserError(key, value, "cannot be read", remedy)
 
@@ -93,14 +94,14 @@ def _no_such_choice(file: str, known: Sequence[str], overrides: Sequence[str]) -
     keys = [override.partition("=")[0].lstrip("+") for override in overrides]
     group = next((key for key in keys if file.startswith(f"{key}/")), file.rpartition("/")[0])
     name = file.removeprefix(f"{group}/")
-    return UserError(group, name, "there is no such choice", nearest(name, choices(group) or known))
+    return UserError(group, name, "there is no such choice", nearest(name, choices(group) or known) or HELP)
 
 
 def _no_such_key(key: str) -> UserError:
     keys = list(_keys())
     if owners := [owner for known, owner in keys if known == key]:
         return UserError(key, None, "the chosen configuration has no such key", f"It belongs to {' or '.join(owners)}.")
-    remedy = nearest(key, {known for known, _ in keys}) or "See distill-run --help."
+    remedy = nearest(key, {known for known, _ in keys}) or HELP
     return UserError(key, None, "there is no such key or group", remedy)
 
 

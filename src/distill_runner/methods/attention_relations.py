@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class AttentionRelationLoss(LayeredTerm):
 
     def __init__(
         self,
-        mapping: LayerMapping | Mapping[str, Any],
+        mapping: LayerMapping,
         pairs: list[Pair],
         heads: int | None = None,
         over_layers: Literal["sum", "mean"] = "mean",

@@ -4,7 +4,7 @@ n sequences of one group padded to L, A heads.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class AttentionScoreLoss(LayeredTerm):
         over_layers: ``sum`` (TinyBERT, Eq. 11) or ``mean`` over the supervised layers.
     """
 
-    def __init__(self, mapping: LayerMapping | Mapping[str, Any], over_layers: Literal["sum", "mean"] = "sum") -> None:
+    def __init__(self, mapping: LayerMapping, over_layers: Literal["sum", "mean"] = "sum") -> None:
         super().__init__(mapping, over_layers)
 
     def build(self, layers: list[list[int]], student: EncoderShape, teacher: EncoderShape) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from distill_runner.common.errors import UserError, within
+from distill_runner.common.errors import within
 from distill_runner.datasets.batches import Batch, Unit
 from distill_runner.methods.outputs import Outputs
 from distill_runner.models.encoders import EncoderShape
@@ -84,9 +84,6 @@ class Method(nn.Module):
 
     def __init__(self, terms: Mapping[str, LossTerm], weights: Mapping[str, float]) -> None:
         super().__init__()
-        for name, weight in weights.items():
-            if weight < 0:
-                raise UserError(f".method.weights.{name}", weight, "a weight may not be negative")
         self.weights = {name: float(weight) for name, weight in weights.items() if weight}
         self.terms = nn.ModuleDict({name: terms[name] for name in self.weights})
 
@@ -108,13 +105,13 @@ class Method(nn.Module):
         is what the next forward reads of the student and of the teacher.
         """
 
-    def end_update(self, logged: Mapping[str, Tensor], num_examples: int) -> None:
-        """Called after every update; a method that keeps account of its losses does so here.
+    def end_update(self, means: Mapping[str, Tensor], num_examples: int) -> None:
+        """Called after every update; a method that keeps account of its terms does so here.
 
         ``forward`` sees a part of an update where it is accumulated or shared by several processes.
 
         Args:
-            logged: losses as ``loss/<name>`` and what was observed, means over the update's examples.
+            means: the unweighted terms by name, over the whole update.
         """
 
     def reads_teacher(self) -> bool:
@@ -145,14 +142,15 @@ class Method(nn.Module):
         return student, teacher
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> dict[str, Tensor]:
-        """Weighted losses by name; the training loss is their sum, so what is logged adds up.
-
-        Added up over the batches of an update, each by its share of the examples, they are the update's.
-        """
+        """The unweighted terms by name, each as the batch's part of the update's mean: parts add up to the mean."""
         return {
-            name: self.weights[name] * batch.weights.get(term.mean_over, 1.0) * term(student, teacher, batch, progress)
+            name: batch.weights.get(term.mean_over, 1.0) * term(student, teacher, batch, progress)
             for name, term in self.running().items()
         }
+
+    def weighted(self, means: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Losses by name; the training loss is their sum, so what is logged adds up."""
+        return {name: self.weights[name] * mean for name, mean in means.items()}
 
     def observed(self) -> dict[str, Tensor]:
         """Detached scalars that the terms want to see logged, by ``<term>/<name>``."""

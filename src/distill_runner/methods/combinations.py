@@ -146,10 +146,10 @@ class KeysQueriesValues(nn.Module):
 
     def __init__(self, width_student: int, width_teacher: int, num_keys: int, attention: Attention) -> None:
         super().__init__()
-        if width_student % attention.heads:
+        self.heads = attention.heads or 1
+        if width_student % self.heads:
             problem = f"must divide the student's width, {width_student}"
-            raise UserError("attention.heads", attention.heads, problem)
-        self.heads = attention.heads
+            raise UserError("attention.heads", self.heads, problem)
         self.query = nn.Linear(width_student, width_student, bias=False)
         self.key = nn.Linear(width_teacher, width_student, bias=False)
         num_values = num_keys if attention.values == "per_layer" else 1

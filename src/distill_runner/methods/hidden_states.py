@@ -5,12 +5,11 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.schema import typed
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods import losses
 from distill_runner.methods.base import Progress
@@ -46,22 +45,19 @@ class HiddenStateLoss(LayeredTerm):
 
     def __init__(
         self,
-        mapping: LayerMapping | Mapping[str, Any],
+        mapping: LayerMapping,
         combine: Literal["select", "concatenate", "attend"],
         distance: Literal["normalized", "mse", "normalized_mse", "cosine"],
         over_layers: Literal["sum", "mean"] = "sum",
-        attention: Attention | Mapping[str, Any] | None = None,
+        attention: Attention | None = None,
         project: Literal["teacher", "student"] | None = None,
     ) -> None:
         super().__init__(mapping, over_layers)
-        _one_of("combine", combine, ("select", "concatenate", "attend"))
-        _one_of("distance", distance, DISTANCES)
-        _one_of("project", project, (None, "teacher", "student"))
         for key, value, owner in (("attention", attention, "attend"), ("project", project, "concatenate")):
             if value is not None and combine != owner:
                 problem = f"combine={combine} does not use it"
-                raise UserError(f".{key}", value, problem, f"Only combine={owner} does.")
-        self.attention = typed(Attention, attention or {}, ".attention.")
+                raise UserError(f".{key}", value if key == "project" else None, problem, f"Only combine={owner} does.")
+        self.attention = attention or Attention()
         self.combine, self.project = combine, project or "teacher"
         self.distance = DISTANCES[distance]
 
@@ -87,8 +83,3 @@ class HiddenStateLoss(LayeredTerm):
         alphas = self.combination.alpha.items()
         self.observed = {f"alpha_entropy_{j}": losses.attention_entropy(alpha) for j, alpha in alphas}
         return self.reduced([self.distance(mine, target) for mine, target in sides.values()])
-
-
-def _one_of(key: str, value: Any, known: Any) -> None:
-    if value not in known:
-        raise UserError(f".{key}", value, f"is none of {', '.join(str(name) for name in known if name)}")

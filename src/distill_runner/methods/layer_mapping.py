@@ -4,9 +4,10 @@ A mapping is a list with one entry per student layer: the teacher layers (from 1
 empty where the layer is not supervised. Here m is the number of student layers and n that of the teacher's.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
@@ -160,7 +161,7 @@ class Attention(Schema):
 
     Args:
         kind: ``dot`` has no parameters (ALP-KD Eq. 5); ``kqv`` trains projections (appendix, Table 4).
-        heads: of ``kqv``; must divide the student's width.
+        heads: of ``kqv``, 1 by default; must divide the student's width.
         values: of ``kqv``. The appendix says "train a dedicated value vector for each key". **reading**: each
             key (teacher layer) has its own value projection, ``per_layer``; ``shared`` is one for all keys.
         scale: ``sqrt_dim`` divides the scores by the root of the (head's) width. **reading**: Eq. 5 has none;
@@ -171,17 +172,20 @@ class Attention(Schema):
     """
 
     kind: Literal["dot", "kqv"] = "dot"
-    heads: int = 1
-    values: Literal["per_layer", "shared"] = "per_layer"
+    heads: int | None = Field(None, ge=1)
+    values: Literal["per_layer", "shared"] | None = None
     scale: Literal["none", "sqrt_dim"] = "none"
     normalize: bool = False
 
-    @model_validator(mode="after")
-    def _keys_of_the_kind(self) -> "Attention":
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_of_the_kind(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("kind") == "kqv":
+            return {"heads": 1, "values": "per_layer", **given}
         for key in ("heads", "values"):
-            if self.kind == "dot" and key in self.model_fields_set:
+            if given.get(key) is not None:
                 problem = "attention.kind=dot does not use it"
-                raise UserError(f"attention.{key}", getattr(self, key), problem, "Take attention=kqv1 or kqv4.")
-        if self.heads < 1:
-            raise UserError("attention.heads", self.heads, "must be at least 1")
-        return self
+                raise UserError(f"attention.{key}", given[key], problem, "Take attention=kqv1 or kqv4.")
+        return given

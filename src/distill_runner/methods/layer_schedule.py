@@ -148,14 +148,13 @@ class ScheduledMethod(Method):
         }
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> dict[str, Tensor]:
-        losses = super().forward(student, teacher, batch, progress)
-        self.current = torch.full((), self.layer, device=next(iter(losses.values())).device)
-        return losses
+        means = super().forward(student, teacher, batch, progress)
+        self.current = torch.full((), self.layer, device=next(iter(means.values())).device)
+        return means
 
-    def end_update(self, logged: Mapping[str, Tensor], num_examples: int) -> None:
-        watch = self.schedule.watch
-        if self.schedule.thresholds is not None and (loss := logged.get(f"loss/{watch}")) is not None:
-            self.watched = self.watched + loss.double() * num_examples / self.weights[watch]
+    def end_update(self, means: Mapping[str, Tensor], num_examples: int) -> None:
+        if self.schedule.thresholds is not None and (mean := means.get(self.schedule.watch)) is not None:
+            self.watched = self.watched + mean.double() * num_examples
             self.examples += num_examples
 
     def observed(self) -> dict[str, Tensor]:

@@ -2,13 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.schema import typed
 from distill_runner.methods.base import LossTerm
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Outputs
@@ -23,11 +22,9 @@ class LayeredTerm(LossTerm):
     layers in ``supervised`` in ``forward``.
     """
 
-    def __init__(self, mapping: LayerMapping | Mapping[str, Any], over_layers: Literal["sum", "mean"]) -> None:
+    def __init__(self, mapping: LayerMapping, over_layers: Literal["sum", "mean"]) -> None:
         super().__init__()
-        if over_layers not in ("sum", "mean"):
-            raise UserError(".over_layers", over_layers, "is none of sum, mean")
-        self.mapping, self.over_layers = typed(LayerMapping, mapping, ".mapping."), over_layers
+        self.mapping, self.over_layers = mapping, over_layers
         self.layers: dict[int, list[int]] = {}
         """Teacher layers by student layer, all that can be supervised; known once bound."""
         self.supervised: dict[int, list[int]] = {}

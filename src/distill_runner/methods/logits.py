@@ -4,14 +4,13 @@ All else of these methods is configuration: which checkpoint is followed when (`
 after (stages of ``conf/method/{vanilla,takd,rco,annealing,prokd}.yaml``).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.schema import typed
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.checkpoint_schedule import EpochsPerStep
@@ -86,7 +85,7 @@ class LogitMatching(LossTerm):
         self,
         tau_max: int,
         soften: Literal["divide", "scale", "none"],
-        steps: EpochsPerStep | Mapping[str, Any],
+        steps: EpochsPerStep,
         over_classes: Literal["sum", "mean"] = "sum",
         followed: int | None = None,
     ) -> None:
@@ -97,8 +96,7 @@ class LogitMatching(LossTerm):
         if followed is not None and tau_max > followed:
             problem = f"T falls by 1 with each checkpoint, of which {followed} are followed, and would never be 1"
             raise UserError("loss.tau_max", tau_max, problem, f"Take loss.tau_max={followed}, the default, or less.")
-        self.tau_max, self.soften, self.over_classes = tau_max, soften, over_classes
-        self.steps = typed(EpochsPerStep, steps, ".steps.")
+        self.tau_max, self.soften, self.steps, self.over_classes = tau_max, soften, steps, over_classes
 
     @classmethod
     def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -36,13 +36,13 @@ class TokenStateLoss(LayeredTerm):
 
     def __init__(
         self,
-        mapping: LayerMapping | Mapping[str, Any],
+        mapping: LayerMapping,
         distance: Literal["mse", "cosine"] = "mse",
         project: bool = True,
         over_layers: Literal["sum", "mean"] = "sum",
     ) -> None:
         super().__init__(mapping, over_layers)
-        self.distance, self.projects = _distance(distance), project
+        self.distance, self.projects = DISTANCES[distance], project
 
     def build(self, layers: list[list[int]], student: EncoderShape, teacher: EncoderShape) -> None:
         single(layers)
@@ -69,7 +69,7 @@ class EmbeddingLoss(LossTerm):
 
     def __init__(self, distance: Literal["mse", "cosine"] = "mse", project: bool = True) -> None:
         super().__init__()
-        self.distance, self.projects = _distance(distance), project
+        self.distance, self.projects = DISTANCES[distance], project
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         assert teacher is not None
@@ -78,12 +78,6 @@ class EmbeddingLoss(LossTerm):
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         return self.distance(self.project(student.states[0]), teacher.states[0])
-
-
-def _distance(name: str) -> Any:
-    if name not in DISTANCES:
-        raise UserError(".distance", name, f"is none of {', '.join(DISTANCES)}")
-    return DISTANCES[name]
 
 
 def _projection(student: EncoderShape, teacher: EncoderShape, trained: bool) -> nn.Module:

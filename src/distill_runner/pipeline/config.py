@@ -10,6 +10,7 @@ from distill_runner.common.schema import Schema
 from distill_runner.datasets.corpora import Corpus, TransferSet
 from distill_runner.kinds import AnyTask
 from distill_runner.methods.checkpoint_schedule import CheckpointSchedule
+from distill_runner.methods.config import ParsedMethod
 from distill_runner.models.config import ModelConfig
 from distill_runner.training.config import Optim
 
@@ -34,7 +35,7 @@ class StageConfig(Schema):
     corpus: Corpus | None = None
     transfer: TransferSet | None = None
     model: ModelConfig
-    method: dict[str, Any]
+    method: ParsedMethod
     teacher: str | None = None
     route: CheckpointSchedule | None = None
     optim: Optim

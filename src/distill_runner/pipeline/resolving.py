@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 
 from distill_runner.common.errors import UserError, nearest, within
-from distill_runner.methods.make import make_method
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.sources import read_shape, read_tokenizer
 from distill_runner.pipeline.config import StageConfig
@@ -61,7 +60,7 @@ def _require_stage(stages: Mapping[str, StageConfig], name: str, key: str, value
 def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple[str, ...]) -> Stage | None:
     """The stage's teacher, if its method reads one. Binding on the meta device is free, and shows misfits early."""
     wanted = stage.config.teacher
-    method = make_method(stage.config.method)
+    method = stage.config.method.make()
     with torch.device("meta"):
         if not method.reads_teacher():
             method.bind(stage.shape, None, stage.outputs)

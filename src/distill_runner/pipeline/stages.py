@@ -11,7 +11,6 @@ import torch
 from distill_runner.datasets.reading.dataset import Dataset
 from distill_runner.datasets.reading.tables import on_hub
 from distill_runner.methods.base import Method
-from distill_runner.methods.make import make_method, method_spec
 from distill_runner.methods.outputs import Classes, Outputs
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.encoders import EncoderShape
@@ -21,7 +20,7 @@ from distill_runner.models.sources import commit, fingerprint, fresh_architectur
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import Spec, key_of
 
-SCHEMA = 2
+SCHEMA = 3
 """Raised when the meaning of an artifact changes; everything is then built again."""
 STAGE, CORPUS, TRANSFER = "stage:", "corpus", "transfer"
 
@@ -102,7 +101,7 @@ class Stage:
                 "data": self.data_spec,
                 "tokenizer": self.tokenizer_spec,
                 "model": {**model.model_dump(exclude={"source", "tokenizer"}), **source},
-                "method": method_spec(self.config.method, self.outputs),
+                "method": self.config.method.spec(self.outputs),
                 "teacher": key_of(self.teacher.spec) if self.teacher else None,
                 "optim": self.config.optim.model_dump(mode="json"),
                 "select": self.config.select,
@@ -157,7 +156,7 @@ class Stage:
         data = config.task.name if config.task else f"corpus {config.corpus.name}" if config.corpus else ""
         data += f" on {config.transfer.name}" if config.transfer else ""
         origin = self.source.name if self.source else config.model.source or "fresh"
-        terms = ", ".join(name for name, weight in config.method["weights"].items() if weight)
+        terms = ", ".join(config.method.terms)
         return f"{data}: {self.shape.num_layers} layers x {self.shape.width} from {origin}; {terms or 'as it is'}"
 
     @property
@@ -175,7 +174,7 @@ class Stage:
     @cached_property
     def unbound(self) -> Method:
         """The stage's method before it knows the models: what it reads of labels and of a teacher."""
-        return make_method(self.config.method)
+        return self.config.method.make()
 
     @property
     def is_masked(self) -> bool:
@@ -237,8 +236,9 @@ class Stage:
 
     def method(self, student: EncoderShape | None = None) -> Method:
         """The stage's method, bound to its models; new parameters are drawn from torch's global generator."""
-        method = make_method(self.config.method)
-        return method.bind(student or self.shape, self.teacher.shape if self.teacher else None, self.outputs)
+        return self.config.method.make().bind(
+            student or self.shape, self.teacher.shape if self.teacher else None, self.outputs
+        )
 
 
 def _source_spec(model: ModelConfig) -> dict[str, Any]:

@@ -3,16 +3,18 @@
 import json
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from distill_runner.compose.config import RunConfig
+from distill_runner.methods.config import MethodConfig
+from distill_runner.methods.layer_mapping import Attention, LayerMapping
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.stages import Stage
 from distill_runner.report.published import Published, find
-from distill_runner.report.settings import active, settings_of
+from distill_runner.report.settings import settings_of
 
 PACKAGES = (
     "distill-run",
@@ -91,25 +93,24 @@ def printed(run: RunConfig, num_layers: int, width: int, metric: str) -> Publish
     )
 
 
-def _settings_of(method: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the terms, by their own names, and those of parts beside them as ``schedule.rule``."""
-    terms = active(method)
-    parts = {name: part for name, part in method.items() if name not in ("terms", "weights") and part}
-    beside = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
-    options = {key: value for term in terms.values() for key, value in term.items()}
-    return beside | options | _layers_read(list(terms.values())) | {"terms": list(terms)}
+def _settings_of(method: MethodConfig) -> dict[str, Any]:
+    """Options of the terms, by their own names, and those of a schedule as ``schedule.rule``."""
+    schedule = method.schedule.model_dump(mode="json") if method.schedule else {}
+    beside = {f"schedule.{key}": value for key, value in schedule.items()}
+    options = {key: value for term in method.terms.values() for key, value in term.options.items()}
+    return beside | options | _layers_read(method) | {"terms": list(method.terms)}
 
 
-def _layers_read(terms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _layers_read(method: MethodConfig) -> dict[str, Any]:
     """Mapping and attention of the terms that have one, each as a name."""
-    mapping = next((term["mapping"] for term in terms if "mapping" in term), None)
-    attention = next((term["attention"] for term in terms if "attention" in term), None)
+    arguments = [dict(term.arguments) for term in method.terms.values()]
+    mapping: LayerMapping | None = next((given["mapping"] for given in arguments if given.get("mapping")), None)
+    attention: Attention | None = next((given["attention"] for given in arguments if given.get("attention")), None)
     read: dict[str, Any] = {}
     if mapping:
-        layer = mapping.get("layer")
-        read["mapping"] = mapping["rule"] if layer is None else f"{mapping['rule']}:{layer}"
+        read["mapping"] = mapping.rule if mapping.layer is None else f"{mapping.rule}:{mapping.layer}"
     if attention:
-        read |= {"attention": attention["kind"], "heads": attention.get("heads")}
+        read |= {"attention": attention.kind, "heads": attention.heads}
     return read
 
 
@@ -118,7 +119,7 @@ def described_by(run: RunConfig) -> dict[str, Any]:
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
-    layers = _layers_read(list(active(student.method).values()))
+    layers = _layers_read(student.method)
     return {
         "stage": run.stage,
         "task": data.name,
@@ -157,10 +158,10 @@ def _readings(stage: Stage) -> Iterator[str]:
     """Where a paper is silent: what this run took, so that a reader of the result need not look it up."""
     optim = stage.config.optim
     yield f"optimiser {optim.name}, schedule {optim.schedule} after {optim.warmup:g} of the steps as warm-up"
-    for name, term in stage.config.method["terms"].items():
-        if "scale_by_t2" in term and stage.config.method["weights"][name]:
-            yield f"{name} scaled by T^2: {str(term['scale_by_t2']).lower()}"
-        if attention := term.get("attention"):
+    for name, term in stage.config.method.terms.items():
+        if "scale_by_t2" in term.options:
+            yield f"{name} scaled by T^2: {str(term.options['scale_by_t2']).lower()}"
+        if attention := term.options.get("attention"):
             yield f"attention scale {attention['scale']}, normalize {str(attention['normalize']).lower()}"
     teacher = stage.first_teacher
     yield (f"the teacher's seed is {teacher.config.seed} for all students" if teacher else "no teacher")

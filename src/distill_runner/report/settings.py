@@ -11,7 +11,6 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.corpora import Corpus
 from distill_runner.datasets.corpora.parts import WHERE
-from distill_runner.methods.make import make_method
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.stages import STAGE
 from distill_runner.report.cells import STAGES, Settings
@@ -28,13 +27,7 @@ def settings_of(run: RunConfig) -> dict[str, Any]:
     student, behind = run.stages[STUDENT], _behind(run.stages, STUDENT)
     own = {**_training(student), "precision": run.runtime.precision}
     others = {name: _of_other(run.stages[name]) for name in behind}
-    flat = _flat({**own, STAGES: behind, **_data(student), **others})
-    return {key: value for key, value in flat if not key.endswith("._target_")}
-
-
-def active(method: Settings) -> dict[str, Mapping[str, Any]]:
-    """The terms that count."""
-    return {name: term for name, term in method["terms"].items() if method["weights"][name]}
+    return dict(_flat({**own, STAGES: behind, **_data(student), **others}))
 
 
 def _behind(stages: Mapping[str, StageConfig], name: str) -> list[str]:
@@ -51,15 +44,15 @@ def _behind(stages: Mapping[str, StageConfig], name: str) -> list[str]:
 
 def _reads_teacher(config: StageConfig) -> bool:
     try:
-        return make_method(config.method).reads_teacher()
+        return config.method.make().reads_teacher()
     except UserError:  # told where the stage is resolved; the run has its names all the same
         return True
 
 
 def _training(config: StageConfig) -> dict[str, Any]:
     method = config.method
-    terms = {name: {**term, "weight": method["weights"][name]} for name, term in active(method).items()}
-    beside = {name: part for name, part in method.items() if name not in ("terms", "weights")}
+    terms = {name: {"term": term.term, **term.options, "weight": term.weight} for name, term in method.terms.items()}
+    beside = {"schedule": method.schedule.model_dump(mode="json")} if method.schedule else {}
     data = {"task": config.task.settings} if config.task else {}
     return {**terms, **beside, **data, "optim": config.optim.model_dump(mode="json"), "select": config.select}
 

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
-from distill_runner.methods.make import method_spec
 from distill_runner.models.build import build
 from distill_runner.models.encoders import extract
 from distill_runner.models.features import FeatureRequest, Features
@@ -82,7 +81,7 @@ class Estimator:
     def _speed(self, stage: Stage) -> _Speed:
         stage = _unscheduled(stage)
         optim, teacher = stage.config.optim, stage.teacher.shape if stage.teacher else None
-        method = _without_fractions(method_spec(stage.config.method, stage.outputs))
+        method = _without_fractions(stage.config.method.spec(stage.outputs))
         kind = str(
             (stage.data_spec, stage.shape, teacher, optim.batch_size, optim.accumulation, optim.bucketing, method)
         )
@@ -135,7 +134,7 @@ class Estimator:
 
 def _unscheduled(stage: Stage) -> Stage:
     """Without a schedule of layers: its epochs cost this much at most."""
-    method = {key: value for key, value in stage.config.method.items() if key != "schedule"}
+    method = stage.config.method.model_copy(update={"schedule": None})
     return replace(stage, config=stage.config.model_copy(update={"method": method}))
 
 

@@ -221,7 +221,7 @@ def steps(
 
 
 def weighed(update: Update, group: ProcessGroup = ALONE) -> list[Batch]:
-    """The batches of an update with its dropout, and with what their means over outputs and tokens weigh.
+    """The batches of an update with its dropout, and with what their means weigh in the update's.
 
     Examples differ in how many masked tokens they have: the mean over those of the update is not that of the batches'
     means by examples. All processes of the group call this together, to add up what each has.
@@ -230,8 +230,8 @@ def weighed(update: Update, group: ProcessGroup = ALONE) -> list[Batch]:
     counts_N2 = torch.tensor([[batch.num_outputs, batch.num_tokens] for batch in update.batches]) * (shares_N1 > 0)
     totals_2 = counts_N2.sum(0)
     group.add_up([totals_2])
-    weights_N2 = (counts_N2.double() / totals_2 / shares_N1).nan_to_num()  # a batch without a share has no weight
+    weights_N3 = torch.cat([shares_N1, (counts_N2.double() / totals_2).nan_to_num()], dim=1)
     return [
-        replace(batch, weights={"output": by_outputs, "token": by_tokens}, noise=update.noise)
-        for batch, (by_outputs, by_tokens) in zip(update.batches, weights_N2.tolist(), strict=True)
+        replace(batch, weights=dict(zip(("example", "output", "token"), weights, strict=True)), noise=update.noise)
+        for batch, weights in zip(update.batches, weights_N3.tolist(), strict=True)
     ]

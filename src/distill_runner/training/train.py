@@ -144,12 +144,15 @@ class Training:
         history, optim = self.history, self.optim
         progress = self.progress
         self.group.seed(self.seed, history.step)
-        logged: dict[str, Tensor] = {}
-        for batch, share in zip(weighed(update, self.group), update.shares, strict=True):
-            for name, value in self._backward(self.device.move(batch), progress, share).items():
-                logged[name] = logged.get(name, 0) + share * value
-        self.group.add_up([*logged.values(), *(p.grad for p in self.parameters if p.grad is not None)])
-        self.method.end_update(logged, update.num_examples)
+        means, observed = dict[str, Tensor](), dict[str, Tensor]()
+        for batch in weighed(update, self.group):
+            for name, part in self._backward(self.device.move(batch), progress).items():
+                means[name] = means.get(name, 0) + part
+            for name, value in self.method.observed().items():
+                observed[name] = observed.get(name, 0) + batch.weights["example"] * value
+        gradients = (p.grad for p in self.parameters if p.grad is not None)
+        self.group.add_up([*means.values(), *observed.values(), *gradients])
+        self.method.end_update(means, update.num_examples)
         rate = self._rate(history.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -161,17 +164,19 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         history.step, history.position = history.step + 1, history.position + 1
         history.examples += update.num_examples
-        self.meter.add(logged, rate)
+        losses = {f"loss/{name}": loss for name, loss in self.method.weighted(means).items()}
+        self.meter.add(losses | observed, rate)
 
-    def _backward(self, batch: Batch, progress: Progress, share: float) -> dict[str, Tensor]:
-        """Add the gradient of ``share`` times the loss; returns the losses and what the method observed."""
+    def _backward(self, batch: Batch, progress: Progress) -> dict[str, Tensor]:
+        """Add the gradient of the batch's part of the update's loss; returns its part of each unweighted term."""
         student_needs, teacher_needs = self.method.needs
         targets = self.teacher(batch, progress, teacher_needs)
         with self.device.autocast():
             features = extract(self.model, batch, student_needs)
-        losses = self.method(features.full(), targets, batch, progress)
-        self.scaler.scale(share * torch.stack(list(losses.values())).sum()).backward()
-        return {f"loss/{name}": value.detach() for name, value in losses.items()} | self.method.observed()
+        means = self.method(features.full(), targets, batch, progress)
+        loss = torch.stack(list(self.method.weighted(means).values())).sum()
+        self.scaler.scale(loss).backward()
+        return {name: part.detach() for name, part in means.items()}
 
     def end_epoch(self) -> None:
         """Evaluate, keep the model if it is the one to keep, and save."""

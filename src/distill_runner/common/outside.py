@@ -1,0 +1,119 @@
+"""Python from outside the package: a user's module in the working folder, or one that is installed."""
+
+import ast
+import hashlib
+import inspect
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
+from typing import Any
+
+from distill_runner.common.errors import UserError, nearest
+
+
+def load(key: str, path: str, base: type) -> Any:
+    """The class ``<module>.<name>``; modules in the working folder are found too.
+
+    Args:
+        key: of the configuration, for messages.
+        base: what the class must be a subclass of.
+    Raises:
+        UserError: there is no such module or class, the module cannot be imported, or the class is of another kind.
+    """
+    module_name, _, name = path.rpartition(".")
+    module = _imported(key, path, module_name)
+    known = [each for each, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
+    found = getattr(module, name, None)
+    if found is None:
+        problem = f"the module {module_name} has no class {name}"
+        raise UserError(key, path, problem, nearest(name, [each for each in known if each != base.__name__]))
+    if not (isinstance(found, type) and issubclass(found, base)):
+        remedy = f"Only subclasses of {base.__module__}.{base.__name__} are built."
+        raise UserError(key, path, f"is no {base.__name__}", remedy)
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise UserError(key, path, "is abstract", f"Take a subclass that has what it lacks: {missing}.")
+    return found
+
+
+def _imported(key: str, path: str, module_name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _broken(key, path, error) from error
+        remedy = f"Put {error.name}.py into the folder that you work in, or install the package that has it."
+        raise UserError(key, path, f"there is no module {error.name}", remedy) from error
+    except Exception as error:
+        raise _broken(key, path, error) from error
+
+
+def _broken(key: str, path: str, error: Exception) -> UserError:
+    """The user's module raised it: said as what it is, with its place."""
+    frame = extract_tb(error.__traceback__)[-1]
+    place = frame.filename, frame.lineno
+    if isinstance(error, SyntaxError):
+        place = error.filename or "", error.lineno
+    problem = f"its module cannot be imported: {type(error).__name__}: {error}"
+    return UserError(key, path, problem.splitlines()[0], f"In {place[0]}, line {place[1]}.")
+
+
+def entry_point(group: str, name: str) -> str | None:
+    """The path ``<module>.<name>`` that an installed package has registered under ``name``; None if none has."""
+    found = next(iter(entry_points(group=group, name=name)), None)
+    return f"{found.module}.{found.attr}" if found else None
+
+
+def source_hash(module_name: str) -> str:
+    """Hash of the source of a module, and of the modules beside it that it imports, directly or not."""
+    files: dict[str, bytes] = {}
+    waiting = [module_name]
+    while waiting:
+        name = waiting.pop()
+        file = _file_beside(name, module_name)
+        if file is not None and name not in files:
+            files[name] = file.read_bytes()
+            waiting += _imports(files[name], name, is_package=file.name == "__init__.py")
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(f"{name}\0".encode() + files[name])
+    return digest.hexdigest()[:16]
+
+
+def _file_beside(name: str, origin: str) -> Path | None:
+    """The source of ``name``, if its package lies beside that of ``origin`` or is the same."""
+    try:
+        specs = [find_spec(each) for each in (name, name.partition(".")[0], origin.partition(".")[0])]
+    except (ImportError, ValueError):
+        return None
+    files = [Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None for spec in specs]
+    if not all(files):
+        return None
+    file, mine, theirs = (each for each in files if each)
+    same = name.partition(".")[0] == origin.partition(".")[0]
+    return file if same or (_root(mine) == _root(theirs) and _root(mine).name != "site-packages") else None
+
+
+def _root(file: Path) -> Path:
+    """The folder in which a top-level module or package lies."""
+    return file.parents[1] if file.name == "__init__.py" else file.parent
+
+
+def _imports(source: bytes, name: str, is_package: bool) -> Iterator[str]:
+    """What may be modules among the imported names."""
+    package = name if is_package else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module or ""
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)

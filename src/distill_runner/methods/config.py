@@ -1,0 +1,163 @@
+"""The typed form of a method: terms with their arguments and weights, and a schedule of layers. It is parsed once."""
+
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from math import isfinite
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SerializeAsAny, create_model, model_serializer
+
+from distill_runner.common.errors import UserError, within
+from distill_runner.common.schema import Schema, typed
+from distill_runner.methods.base import LossTerm, Method
+from distill_runner.methods.layer_schedule import LayerSchedule, ScheduledMethod
+from distill_runner.methods.outputs import Outputs
+from distill_runner.methods.terms import TERMS, find_term, source_of
+
+SCHEDULE = "method.schedule"
+"""Key of the schedule among the terms of a spec; no term can be called so, since torch allows no dot in a name."""
+EXAMPLE = "For example: {term: soft_labels, temperature: 5.0}"
+
+
+class TermConfig(Schema):
+    """A term with its weight, above 0, and the arguments of its constructor, defaults filled in.
+
+    Args:
+        term: an id of ``terms.TERMS``, or ``<module>.<class>`` from outside.
+    """
+
+    term: str
+    weight: float
+    arguments: SerializeAsAny[Schema]
+
+    @classmethod
+    def parse(cls, node: Any, weight: float = 1.0) -> "TermConfig":
+        """The typed form of ``{term: <id>, <argument>: <value>, ...}``.
+
+        Raises:
+            UserError: there is no such term, or it takes no such arguments; keys are relative to the term's.
+        """
+        given = dict(_mapping(node, ".", EXAMPLE))
+        if "_target_" in given:
+            path = str(given["_target_"])
+            known = [key for key, kind in TERMS.items() if path.endswith(f".{kind.__name__}")]
+            raise UserError("._target_", path, "terms are named by their ids now", f"Take term={[*known, path][0]}.")
+        term = given.pop("term", None)
+        if not isinstance(term, str):
+            raise UserError(".term", term, "needs the id of a term", f"Known: {', '.join(sorted(TERMS))}.")
+        found = find_term(term)
+        term = next((key for key, kind in TERMS.items() if kind is found), term)  # one name each, even by its path
+        return cls(term=term, weight=weight, arguments=typed(_arguments(found), given, "."))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments as plain values."""
+        return self.arguments.model_dump(mode="json")
+
+    def make(self) -> LossTerm:
+        """Build it; the arguments of its constructor may still be refused."""
+        given = self.arguments
+        return find_term(self.term)(**{name: getattr(given, name) for name in type(given).model_fields})
+
+    def spec(self, outputs: Outputs) -> dict[str, Any]:
+        """What determines it. Defaults are left out: an argument that is new, or spelt out, makes no other term."""
+        loss = find_term(self.term)
+        ignored = set(loss.ignored_arguments(outputs))
+        given = self.arguments.model_dump(mode="json", exclude=ignored, exclude_defaults=True)
+        own = {"term": self.term, "version": loss.version, "weight": self.weight}
+        return {**given, **own, **source_of(self.term)}
+
+
+class MethodConfig(Schema):
+    """A weighted sum of named terms, in the order of logging, under a schedule of layers if there is one."""
+
+    terms: dict[str, TermConfig]
+    schedule: LayerSchedule | None = None
+
+    @model_serializer
+    def _as_written(self) -> dict[str, Any]:
+        """In the form that ``parse_method`` reads, defaults filled in."""
+        return {
+            "terms": {name: {"term": term.term, **term.options} for name, term in self.terms.items()},
+            "weights": {name: term.weight for name, term in self.terms.items()},
+            "schedule": self.schedule.model_dump(mode="json") if self.schedule else None,
+        }
+
+    def make(self) -> Method:
+        """Build it.
+
+        Raises:
+            UserError: a term refuses its arguments.
+        """
+        made: dict[str, LossTerm] = {}
+        for name, term in self.terms.items():
+            with within(f".method.terms.{name}"):
+                made[name] = term.make()
+        weights = {name: term.weight for name, term in self.terms.items()}
+        return ScheduledMethod(made, weights, self.schedule) if self.schedule else Method(made, weights)
+
+    def spec(self, outputs: Outputs) -> dict[str, Any]:
+        """What determines the method, and not what it is called.
+
+        Args:
+            outputs: of the heads, for which some arguments may have no meaning.
+        """
+        schedule = {SCHEDULE: self.schedule.model_dump()} if self.schedule else {}
+        return schedule | {name: self.terms[name].spec(outputs) for name in sorted(self.terms)}
+
+
+def parse_method(node: Any) -> MethodConfig:
+    """The typed form of ``{terms: ..., weights: ..., schedule: ...}``. Terms of weight 0 are dropped, unread.
+
+    Raises:
+        UserError: a part is missing or of the wrong form; its key begins with ``.method``.
+    """
+    if isinstance(node, MethodConfig):
+        return node
+    node = _mapping(node, ".method", "method=rkd chooses a method; a stage's is {terms: ..., weights: ...}")
+    if unknown := set(node) - {"terms", "weights", "schedule"}:
+        raise UserError(f".method.{min(unknown)}", None, "there is no such key", "Known: schedule, terms, weights.")
+    terms = _mapping(node.get("terms"), ".method.terms", "One entry for each term: {ce: {term: hard_labels}}")
+    weights = _mapping(node.get("weights"), ".method.weights", "One number for each term: {ce: 1}")
+    if set(terms) != set(weights):
+        problem = f"must name the terms {', '.join(terms)}" if terms else "has terms that the method has not"
+        raise UserError(".method.weights", list(weights), problem)
+    parsed = {}
+    for name, term in terms.items():
+        if weight := _weight(name, weights[name]):
+            with within(f".method.terms.{name}"):
+                parsed[name] = TermConfig.parse(term, weight)
+    schedule = node.get("schedule")
+    return MethodConfig(
+        terms=parsed, schedule=typed(LayerSchedule, schedule, ".method.schedule.") if schedule else None
+    )
+
+
+ParsedMethod = Annotated[MethodConfig, BeforeValidator(parse_method)]
+"""For fields of schemas."""
+
+
+def _mapping(node: Any, key: str, remedy: str) -> Mapping[str, Any]:
+    if not isinstance(node, Mapping):
+        raise UserError(key, "null" if node is None else node, "must be a mapping", remedy)
+    return node
+
+
+def _weight(name: str, weight: Any) -> float:
+    key = f".method.weights.{name}"
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
+        raise UserError(key, weight, "must be a number")
+    if weight < 0:
+        raise UserError(key, weight, "a weight may not be negative")
+    return float(weight)
+
+
+@cache
+def _arguments(kind: type[LossTerm]) -> type[Schema]:
+    """The constructor's signature as a schema."""
+    fields: dict[str, Any] = {
+        name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
+        for name, parameter in inspect.signature(kind, eval_str=True).parameters.items()
+    }
+    return create_model(kind.__name__, __base__=Schema, **fields)
