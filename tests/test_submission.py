@@ -14,8 +14,10 @@ import pytest
 import yaml
 
 from distill_runner.commands import submit as submission
+from distill_runner.commands.predict import predict
 from distill_runner.commands.submit import FILES, submit
 from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
 
 CONF = Path(__file__).parent.parent / "conf" / "task"
 SENTENCES = ["the green river", "a heavy stone over the garden", "slowly", "the letter found under a window", "bright"]
@@ -46,14 +48,16 @@ def glue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def student(tmp_path: Path, tiny_bert_folder: Path) -> Student:
+def student(tmp_path: Path, tiny_bert_folder: Path, compose: Callable[..., RunConfig]) -> Student:
     """A run's folder with a random student of a task of ``conf/task``, its head's classes in the order of ``names``."""
 
     def make(task: str, names: list[str] | None = None, **changes: Any) -> Path:
         import torch
         from transformers import AutoModelForSequenceClassification
 
-        described = yaml.safe_load((CONF / f"{task}.yaml").read_text()) | {"max_length": 48} | changes
+        configured = compose(f"task={task}", tiny=False).stages["student"].task
+        assert configured is not None
+        described = configured.model_dump() | {"max_length": 48} | changes
         names = names or described["labels"] or ["score"]
         torch.manual_seed(1)
         model = AutoModelForSequenceClassification.from_pretrained(tiny_bert_folder, num_labels=len(names))
@@ -150,15 +154,38 @@ def test_a_split_that_is_not_whole_is_told(
     assert "the server expects 3000" in told
 
 
-def test_a_file_of_ones_own(student: Student, tmp_path: Path) -> None:
+def test_a_file_of_ones_own(student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The prediction and the probability of each class, in the order of the file."""
     folder, out = student("rte"), tmp_path / "predictions.csv"
     file = tmp_path / "mine.csv"
     with file.open("w", newline="") as stream:
         csv.writer(stream).writerows([["sentence1", "sentence2"], *zip(SENTENCES, SENTENCES, strict=True)])
     (tmp_path / "mine-2.csv").write_text("of,another\n1,2\n")
-    submit([str(folder), "--file", str(file), "--out", str(out), "--device", "cpu"])
-    names = np.array(["entailment", "not_entailment"])[expected_logits(folder, SENTENCES, SENTENCES).argmax(1)]
-    assert out.read_text() == "index,prediction\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names))
+    predict([str(folder), str(file), "--out", str(out), "--device", "cpu"])
+    logits = expected_logits(folder, SENTENCES, SENTENCES).astype(np.float64)
+    powers = np.exp(logits)
+    shares = powers / powers.sum(1, keepdims=True)
+    head, *rows = csv.reader(out.read_text().splitlines())
+    assert head == ["index", "prediction", "p_entailment", "p_not_entailment"]
+    assert [row[1] for row in rows] == [["entailment", "not_entailment"][i] for i in logits.argmax(1)]
+    np.testing.assert_allclose([[float(p) for p in row[2:]] for row in rows], shares, atol=2e-5)
+    capsys.readouterr()
+    predict([str(folder), str(file), "--device", "cpu"])
+    assert capsys.readouterr().out == out.read_text()
+
+
+def test_scores_of_a_file(student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("sentence1,sentence2\nthe river,a stone\n")
+    predict([str(student("stsb")), str(file), "--device", "cpu"])
+    assert capsys.readouterr().out.startswith("index,prediction\n0,")
+
+
+@pytest.mark.parametrize(("file", "said"), [("nothing.csv", "there is no such file"), ("a.yaml", "is of no kind")])
+def test_files_that_cannot_be_predicted(student: Student, tmp_path: Path, file: str, said: str) -> None:
+    (tmp_path / "a.yaml").write_text("")
+    with pytest.raises(UserError, match=said):
+        predict([str(student("rte")), str(tmp_path / file)])
 
 
 @pytest.mark.parametrize(
@@ -168,8 +195,6 @@ def test_a_file_of_ones_own(student: Student, tmp_path: Path) -> None:
         (["{tmp}", "--out", "{tmp}/a.zip"], "holds no student"),
         (["{custom}", "--out", "{tmp}/a.zip"], "is none of GLUE's"),
         (["{rte}", "--out", "{tmp}/nowhere/a.zip"], "its folder does not exist"),
-        (["{rte}", "--out", "{tmp}/a.csv", "--file", "{tmp}/nothing.csv"], "there is no such file"),
-        (["{rte}", "--out", "{tmp}/a.csv", "--file", "{rte}/config.yaml"], "is of no kind that can be read"),
         (["{rte}"], "the following arguments are required: --out"),
     ],
 )

@@ -61,13 +61,16 @@ def quantise(path: Path) -> Path:
 
     The kind of integers, and with it the name, is that of this machine's processor.
     """
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     kind, target = processor()
     to = path.with_name(f"{path.stem}_{kind}_{target}.onnx")
+    model = onnx.load(path)
+    del model.graph.value_info[:]  # some of the exporter's shapes contradict those that are inferred here
     with _quiet():
         quantize_dynamic(
-            path,
+            model,
             to,
             weight_type=QuantType.QUInt8 if kind == "quint8" else QuantType.QInt8,
             per_channel=False,

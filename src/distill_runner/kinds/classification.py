@@ -74,6 +74,12 @@ class ClassificationTask(TextTask):
         assert self.labels is not None
         return [self.labels[number] if names else str(number) for number in outputs.argmax(axis=1)]
 
+    def probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+        from scipy.special import softmax
+
+        assert self.labels is not None
+        return dict(zip(self.labels, softmax(outputs.astype(np.float64), axis=1).T, strict=True))
+
     def is_unlabelled(self, value: Any) -> bool:
         """Empty, or the hub's -1, unless -1 is the name of a class."""
         return is_empty(value) or (value == -1 and "-1" not in (self.labels or []))

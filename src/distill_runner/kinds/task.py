@@ -130,6 +130,10 @@ class Task(Dataset):
             names: of classes, where there are classes; else their numbers.
         """
 
+    def probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+        """(N,) for each class by its name; empty where outputs are no probabilities."""
+        return {}
+
     def spec(self) -> dict[str, Any]:
         """What determines the task's data and how it is judged."""
         return {**self.model_dump(exclude=WHERE), "content": fingerprint(self)}

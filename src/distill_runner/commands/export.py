@@ -1,0 +1,182 @@
+"""``distill-run-export``: a finished run's student as ONNX, checked against torch, with what it costs to run."""
+
+import json
+import platform
+import sys
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distill_runner.commands.arguments import Parser, ended
+from distill_runner.common.errors import UserError
+from distill_runner.deploy.measure import Engine, Texts, costs
+from distill_runner.deploy.onnx import FOLDER, PLAIN, OnnxEngine, TorchEngine, export, quantise, require_onnx
+from distill_runner.deploy.report import Row, as_json, put_into, section, table
+from distill_runner.deploy.student import Student
+
+if TYPE_CHECKING:
+    from distill_runner.kinds import Task
+
+TOLERANCE = 1e-3
+"""By which outputs of ONNX in float32 may differ from those of torch, relative to the largest of them."""
+LOADING = """```python
+from optimum.onnxruntime import ORTModelForSequenceClassification
+
+model = ORTModelForSequenceClassification.from_pretrained("{folder}", subfolder="onnx", file_name="{file}")
+```"""
+EXAMPLES = """examples:
+  distill-run-export outputs/runs/sst2-alp-0123456789ab
+  distill-run-export outputs/runs/sst2-alp-0123456789ab --threads 4 --examples 500 --push me/my-student
+"""
+
+
+def main() -> None:
+    """Entry point of ``distill-run-export``."""
+    ended(lambda: export_run(sys.argv[1:]))
+
+
+def export_run(arguments: list[str]) -> None:
+    """Write ``onnx/`` beside the student's model, its table into ``deploy.json`` and the model card, and print it.
+
+    Raises:
+        UserError: no student there, packages are missing, or ONNX gives other outputs than torch.
+    """
+    given = _parser().parse_args(arguments)
+    require_onnx()
+    student = Student.read(given.run)
+    _quiet(given.threads)
+    split = next(iter(student.task.validation.values()))
+    judge = _Judge(student.task, split, str(student.model), given.threads)
+    onnx = student.model / FOLDER
+    engines = {("student", form): engine for form, engine in judge.forms(student.model, onnx, given.int8).items()}
+    with TemporaryDirectory() as folder:
+        teacher = None if given.no_teacher else _teacher(given.run)
+        if teacher is not None:
+            forms = judge.forms(teacher, Path(folder), given.int8)
+            engines = {("teacher", form): engine for form, engine in forms.items()} | engines
+        rows = judge.rows(engines, given.examples)
+    conditions = (
+        f"{platform.processor() or platform.machine()}, {given.threads} thread(s), one example at a time "
+        f"(p50, p95, p99) and {min(given.examples, len(judge.texts))} examples in batches, of the validation set; "
+        "the forms take turns; tokenizing is not counted."
+    )
+    metric = student.task.metrics[0]
+    (given.run / "deploy.json").write_text(json.dumps(as_json(rows, conditions), indent=1))
+    card = student.model / "README.md"
+    loading = LOADING.format(folder="this folder", file=PLAIN)
+    written = put_into(card.read_text() if card.is_file() else "", section(rows, metric, conditions, loading))
+    card.unlink(missing_ok=True)  # it may share its bytes with the store
+    card.write_text(written)
+    print(table(rows, metric), conditions, f"written: {onnx}", sep="\n")
+    if given.push:
+        print(_push(student.model, given.push))
+
+
+def _parser() -> Parser:
+    parser = Parser("distill-run-export", formatter_class=RawDescriptionHelpFormatter, epilog=EXAMPLES)
+    parser.description = "A finished run's student as ONNX in float32 and in 8 bits, and what each costs to run."
+    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser.add_argument("--threads", type=int, default=1, help="of torch and of ONNX Runtime (default: 1)")
+    parser.add_argument("--examples", type=int, default=200, help="that are timed (default: 200)")
+    parser.add_argument("--no-int8", dest="int8", action="store_false", help="float32 alone")
+    parser.add_argument("--no-teacher", action="store_true", help="the student alone")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the model's folder to the Hugging Face hub")
+    return parser
+
+
+def _quiet(threads: int) -> None:
+    import torch
+
+    from distill_runner.common.terminal import quiet
+
+    quiet()
+    torch.set_num_threads(threads)
+
+
+class _Judge:
+    """What is asked of each model: outputs for the validation split, their score, and time.
+
+    Args:
+        source: of the tokenizer.
+    """
+
+    def __init__(self, task: "Task", split: str, source: str, threads: int) -> None:
+        from distill_runner.models.sources import read_tokenizer
+
+        if not task.num_positions:
+            raise UserError("folder", source, f"task.kind={task.kind} cannot be exported", "Text tasks can.")
+        self.task, self.threads, self.examples = task, threads, task.examples(split)
+        self.tokenizer = read_tokenizer(source)
+        self.texts = Texts(self.tokenizer, self.examples.texts, task.num_positions)
+
+    def forms(self, model: Path, folder: Path, int8: bool) -> dict[str, Any]:
+        """The model as torch runs it and as files in ``folder``, by form."""
+        from distill_runner.models.build import build
+        from distill_runner.models.config import ModelConfig
+
+        built = build(ModelConfig(source=str(model), head="keep"), self.task.head)
+        path = export(built, self.texts.inputs(self.texts.spread()), folder / PLAIN)
+        forms = {"torch": TorchEngine(built), "ONNX": OnnxEngine(path, self.threads)}
+        if int8:
+            forms["ONNX int8"] = OnnxEngine(quantise(path), self.threads)
+        return forms
+
+    def rows(self, engines: Mapping[tuple[str, str], Any], num_examples: int) -> list[Row]:
+        """
+        Raises:
+            UserError: ONNX in float32 gives other outputs than torch.
+        """
+        outputs = {key: self.texts.outputs(engine) for key, engine in engines.items()}
+        named: dict[str, Engine] = {" ".join(key): engine for key, engine in engines.items()}
+        measured, rows = costs(named, self.texts, num_examples), []
+        for (model, form), found in outputs.items():
+            reference = outputs[model, "torch"]
+            difference = float(np.abs(found - reference).max())
+            if form == "ONNX" and difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
+                problem = f"its {model} gives other outputs than torch, by up to {difference:.1e}"
+                raise UserError("distill-run-export", None, problem, "Do not deploy it; please report this.")
+            same = [a == b for a, b in zip(self.task.as_lines(found), self.task.as_lines(reference), strict=True)]
+            compared = (None, None) if form == "torch" else (difference, float(np.mean(same)))
+            cost, engine = measured[f"{model} {form}"], engines[model, form]
+            rows.append(Row(model, form, self._score(found), engine.num_bytes, cost, *compared))
+        return rows
+
+    def _score(self, outputs: np.ndarray) -> float:
+        with TemporaryDirectory() as folder:
+            self.task.write(Path(folder), self.examples, self.tokenizer)
+            return self.task.score(outputs, self.task.open(Path(folder)))[self.task.metrics[0]]
+
+
+def _teacher(run: Path) -> Path | None:
+    """The folder of the model that the student learned from; None where there is none any more."""
+    from distill_runner.analysis.finished import FinishedRun
+
+    try:
+        finished = FinishedRun.read(run)
+        return finished.pipeline.build(finished.teacher) / "model"
+    except UserError as error:
+        print(f"without the teacher: {error}", file=sys.stderr)
+        return None
+
+
+def _push(folder: Path, name: str) -> str:
+    """Upload the folder as a model of the hub; where it then is.
+
+    Raises:
+        UserError: the hub refuses it, or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    try:
+        api.create_repo(name, exist_ok=True)
+        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message="A distilled student")
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        problem = f"cannot be uploaded: {str(error).splitlines()[0]}"
+        raise UserError("--push", name, problem, "Log in first (hf auth login), or set HF_TOKEN.") from error
+    return f"uploaded: {commit.commit_url if hasattr(commit, 'commit_url') else name}"

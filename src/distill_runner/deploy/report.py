@@ -1,0 +1,58 @@
+"""One table of what is deployed: score, size, latency and throughput, teacher beside student."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from distill_runner.deploy.measure import BATCH, PERCENTILES, Cost
+
+HEADING = "## Deployment"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of one model in one form.
+
+    Attributes:
+        model, form: ``student`` or ``teacher``; ``torch``, ``ONNX`` or ``ONNX int8``.
+        score: the task's first metric on the first validation split.
+        difference: largest one of its outputs to those of torch; None for torch itself.
+        agreement: share of the examples with the same prediction as torch.
+    """
+
+    model: str
+    form: str
+    score: float
+    num_bytes: int
+    cost: Cost
+    difference: float | None = None
+    agreement: float | None = None
+
+
+def table(rows: Sequence[Row], metric: str) -> str:
+    """In Markdown."""
+    head = ["model", "form", f"{metric} ×100", "MB", *(f"p{p} ms" for p in PERCENTILES), f"examples/s at {BATCH}"]
+    head += ["largest difference", "same prediction"]
+    lines = [f"| {' | '.join(head)} |", f"| --- | --- |{' ---: |' * (len(head) - 2)}"]
+    for row in rows:
+        cells = [row.model, row.form, f"{100 * row.score:.2f}", f"{row.num_bytes / 1e6:.1f}"]
+        cells += [f"{row.cost.milliseconds[p]:.2f}" for p in PERCENTILES]
+        cells += [f"{row.cost.examples_per_second:.1f}"]
+        cells += ["" if row.difference is None else f"{row.difference:.1e}"]
+        cells += ["" if row.agreement is None else f"{100 * row.agreement:.2f} %"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def section(rows: Sequence[Row], metric: str, conditions: str, loading: str) -> str:
+    """Of a model card."""
+    return f"{HEADING}\n\n{table(rows, metric)}\n\n{conditions}\n\n{loading}\n"
+
+
+def as_json(rows: Sequence[Row], conditions: str) -> dict[str, Any]:
+    return {"conditions": conditions, "rows": [asdict(row) for row in rows]}
+
+
+def put_into(card: str, written: str) -> str:
+    """A card with its section on deployment, in the place of an earlier one."""
+    return card.partition(f"\n{HEADING}\n")[0].rstrip("\n") + f"\n\n{written}"

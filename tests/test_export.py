@@ -1,0 +1,171 @@
+"""A finished run's student as ONNX: files, outputs, table and card; uploading it, to a server of this test."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command import distill_run
+from distill_runner.commands.export import export_run
+from distill_runner.common.errors import UserError
+from distill_runner.deploy.measure import Texts, costs
+from distill_runner.deploy.report import HEADING, put_into
+
+pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run(tiny_task_folder: Path, tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run on the tiny task."""
+    folder = tmp_path_factory.mktemp("export")
+    inputs = ["task=custom", f"task.dataset={tiny_task_folder}", "task.columns=[sentence1,sentence2]"]
+    inputs += ["task.max_length=48", f"teacher.source={tiny_bert_folder}", "teacher.optim.epochs=1"]
+    inputs += ["student.num_layers=2", "optim.epochs=1", "runtime.device=cpu", "method=rkd"]
+    ended = distill_run(folder, *inputs)
+    assert ended.code == 0, ended.err
+    (run,) = (folder / "outputs" / "runs").iterdir()
+    return run
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(run.parents[2])
+        export_run([str(run), "--examples", "20"])
+    return run
+
+
+def test_the_files_are_where_the_hub_expects_them(exported: Path) -> None:
+    names = {file.name for file in (exported / "model" / "onnx").iterdir()}
+    assert "model.onnx" in names
+    assert len([name for name in names if name.startswith(("model_qint8_", "model_quint8_"))]) == 1
+    assert len(names) == 2
+
+
+def test_onnx_gives_what_torch_gives_for_any_batch_and_length(exported: Path, tiny_task_folder: Path) -> None:
+    import onnxruntime
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(exported / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(exported / "model").eval()
+    session = onnxruntime.InferenceSession(exported / "model" / "onnx" / "model.onnx")
+    for texts in (["the river"], ["a stone", "the green garden under a bright cloud " * 3, "over"]):
+        inputs = tokenizer(texts, texts, padding=True, return_tensors="np")
+        with torch.no_grad():
+            expected = model(**{name: torch.from_numpy(values) for name, values in inputs.items()}).logits.numpy()
+        np.testing.assert_allclose(session.run(["logits"], dict(inputs))[0], expected, atol=1e-5)
+
+
+def test_the_table_has_both_models_in_three_forms(exported: Path) -> None:
+    rows = json.loads((exported / "deploy.json").read_text())["rows"]
+    assert [(row["model"], row["form"]) for row in rows] == [
+        (model, form) for model in ("teacher", "student") for form in ("torch", "ONNX", "ONNX int8")
+    ]
+    assert all(list(row["cost"]["milliseconds"]) == ["50", "95", "99"] for row in rows)
+    assert [row["difference"] is None for row in rows] == [True, False, False] * 2
+    assert all(row["agreement"] == 1 for row in rows if row["form"] == "ONNX")
+    result = json.loads((exported / "result.json").read_text())
+    assert rows[3]["score"] == pytest.approx(result["score"])
+    assert rows[0]["score"] == pytest.approx(result["teacher_score"])
+    assert rows[5]["num_bytes"] < rows[4]["num_bytes"]
+
+
+def test_the_card_has_the_table_once_and_the_store_keeps_its_own(exported: Path) -> None:
+    card = (exported / "model" / "README.md").read_text()
+    assert card.count(HEADING) == 1
+    assert "| student | ONNX int8 |" in card
+    assert put_into(card, f"{HEADING}\n\nanother\n").endswith(f"\n\n{HEADING}\n\nanother\n")
+    assert put_into(put_into("# A\n", f"{HEADING}\n\none\n"), f"{HEADING}\n\ntwo\n") == f"# A\n\n{HEADING}\n\ntwo\n"
+
+
+def test_engines_take_turns() -> None:
+    class Words:
+        def __call__(self, *columns: list[str], **_: object) -> dict[str, np.ndarray]:
+            width = max(map(len, columns[0]))
+            return {"input_ids": np.array([[1] * width for _ in columns[0]])}
+
+    called: list[str] = []
+    texts = Texts(Words(), [["a" * n for n in range(1, 41)]], 8)
+    engines = {
+        name: lambda inputs, name=name: called.append(name) or np.zeros((len(inputs["input_ids"]), 2)) for name in "ab"
+    }
+    found = costs(engines, texts, 12)  # type: ignore[arg-type]
+    assert called == [*"a" * 10, *"b" * 10, *"ab" * 12, *"ab"]
+    assert set(found) == {"a", "b"}
+    assert all(cost.examples_per_second > 0 for cost in found.values())
+    assert texts.outputs(engines["a"]).shape == (40, 2)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no student"):
+        export_run([str(tmp_path)])
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's interface as an upload of small files needs."""
+
+    seen: list[tuple[str, bytes]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.seen.append((self.path, body))
+        if self.path.endswith("/repos/create"):
+            answer = {"url": "https://huggingface.co/me/student", "name": "me/student", "id": "1"}
+        elif "/preupload/" in self.path:
+            files = [
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
+            ]
+            answer = {"files": files}  # type: ignore[dict-item]
+        elif "/commit/" in self.path:
+            at = "https://huggingface.co/me/student/commit/1"
+            answer = {"commitUrl": at, "commitOid": "1", "pullRequestUrl": None}  # type: ignore[dict-item]
+        else:
+            answer = {}
+        self._say(200, answer)
+
+    def do_GET(self) -> None:
+        self.seen.append((self.path, b""))
+        self._say(200, {"sha": "0", "id": "me/student", "siblings": [], "name": "me", "type": "user"})
+
+    def _say(self, code: int, answer: object) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[type[Hub]]:
+    Hub.seen = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Hub.address = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
+    yield Hub
+    server.shutdown()
+
+
+def test_a_push_uploads_model_card_and_onnx(exported: Path, hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+    from huggingface_hub import HfApi
+
+    from distill_runner.commands import export
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    address = hub.address  # type: ignore[attr-defined]
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint=address, token="hf_none"))
+    said = export._push(exported / "model", "me/student")
+    assert "commit/1" in said
+    (commit,) = [body for path, body in hub.seen if "/commit/" in path]
+    paths = {json.loads(line)["value"].get("path") for line in commit.splitlines() if b'"file"' in line}
+    assert {"README.md", "config.json", "model.safetensors", "onnx/model.onnx", "tokenizer.json"} <= paths
