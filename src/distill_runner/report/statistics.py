@@ -49,6 +49,19 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> float | None:
     return float(2 * stdtr(spread.count - 1, -t))
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Each p-value corrected for all that were tried together, in their order (Holm 1979, step down).
+
+    The smallest of m is multiplied by m, the next by m - 1, and so on; none comes below the one before it, or above 1.
+    To call significant those that are at most alpha errs in any of them with a probability of at most alpha.
+    """
+    order = np.argsort(p_values, kind="stable")
+    stepped = np.asarray(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
+    corrected = np.empty(len(order))
+    corrected[order] = np.minimum(np.maximum.accumulate(stepped), 1.0)
+    return corrected.tolist()
+
+
 @dataclass(frozen=True)
 class Bootstrap:
     """A difference of two scores (first minus second), its 95 % percentile interval and two-sided p-value."""
