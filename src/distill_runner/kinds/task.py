@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
     from distill_runner.methods.outputs import Outputs
 
+VALIDATION, HELD_OUT = "validation", "held_out"
 WHERE = {"name", "dataset", "config", "revision", "epochs"}
 """Fields that do not determine what a task trains and is judged on; its content does."""
 
@@ -35,7 +36,11 @@ class Task(Dataset):
         version: raised when the meaning of the task changes, so that stored results are not mistaken for it.
         kind: name of the kind, which chooses the subclass.
         metrics: the first one selects the best epoch.
-        validation, test: name in the results -> split; the first validation split selects the best epoch.
+        validation, test: name in the results -> split.
+        select_on: what selects the best epoch: the first split of ``validation``, by its name or as ``validation``, as
+            all five papers do; or ``held_out``, a part of the training data, with which ``validation`` is looked at
+            once.
+        hold_out: that part's share of the training examples, of each class the same.
     Raises:
         UserError: fields that contradict each other, an unknown metric, or what ``Dataset`` refuses.
     """
@@ -52,6 +57,16 @@ class Task(Dataset):
     train: str = "train"
     validation: dict[str, str] = Field(min_length=1)
     test: dict[str, str] = Field(default_factory=dict)
+    select_on: str = VALIDATION
+    hold_out: float = Field(0.1, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _selects_on_something(self) -> Self:
+        first = next(iter(self.validation))
+        if self.select_on not in (VALIDATION, HELD_OUT, first):
+            problem = "neither held_out nor the first split of task.validation"
+            raise UserError("task.select_on", self.select_on, problem, f"Take {HELD_OUT} or {VALIDATION}.")
+        return self
 
     @model_validator(mode="after")
     def _metrics_are_known(self) -> Self:
@@ -136,7 +151,8 @@ class Task(Dataset):
 
     def spec(self) -> dict[str, Any]:
         """What determines the task's data and how it is judged."""
-        return {**self.model_dump(exclude=WHERE), "content": fingerprint(self)}
+        by_itself = set() if self.select_on == HELD_OUT else {"select_on", "hold_out"}
+        return {**self.model_dump(exclude=WHERE | by_itself), "content": fingerprint(self)}
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distill_runner.common.errors import within
 from distill_runner.common.seeds import seed_all, stage_seed
 from distill_runner.common.terminal import quiet
@@ -34,7 +36,7 @@ from distill_runner.training.teachers import (
     choose,
     why_live,
 )
-from distill_runner.training.train import CHECKPOINT, EPOCH, Training, fit
+from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
 
 log = logging.getLogger(__name__)
 
@@ -136,10 +138,13 @@ class Pipeline:
         if keep is not None:
             share(keep / EPOCH.format(history.best), folder / "model")
         self.inputs.tokenizer(stage).save_pretrained(folder / "model")  # unlike the one above, never set to truncate
+        judged, outputs = data.judge(lambda: self.device.place(self._kept(stage, folder)))
+        for name, predictions in outputs.items():
+            np.save(folder / PREDICTIONS.format(name), predictions)
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,
-            "metrics": history.epochs[history.best - 1],
+            "metrics": judged | history.epochs[history.best - 1],
             "num_params": training.num_params,
             "shape": asdict(stage.shape),
         }
@@ -182,6 +187,10 @@ class Pipeline:
             model = model.model_copy(update={"source": str(self.build(stage.source) / "model")})
         trained_vocabulary = vocab_size if model.source is None else None
         return build(model, stage.head, trained_vocabulary)
+
+    @staticmethod
+    def _kept(stage: Stage, folder: Path) -> Any:
+        return build(ModelConfig(source=str(folder / "model"), head="keep"), stage.head)
 
     def is_cached(self, stage: Stage) -> tuple[bool, str]:
         """Whether the outputs of the stage's teacher are read from a cache, and why."""

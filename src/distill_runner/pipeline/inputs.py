@@ -4,9 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distill_runner.common.seeds import stage_seed
 from distill_runner.datasets.batches import Split, Tokens
 from distill_runner.datasets.corpora import train_wordpiece, write_examples
+from distill_runner.datasets.held_out import HeldOut, held_out_rows
+from distill_runner.kinds.task import HELD_OUT
 from distill_runner.models.sources import read_tokenizer
 from distill_runner.pipeline.stages import CORPUS, TRANSFER, Stage
 from distill_runner.pipeline.store import Store
@@ -62,4 +66,8 @@ class Inputs:
         assert task is not None
         validation = {name: self.split(stage, split) for name, split in task.validation.items()}
         train = self.split(stage, stage.train_split)
-        return TaskData(task, train, validation, self.device(), stage.share)
+        selecting = None
+        if task.select_on == HELD_OUT:
+            whole = train if stage.train_split == task.train else self.split(stage, task.train)
+            selecting = HeldOut(whole, held_out_rows(np.asarray(whole.labels), task.hold_out))
+        return TaskData(task, train, validation, self.device(), stage.share, selecting)
