@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distill_runner.datasets.batches import Split
     from distill_runner.datasets.corpora import TransferSet
     from distill_runner.methods.outputs import Outputs
+    from distill_runner.models.encoders import EncoderShape
 
 VALIDATION, HELD_OUT = "validation", "held_out"
 WHERE = {"name", "dataset", "config", "revision", "epochs"}
@@ -46,6 +47,8 @@ class Task(Dataset):
     """
 
     known_metrics: ClassVar[Mapping[str, Metric]]
+    tokenized: ClassVar[bool] = True
+    """Whether its examples are texts, so that models come with a tokenizer."""
     read_fields: ClassVar[frozenset[str]]
     """Fields that the examples of a split depend on, beside the content of the data."""
 
@@ -101,8 +104,12 @@ class Task(Dataset):
         """Save examples as arrays that ``open`` reads."""
 
     @abstractmethod
-    def open(self, folder: Path) -> "Split":
-        """The examples that ``write`` saved, memory-mapped."""
+    def open(self, folder: Path, views: int | None = None) -> "Split":
+        """The examples that ``write`` saved, memory-mapped.
+
+        Args:
+            views: of what is cropped or flipped at random, show so many fixed pictures.
+        """
 
     def transfer(self, transfer: "TransferSet") -> Examples:
         """The inputs of a transfer set as examples without labels."""
@@ -117,6 +124,25 @@ class Task(Dataset):
     @abstractmethod
     def outputs(self) -> "Outputs":
         """What that head's outputs mean."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What the look of examples depends on beside what ``write`` saved."""
+        return {}
+
+    def is_endless(self, views: int | None) -> bool:
+        """Whether training examples look different in each epoch, for so many fixed views of each."""
+        return False
+
+    def check(self, shape: "EncoderShape") -> None:
+        """See to it that a model of this shape reads the task's examples.
+
+        Raises:
+            UserError: it does not.
+        """
+
+    def save_reader(self, folder: Path) -> None:
+        """Put beside a model what others need to read such examples, unless that is its tokenizer."""
 
     @property
     def num_positions(self) -> int:

@@ -20,6 +20,7 @@ from distill_runner.common.schema import Schema
 
 _SIZE = r"[-_]{}([-_](un)?cased)?([-_]finetuned.*)?$"
 CHECKPOINTS = {
+    "ResNet-110": r"resnet-?110$",
     "BERT-base": r"bert[-_](base([-_](un)?cased.*)?|uncased_L-12_H-768_A-12)$",
     "BERT-large": r"bert" + _SIZE.format("large"),
     "BERT-large-WWM": r"bert[-_]large[-_](un)?cased[-_]whole[-_]word[-_]masking",

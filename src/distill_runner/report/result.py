@@ -12,7 +12,7 @@ from distill_runner.compose.config import RunConfig
 from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.layer_mapping import Attention, LayerMapping
 from distill_runner.pipeline.config import StageConfig
-from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.stages import STAGE, Stage
 from distill_runner.report.published import Published, find
 from distill_runner.report.settings import settings_of
 
@@ -87,8 +87,9 @@ def printed(run: RunConfig, num_layers: int, width: int, metric: str) -> Publish
         described["task"],
         num_layers=num_layers,
         width=width,
-        teacher=run.teacher.source,
+        teacher=run.teacher.source or run.teacher.name,
         metric=metric,
+        split="test" if (task := run.stages["student"].task) and "test" in task.validation else "dev",
         variant=variant,
     )
 
@@ -140,12 +141,16 @@ def described_by(run: RunConfig) -> dict[str, Any]:
 def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
     """Origin of the student's weights, and its depth and width as far as they are given."""
     model = config.model
-    origin = {run.teacher.source: "pretrained", "stage:teacher": "finetuned"}.get(model.source or "", model.source)
-    source = run.teacher.name if model.source in (run.teacher.source, "stage:teacher") else model.source
+    origin = {run.teacher.source or STAGE: "pretrained", "stage:teacher": "finetuned"}.get(
+        model.source or "", model.source
+    )
+    of_teacher = model.source is not None and model.source in (run.teacher.source, "stage:teacher")
+    source = run.teacher.name if of_teacher else model.source
     fresh = model.architecture or {}
     sizes = {"num_layers": model.num_layers or fresh.get("num_hidden_layers"), "width": fresh.get("hidden_size")}
     given = {name: size for name, size in sizes.items() if size}
-    return {"init": f"{model.layers} of {origin}", "source": source, **given}
+    init = f"{model.layers} of {origin}" if origin else "new weights"
+    return {"init": init, "source": source, **given}
 
 
 def _transfer(run: RunConfig) -> dict[str, Any] | None:

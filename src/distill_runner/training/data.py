@@ -57,6 +57,7 @@ class TaskData:
         validation: the splits that a model is judged by; the first one selects as well, unless there is
         selecting: a part of training data that selects instead, and is never trained on. The others are then looked at
             once, when training is through.
+        seed: of what differs between epochs, beside the order of the examples.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class TaskData:
         device: Device,
         share: float = 1.0,
         selecting: HeldOut | None = None,
+        seed: int = 0,
     ) -> None:
         self.task, self.train, self.validation, self.device = task, train, validation, device
-        self.selecting = selecting
+        self.selecting, self.seed = selecting, seed
         # Numbers in the whole split, so that a teacher's targets serve every share.
         order = np.random.default_rng(0).permutation(len(train))
         if selecting is not None and selecting.split is train:
@@ -97,7 +99,7 @@ class TaskData:
         return len(self.chosen)
 
     def batch(self, index: np.ndarray, epoch: int) -> Batch:
-        return self.train.training_batch(self.chosen[index], epoch, self.device.length_multiple)
+        return self.train.training_batch(self.chosen[index], self.seed, epoch, self.device.length_multiple)
 
     def evaluate(self, model: PreTrainedModel) -> Evaluation:
         """Scores in 0..1; those of further splits are named ``<split>/<metric>`` (MNLI's mismatched, held-out ones)."""

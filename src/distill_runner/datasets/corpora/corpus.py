@@ -78,12 +78,16 @@ class TransferSet(Mixture):
     size: int | None = Field(None, ge=1)
 
     def examples(self) -> Examples:
-        """The inputs, in the order of parts and rows unless ``size`` cuts them.
+        """The inputs as texts."""
+        return Examples([list(map(str, column)) for column in self.inputs()], None)
+
+    def inputs(self) -> list[list[Any]]:
+        """The columns as the data hold them, in the order of parts and rows unless ``size`` cuts them.
 
         Raises:
             UserError: they cannot be read, differ in their number of columns, or are fewer than ``size``.
         """
-        columns: list[list[str]] = [[] for _ in next(iter(self.parts.values())).columns]
+        columns: list[list[Any]] = [[] for _ in next(iter(self.parts.values())).columns]
         for part in self.parts.values():
             if len(part.columns) != len(columns):
                 problem = f"the parts before have {len(columns)} columns: all must be single texts, or all pairs"
@@ -91,11 +95,11 @@ class TransferSet(Mixture):
             table = read(part, part.train)
             kept = [row for row in zip(*(table.columns[name] for name in part.columns), strict=True) if all(row)]
             for column, values in zip(columns, zip(*kept[: part.limit], strict=True), strict=False):
-                column.extend(map(str, values))
+                column.extend(values)
         if self.size is None:
-            return Examples(columns, None)
+            return columns
         if self.size > len(columns[0]):
             problem = f"the parts hold {len(columns[0])} examples"
             raise UserError("transfer.size", self.size, problem, "transfer.size=null takes all.")
         chosen = np.random.default_rng(ORDER_SEED).permutation(len(columns[0]))[: self.size]
-        return Examples([[column[i] for i in chosen] for column in columns], None)
+        return [[column[i] for i in chosen] for column in columns]

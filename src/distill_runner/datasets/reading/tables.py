@@ -168,13 +168,13 @@ def _embedded_text(data: Dataset, split: str) -> SplitTable:
 
 def _embedded_digits(data: Dataset, split: str) -> SplitTable:
     """Grey images of 8 x 8 in the column ``image``, their digit in ``label``."""
-    from distill_runner.datasets.images.digits import digits
+    from distill_runner.datasets.images.digits import as_png
 
-    splits = digits()
+    splits = as_png()
     if split not in splits:
         raise missing_split(data, split, list(splits), data.dataset)
     images, labels = splits[split]
-    columns = {"image": list(images), "label": labels.tolist()}
+    columns = {"image": images, "label": labels}
     _check_columns(data, split, list(columns))
     return SplitTable(columns, [str(digit) for digit in range(10)])
 
