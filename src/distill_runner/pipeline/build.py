@@ -193,10 +193,6 @@ class Pipeline:
     def _kept(stage: Stage, folder: Path) -> Any:
         return build(ModelConfig(source=str(folder / "model"), head="keep"), stage.head)
 
-    @staticmethod
-    def _kept(stage: Stage, folder: Path) -> Any:
-        return build(ModelConfig(source=str(folder / "model"), head="keep"), stage.head)
-
     def is_cached(self, stage: Stage) -> tuple[bool, str]:
         """Whether the outputs of the stage's teacher are read from a cache, and why."""
         if why := stage.why_live(self.runtime.targets):
