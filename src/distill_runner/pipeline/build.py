@@ -9,8 +9,6 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from distill_runner.common.errors import within
 from distill_runner.common.seeds import seed_all, stage_seed
 from distill_runner.common.terminal import quiet
@@ -34,8 +32,9 @@ from distill_runner.training.teachers import (
     TeacherTargets,
     cache_bytes,
     choose,
+    why_live,
 )
-from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
+from distill_runner.training.train import CHECKPOINT, EPOCH, Training, fit
 
 log = logging.getLogger(__name__)
 
@@ -136,17 +135,11 @@ class Pipeline:
             history = fit(training)
         if keep is not None:
             share(keep / EPOCH.format(history.best), folder / "model")
-        if (tokenizer := self.inputs.tokenizer(stage)) is not None:  # another than above, never set to truncate
-            tokenizer.save_pretrained(folder / "model")
-        if stage.config.task is not None:
-            stage.config.task.save_reader(folder / "model")
-        judged, outputs = data.judge(lambda: self.device.place(self._kept(stage, folder)))
-        for name, predictions in outputs.items():
-            np.save(folder / PREDICTIONS.format(name), predictions)
+        self.inputs.tokenizer(stage).save_pretrained(folder / "model")  # unlike the one above, never set to truncate
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,
-            "metrics": judged | history.epochs[history.best - 1],
+            "metrics": history.epochs[history.best - 1],
             "num_params": training.num_params,
             "shape": asdict(stage.shape),
         }
@@ -164,7 +157,7 @@ class Pipeline:
         group: ProcessGroup,
     ) -> Training:
         # Nothing before may leave a trace in the random numbers below: it may have come from the store.
-        vocab_size, seed = self.inputs.vocab_size(stage), stage_seed(stage.config.seed, stage.name)
+        vocab_size, seed = len(self.inputs.tokenizer(stage)), stage_seed(stage.config.seed, stage.name)
         seed_all(seed)
         return Training(
             self._model(stage, vocab_size),
@@ -183,22 +176,19 @@ class Pipeline:
             group=group,
         )
 
-    def _model(self, stage: Stage, vocab_size: int | None) -> Any:
+    def _model(self, stage: Stage, vocab_size: int) -> Any:
         model = stage.config.model
         if stage.source is not None:
             model = model.model_copy(update={"source": str(self.build(stage.source) / "model")})
-        return build(model, stage.head, vocab_size)
-
-    @staticmethod
-    def _kept(stage: Stage, folder: Path) -> Any:
-        return build(ModelConfig(source=str(folder / "model"), head="keep"), stage.head)
+        trained_vocabulary = vocab_size if model.source is None else None
+        return build(model, stage.head, trained_vocabulary)
 
     def is_cached(self, stage: Stage) -> tuple[bool, str]:
         """Whether the outputs of the stage's teacher are read from a cache, and why."""
-        if why := stage.why_live(self.runtime.targets):
+        if why := why_live(self.runtime.targets, stage.needs[1], stage.reads_text):
             return False, why
         assert stage.teacher is not None
-        split = self.inputs.split(stage, stage.train_split).taught
+        split = self.inputs.split(stage, stage.train_split)
         size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(stage.followed))
         there = all(self.store.has(stage.targets_spec(checkpoint)) for checkpoint in stage.followed)
         return choose(self.runtime.targets, size, self.store.folder, there)
@@ -218,8 +208,9 @@ class Pipeline:
 
         def live(checkpoint: int | None) -> LiveTargets:
             folder = weights() / (EPOCH.format(checkpoint) if checkpoint else "model")
-            model = build(ModelConfig(source=str(folder), head="keep"), stage.head)
-            return LiveTargets(model, split, needs, self.device)
+            return LiveTargets(
+                build(ModelConfig(source=str(folder), head="keep"), stage.head), split, needs, self.device
+            )
 
         def from_cache(checkpoint: int | None) -> CachedTargets:
             spec = stage.targets_spec(checkpoint)
