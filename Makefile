@@ -24,7 +24,7 @@ help: ## list the targets
 setup: $(READY) ## make the environment (once; a few minutes the first time)
 	@echo "$(VENV) is ready"
 
-demo: $(READY) ## train a teacher and five students on the embedded tasks, offline, and print their table
+demo: $(READY) ## few labels against a teacher's predictions, on embedded text, offline; prints the table
 	$(BIN)/distill-run experiment=demo
 
 test: $(READY) ## run the fast tests

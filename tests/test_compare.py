@@ -23,7 +23,7 @@ def wrong_at(*numbers: int) -> np.ndarray:
 
 
 def compared(*runs: dict[str, Any], names: tuple[str, str] = ("alp", "rkd")) -> Comparison:
-    (comparison,) = compare(tabulate(runs), *names)
+    (comparison,) = compare(tabulate(runs), names)
     return comparison
 
 
@@ -88,10 +88,41 @@ def test_the_best_of_a_grid_is_no_honest_sample(tmp_path: Path) -> None:
     )
 
 
+def test_p_values_of_a_table_are_corrected_together() -> None:
+    scores = {
+        "alp": (0.62, 0.64, 0.66),
+        "rkd": (0.60, 0.60, 0.60),
+        "nkd": (0.60, 0.61, 0.60),
+        "ckd": (0.62, 0.64, 0.66),
+    }
+    runs = [
+        point(seed=seed, score=score, method=method, mapping=None)
+        for method, found in scores.items()
+        for seed, score in enumerate(found, 1)
+    ]
+    every = compare(tabulate(runs), ("alp", "rkd", "nkd"), ("rkd", "nkd"), ("alp", "ckd"))
+    p_values = [each.seeds_p for each in every]
+    rkd, nkd, between, same = p_values
+    assert same is None  # equal in every seed, hence no test
+    assert rkd is not None
+    assert nkd is not None
+    assert between is not None
+    assert rkd < nkd < between
+    # Three tests: the smallest times 3, the next times 2, the largest as it is.
+    assert [each.seeds_holm for each in every] == [
+        pytest.approx(3 * rkd),
+        pytest.approx(max(3 * rkd, 2 * nkd)),
+        pytest.approx(max(3 * rkd, 2 * nkd, between)),
+        None,
+    ]
+    assert {each.family for each in every} == {(0, 3)}
+    assert f"p {rkd:.4f} (Holm, of 3: {every[0].seeds_holm:.4f})" in sentence(every[0])
+
+
 def test_what_has_not_finished_or_has_another_metric_is_told() -> None:
     assert compared(point(), failed(**RKD)).remarks == ("rkd is failed",)
     runs = [point(), point(task="cola", metric="matthews"), point(task="cola", **RKD, metric="matthews")]
-    rte, cola = compare(tabulate(runs), "alp", "rkd")
+    rte, cola = compare(tabulate(runs), ("alp", "rkd"))
     assert rte.remarks == ("rkd is not run",)
     assert cola.difference == 0
     other = [point(**RKD, metric="f1"), point(mapping="po")]
@@ -104,9 +135,10 @@ def test_what_has_not_finished_or_has_another_metric_is_told() -> None:
         (("alp", "rkd"), "several rows bear this name"),
         (("alp po", "rdk"), "there is no such row"),
         (("alp po", "alp po"), "is one row, not two"),
+        (("alp po",), "is one row, not two"),
     ],
 )
-def test_rows_that_cannot_be_found(names: tuple[str, str], said: str) -> None:
+def test_rows_that_cannot_be_found(names: tuple[str, ...], said: str) -> None:
     table = tabulate([result(), result(mapping="po"), result(**RKD)])
     with pytest.raises(UserError, match=said):
-        compare(table, *names)
+        compare(table, names)

@@ -32,6 +32,10 @@ def values(results: list[dict[str, Any]], by: str) -> dict[str, dict[str, float 
     return {name: {place: cell.value for place, cell in cells.items()} for name, cells in lines(results, by)[1].items()}
 
 
+def level_values(results: list[dict[str, Any]], by: str) -> dict[str, float | None]:
+    return {name: cell.value for name, cell in levels(results, by).items()}
+
+
 def test_sizes_are_in_order_of_parameters_or_of_width() -> None:
     assert lines(RESULTS, "size")[0] == ["2/128", "12/128", "2/768"]
     assert values(RESULTS, "size") == {"pd": {"2/768": 71.0, "12/128": 60.0}, "pf": {"2/128": 50.0}}
@@ -50,16 +54,28 @@ def test_runs_without_a_transfer_set_have_no_place_on_its_axis() -> None:
 
 def test_a_row_without_a_place_is_a_level() -> None:
     """Well-read students, Figures 8 and 9: PF and basic training read no transfer set."""
-    assert levels(RESULTS, "transfer") == {"pf": 50.0}
+    assert level_values(RESULTS, "transfer") == {"pf": 50.0}
     assert levels(RESULTS, "size") == {}
     other = [result("basic", 2, 128, 0.4, task="rte"), result("pf", 2, 128, 0.3, task="rte")]
-    assert levels([*RESULTS, *other], "transfer") == {"pf on mnli": 50.0, "pf on rte": 30.0, "basic on rte": 40.0}
+    expected = {"pf on mnli": 50.0, "pf on rte": 30.0, "basic on rte": 40.0}
+    assert level_values([*RESULTS, *other], "transfer") == expected
 
 
 def test_shares_of_the_training_examples() -> None:
     shares = [result("internal_2_0", 2, 128, share, settings={"share": share}) for share in (0.5, 1.0, 0.25)]
     assert lines([*shares, RESULTS[0]], "share")[0] == ["0.25", "0.5", "1"]
     assert values(shares, "share") == {"internal_2_0": {"0.25": 25.0, "0.5": 50.0, "1": 100.0}}
+
+
+def test_a_transfer_set_has_no_share_of_labelled_examples() -> None:
+    shares = [result("basic", 2, 128, share, settings={"share": share}) for share in (0.5, 1.0)]
+    unlabelled = [
+        result("kd", 2, 128, score, seed=seed, transfer={"name": "imdb", "size": 500}, settings={"share": 1.0})
+        for seed, score in enumerate((0.70, 0.72), 1)
+    ]
+    assert level_values([*shares, *unlabelled], "share") == {"kd": 71.0}
+    assert values([*shares, *unlabelled], "share") == {"basic": {"0.5": 50.0, "1": 100.0}}
+    assert levels([*shares, *unlabelled], "size") == {}
 
 
 def test_places_may_be_put_in_order() -> None:
@@ -110,5 +126,7 @@ def test_the_command_draws_the_runs_of_a_folder(tmp_path: Path) -> None:
     run_folder(tmp_path, "b", status=failed())
     show([str(tmp_path), "--task", "mnli", "--out", str(tmp_path / "figure.png")])
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match=r"--out=figure.txt: is no format of pictures"):
+        show([str(tmp_path), "--out", str(tmp_path / "figure.txt")])
     with pytest.raises(UserError, match="--task=cola: no run has it"):
         show([str(tmp_path), "--task", "cola", "--out", str(tmp_path / "figure.png")])

@@ -114,9 +114,9 @@ def test_every_score_is_marked_as_what_it_is() -> None:
     assert [text.get_text() for text in rte.texts] == ["of 8"]
     assert [tick.get_text() for tick in rte.get_yticklabels()] == ["rkd", "nkd", "alp all"]
     (spread,) = rte.collections
-    assert np.asarray(spread.get_paths()[0].vertices)[:, 0] == pytest.approx(
-        [55 - 50**0.5, 55 + 50**0.5]
-    )  # sd of 50 and 60
+    # sd sqrt(50) of 50 and 60, and t(0.975, 1) = 12.7062
+    half = 12.7062 * 50**0.5 / 2**0.5
+    assert np.asarray(spread.get_paths()[0].vertices)[:, 0] == pytest.approx([55 - half, 55 + half], abs=1e-3)
 
 
 def test_pictures_that_the_results_give_reason_for(tmp_path: Path) -> None:

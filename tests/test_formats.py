@@ -175,6 +175,15 @@ def test_the_command_writes_every_format(tmp_path: Path, name: str) -> None:
     assert "cola" not in text
 
 
+def test_the_command_draws_the_rows_of_the_table(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    files = [tmp_path / "first.png", tmp_path / "second.png"]
+    for file in files:
+        show([str(runs_folder(tmp_path / file.stem)), "--format", "picture", "--out", str(file), "--task", "rte"])
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -183,6 +192,8 @@ def test_the_command_writes_every_format(tmp_path: Path, name: str) -> None:
         (["{runs}", "--task", "rtee"], "--task=rtee: no run has it\n  Did you mean 'rte'?"),
         (["{runs}", "--compare", "alp", "rkd"], "--compare=rkd: there is no such row"),
         (["{runs}", "--format", "pdf"], "invalid choice: 'pdf'"),
+        (["{runs}", "--format", "picture"], "Give a file: --out"),
+        (["{runs}", "--format", "picture", "--out", "{tmp}/scores.doc"], "--out=scores.doc: is no format of pictures"),
         (["{runs}", "--out", "{tmp}/nowhere/table.txt"], "its folder does not exist"),
         (["{runs}", "--out", "{tmp}"], "cannot be written: Is a directory"),
     ],

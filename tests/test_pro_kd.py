@@ -378,7 +378,9 @@ def test_on_the_embedded_task(compose: Compose, method: str) -> None:
     sizes = ["corpus.max_length=16", "corpus.vocab_size=300", "student.num_layers=1"]
     assistant = ["assistant.num_layers=2"] if method == "takd" else []
     tenth = ["stages.teacher.share=0.1", "stages.student.share=0.1"]
-    run = Run(compose("experiment=demo", f"method={method}", *small, *few, *tenth, *sizes, *assistant, tiny=False))
+    run = Run(
+        compose("experiment=demo_methods", f"method={method}", *small, *few, *tenth, *sizes, *assistant, tiny=False)
+    )
     run.build()
     between = {"takd": ["assistant"], "annealing": ["phase1"], "prokd": ["phase1"]}.get(method, [])
     assert run.trained == ["pretrain", "teacher", *between, "student"]

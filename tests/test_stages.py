@@ -183,7 +183,7 @@ def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
     compose: Compose, tiny_bert_folder: Path
 ) -> None:
     with pytest.raises(UserError, match="only one has a vocabulary of the run's own corpus"):
-        student(compose("experiment=demo", "method=rkd", f"student.init.source={tiny_bert_folder}", tiny=False))
+        student(compose("experiment=demo_methods", "method=rkd", f"student.init.source={tiny_bert_folder}", tiny=False))
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_a_chain_from_text_to_student(compose: Compose) -> None:
     small = [f"stages.pretrain.model.architecture.{key}" for key in ("hidden_size=16", "num_hidden_layers=3")]
     few = [f"{optim}.max_steps=2" for optim in ("stages.pretrain.optim", "teacher.optim", "optim")]
     sizes = ["corpus.max_length=16", "corpus.vocab_size=300", "task.max_length=16", "student.num_layers=2"]
-    run = Run(compose("experiment=demo", "method=pkd", *small, *few, *sizes, tiny=False))
+    run = Run(compose("experiment=demo_methods", "method=pkd", *small, *few, *sizes, tiny=False))
     assert run.stage.tokenizer == "corpus"
     files = run.build()
     assert run.trained == ["pretrain", "teacher", "student"]

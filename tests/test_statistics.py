@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from distill_runner.datasets.metrics import METRICS
 from distill_runner.report import statistics
-from distill_runner.report.statistics import Spread, paired_bootstrap, paired_t
+from distill_runner.report.statistics import Spread, holm, paired_bootstrap, paired_t
 
 
 def test_spread_by_hand() -> None:
@@ -43,6 +43,26 @@ def test_paired_t_by_hand() -> None:
 @pytest.mark.parametrize(("first", "second"), [([], []), ([0.5], [0.4]), ([0.66, 0.68], [0.65, 0.67])])
 def test_no_t_test_without_two_pairs_that_differ(first: list[float], second: list[float]) -> None:
     assert paired_t(first, second) is None
+
+
+def test_holm_by_hand() -> None:
+    # In order 0.01 x 4, 0.02 x 3, 0.03 x 2 (no less than the one before), 0.9 x 1.
+    assert holm([0.02, 0.9, 0.01, 0.03]) == pytest.approx([0.06, 0.9, 0.04, 0.06])
+    assert holm([0.4, 0.6]) == pytest.approx([0.8, 0.8])
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_rejects_what_stepping_down_rejects(p_values: list[float]) -> None:
+    """Holm's own rule: go up from the smallest p-value and stop at the first above alpha / (how many are left)."""
+    corrected = holm(p_values)
+    for alpha in (0.01, 0.05, 0.3):
+        rejected: set[int] = set()
+        for place in sorted(range(len(p_values)), key=lambda number: p_values[number]):
+            if p_values[place] * (len(p_values) - len(rejected)) > alpha:
+                break
+            rejected.add(place)
+        assert {place for place, p in enumerate(corrected) if p <= alpha} == rejected
 
 
 def outputs_and_labels(metric: str, size: int = 60) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -13,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from distill_runner.common import hub as hub_requests
 from distill_runner.common.errors import UserError, as_list
 from distill_runner.datasets.reading.folders import locate
 from distill_runner.datasets.reading.tables import fingerprint
 from distill_runner.kinds import Task, make_task
+from shipped import shipped_task
 
 CONF = Path(__file__).parents[1] / "conf"
 SENTENCES: dict[str, list[Any]] = {"sentence": ["one", "two", "three"], "label": [0, 1, 1]}
@@ -51,13 +49,7 @@ def shipped(name: str, *overrides: str) -> Any:
     """conf/task/<name>.yaml with overrides of the command line."""
     with initialize_config_dir(str(CONF / "task"), version_base="1.3"):
         settings = compose(name, [override.replace("task.", "") for override in overrides])
-    return make_task(**without_recipe(OmegaConf.to_yaml(settings)))
-
-
-def without_recipe(text: str) -> dict[str, Any]:
-    """The settings of a task as they are where no recipe says anything else."""
-    settings: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{recipe:\w+,(.+),task\}", r"\1", text))
-    return settings
+    return make_task(**shipped_task(name, settings))
 
 
 def write(file: Path, columns: dict[str, list[Any]], names: list[str] | None = None) -> Path:
@@ -581,7 +573,7 @@ def test_settings_of_the_paper(name: str, max_length: int, epochs: int, metric: 
 
 @pytest.mark.parametrize("file", sorted((CONF / "task").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_task_is_complete_and_says_what_to_expect(file: Path) -> None:
-    settings = without_recipe(file.read_text(encoding="utf-8"))
+    settings = shipped_task(file.stem)
     assert make_task(**settings).name == file.stem
     assert set(settings) == set(type(make_task(**settings)).model_fields)
     header = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]

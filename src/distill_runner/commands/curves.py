@@ -6,14 +6,22 @@ Command: python -m distill_runner.commands.curves outputs/runs --by size --task 
 
 import sys
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from distill_runner.commands.arguments import Parser, ended, require_folder
 from distill_runner.common.errors import UserError, nearest
 from distill_runner.report.cells import ResultCell, cell_of, is_scored, label, settings
 from distill_runner.report.collect import Result, chosen
+from distill_runner.report.figures.canvas import COLOURS, save, style
 from distill_runner.report.rows import distinct, row_names, tabulate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Place = tuple[float, str]
 """Where a result stands on the axis: its order, and what is written beneath."""
@@ -39,7 +47,8 @@ def _transfer_name(result: Result) -> Place | None:
 
 
 def _share(result: Result) -> Place | None:
-    share = settings(result).get("share")
+    """None also of a student that learned from a transfer set alone: it has read no label."""
+    share = None if result.get("transfer") else settings(result).get("share")
     return (share, f"{share:g}") if share else None
 
 
@@ -85,51 +94,55 @@ def lines(
     return list(dict.fromkeys([*order, *places])), cells
 
 
-def levels(results: Iterable[Result], by: str) -> dict[str, float]:
-    """The best values of rows that have no place on the axis, as a method that reads no transfer set has none."""
+def levels(results: Iterable[Result], by: str) -> dict[str, ResultCell]:
+    """The rows of results that have no place on the axis, each task's apart: what they are is the same everywhere."""
     table = tabulate(result for result in filter(is_scored, results) if AXES[by][1](result) is None)
-    return {
-        f"{row.name} on {task}" if len(table.tasks) > 1 else row.name: cell.value
-        for row in table.rows
-        for task, cell in row.cells.items()
-        if cell.value is not None
-    }
+    found = [(row.name, task, cell) for row in table.rows for task, cell in row.cells.items() if cell.chosen]
+    return {f"{name} on {task}" if len(table.tasks) > 1 else name: cell for name, task, cell in found}
 
 
 def draw(results: Sequence[Result], by: str, file: Path, order: Sequence[str] = ()) -> None:
-    """One line per row with the standard deviation over seeds, of a grid its best point; teachers as dashed lines, and
-    as dotted ones the rows that have no place on the axis.
+    """Means over seeds with bands of their 95 % intervals, of a grid its best point, one line per row.
+
+    Results without a place on the axis are lines across it, teachers dashed ones.
 
     Raises:
         UserError: as ``lines``.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     places, found = lines(results, by, order)
-    figure, axes = pyplot.subplots(figsize=(1.6 + 0.6 * max(len(places), 5), 3.6), layout="constrained")
-    for name, cells in found.items():
-        here = {places.index(place): cell.best[0].spread for place, cell in cells.items()}
-        at, kinds = sorted(here), {cell.kind for cell in cells.values()} - {""}
-        means, deviations = [here[place].mean for place in at], [here[place].sd or 0.0 for place in at]
-        axes.errorbar(at, means, deviations, marker="o", capsize=2, label=", ".join([name, *sorted(kinds)]))
-    for teacher in tabulate(filter(is_scored, results)).teachers:
-        for task, score in teacher.scores.items():
-            named = f"{teacher.name} on {task}" if len(teacher.scores) > 1 else teacher.name
-            axes.axhline(score, color="grey", linestyle="--", linewidth=1, label=named)
-    for number, (name, value) in enumerate(levels(results, by).items(), start=len(found)):
-        axes.axhline(value, linestyle=":", linewidth=1, label=name, color=f"C{number}")
-    axes.set_xticks(range(len(places)), places)
-    if len(places) > 8 or max(map(len, places)) > 8:
-        axes.tick_params("x", rotation=30)
-    axes.set_xlabel(AXES[by][0])
-    metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if is_scored(result))
-    axes.set_ylabel(", ".join(metrics))
-    axes.legend(fontsize="small")
-    figure.savefig(file, dpi=150)
-    pyplot.close(figure)
+    with style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(max(6.0, 1.6 + 0.6 * len(places)), 4.2), layout="constrained")
+        axes = figure.subplots()
+        colours = cycle(COLOURS)
+        for name, cells in found.items():
+            here = {places.index(place): cell for place, cell in cells.items()}
+            _line(axes, name, {at: here[at] for at in sorted(here)}, color=next(colours), marker="o")
+        ends = (-0.3, len(places) - 0.7)
+        for name, cell in levels(results, by).items():
+            _line(axes, name, dict.fromkeys(ends, cell), color=next(colours), linestyle="-.")
+        for teacher in tabulate(filter(is_scored, results)).teachers:
+            for task, score in teacher.scores.items():
+                named = f"{teacher.name} on {task}" if len(teacher.scores) > 1 else teacher.name
+                axes.axhline(score, color="grey", linestyle="--", linewidth=1, label=named)
+        axes.set_xticks(range(len(places)), places)
+        if len(places) > 8 or max(map(len, places)) > 8:
+            axes.tick_params("x", rotation=30)
+        axes.set_xlabel(AXES[by][0])
+        metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if is_scored(result))
+        axes.set_ylabel(", ".join(metrics))
+        figure.legend(loc="outside lower center", ncols=2)
+    save(figure, file)
+
+
+def _line(axes: "Axes", name: str, cells: Mapping[float, ResultCell], **look: Any) -> None:
+    spreads = [cell.best[0].spread for cell in cells.values()]
+    kinds = sorted({cell.kind for cell in cells.values()} - {""})
+    means = np.array([spread.mean for spread in spreads])
+    halves = np.array([spread.interval or 0.0 for spread in spreads])
+    axes.plot(list(cells), means, label=", ".join([name, *kinds]), **look)
+    axes.fill_between(list(cells), means - halves, means + halves, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def main() -> None:

@@ -3,22 +3,29 @@
 import os
 import sys
 from argparse import RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from pathlib import Path
 
 from distill_runner.commands.arguments import Parser, ended, require_folder, write
-from distill_runner.report.collect import chosen
+from distill_runner.common.errors import UserError
+from distill_runner.report.collect import Result, chosen
 from distill_runner.report.compare import compare
+from distill_runner.report.figures import drawable
+from distill_runner.report.figures.canvas import save
+from distill_runner.report.figures.scores import score_figure
 from distill_runner.report.formats import as_csv, latex, markdown
 from distill_runner.report.page import html
 from distill_runner.report.rows import tabulate
 from distill_runner.report.table import terminal
 
 RUNS = Path("outputs/runs")
-FORMATS = ("terminal", "markdown", "csv", "latex", "html")
+FORMATS = ("terminal", "markdown", "csv", "latex", "html", "picture")
 EXAMPLES = """examples:
   distill-run-table                                   all runs in outputs/runs
   distill-run-table --task rte mrpc --format latex --out table.tex
   distill-run-table --method alp rkd --compare alp rkd
+  distill-run-table --format picture --out methods.png
+  distill-run-table --compare alp nkd rkd pkd ckd     four tests, with Holm's correction
 """
 
 
@@ -36,8 +43,11 @@ def show(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
     if given.out:
         require_folder(given.out)
-    table = tabulate(chosen(given.folders, {"task": given.task, "method": given.method}))
-    comparisons = compare(table, *given.compare) if given.compare else []
+    results = chosen(given.folders, {"task": given.task, "method": given.method})
+    if given.format == "picture":
+        return _picture(results, given.out)
+    table = tabulate(results)
+    comparisons = compare(table, *given.compare)
     formats = {
         "terminal": lambda: terminal(table, comparisons) + "\n",
         "markdown": lambda: markdown(table, comparisons),
@@ -52,6 +62,14 @@ def show(arguments: list[str]) -> None:
         _print(text)
 
 
+def _picture(results: Sequence[Result], file: Path | None) -> None:
+    if file is None:
+        raise UserError("--format", "picture", "is no text", "Give a file: --out scores.png")
+    if not (done := drawable(results)):
+        raise UserError("--format", "picture", "no student has finished")
+    save(score_figure(done), file)
+
+
 def _parser() -> Parser:
     parser = Parser(
         "distill-run-table", description=__doc__, epilog=EXAMPLES, formatter_class=RawDescriptionHelpFormatter
@@ -61,7 +79,14 @@ def _parser() -> Parser:
     parser.add_argument("--out", type=Path, metavar="FILE", help="instead of standard output")
     parser.add_argument("--task", nargs="+", metavar="TASK", help="only these")
     parser.add_argument("--method", nargs="+", metavar="METHOD", help="only these")
-    parser.add_argument("--compare", nargs=2, metavar="ROW", help="test two rows, or methods, against each other")
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="ROW",
+        help="test the first row, or method, against the others; may be given several times",
+    )
     parser.add_argument("--title", default="distill-run", help="of the HTML page")
     parser.add_argument("--picture", nargs="+", type=Path, default=[], metavar="FILE", help="for the HTML page")
     return parser

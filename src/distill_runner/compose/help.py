@@ -14,7 +14,7 @@ Keys (<key>=<value>): task.* teacher.* student.num_layers student.init loss.eta 
   seed store.dir tracker.project plan; every key: distill-run --cfg job
 
 Examples:
-  distill-run experiment=demo                                   five methods on embedded data, offline
+  distill-run experiment=demo                                   few labels against a teacher, embedded data, offline
   distill-run task=rte method=alp                               one cell of ALP-KD's Table 1
   distill-run task=rte method=alp plan=true                     what that would train, and what is there
   distill-run task=mrpc method=pkd mapping=last loss.lambda=0.5

@@ -157,11 +157,15 @@ class Split(Protocol):
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = ...) -> Batch:
         """The examples of these numbers, in an order of the batch's own."""
 
-    def training_batch(self, index: np.ndarray, epoch: int, length_multiple: int | None) -> Batch:
-        """The same as an epoch of training sees them."""
+    def training_batch(self, index: np.ndarray, seed: int, epoch: int, length_multiple: int | None) -> Batch:
+        """The same as an epoch of training sees them, counted from 0, under this seed."""
 
     def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
         """What a live teacher runs on for ``batch``: the same examples, some repeated to fill ``multiple``."""
+
+    @property
+    def taught(self) -> "Split":
+        """All that a teacher is asked about in training, of what has an end, so that its outputs can be cached."""
 
 
 class Tokens:
@@ -191,8 +195,12 @@ class Tokens:
     def token_ids(self) -> np.ndarray:
         return np.flatnonzero(np.bincount(self.ids))
 
-    def training_batch(self, index: np.ndarray, epoch: int, length_multiple: int | None) -> Batch:
+    def training_batch(self, index: np.ndarray, seed: int, epoch: int, length_multiple: int | None) -> Batch:
         return self.batch(index, length_multiple)
+
+    @property
+    def taught(self) -> "Tokens":
+        return self
 
     def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
         index = batch.index.numpy()

@@ -4,13 +4,12 @@ import difflib
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from distill_runner.common.errors import UserError, nearest
+from distill_runner.common.errors import UserError
 from distill_runner.datasets.examples import Examples
 from distill_runner.datasets.metrics import Metric, score
 from distill_runner.datasets.reading.dataset import Dataset
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
     from distill_runner.datasets.batches import Split
     from distill_runner.datasets.corpora import TransferSet
     from distill_runner.methods.outputs import Outputs
+    from distill_runner.models.encoders import EncoderShape
 
-MEAN = "mean"
-NOWHERE = ""
-"""In place of the training split of a task that stands for one of its other splits."""
+VALIDATION, HELD_OUT = "validation", "held_out"
 WHERE = {"name", "dataset", "config", "revision", "epochs"}
 """Fields that do not determine what a task trains and is judged on; its content does."""
 
@@ -39,16 +37,18 @@ class Task(Dataset):
         version: raised when the meaning of the task changes, so that stored results are not mistaken for it.
         kind: name of the kind, which chooses the subclass.
         metrics: the first one selects the best epoch.
-        validation, test: name in the results -> split; the first validation split selects the best epoch. A split may
-            name its configuration and data set, where they are not the task's: ``<configuration>:<split>`` or
-            ``<data set>:<configuration>:<split>``, with ``<data set>@<revision>`` where it has one.
-        selects: the validation split that selects instead of the first, or ``mean`` of them all; each is then a column
-            of the tables, such as a language.
+        validation, test: name in the results -> split.
+        select_on: what selects the best epoch: the first split of ``validation``, by its name or as ``validation``, as
+            all five papers do; or ``held_out``, a part of the training data, with which ``validation`` is looked at
+            once.
+        hold_out: that part's share of the training examples, of each class the same.
     Raises:
         UserError: fields that contradict each other, an unknown metric, or what ``Dataset`` refuses.
     """
 
     known_metrics: ClassVar[Mapping[str, Metric]]
+    tokenized: ClassVar[bool] = True
+    """Whether its examples are texts, so that models come with a tokenizer."""
     read_fields: ClassVar[frozenset[str]]
     """Fields that the examples of a split depend on, beside the content of the data."""
 
@@ -60,13 +60,15 @@ class Task(Dataset):
     train: str = "train"
     validation: dict[str, str] = Field(min_length=1)
     test: dict[str, str] = Field(default_factory=dict)
-    selects: str | None = None
+    select_on: str = VALIDATION
+    hold_out: float = Field(0.1, gt=0, lt=1)
 
     @model_validator(mode="after")
-    def _a_split_selects(self) -> Self:
-        if self.selects not in (None, MEAN, *self.validation):
-            problem, known = "is no validation split", nearest(self.selects, [MEAN, *self.validation])
-            raise UserError("task.selects", self.selects, problem, known)
+    def _selects_on_something(self) -> Self:
+        first = next(iter(self.validation))
+        if self.select_on not in (VALIDATION, HELD_OUT, first):
+            problem = "neither held_out nor the first split of task.validation"
+            raise UserError("task.select_on", self.select_on, problem, f"Take {HELD_OUT} or {VALIDATION}.")
         return self
 
     @model_validator(mode="after")
@@ -102,8 +104,12 @@ class Task(Dataset):
         """Save examples as arrays that ``open`` reads."""
 
     @abstractmethod
-    def open(self, folder: Path) -> "Split":
-        """The examples that ``write`` saved, memory-mapped."""
+    def open(self, folder: Path, views: int | None = None) -> "Split":
+        """The examples that ``write`` saved, memory-mapped.
+
+        Args:
+            views: of what is cropped or flipped at random, show so many fixed pictures.
+        """
 
     def transfer(self, transfer: "TransferSet") -> Examples:
         """The inputs of a transfer set as examples without labels."""
@@ -118,6 +124,25 @@ class Task(Dataset):
     @abstractmethod
     def outputs(self) -> "Outputs":
         """What that head's outputs mean."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What the look of examples depends on beside what ``write`` saved."""
+        return {}
+
+    def is_endless(self, views: int | None) -> bool:
+        """Whether training examples look different in each epoch, for so many fixed views of each."""
+        return False
+
+    def check(self, shape: "EncoderShape") -> None:
+        """See to it that a model of this shape reads the task's examples.
+
+        Raises:
+            UserError: it does not.
+        """
+
+    def save_reader(self, folder: Path) -> None:
+        """Put beside a model what others need to read such examples, unless that is its tokenizer."""
 
     @property
     def num_positions(self) -> int:
@@ -152,27 +177,8 @@ class Task(Dataset):
 
     def spec(self) -> dict[str, Any]:
         """What determines the task's data and how it is judged."""
-        unset = set() if self.selects else {"selects"}
-        return {**self.model_dump(exclude=WHERE | unset), "content": fingerprint(self)}
-
-    @property
-    def columns_of(self) -> list[str]:
-        """Validation splits that have columns of their own in a table."""
-        return list(self.validation) if self.selects else []
-
-    def selected(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """The metrics of all validation splits by one name each, what selects first.
-
-        Args:
-            scores: metrics by split. Those of the split that selects, or the means, have the metrics' own names.
-        """
-        if self.selects is None:
-            first, *others = scores
-            named = {f"{name}/{metric}": value for name in others for metric, value in scores[name].items()}
-            return dict(scores[first]) | named
-        every = {f"{name}/{metric}": value for name, found in scores.items() for metric, value in found.items()}
-        chosen = list(scores.values()) if self.selects == MEAN else [scores[self.selects]]
-        return {metric: fmean(found[metric] for found in chosen) for metric in chosen[0]} | every
+        by_itself = set() if self.select_on == HELD_OUT else {"select_on", "hold_out"}
+        return {**self.model_dump(exclude=WHERE | by_itself), "content": fingerprint(self)}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -185,21 +191,7 @@ class Task(Dataset):
 
     @property
     def splits(self) -> set[str]:
-        return {self.train, *self.validation.values(), *self.test.values()} - {NOWHERE}
-
-    def placed(self, split: str) -> tuple[Self, str]:
-        *where, name = split.rsplit(":", 2)
-        if not where:
-            return self, split
-        dataset, _, revision = where[0].partition("@") if len(where) > 1 else (self.dataset, "", self.revision)
-        # A task that has this split alone, in the same place, so that messages name its key.
-        alone = {
-            "train": name if split == self.train else NOWHERE,
-            "validation": {key: name for key, value in self.validation.items() if value == split},
-            "test": {key: name for key, value in self.test.items() if value == split},
-        }
-        place = {"dataset": dataset, "config": where[-1] or None, "revision": revision or None}
-        return self.model_copy(update=alone | place), name
+        return {self.train, *self.validation.values(), *self.test.values()}
 
     def can_lack(self, split: str) -> bool:
         return self.is_test(split) or (self.role(split) != "task.train" and len(self.validation) > 1)

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field
@@ -12,6 +12,9 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.examples import Examples
 from distill_runner.datasets.reading.tables import SplitTable, read
 from distill_runner.kinds.task import Task
+
+if TYPE_CHECKING:
+    from distill_runner.models.encoders import EncoderShape
 
 
 class TextTask(Task):
@@ -45,10 +48,15 @@ class TextTask(Task):
 
         Tokens.write(folder, examples, tokenizer, self.max_length)
 
-    def open(self, folder: Path) -> Any:
+    def open(self, folder: Path, views: int | None = None) -> Any:
         from distill_runner.datasets.batches import Tokens
 
         return Tokens(folder)
+
+    def check(self, shape: "EncoderShape") -> None:
+        if shape.reads_images:
+            problem = f"a model of type {shape.model_type} reads images, and {self.name} has texts"
+            raise UserError(".model", None, problem, "Take an encoder of text, or a task of images: task=cifar10.")
 
     @property
     def num_positions(self) -> int:

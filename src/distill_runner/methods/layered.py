@@ -33,6 +33,8 @@ class LayeredTerm(LossTerm):
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if teacher is None:
             raise UserError("teacher", None, "an intermediate loss needs one", "Without one: method=nkd.")
+        for side, shape in (("student", student), ("teacher", teacher)):
+            shape.require(FeatureRequest(cls=frozenset({1})), side)
         layers = self.mapping.resolve(student.num_layers, teacher.num_layers)
         if not any(layers):
             raise UserError(

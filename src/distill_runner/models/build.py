@@ -5,11 +5,12 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from distill_runner.common.errors import UserError
 from distill_runner.models.config import Init, ModelConfig, chosen_layers
 from distill_runner.models.head import Head
+from distill_runner.models.images import reads_images
 from distill_runner.models.sources import load, read_config
 
 
@@ -27,6 +28,8 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None) -> PreT
     if model.head == "keep" and head.task:
         return _fine_tuned(model, head, auto)
     config = read_config(model)
+    if model.source is not None and reads_images(config):
+        return _whole_network(model, head, auto, config)
     if vocab_size is not None:
         config.vocab_size = vocab_size
     head.describe(config)
@@ -34,6 +37,18 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None) -> PreT
     if model.source is not None and model.layers != "random":
         source = load(AutoModel.from_pretrained, model.source, dtype=torch.float32)
         _copy_layers(source, built, model.layers)
+    return built
+
+
+def _whole_network(model: ModelConfig, head: Head, auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
+    """An image network with all of its layers and a new head; its weights stay behind where ``layers`` is random."""
+    head.describe(config)
+    if model.layers == "random":
+        return auto.from_config(config, dtype=torch.float32)
+    how = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
+    built: PreTrainedModel = load(auto.from_pretrained, model.source, **how)
+    output = output_layer(built)
+    output.reset_parameters()  # of as many classes as before, they would stay those of another task
     return built
 
 
@@ -104,7 +119,7 @@ def output_layer(model: nn.Module) -> nn.Linear:
     Raises:
         UserError: the family calls it otherwise.
     """
-    for name in ("classifier.out_proj", "classifier"):
+    for name in ("classifier.out_proj", "classifier.1", "classifier"):
         try:
             layer = model.get_submodule(name)
         except AttributeError:

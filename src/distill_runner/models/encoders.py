@@ -7,8 +7,10 @@ from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig, PreTra
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.images.pixels import PixelBatch
 from distill_runner.models.families import PACKED
 from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.models.images import depth_and_width, extract_pixels, image_size, reads_images
 from distill_runner.models.packed import extract_packed
 from distill_runner.models.padded import extract_padded
 
@@ -22,6 +24,8 @@ class EncoderShape:
     """The sizes of an encoder, as far as a method may have to know them.
 
     ``projection_width`` is that of its queries, keys and values where they are narrower than its states (MobileBERT).
+    An image network has ``num_channels``, and no heads, words or positions; ``image_size`` is (height, width) where it
+    reads no other.
     """
 
     num_layers: int
@@ -33,9 +37,19 @@ class EncoderShape:
 
     max_length: int = 512
     projection_width: int | None = None
+    num_channels: int = 0
+    image_size: tuple[int, int] | None = None
+
+    @property
+    def reads_images(self) -> bool:
+        return self.num_channels > 0
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "EncoderShape":
+        if reads_images(config):
+            depth, width = depth_and_width(config)
+            sizes = {"num_channels": config.num_channels, "image_size": image_size(config)}
+            return cls(depth, width, 0, config.num_labels or 0, 0, config.model_type, 0, **sizes)
         first_position = config.pad_token_id + 1 if config.model_type in _BEHIND_PADDING else 0
         return cls(
             config.num_hidden_layers,
@@ -54,8 +68,13 @@ class EncoderShape:
         Args:
             side: ``teacher`` or ``student``, for the message.
         Raises:
-            UserError: it does not give its queries, keys and values.
+            UserError: it does not give its queries, keys and values; or anything but logits, if it is an image network.
         """
+        if self.reads_images and needs != FeatureRequest(logits=needs.logits):
+            problem = (
+                f"a {side} of type {self.model_type} is an image network: it gives its logits, no layers or attention"
+            )
+            raise UserError(side, None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
         if needs.projections and not _gives_projections(self.model_type):
             problem = f"a {side} of type {self.model_type} does not give away its queries, keys and values"
             raise UserError(side, None, problem, "Take a model of another family, or a method that reads no attention.")
@@ -70,6 +89,8 @@ def _gives_projections(model_type: str) -> bool:
 
 def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
     """Run ``model`` on ``batch`` as far as ``needs`` asks, padding-free where its family allows."""
+    if isinstance(batch, PixelBatch):
+        return extract_pixels(model, batch, needs)
     read = extract_packed if model.config.model_type in PACKED_FAMILIES else extract_padded
     return read(model, batch, needs)
 

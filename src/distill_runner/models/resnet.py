@@ -7,7 +7,7 @@ for ImageNet, whose stem shrinks an image four times.
 Importing this module tells ``AutoConfig`` and ``AutoModelForImageClassification`` of it.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -35,11 +35,17 @@ class CifarResNetConfig(PreTrainedConfig):
     """
 
     model_type = "cifar_resnet"
+    attribute_map: ClassVar[dict[str, str]] = {"num_hidden_layers": "depth"}
 
     depth: int = 8
     widths: list[int] | tuple[int, ...] = (16, 32, 64)
     num_channels: int = 3
     shortcut: str = "conv"
+
+    @property
+    def hidden_size(self) -> int:
+        """Features that the linear layer reads."""
+        return int(self.widths[-1])
 
     @property
     def blocks(self) -> int:

@@ -16,6 +16,7 @@ from distill_runner.common import hub
 from distill_runner.common.errors import UserError, brief
 from distill_runner.models.config import ModelConfig, chosen_layers
 from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.images import reads_images
 
 PACKAGE = "package:"
 FOLDER = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
@@ -193,6 +194,11 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
         sizes = fresh_architecture(model)
         return AutoConfig.for_model(sizes.pop("model_type"), **sizes)
     config = load(AutoConfig.from_pretrained, model.source, weights=False)
+    if model.num_layers is not None and reads_images(config):
+        problem = "image networks are taken whole"
+        raise UserError(
+            ".model.num_layers", model.num_layers, problem, "Leave it out, or make a new one: student=resnet8."
+        )
     if model.num_layers is not None:
         if model.copies_layers and model.num_layers > config.num_hidden_layers:
             problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"

@@ -56,9 +56,11 @@ def train_used_rows(model: PreTrainedModel, used: Tensor) -> None:
 @contextmanager
 def whole(model: PreTrainedModel, decay: float) -> Iterator[PreTrainedModel]:
     """The model with its whole vocabulary, for saving it."""
+    if not any(isinstance(module, UsedRows) for module in model.modules()):  # image networks know no words at all
+        yield model
+        return
     embedding: Any = model.get_input_embeddings()
-    if isinstance(embedding, UsedRows):
-        model.set_input_embeddings(embedding.put_together(decay))
+    model.set_input_embeddings(embedding.put_together(decay))
     try:
         yield model
     finally:

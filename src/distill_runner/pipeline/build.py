@@ -9,6 +9,8 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distill_runner.common.errors import within
 from distill_runner.common.seeds import seed_all, stage_seed
 from distill_runner.common.terminal import quiet
@@ -32,9 +34,8 @@ from distill_runner.training.teachers import (
     TeacherTargets,
     cache_bytes,
     choose,
-    why_live,
 )
-from distill_runner.training.train import CHECKPOINT, EPOCH, Training, fit
+from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
 
 log = logging.getLogger(__name__)
 
@@ -135,11 +136,17 @@ class Pipeline:
             history = fit(training)
         if keep is not None:
             share(keep / EPOCH.format(history.best), folder / "model")
-        self.inputs.tokenizer(stage).save_pretrained(folder / "model")  # unlike the one above, never set to truncate
+        if (tokenizer := self.inputs.tokenizer(stage)) is not None:  # another than above, never set to truncate
+            tokenizer.save_pretrained(folder / "model")
+        if stage.config.task is not None:
+            stage.config.task.save_reader(folder / "model")
+        judged, outputs = data.judge(lambda: self.device.place(self._kept(stage, folder)))
+        for name, predictions in outputs.items():
+            np.save(folder / PREDICTIONS.format(name), predictions)
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,
-            "metrics": history.epochs[history.best - 1],
+            "metrics": judged | history.epochs[history.best - 1],
             "num_params": training.num_params,
             "shape": asdict(stage.shape),
         }
@@ -157,7 +164,7 @@ class Pipeline:
         group: ProcessGroup,
     ) -> Training:
         # Nothing before may leave a trace in the random numbers below: it may have come from the store.
-        vocab_size, seed = len(self.inputs.tokenizer(stage)), stage_seed(stage.config.seed, stage.name)
+        vocab_size, seed = self.inputs.vocab_size(stage), stage_seed(stage.config.seed, stage.name)
         seed_all(seed)
         return Training(
             self._model(stage, vocab_size),
@@ -176,19 +183,22 @@ class Pipeline:
             group=group,
         )
 
-    def _model(self, stage: Stage, vocab_size: int) -> Any:
+    def _model(self, stage: Stage, vocab_size: int | None) -> Any:
         model = stage.config.model
         if stage.source is not None:
             model = model.model_copy(update={"source": str(self.build(stage.source) / "model")})
-        trained_vocabulary = vocab_size if model.source is None else None
-        return build(model, stage.head, trained_vocabulary)
+        return build(model, stage.head, vocab_size)
+
+    @staticmethod
+    def _kept(stage: Stage, folder: Path) -> Any:
+        return build(ModelConfig(source=str(folder / "model"), head="keep"), stage.head)
 
     def is_cached(self, stage: Stage) -> tuple[bool, str]:
         """Whether the outputs of the stage's teacher are read from a cache, and why."""
-        if why := why_live(self.runtime.targets, stage.needs[1], stage.reads_text):
+        if why := stage.why_live(self.runtime.targets):
             return False, why
         assert stage.teacher is not None
-        split = self.inputs.split(stage, stage.train_split)
+        split = self.inputs.split(stage, stage.train_split).taught
         size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(stage.followed))
         there = all(self.store.has(stage.targets_spec(checkpoint)) for checkpoint in stage.followed)
         return choose(self.runtime.targets, size, self.store.folder, there)
@@ -208,9 +218,8 @@ class Pipeline:
 
         def live(checkpoint: int | None) -> LiveTargets:
             folder = weights() / (EPOCH.format(checkpoint) if checkpoint else "model")
-            return LiveTargets(
-                build(ModelConfig(source=str(folder), head="keep"), stage.head), split, needs, self.device
-            )
+            model = build(ModelConfig(source=str(folder), head="keep"), stage.head)
+            return LiveTargets(model, split, needs, self.device)
 
         def from_cache(checkpoint: int | None) -> CachedTargets:
             spec = stage.targets_spec(checkpoint)

@@ -28,6 +28,8 @@ class StageConfig(Schema):
             training the teacher twice where a run that does not comes first. No part of what the stage yields.
         share: of the task's training examples that are used, always the same ones, a smaller share within a larger. Of
             a transfer set none is left out.
+        views: of each training example that is cropped or flipped at random, show so many fixed ones in turn, so that
+            the teacher's outputs can be cached. It means nothing without a teacher or where examples stay as they are.
         transfer: inputs without labels to train on instead of the task's own; the task still selects and judges.
     """
 
@@ -43,6 +45,7 @@ class StageConfig(Schema):
     keep_checkpoints: bool = False
     seed: int = Field(ge=0)
     share: float = Field(1.0, gt=0, le=1)
+    views: int | None = Field(None, ge=1)
 
     def model_post_init(self, _context: Any) -> None:
         if (self.task is None) == (self.corpus is None):
@@ -59,5 +62,5 @@ class TeacherConfig(Schema):
     """The teacher as results name it; the stage ``teacher`` reads the rest of its group by interpolation."""
 
     name: str
-    source: str
+    source: str | None
     fine_tuned: bool

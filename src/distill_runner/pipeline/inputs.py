@@ -4,9 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distill_runner.common.seeds import stage_seed
 from distill_runner.datasets.batches import Split, Tokens
 from distill_runner.datasets.corpora import train_wordpiece, write_examples
+from distill_runner.datasets.held_out import HeldOut, held_out_rows
+from distill_runner.kinds.task import HELD_OUT
 from distill_runner.models.sources import read_tokenizer
 from distill_runner.pipeline.stages import CORPUS, TRANSFER, Stage
 from distill_runner.pipeline.store import Store
@@ -21,7 +25,9 @@ class Inputs:
         self.store, self.device = store, device
 
     def tokenizer(self, stage: Stage) -> Any:
-        """The stage's tokenizer, its vocabulary trained first if it is to come from the corpus."""
+        """The stage's tokenizer, its vocabulary trained first if it is to come from the corpus; None without text."""
+        if stage.tokenizer is None:
+            return None
         if stage.tokenizer != CORPUS:
             return read_tokenizer(stage.tokenizer)
         corpus = stage.root.config.corpus
@@ -33,6 +39,11 @@ class Inputs:
             train_wordpiece(corpus.texts("train"), size, folder)
 
         return read_tokenizer(str(self.store.get(stage.vocabulary_spec, train)))
+
+    def vocab_size(self, stage: Stage) -> int | None:
+        """Of a model that is made new; None where there is a source, or no text."""
+        tokenizer = None if stage.source or stage.config.model.source else self.tokenizer(stage)
+        return None if tokenizer is None else len(tokenizer)
 
     def split(self, stage: Stage, name: str, tokenizer: Any | None = None) -> Split:
         """A split of the stage's data, ready for batches; ``TRANSFER`` is that of the transfer set."""
@@ -47,19 +58,23 @@ class Inputs:
                 write_examples(folder, corpus, "train" if name == "train" else "validation", read_by)
 
         folder = self.store.get(stage.split_spec(name), write)
-        return task.open(folder) if task is not None else Tokens(folder)
+        return task.open(folder, stage.views) if task is not None else Tokens(folder)
 
     def data(self, stage: Stage) -> Data:
         """What the stage trains on and is judged by, tokenised into the store."""
         task, corpus = stage.config.task, stage.config.corpus
+        seed = stage_seed(stage.config.seed, stage.name)
         if not stage.is_judged:
             return TextData(self.split(stage, "train"), self.device())
         if corpus is not None:
             tokenizer = self.tokenizer(stage)
             train, held_out = (self.split(stage, split, tokenizer) for split in ("train", "validation"))
-            seed = stage_seed(stage.config.seed, stage.name)
             return CorpusData(corpus, train, held_out, tokenizer, seed, self.device())
         assert task is not None
         validation = {name: self.split(stage, split) for name, split in task.validation.items()}
         train = self.split(stage, stage.train_split)
-        return TaskData(task, train, validation, self.device(), stage.share)
+        selecting = None
+        if task.select_on == HELD_OUT:
+            whole = train if stage.train_split == task.train else self.split(stage, task.train)
+            selecting = HeldOut(whole, held_out_rows(np.asarray(whole.labels), task.hold_out))
+        return TaskData(task, train, validation, self.device(), stage.share, selecting, seed)

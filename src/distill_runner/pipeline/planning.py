@@ -7,7 +7,6 @@ from typing import Literal
 from distill_runner.models.features import FeatureRequest
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
-from distill_runner.training.teachers import why_live
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def fillable(
     for upstream in stage.upstream:
         yield from fillable(upstream, store, targets)
     teacher = stage.teacher
-    if teacher is None or targets == "live" or why_live("auto", stage.needs[1], stage.reads_text):
+    if teacher is None or targets == "live" or stage.why_live("auto"):
         return
     if store.has(teacher.checkpoints_spec if stage.route else teacher.spec):
         missing = [spec for spec in map(stage.targets_spec, stage.followed) if not store.has(spec)]
@@ -67,7 +66,7 @@ def fillable(
 def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "cached", "live"]) -> list[Planned]:
     _, needs = stage.needs
     what = _read(needs)
-    if why := why_live(mode, needs, stage.reads_text):
+    if why := stage.why_live(mode):
         return [Planned("targets", "-" * 16, False, f"{what} of {teacher.name}, {why}")]
     remark = "" if mode == "auto" else f" (runtime.targets={mode})"
     lines = []

@@ -36,8 +36,8 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
             _require_stage(stages, upstream, ".model.source", config.model.source)
             source = resolve(stages, upstream, precision, path)
         shape = _shape(config, source)
-        tokenizer = config.model.tokenizer or (source.tokenizer if source else config.model.source)
-        if tokenizer is None:
+        tokenizer = _tokenizer(config, source)
+        if tokenizer is None and (config.task is None or config.task.tokenized):
             raise UserError(".model.tokenizer", None, "a fresh model needs one")
         if config.model.tokenizer == CORPUS and not (config.corpus and config.corpus.vocab_size):
             raise UserError("corpus.vocab_size", None, "a vocabulary trained on the corpus needs a size")
@@ -48,6 +48,12 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
         if teacher is None:
             return stage
         return replace(stage, teacher=teacher, tokenizer=teacher.tokenizer, route=_route(config, teacher))
+
+
+def _tokenizer(config: StageConfig, source: Stage | None) -> str | None:
+    if config.task is not None and not config.task.tokenized:
+        return None
+    return config.model.tokenizer or (source.tokenizer if source else config.model.source)
 
 
 def _require_stage(stages: Mapping[str, StageConfig], name: str, key: str, value: str) -> None:
@@ -70,7 +76,7 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
         _require_stage(stages, wanted, ".teacher", wanted)
         teacher = resolve(stages, wanted, stage.precision, path)
         if teacher.tokenizer_spec != stage.tokenizer_spec:
-            require_same_vocabulary(teacher.tokenizer, stage.tokenizer)
+            require_same_vocabulary(str(teacher.tokenizer), str(stage.tokenizer))
         method.bind(stage.shape, teacher.shape, stage.outputs)
     if stage.is_masked:
         problem = "it would read other tokens than a student that learns from masked text too"
@@ -124,6 +130,8 @@ def _shape(config: StageConfig, source: Stage | None) -> EncoderShape:
             problem = f"the source has {source.shape.num_layers} layers"
             raise UserError(".model.num_layers", num_layers, problem)
         shape = replace(source.shape, num_layers=num_layers)
+    if config.task is not None:
+        config.task.check(shape)
     key = "task" if config.task else "corpus"
     needed = config.task.num_positions if config.task else config.corpus.max_length if config.corpus else 0
     if needed > shape.max_length:

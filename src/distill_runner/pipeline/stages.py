@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,6 +19,7 @@ from distill_runner.models.head import LANGUAGE_MODEL, PRE_TRAINING, Head
 from distill_runner.models.sources import commit, fingerprint, fresh_architecture, is_on_hub
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import Spec, key_of
+from distill_runner.training.teachers import why_live
 
 SCHEMA = 3
 """Raised when the meaning of an artifact changes; everything is then built again."""
@@ -30,14 +31,15 @@ class Stage:
     """A stage with everything upstream resolved.
 
     ``source`` is the stage whose model it starts from and ``teacher`` the one it learns from, if any. ``tokenizer``
-    is a source as in ``ModelConfig``, never a stage, or the name ``corpus``. ``route`` is, for each of its epochs, the
-    epoch of the teacher (from 1) whose checkpoint it learns from; None to learn from the model that the teacher yields.
+    is a source as in ``ModelConfig``, never a stage, or the name ``corpus``; None where there is no text. ``route`` is,
+    for each of its epochs, the epoch of the teacher (from 1) whose checkpoint it learns from; None to learn from the
+    model that the teacher yields.
     """
 
     name: str
     config: StageConfig
     shape: EncoderShape
-    tokenizer: str
+    tokenizer: str | None
     source: "Stage | None"
     teacher: "Stage | None"
     precision: str
@@ -73,7 +75,9 @@ class Stage:
         return self.config.task.spec() | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
 
     @cached_property
-    def tokenizer_spec(self) -> dict[str, Any]:
+    def tokenizer_spec(self) -> dict[str, Any] | None:
+        if self.tokenizer is None:
+            return None
         if self.tokenizer == CORPUS:
             return self.vocabulary_spec
         return {"content": fingerprint(self.tokenizer)}
@@ -109,6 +113,7 @@ class Stage:
                 "versions": {name: version(name).split(".")[0] for name in ("torch", "transformers")},
             }
             | ({"route": self.route} if self.route else {})
+            | ({"views": self.views} if self.views else {})
         )
 
     @property
@@ -192,6 +197,17 @@ class Stage:
         return 1.0 if self.config.transfer else self.config.share
 
     @property
+    def views(self) -> int | None:
+        """How many fixed pictures of each example a teacher sees; None where each epoch has its own."""
+        return self.config.views if self.teacher else None
+
+    def why_live(self, mode: Literal["auto", "cached", "live"]) -> str | None:
+        """Why the teacher's outputs cannot be cached; None if they can."""
+        task = self.config.task
+        endless = task is not None and task.is_endless(self.views)
+        return why_live(mode, self.needs[1], text=self.reads_text, endless=endless)
+
+    @property
     def labels(self) -> frozenset[str]:
         """What the training batches have of their own to learn from."""
         if self.config.transfer:
@@ -232,7 +248,9 @@ class Stage:
             "tokens": self.split_spec(self.train_split),
             "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
             "precision": self.precision,
-        } | ({"checkpoint": checkpoint} if checkpoint else {})
+            **({"checkpoint": checkpoint} if checkpoint else {}),
+            **({"shown": {**shown, "views": self.views}} if (shown := self.config.task.shown) else {}),
+        }
 
     def method(self, student: EncoderShape | None = None) -> Method:
         """The stage's method, bound to its models; new parameters are drawn from torch's global generator."""

@@ -1,7 +1,7 @@
 """Do two methods differ? Paired over the examples that both predicted, and over the seeds that both ran."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
 
@@ -12,13 +12,10 @@ from distill_runner.datasets.metrics import METRICS
 from distill_runner.report.cells import ResultCell, SettingScores
 from distill_runner.report.collect import Result
 from distill_runner.report.rows import ResultTable, Row
-from distill_runner.report.statistics import Bootstrap, clustered_bootstrap, paired_bootstrap, paired_t
+from distill_runner.report.statistics import Bootstrap, holm, paired_bootstrap, paired_t
 
 PREDICTIONS = "predictions-*.npz"
-"""In a run's folder, one for each validation split: ``outputs`` (N, C) and ``labels`` (N,).
-
-Or ``score-<metric>`` (N,) and ``clusters`` (N,) where a score is a mean over examples that depend on each other.
-"""
+"""In a run's folder, one for each validation split: ``outputs`` (N, C) and ``labels`` (N,)."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,8 @@ class Comparison:
         examples: paired over examples, in fractions; None where it cannot be had.
         shared: seeds that both ran.
         seeds_p: two-sided p-value over them; None where it cannot be had.
+        examples_holm, seeds_holm: the same p-values, corrected by Holm for all that were tried together.
+        family: how many those are, over examples and over seeds.
         remarks: why something cannot be had, and what to beware of.
     """
 
@@ -42,20 +41,45 @@ class Comparison:
     examples: Bootstrap | None = None
     shared: int = 0
     seeds_p: float | None = None
+    examples_holm: float | None = None
+    seeds_holm: float | None = None
+    family: tuple[int, int] = (0, 0)
 
 
-def compare(table: ResultTable, first: str, second: str) -> list[Comparison]:
-    """Two rows on each task of the table.
+def compare(table: ResultTable, *groups: Sequence[str]) -> list[Comparison]:
+    """The first row of each group against its others, on each task of the table; p-values are corrected together.
 
     Args:
-        first, second: names of rows, or methods that have one row only.
+        groups: names of rows, or methods that have one row only.
     Raises:
-        UserError: there is no such row, or more than one.
+        UserError: a group has less than two rows, or there is no such row, or more than one.
     """
-    rows = _row(table, first), _row(table, second)
-    if rows[0] is rows[1]:
-        raise UserError("--compare", f"{first} {second}", "is one row, not two")
-    return [_on_task(task, *rows) for task in table.tasks]
+    pairs = [pair for names in groups for pair in _pairs(table, names)]
+    return _corrected([_on_task(task, *pair) for pair in pairs for task in table.tasks])
+
+
+def _pairs(table: ResultTable, names: Sequence[str]) -> list[tuple[Row, Row]]:
+    first, *others = [_row(table, name) for name in names]
+    if not others or any(other is first for other in others):
+        raise UserError("--compare", " ".join(names), "is one row, not two")
+    return [(first, other) for other in others]
+
+
+def _corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """With Holm's p-values. The two tests ask different questions, so each of them is a family of its own."""
+    over_examples = _holm(comparisons, lambda each: each.examples.p if each.examples else None)
+    over_seeds = _holm(comparisons, lambda each: each.seeds_p)
+    family = len(over_examples), len(over_seeds)
+    return [
+        replace(each, examples_holm=over_examples.get(number), seeds_holm=over_seeds.get(number), family=family)
+        for number, each in enumerate(comparisons)
+    ]
+
+
+def _holm(comparisons: Sequence[Comparison], p_of: Callable[[Comparison], float | None]) -> dict[int, float]:
+    """By number of the comparison, of those that have a p-value."""
+    found = {number: p for number, each in enumerate(comparisons) if (p := p_of(each)) is not None}
+    return dict(zip(found, holm(list(found.values())), strict=True))
 
 
 def sentence(comparison: Comparison) -> str:
@@ -66,10 +90,16 @@ def sentence(comparison: Comparison) -> str:
         told.append(f"{comparison.difference:+.2f} {comparison.metric}")
     if paired := comparison.examples:
         bounds = f"[{100 * paired.low:+.2f}, {100 * paired.high:+.2f}]"
-        told.append(f"bootstrap over {paired.examples} examples: 95 % {bounds}, p {paired.p:.4f}")
+        corrected = _of_family(comparison.examples_holm, comparison.family[0])
+        told.append(f"bootstrap over {paired.examples} examples: 95 % {bounds}, p {paired.p:.4f}{corrected}")
     if comparison.seeds_p is not None:
-        told.append(f"paired t-test over {comparison.shared} seeds: p {comparison.seeds_p:.4f}")
+        corrected = _of_family(comparison.seeds_holm, comparison.family[1])
+        told.append(f"paired t-test over {comparison.shared} seeds: p {comparison.seeds_p:.4f}{corrected}")
     return f"{head}: {'; '.join([*told, *comparison.remarks])}"
+
+
+def _of_family(p: float | None, size: int) -> str:
+    return "" if p is None or size < 2 else f" (Holm, of {size}: {p:.4f})"
 
 
 def _row(table: ResultTable, name: str) -> Row:
@@ -109,23 +139,14 @@ def _over_examples(first: SettingScores, second: SettingScores) -> tuple[Bootstr
     if any(not np.array_equal(labels, other) for point in found for _, other in point):
         return None, ["no bootstrap: the runs were judged on different examples"]
     one, other = ([output for output, _ in point] for point in found)
-    if one[0].ndim == 1:
-        return clustered_bootstrap(one, other, labels), []
     return paired_bootstrap(first.runs[0]["metric"], one, other, labels), []
 
 
 def _kept(run: Result) -> tuple[np.ndarray, np.ndarray] | None:
-    """Outputs and labels of the split that gave the run's score, which is told by the score itself.
-
-    Or the examples' own scores (N,) and their clusters.
-    """
+    """Outputs and labels of the split that gave the run's score, which is told by the score itself."""
     for file in sorted(Path(run["folder"]).glob(PREDICTIONS)):
         try:
             with np.load(file) as arrays:
-                if (scores := arrays.get(f"score-{run['metric']}")) is not None:
-                    if isclose(scores.mean(), run["score"], abs_tol=1e-6):
-                        return scores, arrays["clusters"]
-                    continue
                 outputs, labels = arrays["outputs"], arrays["labels"]
             if isclose(METRICS[run["metric"]](outputs, labels), run["score"], abs_tol=1e-6):
                 return outputs, labels

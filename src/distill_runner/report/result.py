@@ -3,7 +3,7 @@
 import json
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from distill_runner.compose.config import RunConfig
 from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.layer_mapping import Attention, LayerMapping
 from distill_runner.pipeline.config import StageConfig
-from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.stages import STAGE, Stage
 from distill_runner.report.published import Published, find
 from distill_runner.report.settings import settings_of
 
@@ -43,7 +43,6 @@ def finished(
     metric = next(iter(measured["metrics"]))
     described = described_by(run)
     found = printed(run, stage.shape.num_layers, stage.shape.width, metric)
-    taught = teacher["metrics"] if teacher else {}
     return {
         "key": stage.key,
         "status": "done",
@@ -63,10 +62,6 @@ def finished(
         "examples_per_second": measured["examples_per_second"],
         "seconds": measured["wall_seconds"],
         "published": found.model_dump() if found else None,
-        "splits": {
-            name: _of_split(run, stage, name, metric, measured["metrics"], taught)
-            for name in (stage.config.task.columns_of if stage.config.task else ())
-        },
         "readings": list(_readings(stage)),
         "hub": stage.hub_commits,
         "folder": str(folder),
@@ -74,26 +69,12 @@ def finished(
     }
 
 
-def _of_split(
-    run: RunConfig, stage: Stage, name: str, metric: str, measured: Mapping[str, float], taught: Mapping[str, float]
-) -> dict[str, Any]:
-    """What differs in the result of one validation split that has a column of its own."""
-    found = printed(run, stage.shape.num_layers, stage.shape.width, metric, f"_{name}")
-    of_split = f"{name}/{metric}"
-    return {
-        "score": measured[of_split],
-        "teacher_score": taught.get(of_split),
-        "published": found.model_dump() if found else None,
-    }
-
-
-def printed(run: RunConfig, num_layers: int, width: int, metric: str, split: str = "") -> Published | None:
+def printed(run: RunConfig, num_layers: int, width: int, metric: str) -> Published | None:
     """The number that a paper prints for a run, whose variant is whatever the methods of its stages are set to.
 
     Args:
         num_layers, width: of the student.
         metric: that the run's score is in.
-        split: what follows the task's name in that of one of its splits.
     """
     described = described_by(run)
     variant: dict[str, Any] = {}
@@ -103,11 +84,12 @@ def printed(run: RunConfig, num_layers: int, width: int, metric: str, split: str
         variant["checkpoint"] = route.checkpoints[0]
     return find(
         described["method"],
-        described["task"] + split,
+        described["task"],
         num_layers=num_layers,
         width=width,
-        teacher=run.teacher.source,
+        teacher=run.teacher.source or run.teacher.name,
         metric=metric,
+        split="test" if (task := run.stages["student"].task) and "test" in task.validation else "dev",
         variant=variant,
     )
 
@@ -159,12 +141,16 @@ def described_by(run: RunConfig) -> dict[str, Any]:
 def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
     """Origin of the student's weights, and its depth and width as far as they are given."""
     model = config.model
-    origin = {run.teacher.source: "pretrained", "stage:teacher": "finetuned"}.get(model.source or "", model.source)
-    source = run.teacher.name if model.source in (run.teacher.source, "stage:teacher") else model.source
+    origin = {run.teacher.source or STAGE: "pretrained", "stage:teacher": "finetuned"}.get(
+        model.source or "", model.source
+    )
+    of_teacher = model.source is not None and model.source in (run.teacher.source, "stage:teacher")
+    source = run.teacher.name if of_teacher else model.source
     fresh = model.architecture or {}
     sizes = {"num_layers": model.num_layers or fresh.get("num_hidden_layers"), "width": fresh.get("hidden_size")}
     given = {name: size for name, size in sizes.items() if size}
-    return {"init": f"{model.layers} of {origin}", "source": source, **given}
+    init = f"{model.layers} of {origin}" if origin else "new weights"
+    return {"init": init, "source": source, **given}
 
 
 def _transfer(run: RunConfig) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distill_runner.report.collect import Result
-from distill_runner.report.compare import compare
 from distill_runner.report.formats import as_csv, latex, markdown
 from distill_runner.report.page import html
 from distill_runner.report.rows import tabulate
@@ -16,26 +15,23 @@ def write_report(
     folder: Path,
     title: str,
     pictures: Sequence[Path] = (),
-    comparing: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Write ``table.txt``, ``.md``, ``.csv``, ``.tex`` and ``.html`` into ``folder``; equal results give equal bytes.
 
     Args:
         results: in the order in which their rows and tasks are to appear.
         pictures: files to show on the page.
-        comparing: pairs of rows to test against each other, see ``compare``.
     Returns:
         the text for a terminal.
     """
     table = tabulate(results)
-    comparisons = [comparison for pair in comparing for comparison in compare(table, *pair)]
-    text = terminal(table, comparisons)
+    text = terminal(table)
     files = {
         "txt": text + "\n",
-        "md": f"# {title}\n\n{markdown(table, comparisons)}",
+        "md": f"# {title}\n\n{markdown(table)}",
         "csv": as_csv(table),
-        "tex": latex(table, comparisons),
-        "html": html(table, title, comparisons, pictures),
+        "tex": latex(table),
+        "html": html(table, title, pictures=pictures),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for extension, content in files.items():

@@ -73,7 +73,7 @@ class Estimator:
             new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted
             self.counted |= new
             # Of the whole split, whatever share of it is used.
-            split = self.pipeline.inputs.split(stage, stage.train_split)
+            split = self.pipeline.inputs.split(stage, stage.train_split).taught
             seconds += len(split) * len(new) * self._speed(stage.teacher).prediction
             num_bytes += cache_bytes(stage.needs[1], stage.teacher.shape, split, len(new))
         return Cost(START_SECONDS + seconds, num_bytes)
@@ -128,7 +128,7 @@ class Estimator:
     def _random(self, stage: Stage) -> PreTrainedModel:
         model = stage.root.config.model
         shape = {"num_layers": stage.shape.num_layers, "layers": "random", "head": "new"}
-        vocab_size = len(self.pipeline.inputs.tokenizer(stage)) if model.source is None else None
+        vocab_size = self.pipeline.inputs.vocab_size(stage.root)
         return build(model.model_copy(update=shape), stage.head, vocab_size)
 
 

@@ -1,6 +1,6 @@
 """What a stage trains on and is judged by: a task's labelled examples, or the text of a corpus."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Protocol
@@ -11,7 +11,9 @@ from transformers import PreTrainedModel
 
 from distill_runner.datasets.batches import PADDING, Batch, Split, bucketed_order, epoch_order
 from distill_runner.datasets.corpora import Corpus, continuations, mask_draws, mask_tokens
+from distill_runner.datasets.held_out import HeldOut
 from distill_runner.kinds import Task
+from distill_runner.kinds.task import HELD_OUT
 from distill_runner.models.encoders import extract, predicts_next_sentence
 from distill_runner.models.features import FeatureRequest
 from distill_runner.training.config import Optim
@@ -44,25 +46,48 @@ class Data(Protocol):
 
     def evaluate(self, model: PreTrainedModel) -> Evaluation: ...
 
+    def judge(self, kept: Callable[[], PreTrainedModel]) -> Evaluation:
+        """What is looked at once, of the model that is kept; nothing where each evaluation has it all."""
+
 
 class TaskData:
-    """A task's training split, or a share of it, and its validation splits of which the first one selects."""
+    """A task's training split, or a share of it, and what selects and judges.
+
+    Args:
+        validation: the splits that a model is judged by; the first one selects as well, unless there is
+        selecting: a part of training data that selects instead, and is never trained on. The others are then looked at
+            once, when training is through.
+        seed: of what differs between epochs, beside the order of the examples.
+    """
 
     def __init__(
-        self, task: Task, train: Split, validation: Mapping[str, Split], device: Device, share: float = 1.0
+        self,
+        task: Task,
+        train: Split,
+        validation: Mapping[str, Split],
+        device: Device,
+        share: float = 1.0,
+        selecting: HeldOut | None = None,
+        seed: int = 0,
     ) -> None:
         self.task, self.train, self.validation, self.device = task, train, validation, device
+        self.selecting, self.seed = selecting, seed
         # Numbers in the whole split, so that a teacher's targets serve every share.
         order = np.random.default_rng(0).permutation(len(train))
-        self.chosen = np.sort(order[: max(1, round(share * len(train)))])
+        if selecting is not None and selecting.split is train:
+            order = order[~np.isin(order, selecting.chosen)]
+        self.chosen = np.sort(order[: max(1, round(share * len(order)))])
 
     @property
     def num_evaluated(self) -> int:
+        if self.selecting is not None:
+            return len(self.selecting)
         return sum(map(len, self.validation.values()))
 
     @property
     def token_ids(self) -> np.ndarray | None:
-        occurring = [split.token_ids for split in (self.train, *self.validation.values())]
+        splits = (self.train, *self.validation.values(), *([self.selecting.split] if self.selecting else []))
+        occurring = [split.token_ids for split in splits]
         known = [ids for ids in occurring if ids is not None]
         return reduce(np.union1d, known, np.array([PADDING])) if len(known) == len(occurring) else None
 
@@ -74,13 +99,26 @@ class TaskData:
         return len(self.chosen)
 
     def batch(self, index: np.ndarray, epoch: int) -> Batch:
-        return self.train.training_batch(self.chosen[index], epoch, self.device.length_multiple)
+        return self.train.training_batch(self.chosen[index], self.seed, epoch, self.device.length_multiple)
 
     def evaluate(self, model: PreTrainedModel) -> Evaluation:
-        """Scores in 0..1; those of further splits are named ``<split>/<metric>`` (MNLI's mismatched)."""
+        """Scores in 0..1; those of further splits are named ``<split>/<metric>`` (MNLI's mismatched, held-out ones)."""
+        if self.selecting is None:
+            return self._of_validation(model)
+        outputs = predict(model, self.selecting, self.device)
+        scores = self.task.score(outputs, self.selecting)
+        return {f"{HELD_OUT}/{metric}": value for metric, value in scores.items()}, {}
+
+    def judge(self, kept: Callable[[], PreTrainedModel]) -> Evaluation:
+        return ({}, {}) if self.selecting is None else self._of_validation(kept())
+
+    def _of_validation(self, model: PreTrainedModel) -> Evaluation:
         outputs = {name: predict(model, split, self.device) for name, split in self.validation.items()}
-        scores = {name: self.task.score(outputs[name], split) for name, split in self.validation.items()}
-        return self.task.selected(scores), outputs
+        metrics: dict[str, float] = {}
+        for number, (name, split) in enumerate(self.validation.items()):
+            scores = self.task.score(outputs[name], split)
+            metrics |= {f"{name}/{metric}" if number else metric: value for metric, value in scores.items()}
+        return metrics, outputs
 
 
 class TextData:
@@ -104,6 +142,9 @@ class TextData:
         return replace(self.train.batch(index, self.device.length_multiple), labels=None)
 
     def evaluate(self, model: PreTrainedModel) -> Evaluation:
+        return {}, {}
+
+    def judge(self, kept: Callable[[], PreTrainedModel]) -> Evaluation:
         return {}, {}
 
 
@@ -174,6 +215,9 @@ class CorpusData:
         if needs.next_sentence:
             metrics["next_sentence_accuracy"] = pairs_right / len(self.validation)
         return metrics, {}
+
+    def judge(self, kept: Callable[[], PreTrainedModel]) -> Evaluation:
+        return {}, {}
 
     def _held_out(self) -> Iterator[Batch]:
         for index in by_tokens(self.validation, budget=4096):

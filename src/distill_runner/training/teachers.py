@@ -93,7 +93,7 @@ class CachedTargets:
     @staticmethod
     def write(folder: Path, teacher: LiveTargets) -> None:
         """Run the teacher once over all its examples, longest last, and save its features as float32."""
-        split = teacher.split
+        split = teacher.split.taught
         arrays: dict[str, Any] = {}
         for index in by_tokens(split, TOKENS_PER_BATCH[teacher.device.torch.type], ROWS):
             batch = split.batch(index)
@@ -134,11 +134,14 @@ class CheckpointTargets:
         return self.targets(batch, progress, needs)
 
 
-def why_live(mode: Literal["auto", "cached", "live"], needs: FeatureRequest, text: bool) -> str | None:
+def why_live(
+    mode: Literal["auto", "cached", "live"], needs: FeatureRequest, text: bool, endless: bool = False
+) -> str | None:
     """Why there can be no cache of ``needs``; None if there can.
 
     Args:
         text: of a corpus, not of a task's examples.
+        endless: examples look different in each epoch.
 
     Raises:
         UserError: there can be none, and ``mode`` insists on one.
@@ -149,10 +152,13 @@ def why_live(mode: Literal["auto", "cached", "live"], needs: FeatureRequest, tex
         why = "the states of all tokens are not cached: they are as many numbers for each token as the teacher is wide"
     elif text:
         why = "of a corpus nothing is cached: few of its examples are read twice"
+    elif endless:
+        why = "training images look different in each epoch"
     else:
         return None
     if mode == "cached":
-        raise UserError("runtime.targets", mode, why, "Take runtime.targets=auto or live.")
+        fixed = "augment.views=8 fixes 8 views of each image, or take" if endless else "Take"
+        raise UserError("runtime.targets", mode, why, f"{fixed} runtime.targets=auto or live.")
     return f"live ({why})"
 
 

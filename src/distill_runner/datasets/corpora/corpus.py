@@ -1,14 +1,14 @@
 """A corpus of plain text, and a transfer set to distil predictions on."""
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.corpora.parts import Mixture, Part
+from distill_runner.datasets.corpora.parts import Mixture
 from distill_runner.datasets.examples import Examples
 from distill_runner.datasets.reading.tables import read
 
@@ -30,8 +30,6 @@ class Corpus(Mixture):
         mask_probability: share of the tokens to predict.
         whole_word: choose words instead of pieces of words.
         stream: read from the hub on the fly, so that only tokens reach the disk. Examples are the same.
-        exponent: read each part in proportion to its number of documents to this power, as many documents in all:
-            0.7 reads small languages more often (XLM). They are counted first. None reads every document once.
     """
 
     group: ClassVar[str] = "corpus"
@@ -44,11 +42,9 @@ class Corpus(Mixture):
     mask_probability: float = Field(0.15, gt=0, lt=1)
     whole_word: bool = False
     stream: bool = False
-    exponent: float | None = Field(None, gt=0, le=1)
 
     def spec(self) -> dict[str, Any]:
-        without = {"stream"} | ({"exponent"} if self.exponent is None else set())
-        return {key: value for key, value in super().spec().items() if key not in without}
+        return {key: value for key, value in super().spec().items() if key != "stream"}
 
     def documents(self, split: Held) -> Iterator[list[str]]:
         """The documents of a split, each a list of texts.
@@ -56,33 +52,17 @@ class Corpus(Mixture):
         Raises:
             UserError: they cannot be read.
         """
-        parts = list(self.parts.values())
-        if split == "validation" or self.exponent is None:
-            yield from chain.from_iterable(self._of(part, split) for part in parts)
-            return
-        sizes = [sum(1 for _ in self._of(part, split)) for part in parts]
-        for part, size, quota in zip(parts, sizes, quotas(sizes, self.exponent), strict=True):
-            rounds = -(-quota // size)
-            yield from islice(chain.from_iterable(self._of(part, split) for _ in range(rounds)), quota)
-
-    def _of(self, part: Part, split: Held) -> Iterator[list[str]]:
-        """The documents of one part, each once."""
-        if part.validation is None:
-            documents = enumerate(part.documents(part.train, self.stream))
-            held = split == "validation"
-            yield from (texts for number, texts in documents if (number % self.hold_out == 0) == held)
-        else:
-            yield from part.documents(part.train if split == "train" else part.validation, self.stream)
+        for part in self.parts.values():
+            if part.validation is None:
+                documents = enumerate(part.documents(part.train, self.stream))
+                held = split == "validation"
+                yield from (texts for number, texts in documents if (number % self.hold_out == 0) == held)
+            else:
+                yield from part.documents(part.train if split == "train" else part.validation, self.stream)
 
     def texts(self, split: Held) -> Iterator[str]:
         """The texts of all documents; errors as there."""
         return chain.from_iterable(self.documents(split))
-
-
-def quotas(sizes: Sequence[int], exponent: float) -> list[int]:
-    """How many documents of each part are read, in proportion to ``size ** exponent``, as many as there are in all."""
-    powers = np.asarray(sizes, dtype=np.float64) ** exponent
-    return [max(1, round(quota)) for quota in sum(sizes) * powers / powers.sum()]
 
 
 class TransferSet(Mixture):
@@ -98,12 +78,16 @@ class TransferSet(Mixture):
     size: int | None = Field(None, ge=1)
 
     def examples(self) -> Examples:
-        """The inputs, in the order of parts and rows unless ``size`` cuts them.
+        """The inputs as texts."""
+        return Examples([list(map(str, column)) for column in self.inputs()], None)
+
+    def inputs(self) -> list[list[Any]]:
+        """The columns as the data hold them, in the order of parts and rows unless ``size`` cuts them.
 
         Raises:
             UserError: they cannot be read, differ in their number of columns, or are fewer than ``size``.
         """
-        columns: list[list[str]] = [[] for _ in next(iter(self.parts.values())).columns]
+        columns: list[list[Any]] = [[] for _ in next(iter(self.parts.values())).columns]
         for part in self.parts.values():
             if len(part.columns) != len(columns):
                 problem = f"the parts before have {len(columns)} columns: all must be single texts, or all pairs"
@@ -111,11 +95,11 @@ class TransferSet(Mixture):
             table = read(part, part.train)
             kept = [row for row in zip(*(table.columns[name] for name in part.columns), strict=True) if all(row)]
             for column, values in zip(columns, zip(*kept[: part.limit], strict=True), strict=False):
-                column.extend(map(str, values))
+                column.extend(values)
         if self.size is None:
-            return Examples(columns, None)
+            return columns
         if self.size > len(columns[0]):
             problem = f"the parts hold {len(columns[0])} examples"
             raise UserError("transfer.size", self.size, problem, "transfer.size=null takes all.")
         chosen = np.random.default_rng(ORDER_SEED).permutation(len(columns[0]))[: self.size]
-        return Examples([[column[i] for i in chosen] for column in columns], None)
+        return [[column[i] for i in chosen] for column in columns]

@@ -6,41 +6,16 @@ crop reaches beyond an image is black, as in the recipe for CIFAR (He et al. 201
 """
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from distill_runner.common.schema import Schema
 from distill_runner.common.seeds import GOLDEN, split_mix
+from distill_runner.datasets.images.config import Augment
 
 
-class Augment(Schema):
-    """What is done to training images.
-
-    Args:
-        pad: black pixels added on each side, of which a random place is cut out in the image's own size.
-        flip: mirror left and right with probability 1/2.
-        views: so many fixed pictures of each image, one after the other by epoch, the same in all runs, so that a
-            teacher's outputs can be cached; None draws anew each epoch.
-    """
-
-    pad: int = Field(0, ge=0)
-    flip: bool = False
-    views: int | None = Field(None, ge=1)
-
-    @property
-    def num_views(self) -> int | None:
-        """Pictures of each image; None without end."""
-        return self.views if self.pad or self.flip else 1
-
-    def view(self, epoch: int) -> int | None:
-        """Number of the fixed picture that an epoch, counted from 0, shows; None where it draws anew."""
-        return None if self.num_views is None else epoch % self.num_views
-
-    def apply(self, images: Tensor, index: Tensor, seed: int, epoch: int) -> Tensor:
-        """Augmented copies of ``images`` (B, H, W, C), bytes, whose examples have the numbers ``index`` (B,)."""
-        view = self.view(epoch)
-        crops, flips = draws(seed, epoch, index, self.pad) if view is None else draws(0, view, index, self.pad)
-        return cropped(images, crops, flips & self.flip, self.pad)
+def apply(augment: Augment, images: Tensor, index: Tensor, seed: int, epoch: int) -> Tensor:
+    """Augmented copies of ``images`` (B, H, W, C), bytes, whose examples have the numbers ``index`` (B,)."""
+    crops, flips = draws(seed, epoch, index, augment.pad)
+    return cropped(images, crops, flips & augment.flip, augment.pad)
 
 
 def draws(seed: int, epoch: int, index: Tensor, pad: int) -> tuple[Tensor, Tensor]:

@@ -1,42 +1,25 @@
-"""From what data hold of an image (PNG or JPEG bytes, a file, an array) to an array of bytes. Nothing is guessed."""
+"""From what data hold of an image (PNG or JPEG bytes, or a file) to an array of bytes. Nothing is guessed."""
 
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.schema import Schema
+from distill_runner.datasets.images.config import CHANNELS, Decoding
 
-Mode = Literal["RGB", "L"]
-CHANNELS: dict[Mode, int] = {"RGB": 3, "L": 1}
 _CONVERTIBLE = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
 """Pillow's modes of 8 bits. What it would make of 16 bits is cut off, not scaled."""
-
-
-class Decoding(Schema):
-    """How images are read.
-
-    Args:
-        mode: ``RGB``, or ``L`` for grey images of one channel; images of another mode are refused.
-        convert: turn them into ``mode`` instead; what is transparent is lost.
-        resize: [height, width] to which all images are scaled (bilinear, antialiased, the aspect not kept). None takes
-            them as they are, and they must then be of one size.
-    """
-
-    mode: Mode = "RGB"
-    convert: bool = False
-    resize: tuple[int, int] | None = None
 
 
 def decode(values: Sequence[Any], decoding: Decoding, split: str, column: str, file: Path) -> None:
     """Write the images of a split as uint8 (N, H, W, C) to ``file``, memory-mapped: one image is in memory at a time.
 
     Args:
-        values: bytes, ``{"bytes": .., "path": ..}`` as on the hub, a path, or a uint8 array (H, W) or (H, W, 3).
+        values: bytes, ``{"bytes": .., "path": ..}`` as on the hub, or a path.
     Raises:
         UserError: no image, one that cannot be decoded, or is of another mode or size; the row is named.
     """
@@ -66,8 +49,6 @@ def _name(value: Any) -> str | None:
 
 def _opened(value: Any, where: str, column: str) -> Image.Image:
     """The decoded image in its own mode."""
-    if isinstance(value, np.ndarray):
-        return Image.fromarray(value)
     source = value.get("bytes") or value.get("path") if isinstance(value, dict) else value
     if not isinstance(source, bytes | Path) and not (isinstance(value, dict) and source):
         what = "no image" if source is None else f"a {type(value).__name__} instead of an image"

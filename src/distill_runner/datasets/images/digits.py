@@ -4,9 +4,11 @@ Source: UCI's "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kayna
 """
 
 import hashlib
+import io
 from functools import lru_cache
 
 import numpy as np
+from PIL import Image
 
 SHARES = {"train": 0.7, "validation": 0.85, "test": 1.0}
 
@@ -30,3 +32,14 @@ def digits_fingerprint() -> str:
     for name, (images, labels) in digits().items():
         total.update(name.encode() + images.tobytes() + labels.tobytes())
     return total.hexdigest()
+
+
+def as_png() -> dict[str, tuple[list[bytes], list[int]]]:
+    """The same as a data set holds them: files' bytes and numbers."""
+    return {name: (list(map(_png, images)), labels.tolist()) for name, (images, labels) in digits().items()}
+
+
+def _png(image: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()

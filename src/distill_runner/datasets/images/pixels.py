@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from distill_runner.datasets.batches import Unit, sent
-from distill_runner.datasets.images.augment import Augment
+from distill_runner.datasets.images.augment import apply
+from distill_runner.datasets.images.config import Augment
 
 PATCH = 64
 """Pixels of an image that count as one token where batches are made by what they cost: 16 tokens for 32 x 32."""
@@ -61,9 +62,10 @@ class PixelBatch:
     @cached_property
     def pixel_values(self) -> Tensor:
         """What a network reads: float32 (B, C, H, W), normalised, in the memory order channels-last."""
-        values = self.pixels.permute(0, 3, 1, 2).to(torch.float32)
-        mean, deviation = (values.new_tensor(part)[:, None, None] for part in self.normalisation)
-        return values.div_(255).sub_(mean).div_(deviation)
+        with torch.inference_mode(False):  # a teacher may ask first; the student's gradients need a plain tensor
+            values = self.pixels.permute(0, 3, 1, 2).to(torch.float32)
+            mean, deviation = (values.new_tensor(part)[:, None, None] for part in self.normalisation)
+            return values.div_(255).sub_(mean).div_(deviation)
 
     def to(self, device: torch.device) -> "PixelBatch":
         """The batch on another device, all but ``index`` and ``output_rows``: bytes travel, a quarter of the floats."""
@@ -77,15 +79,18 @@ class Pixels:
 
     Args:
         augment: what training batches look like.
+        views: so many fixed pictures of each image, one after the other by epoch, the same in all runs, so that a
+            teacher's outputs can be cached; None draws anew each epoch, under the seed of the stage.
     """
 
     token_ids = None
 
-    def __init__(self, folder: Path, normalisation: Normalisation, augment: Augment) -> None:
+    def __init__(self, folder: Path, normalisation: Normalisation, augment: Augment, views: int | None = None) -> None:
         self.images: np.ndarray = np.load(folder / "images.npy", mmap_mode="r")
         there = (folder / "labels.npy").exists()
         self.labels: Any = np.load(folder / "labels.npy", mmap_mode="r") if there else None
         self.normalisation, self.augment = normalisation, augment
+        self.num_views = views if augment.pad or augment.flip else 1
 
     def __len__(self) -> int:
         return len(self.images)
@@ -114,12 +119,15 @@ class Pixels:
         self, index: np.ndarray, seed: int, epoch: int, length_multiple: int | None = None
     ) -> PixelBatch:
         """The same, cropped and flipped as each image is in this epoch, counted from 0, under this seed."""
-        batch, view = self.batch(index), self.augment.view(epoch)
-        return replace(
-            batch,
-            pixels=self.augment.apply(batch.pixels, batch.index, seed, epoch),
-            output_rows=batch.index + view * len(self) if view else None,
-        )
+        batch = self.batch(index)
+        if self.num_views is None:
+            return replace(batch, pixels=apply(self.augment, batch.pixels, batch.index, seed, epoch))
+        view = epoch % self.num_views
+        return replace(batch, pixels=self.picture(batch, view), output_rows=batch.index + view * len(self))
+
+    def picture(self, batch: PixelBatch, view: int) -> Tensor:
+        """The pixels of a batch as one of the fixed views shows them."""
+        return apply(self.augment, batch.pixels, batch.index, 0, view)
 
     def teacher_batch(self, batch: PixelBatch, multiple: int, length_multiple: int | None = None) -> PixelBatch:
         """What a live teacher sees for ``batch``: the same pictures, some repeated to fill ``multiple``."""
@@ -129,9 +137,10 @@ class Pixels:
         return replace(batch, pixels=batch.pixels[chosen], index=batch.index[chosen], labels=None, output_rows=None)
 
     @property
-    def taught(self) -> "Views | None":
-        """All the pictures that a teacher may be asked about; None where they are without end."""
-        return None if self.augment.num_views is None else Views(self, self.augment.num_views)
+    def taught(self) -> "Views":
+        """All the pictures that a teacher may be asked about, where there is an end to them."""
+        assert self.num_views is not None, "Task.is_endless"
+        return Views(self, self.num_views)
 
 
 class Views:
@@ -159,9 +168,10 @@ class Views:
         number, view = index % len(self.split), index // len(self.split)
         batch = self.split.batch(number)
         pixels = batch.pixels.clone()
-        for epoch in np.unique(view):
-            chosen = torch.from_numpy(view == epoch)
-            pixels[chosen] = self.split.augment.apply(batch.pixels[chosen], batch.index[chosen], 0, int(epoch))
+        for one in np.unique(view):
+            chosen = torch.from_numpy(view == one)
+            here = replace(batch, pixels=batch.pixels[chosen], index=batch.index[chosen])
+            pixels[chosen] = self.split.picture(here, int(one))
         return replace(batch, pixels=pixels, index=torch.from_numpy(index), labels=None)
 
     def teacher_batch(self, batch: PixelBatch, multiple: int, length_multiple: int | None = None) -> PixelBatch:

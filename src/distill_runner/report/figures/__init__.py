@@ -10,7 +10,7 @@ from pathlib import Path
 
 from distill_runner.report.cells import is_scored
 from distill_runner.report.collect import Result
-from distill_runner.report.figures.canvas import style
+from distill_runner.report.figures.canvas import save
 from distill_runner.report.figures.scores import score_figure
 from distill_runner.report.figures.search import RATE, heat_map, hyper_parameter_figure, varying
 
@@ -27,7 +27,7 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
     Returns:
         the files, the scores first.
     """
-    done = [result for result in results if is_scored(result) and isfinite(result["score"])]
+    done = drawable(results)
     if not done:
         return []
     figures = {"scores": score_figure(done)}
@@ -41,6 +41,10 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
     files = []
     for name, figure in figures.items():
         files.append(folder / f"{name}.png")
-        with style():  # texts are laid out only now
-            figure.savefig(files[-1], metadata={"Software": None})
+        save(figure, files[-1])
     return files
+
+
+def drawable(results: Sequence[Result]) -> list[Result]:
+    """Those of students that have finished with a number."""
+    return [result for result in results if is_scored(result) and isfinite(result["score"])]

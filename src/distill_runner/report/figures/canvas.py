@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from distill_runner.common.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +36,19 @@ def legend(figure: "Figure", looks: Mapping[str, Mapping[str, Any]]) -> None:
     inches = 0.6 + 0.07 * max(map(len, looks))
     columns = max(1, min(len(handles), int(figure.get_figwidth() / inches)))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
+def save(figure: "Figure", file: Path) -> None:
+    """In the format that the file's name ends with; a PNG has equal bytes for equal figures.
+
+    Raises:
+        UserError: there is no such format.
+    """
+    known = sorted(figure.canvas.get_supported_filetypes())
+    if (extension := file.suffix.lower()[1:]) not in known:
+        raise UserError("--out", file.name, "is no format of pictures", f"Known: {', '.join(known)}.")
+    with style():  # texts are laid out only now
+        figure.savefig(file, metadata={"Software": None} if extension == "png" else None)
 
 
 def style() -> AbstractContextManager[None]:

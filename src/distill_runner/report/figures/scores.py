@@ -16,7 +16,7 @@ SMALL: dict[str, Any] = {"fontsize": 7, "color": "0.35", "ha": "center"}
 MEASURED, PRINTED = COLOURS[:2]
 ONE, MEAN, BEST, PUBLISHED, REFERENCE, TEACHER = (
     "one run",
-    "mean ± sd over seeds",
+    "mean over seeds, 95 % interval",
     "best of a search",
     "published",
     "published; other teacher, size or metric",
@@ -72,4 +72,4 @@ def _score_marks(panel: "Axes", place: int, cell: ResultCell) -> None:
     if cell.kind:
         panel.annotate(f"of {len(cell.points)}", (spread.mean, place), (0, 5), textcoords="offset points", **SMALL)
     if spread.count > 1:
-        panel.errorbar(spread.mean, place, xerr=spread.sd, color=MEASURED, elinewidth=1, capsize=3)
+        panel.errorbar(spread.mean, place, xerr=spread.interval, color=MEASURED, elinewidth=1, capsize=3)

@@ -1,0 +1,148 @@
+"""Images: one class of several for each picture."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.images.config import CHANNELS, Augment, Decoding, Mode
+from distill_runner.datasets.reading.tables import read
+from distill_runner.kinds.classification import ClassificationTask
+from distill_runner.kinds.task import HELD_OUT
+from distill_runner.models.head import Head
+
+if TYPE_CHECKING:
+    from distill_runner.datasets.corpora import TransferSet
+    from distill_runner.models.encoders import EncoderShape
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images of one split as the data hold them, and their classes (N,), None where they have none."""
+
+    values: list[Any]
+    labels: np.ndarray | None
+    split: str
+
+
+class ImagesTask(ClassificationTask):
+    """One class for each image.
+
+    Attributes:
+        columns: the one of the images; ``image`` for a folder of images, whose labels are in ``label``.
+        mode, convert, resize: see ``Decoding``.
+        mean, deviation: of each channel, of values in 0..1: what is subtracted, and then divided by.
+        augment: what is done to training images.
+        max_length: has no meaning here, and is there for configurations of texts alone.
+    """
+
+    tokenized: ClassVar[bool] = False
+    read_fields = frozenset({"columns", "label", "labels", "kind", "version", "mode", "convert", "resize"})
+
+    kind: Literal["images"]  # type: ignore[assignment]
+    columns: list[str] = Field(min_length=1, max_length=1)
+    max_length: int | None = None  # type: ignore[assignment]
+    mode: Mode = "RGB"
+    convert: bool = False
+    resize: tuple[int, int] | None = None
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
+    augment: Augment = Augment()
+    select_on: str = HELD_OUT
+
+    @model_validator(mode="after")
+    def _fits_its_channels(self) -> Self:
+        for name, values in (("mean", self.mean), ("deviation", self.deviation)):
+            if len(values) != CHANNELS[self.mode]:
+                problem = f"has {len(values)} numbers for the {CHANNELS[self.mode]} channels of mode {self.mode}"
+                raise UserError(f"task.{name}", list(values), problem)
+        if min(self.deviation) <= 0:
+            raise UserError("task.deviation", list(self.deviation), "must be above 0: values are divided by it")
+        if self.resize is not None and min(self.resize) < 1:
+            raise UserError("task.resize", list(self.resize), "must be [height, width] in pixels")
+        return self
+
+    def examples(self, split: str) -> Any:
+        table = read(self, split)
+        labels = self._labels(table, split)
+        if split == self.train and labels is not None:
+            self._require_all_classes(labels)
+        return Pictures(table.columns[self.columns[0]], labels, split)
+
+    def _require_all_classes(self, labels: np.ndarray) -> None:
+        names = self.labels or []
+        empty = [name for number, name in enumerate(names) if number not in set(labels.tolist())]
+        if empty:
+            problem = f"no image of the split '{self.train}' is of the class {', '.join(empty[:5])}"
+            raise UserError("task.labels", f"{len(names)} classes", problem, "Leave such classes out, or add images.")
+
+    def transfer(self, transfer: "TransferSet") -> Any:
+        return Pictures(transfer.inputs()[0], None, "transfer")
+
+    def write(self, folder: Path, examples: Any, tokenizer: Any) -> None:
+        from distill_runner.datasets.images.decode import decode
+
+        decoding = Decoding(mode=self.mode, convert=self.convert, resize=self.resize)
+        decode(examples.values, decoding, examples.split, self.columns[0], folder / "images.npy")
+        if examples.labels is not None:
+            np.save(folder / "labels.npy", examples.labels)
+
+    def open(self, folder: Path, views: int | None = None) -> Any:
+        from distill_runner.datasets.images.pixels import Pixels
+
+        return Pixels(folder, (self.mean, self.deviation), self.augment, views)
+
+    @property
+    def head(self) -> Head:
+        assert self.labels is not None, "resolved"
+        names = tuple(self.labels)
+        auto: Any = "AutoModelForImageClassification"
+        return Head(auto, names, len(names), "single_label_classification", self.name)
+
+    def check(self, shape: "EncoderShape") -> None:
+        """See to it that a model reads such images."""
+        if not shape.reads_images:
+            problem = f"a model of type {shape.model_type} reads text, and {self.name} has images"
+            raise UserError(".model", None, problem, "Take image networks: teacher=resnet110 student=resnet8.")
+        if shape.num_channels != CHANNELS[self.mode]:
+            problem = f"the model reads {shape.num_channels} channels, images of this mode have {CHANNELS[self.mode]}"
+            raise UserError("task.mode", self.mode, problem)
+        size = shape.image_size
+        if size is not None and self.resize != size:
+            problem = f"the model reads images of {size[0]}x{size[1]} pixels alone"
+            raise UserError(
+                "task.resize", self.resize and list(self.resize), problem, f"task.resize=[{size[0]},{size[1]}]"
+            )
+
+    @property
+    def num_positions(self) -> int:
+        return 0
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        return {"mean": self.mean, "deviation": self.deviation, "augment": self.augment.model_dump()}
+
+    def is_endless(self, views: int | None) -> bool:
+        return views is None and (self.augment.pad > 0 or self.augment.flip)
+
+    def save_reader(self, folder: Path) -> None:
+        """An image processor's file for ``AutoImageProcessor``, which has no name for a processor of bytes alone."""
+        size = {} if self.resize is None else {"size": {"height": self.resize[0], "width": self.resize[1]}}
+        settings = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": self.resize is not None,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": self.mean,
+            "image_std": self.deviation,
+        }
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings | size, indent=1))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"augment": self.augment.model_dump(), "resize": self.resize, "select_on": self.select_on}

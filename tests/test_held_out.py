@@ -1,0 +1,124 @@
+"""Selection on held-out training examples: stratified, seeded, never trained on; validation is looked at once."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.datasets.held_out import HeldOut, held_out_rows
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
+from distill_runner.training import data as training_data
+from distill_runner.training.data import TaskData
+
+Compose = Callable[..., RunConfig]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=200), st.floats(0.01, 0.9))
+def test_each_class_gives_its_share(classes: list[int], share: float) -> None:
+    labels = np.array(classes)
+    rows = held_out_rows(labels, share)
+    assert (np.diff(rows) > 0).all()
+    for one in np.unique(labels):
+        size = int((labels == one).sum())
+        assert (labels[rows] == one).sum() == max(1, round(share * size))
+
+
+def test_scores_give_as_many_of_each_range() -> None:
+    scores = np.random.default_rng(1).uniform(0, 5, 1000).astype(np.float32)
+    rows = held_out_rows(scores, 0.1)
+    order = np.argsort(scores, kind="stable")
+    place = np.empty(1000, dtype=int)
+    place[order] = np.arange(1000)
+    assert np.bincount(place[rows] // 100).tolist() == [10] * 10
+
+
+def test_the_same_examples_always() -> None:
+    labels = np.arange(60) % 2
+    assert held_out_rows(labels, 0.2).tolist() == held_out_rows(labels.copy(), 0.2).tolist()
+
+
+def built(run: RunConfig) -> tuple[Pipeline, Any, Path]:
+    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
+    return pipeline, stage, pipeline.build(stage)
+
+
+def test_what_is_held_out_is_not_trained_on(compose: Compose) -> None:
+    run = compose("method=nkd", "select_on=held_out", "task.hold_out=0.25", "stages.student.share=0.5")
+    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
+    data = pipeline.inputs.data(stage)
+    assert isinstance(data, TaskData)
+    assert isinstance(data.selecting, HeldOut)
+    assert not set(data.chosen) & set(data.selecting.chosen)
+    size = len(data.train)
+    assert len(data.selecting) == pytest.approx(0.25 * size, abs=1)
+    assert len(data) == pytest.approx(0.5 * 0.75 * size, abs=1)
+    batch = data.selecting.batch(np.arange(5))
+    whole = data.train.batch(data.selecting.chosen[:5])
+    assert sorted(batch.index.tolist()) == [0, 1, 2, 3, 4]
+    assert batch.labels is not None
+    assert whole.labels is not None
+    assert batch.labels.tolist() == whole.labels.tolist()
+
+
+def test_validation_is_looked_at_once(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[int]()
+    predict = training_data.predict
+
+    def watched(model: Any, split: Any, device: Any) -> Any:
+        seen.append(len(split))
+        return predict(model, split, device)
+
+    monkeypatch.setattr(training_data, "predict", watched)
+    run = compose("method=nkd", "select_on=held_out", "optim.epochs=3")
+    pipeline, stage, folder = built(run)
+    data = pipeline.inputs.data(stage)
+    assert isinstance(data, TaskData)
+    assert data.selecting is not None
+    validation = len(data.validation["validation"])
+    assert seen == [len(data.selecting)] * 3 + [validation]
+
+    measured = json.loads((folder / "metrics.json").read_text())
+    names = list(measured["metrics"])
+    assert names[0] == "accuracy"
+    assert "held_out/accuracy" in names
+    held = [epoch["held_out/accuracy"] for epoch in measured["epochs"]]
+    assert not any("accuracy" in epoch for epoch in measured["epochs"])
+    assert measured["best"] == held.index(max(held)) + 1
+    outputs = np.load(folder / "predictions-validation.npy")
+    labels = np.asarray(data.validation["validation"].labels)
+    assert measured["metrics"]["accuracy"] == pytest.approx((outputs.argmax(1) == labels).mean())
+
+
+def test_what_the_papers_do_keeps_its_key(compose: Compose) -> None:
+    """Results of before are not mistaken, nor lost."""
+    spec = {}
+    for on in ("validation", "held_out"):
+        run = compose("method=nkd", f"select_on={on}")
+        spec[on] = resolve(run.stages, "student", "fp32").spec["data"]
+    assert not {"select_on", "hold_out"} & set(spec["validation"])
+    assert spec["held_out"] == spec["validation"] | {"select_on": "held_out", "hold_out": 0.1}
+
+
+def test_the_teacher_holds_out_the_same(compose: Compose) -> None:
+    run = compose("method=rkd", "select_on=held_out")
+    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
+    student, teacher = (pipeline.inputs.data(each) for each in (stage, stage.teacher) if each)
+    assert isinstance(student, TaskData)
+    assert isinstance(teacher, TaskData)
+    assert student.selecting is not None
+    assert teacher.selecting is not None
+    assert student.selecting.chosen.tolist() == teacher.selecting.chosen.tolist()
+
+
+def test_another_name_is_refused(compose: Compose) -> None:
+    with pytest.raises(UserError, match=r"task\.select_on=test: neither held_out nor the first split"):
+        compose("method=nkd", "task.select_on=test")
