@@ -176,7 +176,9 @@ def test_a_student_reads_the_words_of_its_teacher(
     other = Path(shutil.copytree(tiny_bert_folder, tmp_path / "other"))
     train_wordpiece(["quite other words"], 160, other)
     with pytest.raises(UserError, match="its tokenizer is not that of the teacher"):
-        stage(f"student.init.source={other}")
+        stage("method=internal", f"student.init.source={other}")
+    own = stage("method=rkd", f"student.init.source={other}")  # which reads predictions alone
+    assert (own.tokenizer, own.teacher and own.teacher.tokenizer) == (str(other), str(tiny_bert_folder))
 
 
 def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(

@@ -109,6 +109,8 @@ def _work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
     """
     work = {}
     for part in missing(stage, pipeline.store):
+        if part.config.given is not None:
+            continue
         optim, size = part.config.optim, part.shape.num_layers * part.shape.width**2
         taught = part.teacher.shape.num_layers * part.teacher.shape.width**2 if part.teacher else 0
         num_steps = optim.num_steps(-(-len(pipeline.inputs.data(part)) // optim.batch_size))

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from distill_runner.methods.outputs import Outputs
 
 
+TOLERANCE, SMALLEST = 1e-3, 1e-12
+"""Of sums of probabilities, and of a probability."""
+
+
 class ClassificationTask(TextTask):
     """One class of several for each example.
 
@@ -79,6 +83,17 @@ class ClassificationTask(TextTask):
 
         assert self.labels is not None
         return dict(zip(self.labels, softmax(outputs.astype(np.float64), axis=1).T, strict=True))
+
+    def as_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
+        """Their logarithms, of which softmax gives them back; those below 1e-12 count as that."""
+        shown, totals = as_list(self.given_columns), probabilities_NC.sum(1)
+        wrong = (probabilities_NC < 0).any(1) | (np.abs(totals - 1) > TOLERANCE)
+        if len(rows := np.flatnonzero(wrong)):
+            problem = (
+                f"row {rows[0]} of split '{split}' has {probabilities_NC[rows[0]].tolist()}, which is no distribution"
+            )
+            raise UserError("task.probabilities", shown, problem, "They sum to 1; raw outputs are task.logits.")
+        return np.log(np.maximum(probabilities_NC, SMALLEST))
 
     def is_unlabelled(self, value: Any) -> bool:
         """Empty, or the hub's -1, unless -1 is the name of a class."""

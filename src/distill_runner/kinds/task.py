@@ -116,6 +116,19 @@ class Task(Dataset):
         return transfer.examples()
 
     @property
+    def given_columns(self) -> list[str]:
+        """Columns with the predictions of another model; empty where the data have none."""
+        return []
+
+    def given_logits(self, split: str) -> np.ndarray:
+        """What those columns say, as outputs of this task's head: float32, (N, C).
+
+        Raises:
+            UserError: they are not there, or are no predictions.
+        """
+        raise UserError("task.kind", self.kind, "has no predictions in columns of its data")
+
+    @property
     @abstractmethod
     def head(self) -> Head:
         """What a model for this task has on top."""

@@ -3,12 +3,12 @@
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, as_list, brief
 from distill_runner.datasets.examples import Examples
 from distill_runner.datasets.reading.tables import SplitTable, read
 from distill_runner.kinds.task import Task
@@ -23,12 +23,52 @@ class TextTask(Task):
     Attributes:
         label: the column of the labels.
         max_length: tokens of an example, special tokens included.
+        probabilities: columns of the training split with the probability of each class, in the order of the outputs,
+            as another model gave them; ``teacher=labels`` learns from them.
+        logits: the same as raw outputs, before the softmax; for scores one column of scores.
     """
 
     read_fields = frozenset({"columns", "label", "labels", "kind", "max_length", "version"})
 
     label: str = "label"
     max_length: int = Field(ge=4)
+    probabilities: list[str] | None = None
+    logits: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_predictions(self) -> Self:
+        if self.probabilities and self.logits:
+            problem = "and task.logits are two ways to say the same"
+            raise UserError("task.probabilities", as_list(self.probabilities), problem, "Keep one of them.")
+        return self
+
+    @property
+    def given_columns(self) -> list[str]:
+        return self.probabilities or self.logits or []
+
+    def given_logits(self, split: str) -> np.ndarray:
+        names = self.given_columns
+        key = "task.probabilities" if self.probabilities else "task.logits"
+        if len(names) != self.head.num_labels:
+            problem = f"names {len(names)} columns, and the task has {self.head.num_labels} outputs"
+            raise UserError(key, as_list(names), problem, f"In their order: {', '.join(self.head.names or ())}.")
+        table = read(self.model_copy(update={"train": split}), split).columns
+        try:
+            values_NC = np.array([table[name] for name in names], dtype=np.float64).T
+        except (TypeError, ValueError) as error:
+            raise UserError(key, as_list(names), f"hold what is no number: {brief(error)}") from error
+        if len(bad := np.flatnonzero(~np.isfinite(values_NC).all(1))):
+            raise UserError(key, as_list(names), f"row {bad[0]} of split '{split}' has no number")
+        if self.probabilities:
+            values_NC = self.as_logits(values_NC, split)
+        return values_NC.astype(np.float32)
+
+    def as_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
+        """
+        Raises:
+            UserError: they are no probabilities.
+        """
+        raise UserError("task.probabilities", as_list(self.given_columns), f"task.kind={self.kind} has none")
 
     @property
     def label_column(self) -> str | None:
@@ -36,7 +76,8 @@ class TextTask(Task):
 
     def needed(self, split: str) -> dict[str, str]:
         """The label may be absent where it is only tested on."""
-        return dict.fromkeys(self.columns, "columns") | ({} if self.is_test(split) else {self.label: "label"})
+        given = dict.fromkeys(self.given_columns if split == self.train else (), "probabilities")
+        return dict.fromkeys(self.columns, "columns") | given | ({} if self.is_test(split) else {self.label: "label"})
 
     def examples(self, split: str) -> Examples:
         table = read(self, split)

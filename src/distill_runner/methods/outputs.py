@@ -3,9 +3,12 @@
 Shapes: O outputs of a batch, C numbers in each.
 """
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from distill_runner.datasets.batches import Batch, Unit
@@ -31,6 +34,10 @@ class Outputs(ABC):
     ) -> Tensor:
         """The loss against the teacher's predictions at a temperature: a scalar, mean over ``unit``."""
 
+    @abstractmethod
+    def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """What several models say together, (O, C): of each one's (O, C) and its weight; the weights sum to 1."""
+
     def match(self, student_OC: Tensor, target_OC: Tensor, batch: Batch, over: Literal["sum", "mean"]) -> Tensor:
         """Squared distance of the raw outputs, sum or mean over the C numbers: a scalar, mean over ``unit``."""
         loss = losses.mean_squared_error(student_OC, target_OC)
@@ -49,6 +56,11 @@ class Classes(Outputs):
     ) -> Tensor:
         return losses.soft_cross_entropy(student_OC, teacher_OC, temperature, scale_by_t2)
 
+    def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """Logarithms of the mean probabilities."""
+        logs = [one.log_softmax(-1) + math.log(weight) for one, weight in zip(logits, weights, strict=True)]
+        return torch.stack(logs).logsumexp(0)
+
 
 class Score(Outputs):
     """One number (O, 1), the score itself; the labels are scores (O,)."""
@@ -63,3 +75,6 @@ class Score(Outputs):
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
         return losses.squared_error(student_OC, teacher_OC.squeeze(-1))
+
+    def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        return torch.stack([one * weight for one, weight in zip(logits, weights, strict=True)]).sum(0)

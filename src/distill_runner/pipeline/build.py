@@ -3,13 +3,15 @@
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from distill_runner.common.errors import within
 from distill_runner.common.seeds import seed_all, stage_seed
@@ -30,6 +32,7 @@ from distill_runner.training.teachers import (
     CachedTargets,
     CheckpointTargets,
     LiveTargets,
+    MeanTargets,
     NoTeacher,
     TeacherTargets,
     cache_bytes,
@@ -78,6 +81,10 @@ class Pipeline:
             return
         for upstream in stage.upstream:
             self.prepare(upstream)
+        if stage.config.given is not None:
+            if stage.config.task is not None and not stage.members:
+                stage.config.task.given_logits(stage.config.task.train)
+            return
         with within(f"stages.{stage.name}"):
             if stage.source is None and stage.config.model.source:
                 require_weights(stage.config.model.source)
@@ -115,11 +122,33 @@ class Pipeline:
         return self.store.get(stage.checkpoints_spec, train)
 
     def _yield(self, stage: Stage, folder: Path, pause_after: int | None) -> None:
+        if stage.config.given is not None:
+            self._judge(stage, folder)
+            return
         kept = self.checkpoints(stage) if stage.config.keep_checkpoints else self.store.find(stage.checkpoints_spec)
         if kept is not None:
             share(kept / YIELD, folder)
         else:
             self._fit(stage, folder, pause_after=pause_after)
+
+    def _judge(self, stage: Stage, folder: Path) -> None:
+        """What is kept of a stage of predictions: those of an ensemble for the validation splits, and their scores."""
+        task, metrics = stage.config.task, dict[str, float]()
+        assert task is not None
+        for number, (name, split_name) in enumerate(task.validation.items()):
+            of = [np.load(self.build(member) / PREDICTIONS.format(name)) for member in stage.members]
+            if not of:
+                break
+            outputs = self._mean(stage)([torch.from_numpy(one) for one in of]).numpy()
+            np.save(folder / PREDICTIONS.format(name), outputs)
+            scores = task.score(outputs, self.inputs.split(stage.members[0], split_name))
+            metrics |= {f"{name}/{metric}" if number else metric: value for metric, value in scores.items()}
+        (folder / "metrics.json").write_text(json.dumps({"metrics": metrics}, indent=1))
+
+    @staticmethod
+    def _mean(stage: Stage) -> Callable[[Sequence[Tensor]], Tensor]:
+        assert stage.config.given is not None
+        return partial(stage.outputs.mean, weights=stage.config.given.shares)
 
     def _fit(self, stage: Stage, folder: Path, keep: Path | None = None, pause_after: int | None = None) -> None:
         if stage.teacher and stage.route and not self.store.has(stage.teacher.spec):
@@ -198,6 +227,8 @@ class Pipeline:
         if why := stage.why_live(self.runtime.targets):
             return False, why
         assert stage.teacher is not None
+        if stage.teacher.config.given is not None and not stage.teacher.members:
+            return True, "columns of the data"
         split = self.inputs.split(stage, stage.train_split).taught
         size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(stage.followed))
         there = all(self.store.has(stage.targets_spec(checkpoint)) for checkpoint in stage.followed)
@@ -208,7 +239,6 @@ class Pipeline:
         if stage.teacher is None:
             return NoTeacher()
         teacher, (_, needs) = stage.teacher, stage.needs
-        split = self.inputs.split(stage, stage.train_split)
         cached, why = self.is_cached(stage)
         log.info("stage %s: teacher targets %s", stage.name, why)
 
@@ -216,16 +246,27 @@ class Pipeline:
         def weights() -> Path:
             return self.checkpoints(teacher) if stage.route else self.build(teacher)
 
-        def live(checkpoint: int | None) -> LiveTargets:
-            folder = weights() / (EPOCH.format(checkpoint) if checkpoint else "model")
-            model = build(ModelConfig(source=str(folder), head="keep"), stage.head)
-            return LiveTargets(model, split, needs, self.device)
+        def alone(model: Stage, folder: Path) -> LiveTargets:
+            split = self.inputs.split(stage.read_by(model), stage.train_split)
+            built = build(ModelConfig(source=str(folder), head="keep"), stage.head)
+            return LiveTargets(built, split, needs, self.device)
+
+        def live(checkpoint: int | None) -> LiveTargets | MeanTargets:
+            if teacher.members:
+                members = [alone(member, self.build(member) / "model") for member in teacher.members]
+                return MeanTargets(members, self._mean(teacher))
+            return alone(teacher, weights() / (EPOCH.format(checkpoint) if checkpoint else "model"))
+
+        def write(folder: Path, checkpoint: int | None) -> None:
+            if teacher.config.given is not None and not teacher.members:
+                assert stage.config.task is not None
+                np.save(folder / "logits.npy", stage.config.task.given_logits(stage.train_split))
+            else:
+                CachedTargets.write(folder, live(checkpoint))
 
         def from_cache(checkpoint: int | None) -> CachedTargets:
             spec = stage.targets_spec(checkpoint)
-            return CachedTargets(
-                self.store.get(spec, lambda folder: CachedTargets.write(folder, live(checkpoint))), self.device
-            )
+            return CachedTargets(self.store.get(spec, partial(write, checkpoint=checkpoint)), self.device)
 
         of: Callable[[int | None], TeacherTargets]
         if cached:

@@ -19,6 +19,33 @@ class StoreConfig(Schema):
     dir: Path
 
 
+class Given(Schema):
+    """A teacher that is known by its predictions alone: no model comes out of its stage.
+
+    Args:
+        kind: ``labels``, columns of the task's data (``task.probabilities`` or ``task.logits``), or ``ensemble``.
+        sources: of an ensemble: the models that are averaged, each in the place of the stage's own ``model.source``.
+        weights: of the sources, made to sum to 1; equal ones by default.
+    """
+
+    kind: Literal["labels", "ensemble"]
+    sources: list[str] = Field(default_factory=list)
+    weights: list[float] | None = None
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.kind == "ensemble" and len(self.sources) < 2:
+            remedy = "teacher.sources=[<folder or hub id>,<another>]"
+            raise UserError("teacher.sources", self.sources, "an ensemble is of two models or more", remedy)
+        if self.weights is not None and (len(self.weights) != len(self.sources) or min(self.weights) <= 0):
+            problem = f"must be {len(self.sources)} numbers greater than 0, one for each of teacher.sources"
+            raise UserError("teacher.weights", self.weights, problem)
+
+    @property
+    def shares(self) -> list[float]:
+        weights = self.weights or [1.0] * len(self.sources)
+        return [weight / sum(weights) for weight in weights]
+
+
 class StageConfig(Schema):
     """A model fitted on one data set with one method, optionally against the teacher that another stage yields.
 
@@ -31,6 +58,7 @@ class StageConfig(Schema):
         views: of each training example that is cropped or flipped at random, show so many fixed ones in turn, so that
             the teacher's outputs can be cached. It means nothing without a teacher or where examples stay as they are.
         transfer: inputs without labels to train on instead of the task's own; the task still selects and judges.
+        given: predictions take the place of a model that is trained here.
     """
 
     task: AnyTask | None = None
@@ -39,6 +67,7 @@ class StageConfig(Schema):
     model: ModelConfig
     method: ParsedMethod
     teacher: str | None = None
+    given: Given | None = None
     route: CheckpointSchedule | None = None
     optim: Optim
     select: Literal["best", "last"] = "best"

@@ -10,10 +10,15 @@ from dataclasses import replace
 import torch
 
 from distill_runner.common.errors import UserError, nearest, within
+from distill_runner.methods.base import Method
 from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest
 from distill_runner.models.sources import read_shape, read_tokenizer
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.stages import CORPUS, STAGE, Stage
+
+CLASSIFIER = "AutoModelForSequenceClassification"
+"""The class of heads whose outputs belong to examples, whatever tokens a model reads of them."""
 
 
 def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: tuple[str, ...] = ()) -> Stage:
@@ -29,6 +34,8 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
     if config.task is not None:
         config = config.model_copy(update={"task": config.task.resolved()})
     path = (*path, name)
+    if config.given is not None:
+        return _given(stages, name, config, precision)
     with within(f"stages.{name}"):
         source = None
         if config.model.source and config.model.source.startswith(STAGE):
@@ -47,7 +54,32 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
         teacher = _needed_teacher(stages, stage, path)
         if teacher is None:
             return stage
-        return replace(stage, teacher=teacher, tokenizer=teacher.tokenizer, route=_route(config, teacher))
+        tokenizer = stage.tokenizer
+        if teacher.config.given is None and (
+            teacher.tokenizer_spec == stage.tokenizer_spec or not _differ(teacher.tokenizer, stage.tokenizer)
+        ):
+            tokenizer = teacher.tokenizer
+        return replace(stage, teacher=teacher, tokenizer=tokenizer, route=_route(config, teacher))
+
+
+def _given(stages: Mapping[str, StageConfig], name: str, config: StageConfig, precision: str) -> Stage:
+    """A stage of predictions. Its members are the stage itself from other sources."""
+    given, task = config.given, config.task
+    assert given is not None
+    if task is None:
+        raise UserError("teacher", given.kind, "its predictions are of a task's examples, and the stage has a corpus")
+    if given.kind == "labels":
+        if not task.given_columns:
+            remedy = "task.probabilities=[p_no,p_yes], or task.logits=[...]: one column for each class, in their order"
+            raise UserError("task.probabilities", None, "teacher=labels needs the columns of its predictions", remedy)
+        shape = EncoderShape(0, 0, 0, task.head.num_labels, 0, "labels")
+        return Stage(name, config, shape, None, None, None, precision)
+    members = []
+    for number, source in enumerate(given.sources, start=1):
+        model = config.model.model_copy(update={"source": source})
+        member = config.model_copy(update={"model": model, "given": None})
+        members.append(resolve({**stages, f"{name}{number}": member}, f"{name}{number}", precision))
+    return Stage(name, config, members[0].shape, None, None, None, precision, members=tuple(members))
 
 
 def _tokenizer(config: StageConfig, source: Stage | None) -> str | None:
@@ -75,9 +107,13 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
             raise UserError("teacher", None, "this method learns from one, and the stage has none")
         _require_stage(stages, wanted, ".teacher", wanted)
         teacher = resolve(stages, wanted, stage.precision, path)
-        if teacher.tokenizer_spec != stage.tokenizer_spec:
-            require_same_vocabulary(str(teacher.tokenizer), str(stage.tokenizer))
-        method.bind(stage.shape, teacher.shape, stage.outputs)
+        if teacher.config.given is not None:
+            _bind_to_predictions(method, stage, teacher)
+        else:
+            method.bind(stage.shape, teacher.shape, stage.outputs)
+            of_examples = stage.config.task is not None and stage.config.task.head.auto == CLASSIFIER
+            if not of_examples or method.needs[1].of_tokens or CORPUS in (teacher.tokenizer, stage.tokenizer):
+                require_same_vocabulary(teacher, stage)
     if stage.is_masked:
         problem = "it would read other tokens than a student that learns from masked text too"
         raise UserError("teacher", wanted, problem, "Leave out the terms that read labels.")
@@ -85,6 +121,22 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
         problem = "its predictions are of a task's examples, and the stage reads the text of a corpus"
         raise UserError("teacher", wanted, problem, "Learn from its relations or layers, or from inputs of a task.")
     return teacher
+
+
+def _bind_to_predictions(method: Method, stage: Stage, teacher: Stage) -> None:
+    """
+    Raises:
+        UserError: the method reads more of a teacher than predictions, or the examples have none.
+    """
+    shape = stage.shape  # of a teacher that would do for any method: what it reads is then seen
+    method.bind(shape, replace(shape, num_layers=shape.num_layers + 1), stage.outputs)
+    if method.needs[1] != FeatureRequest(logits=True):
+        problem = "is known by its predictions alone, and this method reads more of it"
+        raise UserError("teacher", teacher.config.given.kind, problem, "Take method=kd, rkd or vanilla.")  # type: ignore[union-attr]
+    if stage.config.route is not None:
+        raise UserError("teacher", teacher.config.given.kind, "has no checkpoints to follow")  # type: ignore[union-attr]
+    if stage.config.transfer is not None and not teacher.members:
+        raise UserError("transfer", stage.config.transfer.name, "teacher=labels knows the task's own examples alone")
 
 
 def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
@@ -140,11 +192,24 @@ def _shape(config: StageConfig, source: Stage | None) -> EncoderShape:
     return replace(shape, num_labels=config.task.head.num_labels) if config.task else shape
 
 
-def require_same_vocabulary(teacher: str, student: str) -> None:
+def require_same_vocabulary(teacher: Stage, student: Stage) -> None:
     """Both models read the same tokens: UserError if not, or if only one vocabulary is still to be trained."""
-    if CORPUS in (teacher, student):
+    if teacher.tokenizer_spec == student.tokenizer_spec:
+        return
+    if CORPUS in (teacher.tokenizer, student.tokenizer):
         problem = "teacher and student cannot read the same words: only one has a vocabulary of the run's own corpus"
         raise UserError(".model.source", None, problem, "Start both from what was pre-trained on it, or neither.")
-    if read_tokenizer(teacher).get_vocab() != read_tokenizer(student).get_vocab():
-        problem = f"its tokenizer is not that of the teacher, {teacher}"
-        raise UserError(".model.source", student, problem, "Take a student and a teacher of one family.")
+    if _differ(teacher.tokenizer, student.tokenizer):
+        problem = f"its tokenizer is not that of the teacher, {teacher.tokenizer}, and this method compares tokens"
+        remedy = "Take a student and a teacher of one family, or a method that reads predictions or [CLS] states."
+        raise UserError(".model.source", student.tokenizer, problem, remedy)
+
+
+def _differ(teacher: str | None, student: str | None) -> bool:
+    """Whether two tokenizers give other tokens."""
+    if teacher == student:
+        return False
+    if teacher is None or student is None or CORPUS in (teacher, student):
+        return True
+    one, other = read_tokenizer(teacher), read_tokenizer(student)
+    return bool(one.get_vocab() != other.get_vocab())

@@ -1,6 +1,6 @@
 """Stages: what determines each, and what it needs. ``resolving`` makes them of a configuration."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from itertools import chain
@@ -44,6 +44,8 @@ class Stage:
     teacher: "Stage | None"
     precision: str
     route: tuple[int, ...] | None = None
+    members: tuple["Stage", ...] = ()
+    """Of an ensemble, whose predictions are the mean of theirs."""
 
     @property
     def outputs(self) -> Outputs:
@@ -64,7 +66,7 @@ class Stage:
 
     @property
     def upstream(self) -> list["Stage"]:
-        return [stage for stage in (self.source, self.teacher) if stage]
+        return [stage for stage in (self.source, self.teacher, *self.members) if stage]
 
     @cached_property
     def data_spec(self) -> dict[str, Any]:
@@ -92,6 +94,10 @@ class Stage:
     @cached_property
     def spec(self) -> dict[str, Any]:
         """Everything that determines what the stage yields, and nothing else."""
+        if self.config.given is not None:
+            what = {"kind": self.config.given.kind, "schema": SCHEMA, "data": self.data_spec}
+            members = [key_of(member.spec) for member in self.members]
+            return what | ({"members": members, "weights": self.config.given.shares} if members else {})
         model = self.config.model
         source = {"upstream": key_of(self.source.spec)} if self.source else _source_spec(model)
         share = {"share": self.share} if self.share < 1 else {}
@@ -130,6 +136,8 @@ class Stage:
     @property
     def has_head(self) -> bool:
         """Whether its head has been trained, here or before."""
+        if self.config.given is not None:
+            return bool(self.members)
         return self.config.optim.epochs != 0 or self.config.model.head == "keep"
 
     @property
@@ -160,6 +168,9 @@ class Stage:
         config = self.config
         data = config.task.name if config.task else f"corpus {config.corpus.name}" if config.corpus else ""
         data += f" on {config.transfer.name}" if config.transfer else ""
+        if config.given is not None:
+            of = ", ".join(config.given.sources)
+            return f"{data}: {f'mean of {of}' if of else 'columns of the data'}"
         origin = self.source.name if self.source else config.model.source or "fresh"
         terms = ", ".join(config.method.terms)
         return f"{data}: {self.shape.num_layers} layers x {self.shape.width} from {origin}; {terms or 'as it is'}"
@@ -245,12 +256,17 @@ class Stage:
             "kind": "targets",
             "schema": SCHEMA,
             "teacher": self.teacher.key,
-            "tokens": self.split_spec(self.train_split),
+            "tokens": self.read_by(self.teacher).split_spec(self.train_split),
             "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
             "precision": self.precision,
             **({"checkpoint": checkpoint} if checkpoint else {}),
             **({"shown": {**shown, "views": self.views}} if (shown := self.config.task.shown) else {}),
         }
+
+    def read_by(self, teacher: "Stage") -> "Stage":
+        """This stage with its data tokenised for a teacher."""
+        same = teacher.config.given is not None or teacher.tokenizer == self.tokenizer
+        return self if same else replace(self, tokenizer=teacher.tokenizer)
 
     def method(self, student: EncoderShape | None = None) -> Method:
         """The stage's method, bound to its models; new parameters are drawn from torch's global generator."""

@@ -74,7 +74,8 @@ class Estimator:
             self.counted |= new
             # Of the whole split, whatever share of it is used.
             split = self.pipeline.inputs.split(stage, stage.train_split).taught
-            seconds += len(split) * len(new) * self._speed(stage.teacher).prediction
+            judges = stage.teacher.members if stage.teacher.config.given else (stage.teacher,)
+            seconds += len(split) * len(new) * sum(self._speed(judge).prediction for judge in judges)
             num_bytes += cache_bytes(stage.needs[1], stage.teacher.shape, split, len(new))
         return Cost(START_SECONDS + seconds, num_bytes)
 
@@ -122,6 +123,8 @@ class Estimator:
         if stage.teacher is None:
             return NoTeacher()
         split = self.pipeline.inputs.split(stage, stage.train_split)
+        if stage.teacher.config.given is not None:
+            return _Predictions(stage.teacher.shape.num_labels)
         live = LiveTargets(self._random(stage.teacher), split, stage.needs[1], self.pipeline.device)
         return _Remembered(live) if self.pipeline.is_cached(stage)[0] else live
 
@@ -159,6 +162,16 @@ class _Remembered:
         if name not in self.said:
             self.said[name] = self.teacher(batch, progress, needs)
         return self.said[name]
+
+
+class _Predictions:
+    """Of nobody, for as many classes."""
+
+    def __init__(self, num_labels: int) -> None:
+        self.num_labels = num_labels
+
+    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
+        return Features(torch.zeros(batch.num_outputs, self.num_labels))
 
 
 def _mean_seconds(call: Callable[[Any], None], arguments: list[Any]) -> float:

@@ -72,6 +72,23 @@ def _tokens(run: Batch, rows: Tensor, batch: Batch) -> Tensor:
     return first + batch.positions
 
 
+class MeanTargets:
+    """What several teachers say together: the mean of their predictions, and nothing else of them.
+
+    Args:
+        teachers: their live targets, each on the split as its own tokenizer reads it.
+        mean: of their outputs, see ``Outputs.mean``.
+    """
+
+    def __init__(self, teachers: Sequence[LiveTargets], mean: Callable[[Sequence[Tensor]], Tensor]) -> None:
+        self.teachers, self.mean = teachers, mean
+        self.split, self.device = teachers[0].split, teachers[0].device
+
+    def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
+        said = [teacher(batch).logits for teacher in self.teachers]
+        return Features(self.mean([logits for logits in said if logits is not None]))
+
+
 class CachedTargets:
     """Targets memory-mapped from a folder that ``write`` made, addressed by example index."""
 
@@ -91,7 +108,7 @@ class CachedTargets:
         return Features(logits, {int(name.removeprefix("cls-")): cls for name, cls in read.items()})
 
     @staticmethod
-    def write(folder: Path, teacher: LiveTargets) -> None:
+    def write(folder: Path, teacher: LiveTargets | MeanTargets) -> None:
         """Run the teacher once over all its examples, longest last, and save its features as float32."""
         split = teacher.split.taught
         arrays: dict[str, Any] = {}
