@@ -31,7 +31,7 @@ def predict(arguments: list[str]) -> None:
         require_folder(given.out)
     student = Student.read(given.run)
     outputs = student.outputs_of_file(given.file, given.device)
-    probabilities = student.task.probabilities(outputs)
+    probabilities = student.task.class_probabilities(outputs)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["index", "prediction", *(f"p_{name}" for name in probabilities)])

@@ -78,7 +78,7 @@ class ClassificationTask(TextTask):
         assert self.labels is not None
         return [self.labels[number] if names else str(number) for number in outputs.argmax(axis=1)]
 
-    def probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+    def class_probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
         from scipy.special import softmax
 
         assert self.labels is not None

@@ -184,7 +184,7 @@ class Task(Dataset):
             names: of classes, where there are classes; else their numbers.
         """
 
-    def probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+    def class_probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
         """(N,) for each class by its name; empty where outputs are no probabilities."""
         return {}
 
