@@ -29,7 +29,7 @@ def compose(*overrides: str) -> "RunConfig":
     """
     from distill_runner.compose.composed import typed_run
 
-    return typed_run(_composed(overrides), overrides)
+    return typed_run(composed(*overrides), overrides)
 
 
 def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
@@ -54,7 +54,7 @@ def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
     given = [*overrides]
     if not any(override.startswith("store.dir=") for override in given):
         given.append(f"store.dir={outputs / 'store'}")
-    config = _composed(given)
+    config = composed(*given)
     folder = outputs / "runs" / run_key(_root_=config)
     settings: Any = OmegaConf.to_container(config, resolve=True)
     try:
@@ -113,7 +113,12 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def _composed(overrides: Sequence[str]) -> "DictConfig":
+def composed(*overrides: str) -> "DictConfig":
+    """The whole configuration as Hydra composes it, untyped.
+
+    Raises:
+        UserError: as ``compose``.
+    """
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 

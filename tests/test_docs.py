@@ -1,0 +1,102 @@
+"""What the documentation says can be typed: every command composes, pages build, the notebook runs."""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from distill_runner.commands import arguments
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
+NOTEBOOK = ROOT / "examples" / "notebook" / "results.ipynb"
+
+
+SCRIPTS = ("run", "run-table", "run-analyse", "run-predict", "run-export", "run-store", "run-submit", "run-dashboard")
+SHELL = "".join(f"distill-{name}() {{ printf '%s\\0' distill-{name} \"$@\"; printf '\\n\\0'; }}\n" for name in SCRIPTS)
+"""Console scripts that print what they are given; nothing else is found, so that blocks can be run for their words."""
+
+
+def commands(page: Path) -> Iterator[tuple[str, ...]]:
+    """The commands of a page's fenced blocks as a shell reads them, variables filled in; <run> stays a name."""
+    blocks = re.findall(r"^```(?:sh|console)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    for number, block in enumerate(blocks):
+        if re.search(r"^distill-run", block, re.MULTILINE):
+            variables = "".join(re.findall(r"^\w+=.*\n", "".join(blocks[:number]), re.MULTILINE))
+            script = SHELL + re.sub(r"<([\w ]+)>", r"_\1_", variables + block)
+            ran = subprocess.run(["/bin/bash", "-c", script], env={"PATH": ""}, capture_output=True, text=True)
+            for call in ran.stdout.split("\n\0")[:-1]:
+                yield tuple(call.split("\0")[:-1])
+
+
+COMMANDS = sorted({(str(page.relative_to(ROOT)), command) for page in PAGES for command in commands(page)})
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) > 30
+
+
+def first_point(words: Sequence[str]) -> list[str]:
+    """Of a run or a sweep the overrides of one point, without Hydra's own and without options."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    kept = []
+    given = [word for word in words if "=" in word and not word.startswith(("hydra", "-"))]
+    for override in OverridesParser.create().parse_overrides(given):
+        if override.is_sweep_override():
+            value = next(iter(override.sweep_string_iterator()))
+            kept.append(f"{override.get_key_element()}={value}")
+        else:
+            kept.append(str(override.input_line))
+    return kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if pair[1][0] == "distill-run"])
+def test_a_command_of_the_documentation_composes(page: str, command: tuple[str, ...]) -> None:
+    """Groups, names and keys are there."""
+    from distill_runner import api
+
+    api.composed(*first_point(command[1:]))
+
+
+class Understood(Exception):
+    """The options of a command have been read."""
+
+
+@pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if pair[1][0] != "distill-run"])
+def test_a_command_of_the_documentation_is_understood(
+    page: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The options of the other console scripts are there."""
+
+    def parse(self: argparse.ArgumentParser, words: Sequence[str]) -> None:
+        argparse.ArgumentParser.parse_args(self, words)
+        raise Understood
+
+    monkeypatch.setattr(arguments.Parser, "parse_args", parse)
+    monkeypatch.setattr(sys, "argv", [*command])
+    with pytest.raises(Understood):
+        import_module(f"distill_runner.commands.{command[0].removeprefix('distill-run-')}").main()
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=600)
+    assert (tmp_path / "scores.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(ROOT / "docs"), str(tmp_path / "html")]
+    subprocess.run(command, check=True, timeout=600)
+    assert "warmup" in (tmp_path / "html" / "reference" / "configuration.html").read_text()
