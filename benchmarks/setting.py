@@ -76,7 +76,7 @@ class Setting:
         return [_padded(batch, length) for batch in self.batches()]
 
     def targets(self, device: Device) -> CachedTargets:
-        return CachedTargets(self.folder / "targets", device)
+        return CachedTargets(self.folder / "targets", device, self.stage.needs[1])
 
     def teacher(self) -> Any:
         return self._model("teacher").eval().requires_grad_(False)

@@ -105,9 +105,9 @@ def chosen_by(method: str) -> list[str]:
     return [f"{group.removeprefix('override /')}={choice}" for group, choice in pairs]
 
 
-@pytest.mark.parametrize("overrides", combinations(), ids=lambda overrides: " ".join(overrides))
-def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, tmp_path: Path) -> None:
-    values = [f"store.dir={tmp_path}", "teacher.optim.epochs=1", "optim.max_steps=2", "runtime.log_every=1"]
+def made_small(overrides: tuple[str, ...]) -> list[str]:
+    """What else to set, so that two steps of a combination are short and its tiny teacher will do."""
+    values = ["teacher.optim.epochs=1", "optim.max_steps=2", "runtime.log_every=1"]
     if "method=takd" in overrides:
         values.append("assistant.num_layers=3")
     name = overrides[0].removeprefix("method=")
@@ -131,6 +131,12 @@ def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, tmp
         values += ["stages.distil.optim.batch_size=8", "corpus.max_length=48"]
     if overrides[0].startswith("experiment="):
         values += ["student.num_layers=2", "task.max_length=48", "optim.batch_size=16"]
+    return values
+
+
+@pytest.mark.parametrize("overrides", combinations(), ids=lambda overrides: " ".join(overrides))
+def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, tmp_path: Path) -> None:
+    values = [f"store.dir={tmp_path}", *made_small(overrides)]
     run, points = compose(*overrides, *values), list[Mapping[str, Any]]()
     several = {f"mapping={mapping}" for mapping in ("no", "po", "all")}
     if overrides[0].removeprefix("method=") in SELECTING and several & set(overrides):

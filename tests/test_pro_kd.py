@@ -329,7 +329,7 @@ def test_a_stage_without_a_route_has_the_key_it_always_had(compose: Compose) -> 
     stage, followed = Run(compose("method=rkd")).stage, Run(compose("method=rco")).stage
     assert stage.spec.keys() == names | {"precision", "versions"}
     assert followed.spec.keys() - stage.spec.keys() == {"route"}
-    plain = {"kind", "schema", "teacher", "tokens", "needs", "precision"}
+    plain = {"kind", "schema", "layout", "teacher", "tokens", "needs", "precision"}
     assert stage.targets_spec(None).keys() == plain
     assert stage.targets_spec(2).keys() == plain | {"checkpoint"}
 
@@ -351,7 +351,7 @@ def test_an_intermediate_loss_while_checkpoints_are_followed(compose: Compose) -
     assert all(terms <= values.keys() for values in losses)
     assert [values["logits/temperature"] for values in losses] == [2.0] * 8 + [1.0] * 4
     caches = {frozenset(file.stem for file in folder.glob("*.npy")) for folder in run.store.folder.glob("targets/*/")}
-    assert caches == {frozenset({"logits", "cls-1", "cls-2", "cls-3", "cls-4"})}
+    assert caches == {frozenset({"logits", "cls", "layers"})}
     without = Run(compose("experiment=pro_kd/with_alp", "optim.epochs=1", "loss.lambda=0.0"))
     assert without.stage.key == Run(compose("method=prokd", "optim.epochs=1")).stage.key
     assert without.build() != weights

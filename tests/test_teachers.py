@@ -56,7 +56,7 @@ def live(teacher: PreTrainedModel, tokens: Tokens) -> LiveTargets:
 def cached(live: LiveTargets, tmp_path_factory: pytest.TempPathFactory) -> CachedTargets:
     folder = tmp_path_factory.mktemp("targets")
     CachedTargets.write(folder, live)
-    return CachedTargets(folder, CPU)
+    return CachedTargets(folder, CPU, NEEDS)
 
 
 def assert_same(first: Features, second: Features) -> None:
@@ -126,9 +126,7 @@ def test_a_live_teacher_is_frozen_and_runs_as_far_as_needed(teacher: PreTrainedM
 def test_a_cache_holds_what_is_needed_and_no_more(tokens: Tokens, live: LiveTargets, cached: CachedTargets) -> None:
     assert {name: array.shape for name, array in cached.arrays.items()} == {
         "logits": (61, 3),
-        "cls-1": (61, 48),
-        "cls-3": (61, 48),
-        "cls-4": (61, 48),
+        "cls": (61, 3, 48),
     }
     assert all(isinstance(array, np.memmap) and array.dtype == np.float32 for array in cached.arrays.values())
     size = cache_bytes(NEEDS, EncoderShape.of(live.model.config), tokens)
@@ -173,6 +171,21 @@ def test_targets_are_cached_while_they_take_less_than_half_of_the_free_disk(
     assert ("runtime.targets" in why) == (mode != "auto")
 
 
+@pytest.mark.parametrize("needs", [FeatureRequest(cls=frozenset({3})), FeatureRequest(True, frozenset({1, 4}))])
+def test_a_larger_cache_serves(
+    needs: FeatureRequest, tokens: Tokens, live: LiveTargets, cached: CachedTargets, tmp_path: Path
+) -> None:
+    CachedTargets.write(tmp_path, live)
+    batch = tokens.batch([60, 3, 17, 44, 8])
+    some, all_of_it = CachedTargets(tmp_path, CPU, needs)(batch), cached(batch)
+    assert some.cls.keys() == needs.cls
+    assert all(torch.equal(cls, all_of_it.cls[layer]) for layer, cls in some.cls.items())
+    assert (some.logits is not None) == needs.logits
+    if some.logits is not None:
+        assert all_of_it.logits is not None
+        assert torch.equal(some.logits, all_of_it.logits)
+
+
 def test_a_damaged_cache_is_written_again(
     tokens: Tokens, live: LiveTargets, cached: CachedTargets, tmp_path: Path
 ) -> None:
@@ -183,11 +196,13 @@ def test_a_damaged_cache_is_written_again(
         CachedTargets.write(folder, live)
 
     folder = store.get(spec, write)
-    file = folder / "cls-3.npy"
+    file = folder / "cls.npy"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1  # same size, one bit
     file.write_bytes(bytes(content))
-    assert_same(CachedTargets(store.get(spec, write), CPU)(tokens.batch(range(9))), cached(tokens.batch(range(9))))
+    assert_same(
+        CachedTargets(store.get(spec, write), CPU, NEEDS)(tokens.batch(range(9))), cached(tokens.batch(range(9)))
+    )
     assert len(written) == 2
     store.get(spec, write)
     assert len(written) == 2
@@ -212,10 +227,10 @@ def test_cached_is_live_for_a_real_teacher(minilm_folder: Path, tmp_path: Path) 
     some = Examples([column[:37] for column in task.examples("validation").texts], None)
     Tokens.write(tmp_path, some, AutoTokenizer.from_pretrained(minilm_folder), max_length=64)
     tokens, needs = Tokens(tmp_path), FeatureRequest(logits=True, cls=frozenset(range(1, 7)))
-    live = LiveTargets(build(ModelConfig(source=str(minilm_folder)), task), tokens, needs, CPU)
+    live = LiveTargets(build(ModelConfig(source=str(minilm_folder)), task.head), tokens, needs, CPU)
     (tmp_path / "targets").mkdir()
     CachedTargets.write(tmp_path / "targets", live)
-    cached = CachedTargets(tmp_path / "targets", CPU)
+    cached = CachedTargets(tmp_path / "targets", CPU, needs)
     for size in (1, 13, 32):
         batch = tokens.batch(np.random.default_rng(size).permutation(37)[:size])
         assert_same(live(batch), cached(batch))

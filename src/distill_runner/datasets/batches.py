@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from distill_runner.datasets.array_file import ArrayFile
+from distill_runner.datasets.sending import sent_together
 
 if TYPE_CHECKING:
     from distill_runner.datasets.examples import Examples
@@ -89,6 +90,11 @@ class Batch:
         return len(self.input_ids)
 
     @property
+    def sequence_lengths(self) -> Tensor:
+        """Tokens of each sequence (B,)."""
+        return torch.diff(self.starts, append=self.starts.new_full((1,), self.num_tokens))
+
+    @property
     def places(self) -> np.ndarray:
         """Of the head's outputs among all outputs of the split."""
         places: np.ndarray = (self.index if self.output_rows is None else self.output_rows).numpy()
@@ -99,11 +105,13 @@ class Batch:
         if device.type == "cpu":
             return self
 
-        def moved(parts: Any) -> dict[str, Any]:
-            return {field.name: sent(getattr(parts, field.name), device) for field in fields(parts)}
-
-        groups = tuple(LengthGroup(**moved(group)) for group in self.groups)
-        return Batch(**moved(self) | {"groups": groups, "index": self.index, "output_rows": self.output_rows})
+        parts = [(part, name) for part in (self, *self.groups) for name in _tensors(part)]
+        there = sent_together([getattr(part, name) for part, name in parts], device)
+        moved: dict[int, dict[str, Any]] = {id(part): {} for part in (self, *self.groups)}
+        for (part, name), tensor in zip(parts, there, strict=True):
+            moved[id(part)][name] = tensor
+        groups = tuple(replace(group, **moved[id(group)]) for group in self.groups)
+        return replace(self, groups=groups, **moved[id(self)])
 
     def rounded(self) -> "Batch":
         """With tokens of no sequence behind the others, so that batches have few different numbers of tokens.
@@ -119,19 +127,25 @@ class Batch:
 
     def padded(self) -> tuple[Tensor, Tensor, Tensor]:
         """``input_ids``, ``segments`` and ``attention_mask``, each (B, L), for backbones that need padding."""
-        bounds = torch.cat([self.starts, self.starts.new_tensor([len(self.input_ids)])])
-        lengths = bounds.diff()
-        columns = torch.arange(int(lengths.max()), device=lengths.device)
+        lengths = self.sequence_lengths
+        # On a GPU, which all would wait for, the one group is as long as its longest sequence.
+        longest = int(lengths.max()) if lengths.is_cpu else self.groups[-1].gather.shape[1]
+        columns = torch.arange(longest, device=lengths.device)
         real = columns < lengths[:, None]
         gather = self.starts[:, None] + torch.minimum(columns, lengths[:, None] - 1)
         return self.input_ids[gather] * real, self.segments[gather] * real, real.long()
 
+    def unpadded(self, states: Tensor) -> Tensor:
+        """The tokens (T, ...) of what was computed padded, (B, L, ...)."""
+        sequences = torch.arange(self.size, device=states.device)
+        first = (sequences * states.shape[1]).repeat_interleave(self.sequence_lengths, output_size=self.num_tokens)
+        return states.flatten(0, 1)[first + self.positions]
 
-def sent(value: Any, device: torch.device) -> Any:
-    """A tensor on ``device``, anything else as it is. Copied from unpinned memory it would wait for the GPU's work."""
-    if not isinstance(value, Tensor):
-        return value
-    return (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
+
+def _tensors(part: Any) -> list[str]:
+    """The fields of a batch or group that a device needs."""
+    on_host = ("index", "output_rows")
+    return [one.name for one in fields(part) if isinstance(getattr(part, one.name), Tensor) and one.name not in on_host]
 
 
 class Split(Protocol):

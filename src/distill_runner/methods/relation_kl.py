@@ -57,8 +57,7 @@ def row_weights(batch: Batch, over: Rows) -> Tensor:
     num_tokens = len(batch.positions)
     if over == "token":
         return batch.starts.new_full((num_tokens,), 1 / num_tokens, dtype=torch.float64)
-    bounds = torch.cat([batch.starts, batch.starts.new_tensor([num_tokens])])
-    lengths = bounds.diff()
+    lengths = batch.sequence_lengths
     return (1 / (batch.size * lengths.double())).repeat_interleave(lengths, output_size=num_tokens)
 
 

@@ -73,7 +73,7 @@ def extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
 
 def _means(h_TH: Tensor, batch: Batch) -> Tensor:
     """(B, H), of each sequence."""
-    lengths = torch.diff(batch.starts, append=batch.starts.new_tensor([len(h_TH)]))
+    lengths = torch.diff(batch.starts, append=batch.starts.new_full((1,), len(h_TH)))
     of_token = torch.arange(batch.size, device=h_TH.device).repeat_interleave(lengths, output_size=len(h_TH))
     return h_TH.new_zeros(batch.size, h_TH.shape[1]).index_add(0, of_token, h_TH) / lengths[:, None]
 

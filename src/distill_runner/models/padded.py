@@ -30,15 +30,15 @@ def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
         raise UserError("method", None, problem, "Take a model of another family, or a method without attention.")
     logits = output.logits if needs.logits else None
     if logits is not None and batch.rows is not None:
-        logits = logits[mask.bool()][batch.rows]
+        logits = batch.unpadded(logits)[batch.rows]
     return Features(
         logits,
         {layer: output.hidden_states[layer][:, 0] for layer in needs.cls},
         {
-            (name, layer): tape[layer - 1][PROJECTIONS.index(name)].transpose(1, 2).flatten(2)[mask.bool()]
+            (name, layer): batch.unpadded(tape[layer - 1][PROJECTIONS.index(name)].transpose(1, 2).flatten(2))
             for name, layer in needs.projections
         },
-        {layer: output.hidden_states[layer][mask.bool()] for layer in needs.states},
+        {layer: batch.unpadded(output.hidden_states[layer]) for layer in needs.states},
     )
 
 

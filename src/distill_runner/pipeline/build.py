@@ -19,6 +19,7 @@ from distill_runner.common.terminal import quiet
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.sources import require_weights
+from distill_runner.pipeline.caches import serving
 from distill_runner.pipeline.inputs import Inputs
 from distill_runner.pipeline.planning import fillable
 from distill_runner.pipeline.stages import Stage
@@ -231,7 +232,7 @@ class Pipeline:
             return True, "columns of the data"
         split = self.inputs.split(stage, stage.train_split).taught
         size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(stage.followed))
-        there = all(self.store.has(stage.targets_spec(checkpoint)) for checkpoint in stage.followed)
+        there = all(self.store.has(serving(stage, checkpoint, self.store)) for checkpoint in stage.followed)
         return choose(self.runtime.targets, size, self.store.folder, there)
 
     def _targets(self, stage: Stage) -> TeacherTargets:
@@ -265,8 +266,9 @@ class Pipeline:
                 CachedTargets.write(folder, live(checkpoint))
 
         def from_cache(checkpoint: int | None) -> CachedTargets:
-            spec = stage.targets_spec(checkpoint)
-            return CachedTargets(self.store.get(spec, partial(write, checkpoint=checkpoint)), self.device)
+            spec = serving(stage, checkpoint, self.store)
+            folder = self.store.get(spec, partial(write, checkpoint=checkpoint))
+            return CachedTargets(folder, self.device, needs)
 
         of: Callable[[int | None], TeacherTargets]
         if cached:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distill_runner.models.features import FeatureRequest
+from distill_runner.pipeline.caches import serving
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
 
@@ -58,7 +59,8 @@ def fillable(
     if teacher is None or targets == "live" or stage.why_live("auto"):
         return
     if store.has(teacher.checkpoints_spec if stage.route else teacher.spec):
-        missing = [spec for spec in map(stage.targets_spec, stage.followed) if not store.has(spec)]
+        specs = (serving(stage, checkpoint, store) for checkpoint in stage.followed)
+        missing = [spec for spec in specs if not store.has(spec)]
         if missing:
             yield stage, missing
 
@@ -72,7 +74,7 @@ def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "
     lines = []
     for checkpoint in stage.followed:
         of = f"{teacher.name} after its epoch {checkpoint}" if checkpoint else teacher.name
-        lines.append(_planned("targets", stage.targets_spec(checkpoint), store, f"{what} of {of}{remark}"))
+        lines.append(_planned("targets", serving(stage, checkpoint, store), store, f"{what} of {of}{remark}"))
     if stage.route and not all(line.hit for line in lines):
         kept = teacher.checkpoints_spec
         again = "; trains it again" if store.has(teacher.spec) and not store.has(kept) else ""

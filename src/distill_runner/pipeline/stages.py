@@ -255,6 +255,7 @@ class Stage:
         return {
             "kind": "targets",
             "schema": SCHEMA,
+            "layout": "by example",
             "teacher": self.teacher.key,
             "tokens": self.read_by(self.teacher).split_spec(self.train_split),
             "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,12 @@ class Store:
         """The artifact of ``spec`` if it exists and its checksums are right."""
         path = self.path(spec)
         return path if is_whole(path, checksums=True) else None
+
+    def specs(self, kind: str) -> Iterator[Spec]:
+        """What is or was in the store of one kind."""
+        for file in sorted((self.folder / kind).glob(f"*/{SPEC}")):
+            with suppress(OSError, ValueError):  # on its way
+                yield json.loads(file.read_text())
 
     def get(self, spec: Spec, build: Callable[[Path], None]) -> Path:
         """The artifact of ``spec``, built if it is missing or damaged.

@@ -17,6 +17,7 @@ from distill_runner.models.build import build
 from distill_runner.models.encoders import extract
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.caches import serving
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import key_of
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets, cache_bytes
@@ -69,7 +70,7 @@ class Estimator:
         seconds = num_steps * speed.update + num_epochs * data.num_evaluated * speed.prediction
         num_bytes = speed.model_bytes * (num_epochs if stage.config.keep_checkpoints else 1)
         if stage.teacher is not None and self.pipeline.is_cached(stage)[0]:
-            specs = [stage.targets_spec(checkpoint) for checkpoint in stage.followed]
+            specs = [serving(stage, checkpoint, self.pipeline.store) for checkpoint in stage.followed]
             new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted
             self.counted |= new
             # Of the whole split, whatever share of it is used.

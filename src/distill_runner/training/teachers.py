@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from distill_runner.common.errors import UserError
 from distill_runner.common.seeds import undisturbed
 from distill_runner.datasets.batches import Batch, Split
+from distill_runner.datasets.sending import sent, sent_together
 from distill_runner.methods.base import Progress
 from distill_runner.models.encoders import EncoderShape, extract
 from distill_runner.models.features import FeatureRequest, Features
@@ -59,7 +60,7 @@ class LiveTargets:
         with torch.inference_mode(), self.device.autocast():
             features = extract(self.model, run, asked)
         place = {example: row for row, example in enumerate(run.index.tolist())}
-        rows = torch.tensor([place[example] for example in batch.index.tolist()], device=self.device.torch)
+        rows = sent(torch.tensor([place[example] for example in batch.index.tolist()]), self.device.torch)
         token_wise = run.rows is not None
         tokens = _tokens(run, rows, batch) if asked.of_tokens or token_wise else slice(None)
         return features.full(rows, tokens, tokens if token_wise else rows)
@@ -67,8 +68,7 @@ class LiveTargets:
 
 def _tokens(run: Batch, rows: Tensor, batch: Batch) -> Tensor:
     """Where the tokens of ``batch`` lie in ``run``, whose sequences ``rows`` are the same as those of ``batch``."""
-    bounds = torch.cat([batch.starts, batch.starts.new_tensor([len(batch.positions)])])
-    first = run.starts[rows].repeat_interleave(bounds.diff(), output_size=len(batch.positions))
+    first = run.starts[rows].repeat_interleave(batch.sequence_lengths, output_size=batch.num_tokens)
     return first + batch.positions
 
 
@@ -90,40 +90,51 @@ class MeanTargets:
 
 
 class CachedTargets:
-    """Targets memory-mapped from a folder that ``write`` made, addressed by example index."""
+    """Targets memory-mapped from a folder that ``write`` made, which may hold more than ``needs``.
 
-    def __init__(self, folder: Path, device: Device) -> None:
-        self.device = device
+    ``logits.npy`` (O, C) are by output, ``cls.npy`` (N, K, H) by example, so that those of an example are read in one
+    place; ``layers.npy`` (K,) are the numbers of its layers.
+    """
+
+    def __init__(self, folder: Path, device: Device, needs: FeatureRequest) -> None:
+        self.device, self.layers = device, sorted(needs.cls)
         self.arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
+        if not needs.logits:
+            self.arrays.pop("logits", None)
+        there = self.arrays.pop("layers", np.zeros(0)).tolist()
+        self.columns = None if there == self.layers else [there.index(layer) for layer in self.layers]
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
-        index, places = batch.index.numpy(), batch.places
-        read = {
-            name: torch.from_numpy(array[places if name == "logits" else index]).to(
-                self.device.torch, non_blocking=True
-            )
-            for name, array in self.arrays.items()
-        }
-        logits = read.pop("logits", None)
-        return Features(logits, {int(name.removeprefix("cls-")): cls for name, cls in read.items()})
+        index = batch.index.numpy()
+        read = [torch.from_numpy(self.arrays["logits"][batch.places])] if "logits" in self.arrays else []
+        if self.layers:
+            chosen = index if self.columns is None else np.ix_(index, self.columns)
+            read.append(torch.from_numpy(self.arrays["cls"][chosen]))
+        there = sent_together(read, self.device.torch)
+        logits = there[0] if "logits" in self.arrays else None
+        by_layer: Sequence[Tensor] = there[-1].transpose(0, 1).contiguous().unbind() if self.layers else ()
+        return Features(logits, dict(zip(self.layers, by_layer, strict=True)))
 
     @staticmethod
     def write(folder: Path, teacher: LiveTargets | MeanTargets) -> None:
         """Run the teacher once over all its examples, longest last, and save its features as float32."""
         split = teacher.split.taught
         arrays: dict[str, Any] = {}
+
+        def put(name: str, rows: int, where: np.ndarray, values: Tensor) -> None:
+            if name not in arrays:
+                shape = (rows, *values.shape[1:])
+                arrays[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, shape)
+            arrays[name][where] = values.cpu().numpy()
+
         for index in by_tokens(split, TOKENS_PER_BATCH[teacher.device.torch.type], ROWS):
             batch = split.batch(index)
             features = teacher(batch)
-            columns = {f"cls-{layer}": cls for layer, cls in features.cls.items()}
             if features.logits is not None:
-                columns["logits"] = features.logits
-            for name, values in columns.items():
-                rows = split.num_outputs if name == "logits" else len(split)
-                if name not in arrays:
-                    shape = (rows, values.shape[1])
-                    arrays[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, shape)
-                arrays[name][batch.places if name == "logits" else batch.index.numpy()] = values.cpu().numpy()
+                put("logits", split.num_outputs, batch.places, features.logits)
+            if layers := sorted(features.cls):
+                put("cls", len(split), batch.index.numpy(), torch.stack([features.cls[one] for one in layers], dim=1))
+                np.save(folder / "layers.npy", layers)
         for array in arrays.values():
             array.flush()
 

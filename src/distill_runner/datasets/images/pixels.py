@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill_runner.datasets.batches import Unit, sent
+from distill_runner.datasets.batches import Unit
 from distill_runner.datasets.images.augment import apply
 from distill_runner.datasets.images.config import Augment
+from distill_runner.datasets.sending import sent
 
 PATCH = 64
 """Pixels of an image that count as one token where batches are made by what they cost: 16 tokens for 32 x 32."""
@@ -64,7 +65,7 @@ class PixelBatch:
         """What a network reads: float32 (B, C, H, W), normalised, in the memory order channels-last."""
         with torch.inference_mode(False):  # a teacher may ask first; the student's gradients need a plain tensor
             values = self.pixels.permute(0, 3, 1, 2).to(torch.float32)
-            mean, deviation = (values.new_tensor(part)[:, None, None] for part in self.normalisation)
+            mean, deviation = (sent(torch.tensor(part), values.device)[:, None, None] for part in self.normalisation)
             return values.div_(255).sub_(mean).div_(deviation)
 
     def to(self, device: torch.device) -> "PixelBatch":

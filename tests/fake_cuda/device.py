@@ -1,0 +1,305 @@
+"""Tensors of the fake device, and the operations on them."""
+
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout, scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from fake_cuda import COUNTS
+
+DEVICE = torch.device("cuda:0")
+CAPABILITY = [9, 0]
+_NO_KERNEL = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "transpose",
+        "permute",
+        "slice",
+        "select",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "split",
+        "split_with_sizes",
+        "detach",
+        "alias",
+        "t",
+        "as_strided",
+        "_reshape_alias",
+        "unbind",
+        "chunk",
+        "empty",
+        "new_empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty_strided",
+        "lift_fresh",
+        "set_",
+        "resize_",
+        "_local_scalar_dense",
+        "unfold",
+        "diagonal",
+        "is_pinned",
+        "record_stream",
+    ]
+)
+"""Views and bookkeeping."""
+_WAITING = frozenset(
+    [
+        "_local_scalar_dense",
+        "is_nonzero",
+        "equal",
+        "item",
+        "nonzero",
+        "masked_select",
+        "_unique2",
+        "unique_consecutive",
+        "unique_dim",
+    ]
+)
+"""What returns values to the host, or tensors whose size depends on values."""
+
+
+class OnGpu(Tensor):
+    """A tensor that says it is on ``cuda:0``; what it holds is on the CPU."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, values: Tensor) -> "OnGpu":
+        made: OnGpu = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            values.size(),
+            strides=values.stride(),
+            storage_offset=values.storage_offset(),
+            dtype=values.dtype,
+            layout=values.layout,
+            device=DEVICE,
+        )
+        made.held = values
+        return made
+
+    def __init__(self, values: Tensor) -> None:
+        pass
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"OnGpu({self.held!r})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["held"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], *_rest: Any) -> "OnGpu":
+        return OnGpu(inner["held"])
+
+    def __deepcopy__(self, _memo: Any) -> Any:
+        copy = OnGpu(self.held.detach().clone())
+        made = torch.nn.Parameter(copy) if isinstance(self, torch.nn.Parameter) else copy
+        return made.requires_grad_(self.requires_grad)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.held.detach().__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return _run(function, args, kwargs or {})
+
+
+class _Factories(TorchDispatchMode):
+    """Operations that name the device, and have no tensor on it."""
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(function, args, kwargs or {})
+
+
+def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name = function.overloadpacket.__name__
+    flat, form = tree_flatten((args, kwargs))
+    here = [one for one in flat if isinstance(one, OnGpu)]
+    others = [one for one in flat if isinstance(one, Tensor) and not isinstance(one, OnGpu)]
+    wanted = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else None
+    if name == "is_pinned" and not here:
+        return args[0].untyped_storage().data_ptr() in _PINNED
+    if not here and wanted != "cuda":
+        if not kwargs.get("pin_memory"):
+            return function(*args, **kwargs)
+        return _kept(function(*args, **{**kwargs, "pin_memory": False}))
+    if name == "is_pinned":
+        return False
+    _check(function, name, args, here, others)
+    _count(name, function, args, kwargs, here, others, wanted)
+    inner_args, inner_kwargs = tree_unflatten([one.held if isinstance(one, OnGpu) else one for one in flat], form)
+    if wanted == "cuda":
+        inner_kwargs = inner_kwargs | {"device": torch.device("cpu")}
+    inner_kwargs.pop("pin_memory", None)
+    found = _compute(function, name, inner_args, inner_kwargs)
+    if wanted == "cpu" or name == "_local_scalar_dense":
+        return found.clone() if found is inner_args[0] else found
+    if not here and name == "_to_copy" and found is inner_args[0]:
+        found = found.clone()
+    wrapped = tree_map(lambda one: OnGpu(one.detach()) if isinstance(one, Tensor) else one, found)
+    if here and not (name == "copy_" and not isinstance(args[0], OnGpu)):
+        return return_and_correct_aliasing(function, args, kwargs, wrapped)
+    return args[0] if name == "copy_" else wrapped
+
+
+def _check(function: Any, name: str, args: Any, here: list[Any], others: list[Any]) -> None:
+    """As CUDA's kernels do: one device, but for single numbers and for copies; for indices as well."""
+    strange = [one for one in others if one.dim() and name not in ("copy_", "_to_copy")]
+    if here and strange:
+        if name in ("index", "index_put", "index_put_", "_index_put_impl_") and isinstance(args[0], OnGpu):
+            COUNTS.waits[f"{name} with an index on the CPU, {_site()}"] += 1
+            return
+        shapes = [tuple(one.shape) for one in strange]
+        raise RuntimeError(f"Expected all tensors to be on the same device: {function}, {shapes} on the CPU, {_site()}")
+
+
+def _count(
+    name: str, function: Any, args: Any, kwargs: dict[str, Any], here: list[Any], others: list[Any], wanted: str | None
+) -> None:
+    site = _site()
+    if name == "copy_" and here and others:
+        to_gpu, source = isinstance(args[0], OnGpu), args[1]
+    elif name == "_to_copy" and wanted is not None and (wanted == "cuda") != bool(here):
+        to_gpu, source = wanted == "cuda", args[0]
+    else:
+        waits = name in _WAITING
+        waits = waits or (name == "repeat_interleave" and kwargs.get("output_size") is None)
+        indices = args[1] if name.startswith(("index", "_index_put")) and isinstance(args[1], list | tuple) else []
+        if waits or any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices):
+            COUNTS.waits[f"{name}, {site}"] += 1
+        if name not in _NO_KERNEL and not function.is_view:
+            COUNTS.launches[name] += 1
+        return
+    if not to_gpu:
+        COUNTS.waits[f"copy to the host, {site}"] += 1
+        return
+    COUNTS.copies[site] += 1
+    if source.dim() and source.untyped_storage().data_ptr() not in _PINNED:
+        COUNTS.waits[f"copy of memory that is not pinned, {site}"] += 1
+
+
+def _compute(function: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    if name in ("_softmax", "_log_softmax") and args[2]:  # from half to float in one go, which only CUDA's kernel does
+        return function(args[0].float(), args[1], False)
+    if name in ("_softmax_backward_data", "_log_softmax_backward_data") and args[3] != args[0].dtype:
+        return function(*args[:3], torch.float32).to(args[3])
+    return function(*args, **kwargs)
+
+
+def _site() -> str:
+    """The line of the package that asked for it."""
+    for frame in reversed(traceback.extract_stack()):
+        if "distill_runner/" in frame.filename:
+            return f"{frame.filename.rpartition('distill_runner/')[2]}:{frame.lineno}"
+    return "elsewhere"
+
+
+_PINNED: dict[int, Tensor] = {}
+"""By address; kept, so that no other tensor comes to lie there."""
+
+
+def _pin(tensor: Tensor, *_device: Any) -> Tensor:
+    return _kept(tensor.clone())
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    _PINNED[tensor.untyped_storage().data_ptr()] = tensor
+    return tensor
+
+
+class _Attention(torch.autograd.Function):
+    """One kernel forward and two backward, as the memory-efficient one has; a mask of bool costs two more."""
+
+    @staticmethod
+    def forward(ctx: Any, q: OnGpu, k: OnGpu, v: OnGpu, mask: OnGpu | None, p: float) -> Tensor:
+        COUNTS.launches["attention"] += 1 if mask is None else 3
+        with torch.enable_grad():
+            parts = [one.held.detach().float().requires_grad_() for one in (q, k, v)]
+            scores = parts[0] @ parts[1].transpose(-1, -2) * q.shape[-1] ** -0.5
+            if mask is not None:
+                scores = scores.masked_fill(~mask.held, -torch.inf)
+            context = dropout(scores.softmax(-1), p) @ parts[2]
+        ctx.graph = parts, context
+        return OnGpu(context.detach().to(q.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        COUNTS.launches["attention backward"] += 2
+        parts, context = ctx.graph
+        found = torch.autograd.grad(context, parts, gradients[0].held.float())
+        return *(OnGpu(one.to(gradients[0].dtype)) for one in found), None, None
+
+
+class _Functions(TorchFunctionMode):
+    """Attention, which chooses its kernel in C++."""
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is scaled_dot_product_attention and isinstance(args[0], OnGpu):
+            q, k, v, mask = (*args, kwargs.get("attn_mask"))[:4]
+            assert kwargs.get("scale") in (None, q.shape[-1] ** -0.5)
+            assert not kwargs.get("is_causal")
+            if torch.is_autocast_enabled("cuda"):
+                q, k, v = (one.to(torch.get_autocast_dtype("cuda")) for one in (q, k, v))
+            return _Attention.apply(q, k, v, mask, kwargs.get("dropout_p", 0.0))
+        return function(*args, **kwargs)
+
+
+def on_cpu(state: Any) -> Any:
+    return tree_map(lambda one: one.held.detach().clone() if isinstance(one, OnGpu) else one, state)
+
+
+def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
+    def loaded(file: Any, map_location: Any = None, **options: Any) -> Any:
+        found = load(file, map_location="cpu", **options)
+        if map_location is None or torch.device(map_location).type == "cpu":
+            return found
+        return tree_map(lambda one: OnGpu(one) if isinstance(one, Tensor) else one, found)
+
+    return loaded
+
+
+def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
+    def saved(model: Any, folder: Any, **options: Any) -> Any:
+        """Files know tensors by their addresses, of which those of the fake device have none."""
+        return save(model, folder, state_dict=on_cpu(model.state_dict()), **options)
+
+    return saved
+
+
+def install() -> None:
+    from transformers import PreTrainedModel
+
+    cuda: Any = torch.cuda
+    tensor: Any = Tensor
+    patched: Any = torch
+    torch._C._set_only_lift_cpu_tensors(True)
+    cuda.amp.common.amp_definitely_not_available = lambda: False
+    cuda._lazy_init = lambda: None
+    cuda.is_available = cuda.is_bf16_supported = lambda *_: True
+    cuda.device_count = lambda: 1
+    cuda.get_device_capability = lambda *_: tuple(CAPABILITY)
+    cuda.get_arch_list = lambda: []
+    cuda.get_device_name = lambda *_: "fake GPU"
+    cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
+    cuda.get_rng_state_all = lambda: [cuda.get_rng_state()]
+    cuda.set_rng_state = cuda.set_rng_state_all = lambda *_: None
+    cuda.manual_seed_all = cuda.manual_seed = lambda _seed: None
+    cuda.synchronize = lambda *_: None
+    with suppress(AttributeError):
+        cuda.set_device = lambda *_: None
+    patched.inference_mode = lambda *_: torch.no_grad()  # there are no views of such tensors
+    tensor.pin_memory = _pin
+    patched.load = _loading(torch.load)
+    PreTrainedModel.save_pretrained = _saving(PreTrainedModel.save_pretrained)  # type: ignore[method-assign]
+    _Factories().__enter__()
+    _Functions().__enter__()

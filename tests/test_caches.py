@@ -1,0 +1,59 @@
+"""Caches of a teacher's outputs that serve methods which read less."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from distill_runner.compose.config import RunConfig
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.caches import larger
+from distill_runner.pipeline.planning import plan
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
+
+needs = st.fixed_dictionaries({"logits": st.booleans(), "cls": st.lists(st.integers(1, 6), unique=True).map(sorted)})
+
+
+def spec(needs: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"kind": "targets", "teacher": "abc", "needs": needs, **changes}
+
+
+@given(asked=needs, had=needs)
+def test_a_cache_that_serves_has_all_and_ran_the_teacher_as_far(asked: dict[str, Any], had: dict[str, Any]) -> None:
+    found = larger(spec(asked), [spec(had)], depth=6)
+    far = [6 if one["logits"] else max(one["cls"], default=0) for one in (asked, had)]
+    has_all = {*asked["cls"]} <= {*had["cls"]} and (had["logits"] or not asked["logits"])
+    assert (found == spec(had)) == ((has_all and far[0] == far[1]) or asked == had)
+    assert larger(spec(asked), [spec(had, teacher="another")], depth=6) == spec(asked)
+
+
+def test_what_alp_has_cached_serves_pkd(compose: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """The plan says so, and the student is the same, bit for bit."""
+    weights = []
+    for methods in (("alp", "pkd"), ("pkd",)):
+        folder = tmp_path / methods[0]
+        for method in methods:
+            run = compose(f"method={method}", f"store.dir={folder}", "teacher.optim.epochs=1", "optim.epochs=1")
+            stage = resolve(run.stages, "student", "fp32")
+            lines = [line for line in plan(stage, Store(folder)) if line.name == "targets"]
+            assert [line.hit for line in lines] == [method != methods[0]]
+            built = Pipeline(Store(folder), run.runtime).build(stage)
+        assert len(list((folder / "targets").glob("*/manifest.json"))) == 1
+        weights.append(load_file(built / "model" / "model.safetensors"))
+    assert all(value.equal(weights[1][name]) for name, value in weights[0].items())
+
+
+@pytest.mark.parametrize("name", ["spec.json", "manifest.json"])
+def test_a_cache_that_is_not_whole_serves_nobody(name: str, compose: Callable[..., RunConfig], tmp_path: Path) -> None:
+    run = compose("method=alp", f"store.dir={tmp_path}", "teacher.optim.epochs=1", "optim.epochs=1")
+    store = Store(tmp_path)
+    Pipeline(store, run.runtime).build(resolve(run.stages, "student", "fp32"))
+    (kept,) = (tmp_path / "targets").glob(f"*/{name}")
+    kept.write_text("{")
+    pkd = resolve(compose("method=pkd", f"store.dir={tmp_path}", "teacher.optim.epochs=1").stages, "student", "fp32")
+    assert [line.hit for line in plan(pkd, store) if line.name == "targets"] == [False]

@@ -1,0 +1,30 @@
+"""Runs ``tests/cuda`` on a fake device, in a process of its own: what torch finds at its first import, it keeps."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fake_cuda import compiled
+
+TESTS = Path(__file__).parent
+
+
+@pytest.mark.slow
+def test_what_a_gpu_would_do() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU, and tests/cuda has run on it")
+    try:
+        compiled()
+    except RuntimeError as error:
+        pytest.skip(f"the fake device cannot be compiled: {error}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "fake_cuda.plugin", TESTS / "cuda"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS.parent)
+    print(ended.stdout[-5000:])
+    assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
+    assert "passed" in ended.stdout
+    assert "skipped" not in ended.stdout
