@@ -7,7 +7,7 @@ for ImageNet, whose stem shrinks an image four times.
 Importing this module tells ``AutoConfig`` and ``AutoModelForImageClassification`` of it.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -41,6 +41,10 @@ class CifarResNetConfig(PreTrainedConfig):
     widths: list[int] | tuple[int, ...] = (16, 32, 64)
     num_channels: int = 3
     shortcut: str = "conv"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        check_sizes(self)
 
     @property
     def hidden_size(self) -> int:
@@ -92,7 +96,6 @@ class CifarResNet(PreTrainedModel):
 
     def __init__(self, config: CifarResNetConfig) -> None:
         super().__init__(config)
-        check_sizes(config)
         width = config.widths[0]
         self.stem, self.norm = _conv(config.num_channels, width, 3), nn.BatchNorm2d(width)
         blocks = list[nn.Module]()

@@ -184,6 +184,9 @@ def _shape(config: StageConfig, source: Stage | None) -> EncoderShape:
         shape = replace(source.shape, num_layers=num_layers)
     if config.task is not None:
         config.task.check(shape)
+    elif shape.reads_images:
+        problem = f"a model of type {shape.model_type} is an image network, and this stage reads the text of a corpus"
+        raise UserError(".model", None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
     key = "task" if config.task else "corpus"
     needed = config.task.num_positions if config.task else config.corpus.max_length if config.corpus else 0
     if needed > shape.max_length:

@@ -1,0 +1,272 @@
+"""Runs on images: from files to a student, taken up after an interruption, with cached views, and what is refused."""
+
+import json
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForImageClassification, ResNetConfig, ViTConfig
+
+from command import distill_run
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.models.resnet import CifarResNet
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.planning import plan
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
+
+Compose = Callable[..., RunConfig]
+CLASSES = ("blue", "green", "red")
+SMALL = ("task=custom_images", "teacher=resnet", "student=resnet8", "optim=cifar")
+SIZES = (
+    "teacher.depth=8",
+    "optim.batch_size=16",
+    "optim.epochs=2",
+    "teacher.optim.batch_size=16",
+    "teacher.optim.epochs=2",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noise of 12 x 12 that is brighter in one channel, as PNG by split and class: 60 to train on, 18 to test."""
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for split, count in (("train", 20), ("test", 6)):
+        for channel, name in ((2, "blue"), (1, "green"), (0, "red")):
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 200, (12, 12, 3))
+                pixels[:, :, channel] += 55
+                Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{number}.png")
+    return root
+
+
+class Run:
+    """A run with a store of its own."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.store = Store(config.store.dir)
+        self.stage = resolve(config.stages, "student", config.runtime.precision)
+        self.pipeline = Pipeline(self.store, config.runtime)
+
+    def build(self) -> dict[str, Tensor]:
+        return load_file(self.pipeline.build(self.stage) / "model" / "model.safetensors")
+
+    def metrics(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.pipeline.build(self.stage) / "metrics.json").read_text())
+        return found
+
+
+@pytest.fixture
+def run(compose: Compose, folder: Path) -> Callable[..., Run]:
+    """A run of vanilla KD on the folder, cropped and flipped, 4 updates an epoch."""
+
+    def made(*overrides: str, method: str = "vanilla") -> Run:
+        augment = ("task.augment.pad=2", "task.augment.flip=true")
+        given = (*SMALL, f"method={method}", f"task.dataset={folder}", *SIZES, *augment, *overrides)
+        return Run(compose(*given, tiny=False))
+
+    return made
+
+
+def equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_folder_of_images_becomes_a_student_by_one_command(folder: Path, tmp_path: Path) -> None:
+    ended = distill_run(
+        tmp_path,
+        *SMALL,
+        "method=vanilla",
+        f"task.dataset={folder}",
+        *SIZES,
+        "runtime.device=cpu",
+        f"store.dir={tmp_path}",
+    )
+    assert ended.code == 0, ended.err
+    (result_file,) = tmp_path.glob("outputs/runs/*/result.json")
+    result = json.loads(result_file.read_text())
+    assert result["num_params"] == 78_042 - 7 * 65  # three classes, not ten
+    assert set(result["metrics"]) == {"accuracy", "held_out/accuracy"}
+    assert result["metric"] == "accuracy"
+    assert all(set(epoch) == {"held_out/accuracy"} for epoch in result["history"])
+    model = AutoModelForImageClassification.from_pretrained(result_file.parent / "model")
+    assert isinstance(model, CifarResNet)
+    assert [model.config.id2label[number] for number in range(3)] == list(CLASSES)
+    reader = json.loads((result_file.parent / "model" / "preprocessor_config.json").read_text())
+    assert reader["image_mean"] == [0.5, 0.5, 0.5]
+    kept = np.load(result_file.parent / "predictions-test.npz")
+    assert kept["outputs"].shape == (18, 3)
+    assert np.bincount(kept["labels"]).tolist() == [6, 6, 6]
+    assert (kept["outputs"].argmax(1) == kept["labels"]).mean() == pytest.approx(result["metrics"]["accuracy"])
+
+
+def test_chosen_by_the_test_images_themselves(run: Callable[..., Run]) -> None:
+    metrics = run("task.select_on=test", method="nkd").metrics()
+    assert set(metrics["metrics"]) == {"accuracy"}
+    assert metrics["metrics"]["accuracy"] == max(epoch["accuracy"] for epoch in metrics["epochs"])
+
+
+def test_a_run_interrupted_within_an_epoch_ends_the_same(run: Callable[..., Run]) -> None:
+    whole, cut = run("runtime.log_every=1"), run("runtime.log_every=1")
+
+    def interrupting(name: str) -> Callable[[Mapping[str, Any], int, float], None]:
+        return lambda values, step, epoch: (
+            signal.raise_signal(signal.SIGINT) if name == "student" and step == 6 else None
+        )
+
+    cut.pipeline.report = interrupting
+    with pytest.raises(KeyboardInterrupt):
+        cut.build()
+    cut.pipeline.report = lambda name: lambda values, step, epoch: None
+    assert equal(cut.build(), whole.build())
+
+
+def test_two_processes_train_as_one_to_rounding(run: Callable[..., Run]) -> None:
+    alone, both = run(method="nkd"), run("runtime.num_processes=2", method="nkd")
+    first, second = alone.build(), both.build()
+    assert alone.stage.key == both.stage.key
+    for name, values in first.items():
+        torch.testing.assert_close(second[name], values, rtol=2e-3, atol=2e-4, msg=name)
+
+
+def targets(run: Run) -> list[Path]:
+    return list((run.store.folder / "targets").glob("*/logits.npy"))
+
+
+def test_cached_views_teach_as_the_live_teacher_does(run: Callable[..., Run]) -> None:
+    cached, live = run("augment.views=2"), run("augment.views=2", "runtime.targets=live")
+    first, second = cached.build(), live.build()
+    assert cached.stage.key == live.stage.key
+    for name, values in first.items():
+        torch.testing.assert_close(second[name], values, rtol=1e-3, atol=1e-5, msg=name)
+    (file,) = targets(cached)
+    assert np.load(file).shape == (2 * 60, 3)
+    assert not targets(live)
+
+
+def test_views_make_another_student_of_the_same_teacher(run: Callable[..., Run]) -> None:
+    plain, viewed = run().stage, run("augment.views=2").stage
+    assert plain.teacher is not None
+    assert viewed.teacher is not None
+    assert plain.teacher.key == viewed.teacher.key
+    assert plain.key != viewed.key
+    assert run("augment.views=2", method="nkd").stage.key == run(method="nkd").stage.key
+
+
+def test_a_teacher_of_images_that_change_is_live_and_says_so(run: Callable[..., Run]) -> None:
+    changing = run()
+    (line,) = (line for line in plan(changing.stage, changing.store) if line.name == "targets")
+    assert line.what == "logits of teacher, live (training images look different in each epoch)"
+    with pytest.raises(UserError) as error:
+        plan(changing.stage, changing.store, "cached")
+    assert str(error.value) == (
+        "runtime.targets=cached: training images look different in each epoch\n"
+        "  augment.views=8 fixes 8 views of each image, or take runtime.targets=auto or live."
+    )
+
+
+def test_plain_images_are_seen_once_and_cached(run: Callable[..., Run]) -> None:
+    plain = run("task.augment.pad=0", "task.augment.flip=false")
+    plain.build()
+    (file,) = targets(plain)
+    assert np.load(file).shape == (60, 3)
+
+
+def test_inputs_without_labels_are_a_transfer_set(run: Callable[..., Run], folder: Path) -> None:
+    where = f"transfer.parts.inputs.dataset={folder}"
+    learning = run("transfer=custom", "student=resnet8", where, "transfer.parts.inputs.columns=[image]", method="kd")
+    assert learning.stage.labels == frozenset()
+    metrics = learning.metrics()
+    assert metrics["examples"] == 2 * 60  # all of them: what is held out has no part in it
+    assert set(metrics["metrics"]) == {"accuracy", "held_out/accuracy"}
+
+
+@pytest.mark.parametrize("family", ["resnet", "vit"])
+@pytest.mark.parametrize("fine_tuned", [True, False])
+def test_image_classifiers_of_transformers_teach_and_learn(
+    run: Callable[..., Run], tmp_path: Path, family: str, fine_tuned: bool
+) -> None:
+    torch.manual_seed(0)
+    names = {
+        "id2label": dict(enumerate(reversed(CLASSES))),
+        "label2id": {n: i for i, n in enumerate(reversed(CLASSES))},
+    }
+    if family == "resnet":
+        config: Any = ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", **names)
+    else:
+        config = ViTConfig(
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            image_size=12,
+            patch_size=4,
+            **names,
+        )
+    AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path)
+    size = ("task.resize=[12,12]",) if family == "vit" else ()
+    where = (f"teacher.source={tmp_path}", f"teacher.fine_tuned={str(fine_tuned).lower()}", "teacher.architecture=null")
+    learning = run(*where, *size, "optim.lr=0.01", "teacher.optim.lr=0.01")
+    assert learning.stage.teacher is not None
+    assert learning.stage.teacher.shape.model_type == family
+    learning.build()
+    itself = run(f"student.init.source={tmp_path}", "student.architecture=null", *size, method="nkd")
+    assert itself.stage.shape.model_type == family
+    assert len(itself.build()) > 5
+
+
+def told(act: Callable[[], Any]) -> str:
+    with pytest.raises(UserError) as error:
+        act()
+    assert str(error.value).count("\n") <= 1
+    return str(error.value)
+
+
+@pytest.mark.parametrize("method", ["pkd", "alp", "ckd", "minilmv2", "internal"])
+def test_terms_that_read_layers_refuse_an_image_network(compose: Compose, folder: Path, method: str) -> None:
+    network = ("task=custom_images", "teacher=resnet20", f"method={method}", "student=resnet8")
+    config = compose(*network, f"task.dataset={folder}", tiny=False)
+    message = told(lambda: resolve(config.stages, "student", "fp32"))
+    assert "of type cifar_resnet is an image network" in message
+    assert message.endswith("Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
+
+
+def test_models_and_data_that_do_not_fit_are_refused(run: Callable[..., Run], compose: Compose, folder: Path) -> None:
+    text = compose("task=custom_images", "method=nkd", "student=fresh", f"task.dataset={folder}", tiny=False)
+    assert "a model of type bert reads text, and custom_images has images" in told(
+        lambda: resolve(text.stages, "student", "fp32")
+    )
+    images = compose("task=rte", "method=nkd", "student=resnet8", tiny=False)
+    assert "a model of type cifar_resnet reads images, and rte has texts" in told(
+        lambda: resolve(images.stages, "student", "fp32")
+    )
+    assert "task.mean=[0.5, 0.5, 0.5]: has 3 numbers for the 1 channels of mode L" in told(lambda: run("task.mode=L"))
+    assert "task.deviation=[0.5, 0, 0.5]: must be above 0" in told(lambda: run("task.deviation=[0.5,0,0.5]"))
+    assert "model.architecture.depth=9: must be 6n + 2\n  Take 8 or 14." in told(lambda: run("student.depth=9"))
+
+
+def test_a_class_without_an_image_is_refused(run: Callable[..., Run]) -> None:
+    missing = run("task.labels=[blue,green,red,violet]", method="nkd")
+    assert told(lambda: missing.pipeline.prepare(missing.stage)) == (
+        "task.labels=4 classes: no image of the split 'train' is of the class violet\n"
+        "  Leave such classes out, or add images."
+    )
+    unknown = run("task.labels=[blue,green]", method="nkd")
+    assert "split 'test' has the label 'red', which is none of them" in told(
+        lambda: unknown.pipeline.prepare(unknown.stage)
+    )
+
+
+def test_a_split_that_is_not_there_is_named(run: Callable[..., Run]) -> None:
+    message = told(lambda: run("task.train=validation", method="nkd"))
+    assert "no such split" in message
+    assert "It has: test, train" in message
