@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping
 from functools import cache
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, SerializeAsAny, create_model, model_serializer
 
@@ -153,6 +153,19 @@ def _weight(name: str, weight: Any) -> float:
     return float(weight)
 
 
+class _Arguments(Schema):
+    """The arguments of a term. Other processes know the classes made of it by the term, not by their names."""
+
+    term: ClassVar[type[LossTerm]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revived, (self.term, self.model_dump(exclude_unset=True))
+
+
+def _revived(kind: type[LossTerm], values: dict[str, Any]) -> Schema:
+    return _arguments(kind).model_validate(values)
+
+
 @cache
 def _arguments(kind: type[LossTerm]) -> type[Schema]:
     """The constructor's signature as a schema."""
@@ -160,4 +173,6 @@ def _arguments(kind: type[LossTerm]) -> type[Schema]:
         name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
         for name, parameter in inspect.signature(kind, eval_str=True).parameters.items()
     }
-    return create_model(kind.__name__, __base__=Schema, **fields)
+    made = create_model(kind.__name__, __base__=_Arguments, **fields)
+    made.term = kind
+    return made
