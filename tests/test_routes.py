@@ -85,3 +85,11 @@ def test_the_resolvers_of_the_configuration() -> None:
             phase_epochs(2, epochs, warmup)
     with pytest.raises(UserError, match=r"route\.epochs=\[1, 2\]: has 2 numbers for 3 steps"):
         phase_epochs(3, [1, 2], 0)
+
+
+def test_the_teacher_at_the_beginning_of_its_epochs() -> None:
+    """Pro-KD's theta(i) by the words of Eqs. 2 and 3: one epoch less behind it, at first none."""
+    schedule = CheckpointSchedule(checkpoints=[1, 3], epochs=2, warmup=1, at="beginning")
+    assert schedule.resolve(3, 5) == (0, 0, 0, 2, 2)
+    assert CheckpointSchedule(epochs=1).resolve(3, 3) == (1, 2, 3)
+    assert CheckpointSchedule(epochs=1, at="beginning").resolve(3, 3) == (0, 1, 2)

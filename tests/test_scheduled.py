@@ -260,6 +260,7 @@ def test_limits_of_0_are_soft_labels_alone(compose: Compose, tmp_path: Path) -> 
             "method=internal",
             f"schedule={rule}",
             "schedule.limits=0",
+            "schedule.trains=all",
             f"schedule.classification={classification}",
         )
         assert scheduled.folder != reference.folder
@@ -269,7 +270,7 @@ def test_limits_of_0_are_soft_labels_alone(compose: Compose, tmp_path: Path) -> 
 
 def test_with_one_layer_stacked_is_progressive(compose: Compose, tmp_path: Path) -> None:
     one = ("method=internal", "student.num_layers=1")
-    pid, sid = (Trained(compose, tmp_path, *one, f"schedule={rule}") for rule in ("pid", "sid"))
+    pid, sid = (Trained(compose, tmp_path, *one, f"schedule={rule}", "schedule.trains=all") for rule in ("pid", "sid"))
     assert pid.folder != sid.folder
     assert pid.model == sid.model
     assert pid.layers == [1] * 12 + [0] * 4  # of 4 epochs of 4 updates round(0.8 * 4) are the layer's

@@ -1,7 +1,7 @@
 """What each epoch of a student goes by where that changes on the way: a checkpoint of its teacher, a temperature."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
@@ -53,12 +53,16 @@ class CheckpointSchedule(EpochsPerStep):
     Args:
         checkpoints: epochs of the teacher, from 1, in the order in which they are followed: the anchors of RCO (Jin et
             al. 2019); every epoch by default, as in Pro-KD.
+        at: the teacher at the ``end`` of such an epoch, or at its ``beginning``. **reading**: the end. Pro-KD's Eqs. 2
+            and 3 take theta(i), the parameters "at the beginning of epoch i": the first one is then a teacher that is
+            not fine-tuned yet. Its Figure 1 and Table 1 number checkpoints by the epochs that they come from.
     """
 
     checkpoints: list[int] | None = Field(None, min_length=1)
+    at: Literal["end", "beginning"] = "end"
 
     def resolve(self, teacher_epochs: int, student_epochs: int) -> tuple[int, ...]:
-        """The teacher's epoch, from 1, that each of the student's epochs learns from.
+        """The epochs that the teacher has behind it, for each of the student's epochs that learns from it.
 
         Raises:
             UserError: the teacher has no such epoch, or the steps take more or fewer epochs than the student trains.
@@ -76,4 +80,4 @@ class CheckpointSchedule(EpochsPerStep):
         if (taken := len(route)) != student_epochs:
             problem = f"its {len(checkpoints)} checkpoints take {taken} epochs; the student trains {student_epochs}"
             raise UserError(".route", None, problem, "Set route.epochs, route.warmup or the student's epochs.")
-        return tuple(route)
+        return tuple(epoch - (self.at == "beginning") for epoch in route)

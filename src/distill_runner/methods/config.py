@@ -103,7 +103,7 @@ class MethodConfig(Schema):
         Args:
             outputs: of the heads, for which some arguments may have no meaning.
         """
-        schedule = {SCHEDULE: self.schedule.model_dump()} if self.schedule else {}
+        schedule = {SCHEDULE: self.schedule.spec()} if self.schedule else {}
         return schedule | {name: self.terms[name].spec(outputs) for name in sorted(self.terms)}
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,7 +17,7 @@ from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.layered import LayeredTerm
 from distill_runner.methods.outputs import Outputs
 from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import Features
+from distill_runner.models.features import FeatureRequest, Features
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,10 @@ class LayerSchedule(Schema):
             none; the paper tells no values. Its Algorithm 1 sums the term over batches: this mean times their number.
         watch: the term that thresholds are compared with.
         classification: the predictions ``at_end`` (the paper's arrow) or ``always`` (its plus sign).
+        trains: ``supervised``: no gradient reaches what lies below the layers that are learnt, and in the end the head
+            alone is trained. So the paper has PID, "only one layer is optimized at a time", and the end, "only the
+            classification layer is trained" (Figure 4). ``all`` restricts the losses and not the gradients, as
+            Algorithm 1 for SID. **reading**: each rule by its own words; pooler and classifier are the head.
     """
 
     rule: Literal["pid", "sid"]
@@ -49,6 +54,11 @@ class LayerSchedule(Schema):
     thresholds: list[float] | None = None
     watch: str = "cos"
     classification: Literal["at_end", "always"] = "at_end"
+    trains: Literal["supervised", "all"] = "all"
+
+    def spec(self) -> dict[str, Any]:
+        """What determines it."""
+        return self.model_dump(exclude={"trains"} if self.trains == "all" else None)
 
     @field_validator("limits", "thresholds", mode="before")
     @classmethod
@@ -108,6 +118,8 @@ class ScheduledMethod(Method):
         layered = [term for term in self.active() if isinstance(term, LayeredTerm)]
         self.layers = sorted({j for term in layered for j in term.layers})
         self.schedule.check(len(self.layers), self.by_name())
+        self.head = student.num_layers + 1
+        student.require(FeatureRequest(first_trained=self._first_trained(0)), "student")
         return self
 
     @property
@@ -129,7 +141,16 @@ class ScheduledMethod(Method):
         for term in self.active():
             if isinstance(term, LayeredTerm):
                 term.supervise(supervised)
-        self.needs = self.union(self.running().values())
+        student, teacher = self.union(self.running().values())
+        self.needs = replace(student, first_trained=self._first_trained(first)), teacher
+
+    def _first_trained(self, first: int) -> int:
+        """The first layer that gets a gradient, where ``first`` is the place in ``layers`` of the first one learnt."""
+        if self.schedule.trains == "all":
+            return 0
+        if not self.layer:
+            return self.head
+        return self.layers[first - 1] + 1 if first else 1
 
     def _is_through(self, limit: int, epoch: int) -> bool:
         if epoch - self.since >= limit:

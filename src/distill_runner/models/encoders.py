@@ -68,13 +68,17 @@ class EncoderShape:
         Args:
             side: ``teacher`` or ``student``, for the message.
         Raises:
-            UserError: it does not give its queries, keys and values; or anything but logits, if it is an image network.
+            UserError: it does not give its queries, keys and values; or anything but logits, if it is an image network;
+                or cannot leave lower layers as they are.
         """
         if self.reads_images and needs != FeatureRequest(logits=needs.logits):
             problem = (
                 f"a {side} of type {self.model_type} is an image network: it gives its logits, no layers or attention"
             )
             raise UserError(side, None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
+        if needs.first_trained and self.model_type not in PACKED_FAMILIES:
+            problem = f"a {side} of type {self.model_type} cannot learn one layer and leave those below as they are"
+            raise UserError(side, None, problem, "Take schedule.trains=all, or a model of another family.")
         if needs.projections and not _gives_projections(self.model_type):
             problem = f"a {side} of type {self.model_type} does not give away its queries, keys and values"
             raise UserError(side, None, problem, "Take a model of another family, or a method that reads no attention.")

@@ -18,7 +18,8 @@ class FeatureRequest:
     Layers count from 1; the embeddings are no layer, but ``states`` of 0 are what the first layer reads. The last
     layer's are what the encoder gives away, behind a final norm where it has one. Scores and probabilities of attention
     follow from queries and keys (``attention_maps``). ``next_sentence`` is the second head of BERT's own pre-training,
-    beside the ``logits`` of its tokens.
+    beside the ``logits`` of its tokens. Layers below ``first_trained``, the embeddings with them, get no gradient; one
+    more than there are layers leaves the head alone.
     """
 
     logits: bool = False
@@ -26,6 +27,7 @@ class FeatureRequest:
     projections: frozenset[tuple[Projection, int]] = frozenset()
     states: frozenset[int] = frozenset()
     next_sentence: bool = False
+    first_trained: int = 0
 
     @property
     def of_tokens(self) -> bool:
@@ -39,6 +41,7 @@ class FeatureRequest:
             self.projections | other.projections,
             self.states | other.states,
             self.next_sentence or other.next_sentence,
+            max(self.first_trained, other.first_trained),
         )
 
     def __bool__(self) -> bool:

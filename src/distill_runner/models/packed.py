@@ -27,7 +27,7 @@ def extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
     """Run a model of a packed family on ``batch`` as far as ``needs`` asks."""
     family, backbone = PACKED[model.config.model_type], model.base_model
     layers = family.layers(backbone)
-    num_tokens = len(batch.input_ids)
+    num_tokens, learning = len(batch.input_ids), torch.is_grad_enabled()
     if torch.is_autocast_enabled(batch.input_ids.device.type):
         batch = batch.rounded()  # a CPU's kernels for low precision are compiled for each number of rows
     noise = DropoutMasks.of(batch) if model.training else None
@@ -35,7 +35,8 @@ def extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
     has_head = needs.logits or needs.next_sentence
     whole = len(layers) if has_head else max(needs.cls | needs.states, default=0)
     deepest = max([whole, *(number for _, number in needs.projections)])
-    h_TH, features = family.embed(model, batch, _drop_at(noise, 0)), Features()
+    with torch.set_grad_enabled(learning and not needs.first_trained):
+        h_TH, features = family.embed(model, batch, _drop_at(noise, 0)), Features()
     kinds = {layer.rotary for layer in layers[:deepest] if layer.rotary}
     angles = {kind: family.angles(backbone, h_TH, batch.positions, kind) for kind in kinds}
     heads = PackedAttention(batch, model.config.num_attention_heads, noise)
@@ -51,9 +52,10 @@ def extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
         # Nobody reads the other tokens of the last layer, unless somebody asks for them or the head does.
         only_cls = number == deepest and batch.rows is None and number not in needs.states and not reads_mean
         run = partial(_layer, layer, heads, number * SITES, batch.starts if only_cls else None, wanted, turned)
-        h_TH, read = checkpoint(run, h_TH, use_reentrant=False) if layer.computed_twice else run(h_TH)
-        if number == len(layers):
-            h_TH = family.normed(backbone, h_TH)
+        with torch.set_grad_enabled(learning and number >= needs.first_trained):
+            h_TH, read = checkpoint(run, h_TH, use_reentrant=False) if layer.computed_twice else run(h_TH)
+            if number == len(layers):
+                h_TH = family.normed(backbone, h_TH)
         features.projections |= {(name, number): read[name][:num_tokens] for name in wanted}
         if number in needs.states:
             features.states[number] = h_TH[:num_tokens]

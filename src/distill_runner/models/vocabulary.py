@@ -43,14 +43,17 @@ class UsedRows(nn.Module):
         return nn.Embedding.from_pretrained(weight, freeze=False, padding_idx=self.padding_idx)
 
 
-def train_used_rows(model: PreTrainedModel, used: Tensor) -> None:
-    """From now on ``model`` knows the token ids ``used`` and no others.
+def train_used_rows(model: PreTrainedModel, used: Tensor) -> UsedRows | None:
+    """From now on ``model`` knows the token ids ``used`` and no others; returns what now stands for its embedding.
 
     A model whose word embedding is also its output layer reads all of its rows, and stays as it is.
     """
     embedding: Any = model.get_input_embeddings()
-    if model.get_output_embeddings() is None and len(used) < embedding.num_embeddings:
-        model.set_input_embeddings(UsedRows(embedding, used))
+    if model.get_output_embeddings() is not None or len(used) >= embedding.num_embeddings:
+        return None
+    rows = UsedRows(embedding, used)
+    model.set_input_embeddings(rows)
+    return rows
 
 
 @contextmanager

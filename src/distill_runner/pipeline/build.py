@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from distill_runner.common.errors import within
-from distill_runner.common.seeds import seed_all, stage_seed
+from distill_runner.common.seeds import seed_all, stage_seed, undisturbed
 from distill_runner.common.terminal import quiet
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
@@ -193,18 +193,15 @@ class Pipeline:
         pause_after: int | None,
         group: ProcessGroup,
     ) -> Training:
-        # Nothing before may leave a trace in the random numbers below: it may have come from the store.
-        vocab_size, seed = self.inputs.vocab_size(stage), stage_seed(stage.config.seed, stage.name)
-        seed_all(seed)
         return Training(
-            self._model(stage, vocab_size),
+            self._initial(stage),
             stage.method(),
             data,
             targets,
             stage.config.optim,
             select_best=stage.config.select == "best",
             pause_after=pause_after,
-            seed=seed,
+            seed=stage_seed(stage.config.seed, stage.name),
             device=self.device,
             runtime=self.runtime,
             folder=folder,
@@ -213,7 +210,15 @@ class Pipeline:
             group=group,
         )
 
-    def _model(self, stage: Stage, vocab_size: int | None) -> Any:
+    def _untrained(self, stage: Stage) -> Any:
+        """The stage's model as it is before its first epoch."""
+        with undisturbed():
+            return self._initial(stage)
+
+    def _initial(self, stage: Stage) -> Any:
+        # Nothing before may leave a trace in the random numbers below: it may have come from the store.
+        vocab_size = self.inputs.vocab_size(stage)
+        seed_all(stage_seed(stage.config.seed, stage.name))
         model = stage.config.model
         if stage.source is not None:
             model = model.model_copy(update={"source": str(self.build(stage.source) / "model")})
@@ -247,16 +252,18 @@ class Pipeline:
         def weights() -> Path:
             return self.checkpoints(teacher) if stage.route else self.build(teacher)
 
-        def alone(model: Stage, folder: Path) -> LiveTargets:
+        def alone(model: Stage, folder: Path | None) -> LiveTargets:
             split = self.inputs.split(stage.read_by(model), stage.train_split)
-            built = build(ModelConfig(source=str(folder), head="keep"), stage.head)
-            return LiveTargets(built, split, needs, self.device)
+            kept = ModelConfig(source=str(folder), head="keep")
+            return LiveTargets(build(kept, stage.head) if folder else self._untrained(model), split, needs, self.device)
 
         def live(checkpoint: int | None) -> LiveTargets | MeanTargets:
             if teacher.members:
                 members = [alone(member, self.build(member) / "model") for member in teacher.members]
                 return MeanTargets(members, self._mean(teacher))
-            return alone(teacher, weights() / (EPOCH.format(checkpoint) if checkpoint else "model"))
+            if checkpoint == 0:
+                return alone(teacher, None)
+            return alone(teacher, weights() / ("model" if checkpoint is None else EPOCH.format(checkpoint)))
 
         def write(folder: Path, checkpoint: int | None) -> None:
             if teacher.config.given is not None and not teacher.members:

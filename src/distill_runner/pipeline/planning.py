@@ -73,13 +73,19 @@ def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "
     remark = "" if mode == "auto" else f" (runtime.targets={mode})"
     lines = []
     for checkpoint in stage.followed:
-        of = f"{teacher.name} after its epoch {checkpoint}" if checkpoint else teacher.name
+        of = _followed(teacher.name, checkpoint)
         lines.append(_planned("targets", serving(stage, checkpoint, store), store, f"{what} of {of}{remark}"))
     if stage.route and not all(line.hit for line in lines):
         kept = teacher.checkpoints_spec
         again = "; trains it again" if store.has(teacher.spec) and not store.has(kept) else ""
         lines.insert(0, _planned("checkpoints", kept, store, f"of {teacher.name}{again}"))
     return lines
+
+
+def _followed(teacher: str, checkpoint: int | None) -> str:
+    if checkpoint is None:
+        return teacher
+    return f"{teacher} after its epoch {checkpoint}" if checkpoint else f"{teacher} before its first epoch"
 
 
 def _read(needs: FeatureRequest) -> str:

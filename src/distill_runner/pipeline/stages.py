@@ -32,8 +32,8 @@ class Stage:
 
     ``source`` is the stage whose model it starts from and ``teacher`` the one it learns from, if any. ``tokenizer``
     is a source as in ``ModelConfig``, never a stage, or the name ``corpus``; None where there is no text. ``route`` is,
-    for each of its epochs, the epoch of the teacher (from 1) whose checkpoint it learns from; None to learn from the
-    model that the teacher yields.
+    for each of its epochs, the epochs that the teacher it learns from has behind it; None to learn from the model that
+    the teacher yields.
     """
 
     name: str
@@ -260,7 +260,7 @@ class Stage:
             "tokens": self.read_by(self.teacher).split_spec(self.train_split),
             "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
             "precision": self.precision,
-            **({"checkpoint": checkpoint} if checkpoint else {}),
+            **({"checkpoint": checkpoint} if checkpoint is not None else {}),
             **({"shown": {**shown, "views": self.views}} if (shown := self.config.task.shown) else {}),
         }
 

@@ -19,7 +19,8 @@ class History:
     """What training has come to.
 
     ``epoch`` and ``step`` count what is done, ``position`` the steps done in the current epoch; ``epochs`` has the
-    metrics after each epoch, and ``best`` is the number (from 1) of the one whose model was kept.
+    metrics after each epoch, and ``best`` is the number (from 1) of the one whose model was kept. ``decay`` is what
+    weight decay has left of an embedding's rows that no step has touched.
     """
 
     epoch: int = 0
@@ -30,6 +31,7 @@ class History:
     epochs: list[dict[str, float]] = field(default_factory=list)
     examples: int = 0
     seconds: float = 0.0
+    decay: float = 1.0
 
     @property
     def examples_per_second(self) -> float:

@@ -149,7 +149,7 @@ class CheckpointTargets:
 
     def __init__(self, route: Sequence[int], open_checkpoint: Callable[[int], TeacherTargets]) -> None:
         self.route, self.open_checkpoint = route, open_checkpoint
-        self.number = 0
+        self.number: int | None = None
         self.targets: TeacherTargets = NoTeacher()
 
     def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:

@@ -106,8 +106,9 @@ class Training:
                 problem = f"models of the family {model.config.model_type} cannot do it"
                 raise UserError("runtime.gradient_checkpointing", True, problem, "Leave it out.")
             model.activation_checkpointing_enable()
+        self.rows = None
         if optim.decay_is_decoupled and (occurring := data.token_ids) is not None:
-            train_used_rows(model, torch.as_tensor(occurring, device=device.torch))
+            self.rows = train_used_rows(model, torch.as_tensor(occurring, device=device.torch))
         self.data, self.teacher, self.optim = data, teacher, optim
         self.select_best, self.seed, self.device, self.folder, self.report = select_best, seed, device, folder, report
         self.keep, self.pause_after, self.group = keep, pause_after, group
@@ -159,6 +160,8 @@ class Training:
         if optim.clip is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, optim.clip)
+        if self.rows is not None and self.rows.weight.grad is not None:
+            history.decay *= 1 - rate * optim.weight_decay
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -204,8 +207,7 @@ class Training:
 
     def whole_model(self) -> AbstractContextManager[PreTrainedModel]:
         """The model as it is to be saved: without it, words that occur nowhere in ``data`` are missing."""
-        decays = (1 - self._rate(step) * self.optim.weight_decay for step in range(self.history.step))
-        return whole(self.model, math.prod(decays))
+        return whole(self.model, self.history.decay)
 
     def _save_model(self, folder: Path) -> None:
         with self.whole_model() as model:

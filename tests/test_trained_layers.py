@@ -1,0 +1,93 @@
+"""Which weights a schedule of layers moves, and which it leaves: internal representations, "How to distill"."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import FeatureRequest
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
+from distill_runner.training.evaluate import predict
+
+Compose = Callable[..., RunConfig]
+INTERNAL = ("method=internal", "student.init.layers=group_top", "optim.epochs=3", "teacher.optim.epochs=1")
+
+
+def moved(compose: Compose, *overrides: str) -> list[set[str]]:
+    """For each epoch the parts of the student that differ from what they were before it."""
+    run = compose(*INTERNAL, *overrides, "+stages.student.keep_checkpoints=true")
+    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
+    pipeline.build(stage)
+    kept: Path = pipeline.checkpoints(stage)
+    before = {name: tensor.clone() for name, tensor in pipeline._untrained(stage).state_dict().items()}
+    found = []
+    for epoch in (1, 2, 3):
+        after = load_file(kept / f"epoch-{epoch}" / "model.safetensors")
+        found.append({part(name) for name in after if not torch.equal(after[name], before[name])})
+        before = after
+    return found
+
+
+def part(name: str) -> str:
+    """``embeddings``, ``layer.<n>`` counted from 0, ``pooler`` or ``classifier``."""
+    if ".layer." in name:
+        return "layer." + name.partition(".layer.")[2].partition(".")[0]
+    return next(part for part in ("embeddings", "pooler", "classifier") if part in name)
+
+
+HEAD = {"pooler", "classifier"}
+EVERY = {"embeddings", "layer.0", "layer.1", *HEAD}
+
+
+def test_pid_optimises_one_layer_at_a_time(compose: Compose) -> None:
+    assert moved(compose, "schedule=pid", "++schedule.limits=1") == [{"layer.0"}, {"layer.1"}, HEAD]
+
+
+def test_pid_may_let_gradients_through(compose: Compose) -> None:
+    epochs = moved(compose, "schedule=pid", "++schedule.limits=1", "++schedule.trains=all")
+    assert epochs == [{"embeddings", "layer.0"}, {"embeddings", "layer.0", "layer.1"}, EVERY]
+
+
+def test_sid_moves_all_layers_up_to_the_current_one(compose: Compose) -> None:
+    epochs = moved(compose, "schedule=sid", "++schedule.limits=1")
+    assert epochs == [{"embeddings", "layer.0"}, {"embeddings", "layer.0", "layer.1"}, EVERY]
+
+
+def test_sid_may_stop_at_the_embeddings_and_end_with_the_head(compose: Compose) -> None:
+    epochs = moved(compose, "schedule=sid", "++schedule.limits=1", "++schedule.trains=supervised")
+    assert epochs == [{"layer.0"}, {"layer.0", "layer.1"}, HEAD]
+
+
+def test_predictions_always_train_the_head_too(compose: Compose) -> None:
+    epochs = moved(compose, "schedule=pid", "++schedule.limits=1", "++schedule.classification=always")
+    assert epochs == [{"layer.0", "layer.1", *HEAD}, {"layer.1", *HEAD}, HEAD]
+
+
+def test_a_family_that_runs_padded_is_refused() -> None:
+    shape = EncoderShape(2, 32, 4, 2, 100, "albert")
+    with pytest.raises(UserError, match=r"schedule\.trains=all"):
+        shape.require(FeatureRequest(first_trained=1), "student")
+
+
+def test_the_first_checkpoint_at_the_beginning_is_the_untrained_teacher(compose: Compose) -> None:
+    """Pro-KD Eq. 2: what the student's first epochs follow is the teacher before its first epoch."""
+    options = ("teacher.optim.epochs=2", "optim.epochs=1", "route.at=beginning", "route.epochs=1", "route.warmup=0")
+    run = compose("method=prokd", *options)
+    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
+    phase, teacher = stage.source, stage.first_teacher
+    assert phase is not None
+    assert teacher is not None
+    assert phase.route == (0, 1)
+    pipeline.build(stage)
+    first = pipeline.store.find(phase.targets_spec(0))
+    assert first is not None
+    expected = predict(pipeline._untrained(teacher), pipeline.inputs.split(phase, phase.train_split), pipeline.device)
+    assert np.load(first / "logits.npy") == pytest.approx(expected, abs=1e-5)
