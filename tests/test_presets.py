@@ -64,6 +64,6 @@ def test_a_recipe_is_well_formed(file: Path) -> None:
     for name, of_tasks in recipe.items():
         if name not in ("paper", "says", "tasks"):
             assert name in methods, name
-            assert set(of_tasks) <= {*recipe["tasks"], "every"}, name
+            assert set(of_tasks) <= {*tasks, "every"}, name
             for key, value in ((key, value) for chosen in of_tasks.values() for key, value in chosen.items()):
                 assert key != "lr" or type(value) is float or str(value).startswith("${"), "2e-5 needs a dot"

@@ -84,6 +84,8 @@ def test_a_recipe_stands_beside_what_its_paper_says() -> None:
     settings = OmegaConf.to_container(composed("task=cola", "method=minilmv2", "teacher=bert_large"), resolve=True)
     lines = beside_the_paper(settings)  # type: ignore[arg-type]
     assert lines[0].split() == ["recipe", "this", "run", "MiniLMv2"]
-    assert "optim.epochs 25 chosen from 3, 5, 10; CoLA 25 (appendix C)" in [" ".join(line.split()) for line in lines]
+    assert "optim.epochs 25 chosen from 3, 5, 10; CoLA 25; SQuAD 2.0 3, XNLI 10, MLQA 4 (appendix C)" in [
+        " ".join(line.split()) for line in lines
+    ]
     of_alp = OmegaConf.to_container(composed("task=rte", "method=nkd"), resolve=True)
     assert not any("stages.distil" in line for line in beside_the_paper(of_alp))  # type: ignore[arg-type]

@@ -11,15 +11,27 @@ from pydantic import BeforeValidator, SerializeAsAny
 from distill_runner.common.errors import UserError, nearest
 from distill_runner.kinds.classification import ClassificationTask
 from distill_runner.kinds.images import ImagesTask
+from distill_runner.kinds.questions import QuestionsTask
 from distill_runner.kinds.regression import RegressionTask
 from distill_runner.kinds.task import Task
 
-__all__ = ["KINDS", "AnyTask", "ClassificationTask", "ImagesTask", "RegressionTask", "Task", "kind_of", "make_task"]
+__all__ = [
+    "KINDS",
+    "AnyTask",
+    "ClassificationTask",
+    "ImagesTask",
+    "QuestionsTask",
+    "RegressionTask",
+    "Task",
+    "kind_of",
+    "make_task",
+]
 
 KINDS: dict[str, type[Task]] = {
     "classification": ClassificationTask,
     "regression": RegressionTask,
     "images": ImagesTask,
+    "questions": QuestionsTask,
 }
 
 

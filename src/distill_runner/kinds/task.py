@@ -4,6 +4,7 @@ import difflib
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from distill_runner.methods.outputs import Outputs
     from distill_runner.models.encoders import EncoderShape
 
-VALIDATION, HELD_OUT = "validation", "held_out"
+VALIDATION, HELD_OUT, MEAN = "validation", "held_out", "mean"
+NOWHERE = ""
+"""In place of the training split of a task that stands for one of its other splits."""
 WHERE = {"name", "dataset", "config", "revision", "epochs"}
 """Fields that do not determine what a task trains and is judged on; its content does."""
 
@@ -37,11 +40,13 @@ class Task(Dataset):
         version: raised when the meaning of the task changes, so that stored results are not mistaken for it.
         kind: name of the kind, which chooses the subclass.
         metrics: the first one selects the best epoch.
-        validation, test: name in the results -> split.
+        validation, test: name in the results -> split. A split may name its configuration and data set, if they are not
+            the task's: ``<configuration>:<split>``, ``<data set>[@<revision>]:<configuration>:<split>``.
         select_on: what selects the best epoch: the first split of ``validation``, by its name or as ``validation``, as
-            all five papers do; or ``held_out``, a part of the training data, with which ``validation`` is looked at
-            once.
+            all five papers do; another split by its name, or the ``mean`` of them all; or ``held_out``, a part of the
+            training data, with which ``validation`` is looked at once.
         hold_out: that part's share of the training examples, of each class the same.
+        by_split: each validation split is a column of the tables, such as a language.
     Raises:
         UserError: fields that contradict each other, an unknown metric, or what ``Dataset`` refuses.
     """
@@ -62,13 +67,14 @@ class Task(Dataset):
     test: dict[str, str] = Field(default_factory=dict)
     select_on: str = VALIDATION
     hold_out: float = Field(0.1, gt=0, lt=1)
+    by_split: bool = False
 
     @model_validator(mode="after")
     def _selects_on_something(self) -> Self:
-        first = next(iter(self.validation))
-        if self.select_on not in (VALIDATION, HELD_OUT, first):
-            problem = "neither held_out nor the first split of task.validation"
-            raise UserError("task.select_on", self.select_on, problem, f"Take {HELD_OUT} or {VALIDATION}.")
+        if self.select_on not in (VALIDATION, HELD_OUT, MEAN, *self.validation):
+            problem = "neither held_out nor a split of task.validation, nor the mean of these"
+            remedy = f"Take one of {', '.join(dict.fromkeys([HELD_OUT, VALIDATION, MEAN, *self.validation]))}."
+            raise UserError("task.select_on", self.select_on, problem, remedy)
         return self
 
     @model_validator(mode="after")
@@ -190,8 +196,30 @@ class Task(Dataset):
 
     def spec(self) -> dict[str, Any]:
         """What determines the task's data and how it is judged."""
-        by_itself = set() if self.select_on == HELD_OUT else {"select_on", "hold_out"}
+        by_itself = set() if self.select_on == HELD_OUT else {"hold_out"}
+        by_itself |= set() if self.by_split else {"by_split"}
+        by_itself |= {"select_on"} if self.select_on in (VALIDATION, next(iter(self.validation))) else set()
         return {**self.model_dump(exclude=WHERE | by_itself), "content": fingerprint(self)}
+
+    @property
+    def columns_of(self) -> list[str]:
+        """Validation splits that have columns of their own in a table."""
+        return list(self.validation) if self.by_split else []
+
+    def named(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """The metrics of all validation splits by one name each, what selects first.
+
+        Args:
+            scores: metrics by split. Those of the split that selects, or the means, have the metrics' own names.
+        """
+        chosen = self.select_on if self.select_on in scores else next(iter(scores))
+        means = len(scores) > 1 and self.select_on == MEAN
+        if means:
+            leading = {metric: fmean(found[metric] for found in scores.values()) for metric in scores[chosen]}
+        else:
+            leading = dict(scores[chosen])
+        others = [name for name in scores if means or self.by_split or name != chosen]
+        return leading | {f"{name}/{metric}": value for name in others for metric, value in scores[name].items()}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -204,7 +232,21 @@ class Task(Dataset):
 
     @property
     def splits(self) -> set[str]:
-        return {self.train, *self.validation.values(), *self.test.values()}
+        return {self.train, *self.validation.values(), *self.test.values()} - {NOWHERE}
+
+    def placed(self, split: str) -> tuple[Self, str]:
+        *where, name = split.rsplit(":", 2)
+        if not where:
+            return self, split
+        dataset, _, revision = where[0].partition("@") if len(where) > 1 else (self.dataset, "", self.revision)
+        # A task that has this split alone, in the same place, so that messages name its key.
+        alone = {
+            "train": name if split == self.train else NOWHERE,
+            "validation": {key: name for key, value in self.validation.items() if value == split},
+            "test": {key: name for key, value in self.test.items() if value == split},
+        }
+        place = {"dataset": dataset, "config": where[-1] or None, "revision": revision or None}
+        return self.model_copy(update=alone | place), name
 
     def can_lack(self, split: str) -> bool:
         return self.is_test(split) or (self.role(split) != "task.train" and len(self.validation) > 1)

@@ -183,8 +183,16 @@ class Family:
         """Whether its head for classification reads the mean of a sequence instead of its first token."""
         return False
 
+    def logits(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
+        """What the model's own head makes of the rows that it reads."""
+        if not hasattr(model, "qa_outputs"):
+            return self.head(model, h_RH, drop)
+        dropout = getattr(model, "dropout", None)  # DistilBERT's alone
+        spans: Tensor = model.qa_outputs(h_RH if dropout is None else drop(dropout, h_RH, 0))
+        return spans
+
     def head(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
-        """The model's own head, for classification or for masked language modelling."""
+        """The head for classification or for masked language modelling; for spans where it is no ``qa_outputs``."""
         if hasattr(model, "cls"):
             logits: Tensor = model.cls.predictions(h_RH)
         else:

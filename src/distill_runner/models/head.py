@@ -19,6 +19,7 @@ class Head:
     Attributes:
         auto: the class of ``transformers`` that builds a model with it.
         names: of its outputs, in the task's order; None where the outputs have no names.
+        ordered: a kept head of this kind has its outputs in this order, whatever they are called.
         num_labels: how many numbers an output has; 0 for a language model, whose outputs are its vocabulary.
         problem_type: as ``transformers`` calls it, for configurations that are saved.
         task: that it belongs to, for messages; empty where a head is never kept from a source.
@@ -29,6 +30,7 @@ class Head:
     num_labels: int = 0
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
     task: str = ""
+    ordered: bool = False
 
     def describe(self, config: "PreTrainedConfig") -> None:
         """Put names and number of the outputs into a model's configuration."""
@@ -43,7 +45,7 @@ class Head:
         Raises:
             UserError: the kept head has other outputs.
         """
-        if self.names is None:
+        if self.names is None or self.ordered:
             return None
         return match_labels(found, None if self.problem_type == "regression" else self.names, self.task)
 

@@ -66,7 +66,7 @@ def extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
         read_RH = cls_BH if batch.rows is None else h_TH.index_select(0, batch.rows)
         if needs.logits:
             read_RH = _means(h_TH[:num_tokens], batch) if reads_mean else read_RH
-            features.logits = family.head(model, read_RH, _drop_at(noise, HEAD))
+            features.logits = family.logits(model, read_RH, _drop_at(noise, HEAD))
         if needs.next_sentence:
             head: Any = model.cls
             features.next_sentence = head.seq_relationship(backbone.pooler(cls_BH[:, None]))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -28,7 +29,7 @@ def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
     if needs.projections and not tape:
         problem = f"models of type {model.config.model_type} do not give away their queries, keys and values"
         raise UserError("method", None, problem, "Take a model of another family, or a method without attention.")
-    logits = output.logits if needs.logits else None
+    logits = _logits(output) if needs.logits else None
     if logits is not None and batch.rows is not None:
         logits = batch.unpadded(logits)[batch.rows]
     return Features(
@@ -40,6 +41,14 @@ def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
         },
         {layer: batch.unpadded(output.hidden_states[layer]) for layer in needs.states},
     )
+
+
+def _logits(output: Any) -> Tensor:
+    """(B, C), or (B, L, C) of a token-wise head; start and end of a span are two numbers of a token."""
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    logits: Tensor = output.logits
+    return logits
 
 
 def _recording_attention(

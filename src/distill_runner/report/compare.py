@@ -12,10 +12,13 @@ from distill_runner.datasets.metrics import METRICS
 from distill_runner.report.cells import ResultCell, SettingScores
 from distill_runner.report.collect import Result
 from distill_runner.report.rows import ResultTable, Row
-from distill_runner.report.statistics import Bootstrap, holm, paired_bootstrap, paired_t
+from distill_runner.report.statistics import Bootstrap, clustered_bootstrap, holm, paired_bootstrap, paired_t
 
 PREDICTIONS = "predictions-*.npz"
-"""In a run's folder, one for each validation split: ``outputs`` (N, C) and ``labels`` (N,)."""
+"""In a run's folder, one for each validation split: ``outputs`` (N, C) and ``labels`` (N,).
+
+Or ``score-<metric>`` (N,) and ``clusters`` (N,) where a score is a mean over examples that depend on each other.
+"""
 
 
 @dataclass(frozen=True)
@@ -139,14 +142,23 @@ def _over_examples(first: SettingScores, second: SettingScores) -> tuple[Bootstr
     if any(not np.array_equal(labels, other) for point in found for _, other in point):
         return None, ["no bootstrap: the runs were judged on different examples"]
     one, other = ([output for output, _ in point] for point in found)
+    if one[0].ndim == 1:
+        return clustered_bootstrap(one, other, labels), []
     return paired_bootstrap(first.runs[0]["metric"], one, other, labels), []
 
 
 def _kept(run: Result) -> tuple[np.ndarray, np.ndarray] | None:
-    """Outputs and labels of the split that gave the run's score, which is told by the score itself."""
+    """Outputs and labels of the split that gave the run's score, which is told by the score itself.
+
+    Or the examples' own scores (N,) and their clusters.
+    """
     for file in sorted(Path(run["folder"]).glob(PREDICTIONS)):
         try:
             with np.load(file) as arrays:
+                if (scores := arrays.get(f"score-{run['metric']}")) is not None:
+                    if isclose(scores.mean(), run["score"], abs_tol=1e-6):
+                        return scores, arrays["clusters"]
+                    continue
                 outputs, labels = arrays["outputs"], arrays["labels"]
             if isclose(METRICS[run["metric"]](outputs, labels), run["score"], abs_tol=1e-6):
                 return outputs, labels

@@ -139,7 +139,7 @@ def find(
         variant: all that the run is set to, such as ``mapping``: settings that the paper does not name are ignored.
     """
     stated = {key: _text(value) for key, value in (variant or {}).items() if value is not None}
-    of_method = (cell for cell in _scores() if cell.task == task and method in str(cell.method).split("|"))
+    of_method = (cell for cell in _scores() if task in _names(cell) and method in str(cell.method).split("|"))
     candidates = [cell for cell in of_method if _agrees(cell, stated)]
     if not candidates:
         return None
@@ -148,6 +148,19 @@ def find(
     source = f"{titles()[cell.paper]} Table {cell.table}"
     comparable = cell.metric is not None and not any(distance(cell))
     return Published(value=float(cell.value), metric=cell.metric, source=source, comparable=comparable)
+
+
+def _names(cell: PublishedCell) -> tuple[str | None, ...]:
+    """The task; of an average over languages also theirs (``xnli`` of ``xnli_en`` and others)."""
+    return (cell.task, _languages_of(cell.paper, cell.table)) if cell.task == "average" else (cell.task,)
+
+
+@cache
+def _languages_of(paper: str, table: str) -> str | None:
+    """The task that a table has in several languages, if it has no other."""
+    tasks = {str(cell.task) for cell in cells(paper) if cell.table == table} - {"average"}
+    stems = {task.partition("_")[0] for task in tasks}
+    return stems.pop() if len(stems) == 1 and len(tasks) > 1 else None
 
 
 def _distance(

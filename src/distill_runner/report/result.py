@@ -3,7 +3,7 @@
 import json
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ def finished(
     metric = next(iter(measured["metrics"]))
     described = described_by(run)
     found = printed(run, stage.shape.num_layers, stage.shape.width, metric)
+    taught = teacher["metrics"] if teacher else {}
     return {
         "key": stage.key,
         "status": "done",
@@ -62,6 +63,10 @@ def finished(
         "examples_per_second": measured["examples_per_second"],
         "seconds": measured["wall_seconds"],
         "published": found.model_dump() if found else None,
+        "splits": {
+            name: _of_split(run, stage, name, metric, measured["metrics"], taught)
+            for name in (stage.config.task.columns_of if stage.config.task else ())
+        },
         "readings": list(_readings(stage)),
         "hub": stage.hub_commits,
         "folder": str(folder),
@@ -69,12 +74,26 @@ def finished(
     }
 
 
-def printed(run: RunConfig, num_layers: int, width: int, metric: str) -> Published | None:
+def _of_split(
+    run: RunConfig, stage: Stage, name: str, metric: str, measured: Mapping[str, float], taught: Mapping[str, float]
+) -> dict[str, Any]:
+    """What differs in the result of one validation split that has a column of its own."""
+    found = printed(run, stage.shape.num_layers, stage.shape.width, metric, f"_{name}")
+    of_split = f"{name}/{metric}"
+    return {
+        "score": measured[of_split],
+        "teacher_score": taught.get(of_split),
+        "published": found.model_dump() if found else None,
+    }
+
+
+def printed(run: RunConfig, num_layers: int, width: int, metric: str, split: str = "") -> Published | None:
     """The number that a paper prints for a run, whose variant is whatever the methods of its stages are set to.
 
     Args:
         num_layers, width: of the student.
         metric: that the run's score is in.
+        split: what follows the task's name in that of one of its splits.
     """
     described = described_by(run)
     variant: dict[str, Any] = {}
@@ -84,7 +103,7 @@ def printed(run: RunConfig, num_layers: int, width: int, metric: str) -> Publish
         variant["checkpoint"] = route.checkpoints[0]
     return find(
         described["method"],
-        described["task"],
+        described["task"] + split,
         num_layers=num_layers,
         width=width,
         teacher=run.teacher.source or run.teacher.name,

@@ -53,6 +53,7 @@ class ResultTable:
 def tabulate(results: Iterable[Result]) -> ResultTable:
     """The table of ``results``, which need not have finished; one that ended before the student has no place in it."""
     every = distinct(result for result in results if is_scored(result) or result["status"] != "done")
+    every = [part for result in every for part in by_split(result)]
     tasks = list(dict.fromkeys(result["task"] for result in every))
     names = row_names(every)
     rows = []
@@ -61,6 +62,12 @@ def tabulate(results: Iterable[Result]) -> ResultTable:
         cells = {task: cell_of([result for result in here if result["task"] == task]) for task in tasks}
         rows.append(Row(name, cells, here[0]))
     return ResultTable(tasks, _teachers(every), rows)
+
+
+def by_split(result: Result) -> list[Result]:
+    """A result, and that of each validation split with a column of its own, such as a language (``splits``)."""
+    parts = (result.get("splits") or {}).items() if is_scored(result) else ()
+    return [result, *({**result, **part, "task": f"{result['task']}_{name}"} for name, part in parts)]
 
 
 def distinct(results: Iterable[Result]) -> list[Result]:

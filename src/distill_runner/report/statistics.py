@@ -92,22 +92,41 @@ def paired_bootstrap(
         first, second: outputs (N, C) of each seed; a method's score is the mean over its seeds.
         labels: (N,).
     """
-    draw, size = np.random.default_rng(SEED), len(labels)
-    differences = np.empty(resamples)
+
+    def difference(counts: np.ndarray) -> np.ndarray:
+        return _score(metric, first, labels, counts) - _score(metric, second, labels, counts)
+
+    return _bootstrap(difference, len(labels), len(labels), resamples)
+
+
+def clustered_bootstrap(
+    first: Sequence[np.ndarray], second: Sequence[np.ndarray], clusters: np.ndarray, resamples: int = RESAMPLES
+) -> Bootstrap:
+    """The same for a score that is a mean over examples which depend on each other: whole clusters are drawn.
+
+    Args:
+        first, second: the score (N,) of each example, of each seed.
+        clusters: (N,), equal for examples of one cluster, such as questions about one context.
+    """
+    _, cluster, size = np.unique(clusters, return_inverse=True, return_counts=True)
+    by_cluster = np.bincount(cluster, weights=np.mean(first, axis=0) - np.mean(second, axis=0))
+    return _bootstrap(lambda counts: counts @ by_cluster / (counts @ size), len(size), len(clusters), resamples)
+
+
+def _bootstrap(difference: Callable[[np.ndarray], np.ndarray], size: int, examples: int, resamples: int) -> Bootstrap:
+    """Of a function that takes how often each of ``size`` things is drawn, (R, size), and gives R differences."""
+    draw, differences = np.random.default_rng(SEED), np.empty(resamples)
     rows = max(1, CHUNK // size)
     for start in range(0, resamples, rows):
         count = min(rows, resamples - start)
         drawn = draw.integers(size, size=(count, size)) + size * np.arange(count)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=count * size).reshape(count, size)
-        differences[start : start + count] = _score(metric, first, labels, counts) - _score(
-            metric, second, labels, counts
-        )
-    once = np.ones((1, size), dtype=np.int64)
-    observed = float((_score(metric, first, labels, once) - _score(metric, second, labels, once))[0])
+        differences[start : start + count] = difference(counts)
+    observed = float(difference(np.ones((1, size), dtype=np.int64))[0])
     # The same counts may give sums that differ in the last digits: those are no smaller departures.
     as_far = np.abs(differences - observed) >= abs(observed) * (1 - 1e-9)
     low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Bootstrap(size, observed, float(low), float(high), float((1 + as_far.sum()) / (1 + resamples)))
+    return Bootstrap(examples, observed, float(low), float(high), float((1 + as_far.sum()) / (1 + resamples)))
 
 
 def _score(metric: str, outputs: Sequence[np.ndarray], labels: np.ndarray, counts: np.ndarray) -> np.ndarray:

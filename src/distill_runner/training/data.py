@@ -114,11 +114,8 @@ class TaskData:
 
     def _of_validation(self, model: PreTrainedModel) -> Evaluation:
         outputs = {name: predict(model, split, self.device) for name, split in self.validation.items()}
-        metrics: dict[str, float] = {}
-        for number, (name, split) in enumerate(self.validation.items()):
-            scores = self.task.score(outputs[name], split)
-            metrics |= {f"{name}/{metric}" if number else metric: value for metric, value in scores.items()}
-        return metrics, outputs
+        scores = {name: self.task.score(outputs[name], split) for name, split in self.validation.items()}
+        return self.task.named(scores), outputs
 
 
 class TextData:

@@ -1,14 +1,14 @@
 """A corpus of plain text, and a transfer set to distil predictions on."""
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.corpora.parts import Mixture
+from distill_runner.datasets.corpora.parts import Mixture, Part
 from distill_runner.datasets.examples import Examples
 from distill_runner.datasets.reading.tables import read
 
@@ -30,6 +30,8 @@ class Corpus(Mixture):
         mask_probability: share of the tokens to predict.
         whole_word: choose words instead of pieces of words.
         stream: read from the hub on the fly, so that only tokens reach the disk. Examples are the same.
+        exponent: read each part in proportion to its number of documents to this power, as many documents in all:
+            0.7 reads small languages more often (XLM). They are counted first. None reads every document once.
     """
 
     group: ClassVar[str] = "corpus"
@@ -42,9 +44,11 @@ class Corpus(Mixture):
     mask_probability: float = Field(0.15, gt=0, lt=1)
     whole_word: bool = False
     stream: bool = False
+    exponent: float | None = Field(None, gt=0, le=1)
 
     def spec(self) -> dict[str, Any]:
-        return {key: value for key, value in super().spec().items() if key != "stream"}
+        without = {"stream"} | ({"exponent"} if self.exponent is None else set())
+        return {key: value for key, value in super().spec().items() if key not in without}
 
     def documents(self, split: Held) -> Iterator[list[str]]:
         """The documents of a split, each a list of texts.
@@ -52,17 +56,33 @@ class Corpus(Mixture):
         Raises:
             UserError: they cannot be read.
         """
-        for part in self.parts.values():
-            if part.validation is None:
-                documents = enumerate(part.documents(part.train, self.stream))
-                held = split == "validation"
-                yield from (texts for number, texts in documents if (number % self.hold_out == 0) == held)
-            else:
-                yield from part.documents(part.train if split == "train" else part.validation, self.stream)
+        parts = list(self.parts.values())
+        if split == "validation" or self.exponent is None:
+            yield from chain.from_iterable(self._of(part, split) for part in parts)
+            return
+        sizes = [sum(1 for _ in self._of(part, split)) for part in parts]
+        for part, size, quota in zip(parts, sizes, quotas(sizes, self.exponent), strict=True):
+            rounds = -(-quota // size)
+            yield from islice(chain.from_iterable(self._of(part, split) for _ in range(rounds)), quota)
+
+    def _of(self, part: Part, split: Held) -> Iterator[list[str]]:
+        """The documents of one part, each once."""
+        if part.validation is None:
+            documents = enumerate(part.documents(part.train, self.stream))
+            held = split == "validation"
+            yield from (texts for number, texts in documents if (number % self.hold_out == 0) == held)
+        else:
+            yield from part.documents(part.train if split == "train" else part.validation, self.stream)
 
     def texts(self, split: Held) -> Iterator[str]:
         """The texts of all documents; errors as there."""
         return chain.from_iterable(self.documents(split))
+
+
+def quotas(sizes: Sequence[int], exponent: float) -> list[int]:
+    """How many documents of each part are read, in proportion to ``size ** exponent``, as many as there are in all."""
+    powers = np.asarray(sizes, dtype=np.float64) ** exponent
+    return [max(1, round(quota)) for quota in sum(sizes) * powers / powers.sum()]
 
 
 class TransferSet(Mixture):

@@ -1,7 +1,7 @@
 """Where rows of text lie: what a task, and each part of a corpus, have in common."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -9,7 +9,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
 
 EMBEDDED = "embedded:"
-EMBEDDED_DATA = (f"{EMBEDDED}pairs", f"{EMBEDDED}sentences", f"{EMBEDDED}text", f"{EMBEDDED}digits")
+EMBEDDED_DATA = tuple(EMBEDDED + name for name in ("pairs", "sentences", "questions", "text", "digits"))
 ALL_FILES = "*"
 """As the name of a split: every data file of the folder, whatever it is called."""
 
@@ -57,6 +57,10 @@ class Dataset(Schema, ABC):
     def label_column(self) -> str | None:
         """A column that is read where it is there, with the names of its values."""
         return None
+
+    def placed(self, split: str) -> tuple[Self, str]:
+        """Where a split lies, and its name there: a split may be of another configuration or data set."""
+        return self, split
 
     def can_lack(self, split: str) -> bool:
         """Whether the data may do without ``split``, so that its key can be removed."""

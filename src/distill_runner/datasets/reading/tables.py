@@ -2,13 +2,13 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from distill_runner.common.errors import UserError, as_list, brief
 from distill_runner.datasets.reading import hub
@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 LARGE = 10_000_000
 """Bytes that are not read in a moment."""
+
+
+AnyDataset = TypeVar("AnyDataset", bound=Dataset)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,28 @@ def fingerprint(data: Dataset) -> str:
     Raises:
         UserError: a folder, a configuration or a split's files are absent.
     """
+    own = [split for split in data.splits if data.placed(split)[0] is data]
+    others = sorted(data.splits - set(own))
+    parts = [_fingerprint(data, own)] if own else []
+    for split in others:
+        with _at(data, split) as (where, name):
+            parts.append(f"{split}={_fingerprint(where, [name])}")
+    return "+".join(parts)
+
+
+@contextmanager
+def _at(data: AnyDataset, split: str) -> Iterator[tuple[AnyDataset, str]]:
+    """Where a split lies; an error about another data set or configuration than the task's is one of the split."""
+    where, name = data.placed(split)
+    try:
+        yield where, name
+    except UserError as error:
+        if where is data or error.key not in (f"{data.key}.dataset", f"{data.key}.config"):
+            raise
+        raise UserError(data.role(split), split, error.problem, error.remedy) from error
+
+
+def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
     if is_embedded(data):
         from distill_runner.datasets.embedded import embedded_fingerprint
         from distill_runner.datasets.images.digits import digits_fingerprint
@@ -53,7 +78,7 @@ def fingerprint(data: Dataset) -> str:
     if folder is None:
         return f"hub:{hub.commit(data).sha}/{data.config or ''}"
     total = hashlib.sha256()
-    for split in sorted(data.splits):
+    for split in sorted(splits):
         for file in split_files(folder, split, data):
             status = file.stat()
             digest = _digest(str(file), status.st_size, status.st_mtime_ns)
@@ -79,6 +104,11 @@ def read(data: Dataset, split: str) -> SplitTable:
     Raises:
         UserError: files, split or columns are absent, damaged or empty, or the hub cannot be reached.
     """
+    with _at(data, split) as (where, name):
+        return _read(where, name)
+
+
+def _read(data: Dataset, split: str) -> SplitTable:
     if is_embedded(data):
         return _read_embedded(data, split)
     folder = locate(data)
@@ -107,6 +137,11 @@ def rows(data: Dataset, split: str, stream: bool = False) -> Iterator[dict[str, 
     Raises:
         UserError: as ``read``, with the first row or when a damaged place is reached.
     """
+    with _at(data, split) as (where, name):
+        yield from _rows(where, name, stream)
+
+
+def _rows(data: Dataset, split: str, stream: bool) -> Iterator[dict[str, Any]]:
     if is_embedded(data):
         columns = _read_embedded(data, split).columns
         yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
@@ -135,10 +170,9 @@ def _read_embedded(data: Dataset, split: str) -> SplitTable:
     from distill_runner.datasets import embedded
 
     name = data.dataset.removeprefix(EMBEDDED)
-    if name == "text":
-        return _embedded_text(data, split)
-    if name == "digits":
-        return _embedded_digits(data, split)
+    other = {"text": _embedded_text, "digits": _embedded_digits, "questions": _embedded_questions}
+    if name in other:
+        return other[name](data, split)
     splits = embedded.demo_task(name)
     if split not in splits:
         raise missing_split(data, split, list(splits), data.dataset)
@@ -186,6 +220,19 @@ def _image_files(data: Dataset, split: str, files: list[Path]) -> SplitTable:
     columns = {"image": files, "label": [number[file.parent.name] for file in files]}
     _check_columns(data, split, list(columns))
     return SplitTable(columns, names)
+
+
+def _embedded_questions(data: Dataset, split: str) -> SplitTable:
+    """Questions in SQuAD's columns."""
+    from distill_runner.datasets.embedded import SPLITS
+    from distill_runner.datasets.embedded_questions import question_rows
+
+    if split not in SPLITS:
+        raise missing_split(data, split, list(SPLITS), data.dataset)
+    rows = question_rows(split)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    _check_columns(data, split, list(columns))
+    return SplitTable(columns, None)
 
 
 def _check_columns(data: Dataset, split: str, available: list[str]) -> None:

@@ -1,0 +1,208 @@
+"""From rows of SQuAD's shape to questions, checked one by one as they stream by."""
+
+import ast
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.reading.dataset import Dataset
+from distill_runner.datasets.reading.folders import locate, split_files
+from distill_runner.datasets.reading.tables import rows
+
+log = logging.getLogger(__name__)
+
+Row = Mapping[str, Any]
+MAX_CONTEXT = 10_000_000
+"""Characters. A context is tokenised whole: this many take some gigabytes."""
+_NUMPY = re.compile(r"array\((\[.*?\])(, dtype=\w+)?\)", re.DOTALL)
+_SQUAD_JSON = re.compile(r'(?<!\\)"paragraphs"\s*:')
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a context.
+
+    Attributes:
+        id: as the data name it, else the row's number from 0.
+        group: what makes questions dependent of each other: their context's title, or the context itself.
+        answers, starts: each answer with the character of the context where it begins (-1: it stands nowhere in it). No
+            answer at all is one of SQuAD 2.0's unanswerable questions, or a question of a split without answers.
+    """
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class QuestionColumns:
+    """Where a row holds what, and what it must hold.
+
+    Attributes:
+        question, context, answers: columns. Answers are SQuAD's mapping of ``text`` and ``answer_start``, a list of
+            such mappings (SQuAD's JSON), a text or a list of texts; in CSV files also these as JSON or Python text.
+        split: its name, for messages.
+        labelled: every question needs answers, or an empty list of them where it is ``unanswerable``.
+        trains: answers must stand in their context, since a model learns where.
+    """
+
+    question: str = "question"
+    context: str = "context"
+    answers: str = "answers"
+    split: str = "train"
+    labelled: bool = True
+    unanswerable: bool = False
+    trains: bool = True
+
+
+def read_questions(rows: Iterable[Row], columns: QuestionColumns) -> Iterator[Question]:
+    """The questions of a split, in order; ids are held in memory to find duplicates, nothing else is.
+
+    Answers beside their offset are moved to the nearest place where they stand; how many is logged at the end.
+
+    Raises:
+        UserError: a row without question or context, without answers where it needs some, with an id that was there
+            before, or (in training) with an answer that its context does not contain. Two lines that name the row.
+    """
+    seen: set[str] = set()
+    counted: Counter[str] = Counter()
+    for number, row in enumerate(rows):
+        question = _question(row, number, columns, counted)
+        if question.id in seen:
+            problem = f"row {number} of split '{columns.split}' has an id that an earlier row has, '{question.id}'"
+            raise UserError("task.dataset", None, problem, "Remove duplicates, or give each question an id of its own.")
+        seen.add(question.id)
+        yield question
+    for what, count in counted.items():
+        log.warning("split '%s': %d of %d questions %s", columns.split, count, len(seen), what)
+
+
+def squad_json(file: Path) -> Iterator[Row] | None:
+    """The rows of a file in SQuAD's own JSON, articles of paragraphs of questions; None if it is no such file.
+
+    Raises:
+        UserError: it is damaged, or of another shape further in.
+    """
+    with file.open(encoding="utf-8") as stream:
+        if not _SQUAD_JSON.search(stream.read(2**16)):
+            return None
+        stream.seek(0)
+        try:
+            articles = json.load(stream)["data"]
+            return iter(list(_rows_of(articles)))
+        except (ValueError, KeyError, TypeError) as error:
+            problem = f"{file} is damaged or not of SQuAD's shape ({type(error).__name__}: {error})"
+            remedy = "It needs data[].paragraphs[].{context, qas[].{id, question, answers[].{text, answer_start}}}."
+            raise UserError("task.dataset", None, problem, remedy) from error
+
+
+def question_rows(data: Dataset, split: str) -> Iterator[Row]:
+    """The rows of a split, in any format that ``datasets`` reads or in SQuAD's own JSON."""
+    where, name = data.placed(split)
+    folder = locate(where)
+    files = split_files(folder, name, where) if folder else []
+    nested = [squad_json(file) for file in files if file.suffix == ".json"]
+    if nested and all(articles is not None for articles in nested):
+        return chain.from_iterable(filter(None, nested))
+    return rows(data, split)
+
+
+def _rows_of(articles: Any) -> Iterator[Row]:
+    for article in articles:
+        for number, paragraph in enumerate(article["paragraphs"]):
+            for asked in paragraph["qas"]:
+                yield {
+                    "id": asked["id"],
+                    "title": article.get("title") or f"{number}",
+                    "context": paragraph["context"],
+                    "question": asked["question"],
+                    "answers": asked.get("answers", []),
+                }
+
+
+def _question(row: Row, number: int, columns: QuestionColumns, counted: Counter[str]) -> Question:
+    where = f"row {number} of split '{columns.split}'"
+    texts = {}
+    for role, column in (("question", columns.question), ("context", columns.context)):
+        value = row.get(column)
+        if not isinstance(value, str) or not value.strip():
+            what = "is empty" if value is None or isinstance(value, str) else f"is a {type(value).__name__}"
+            raise UserError("task.columns", column, f"{where}: the {role} {what}", "Remove or repair such rows.")
+        texts[column] = value
+    question, context = texts[columns.question], texts[columns.context]
+    if len(context) > MAX_CONTEXT:
+        problem = f"{where}: the context has {len(context):,} characters, and {MAX_CONTEXT:,} are read at most"
+        raise UserError("task.columns", columns.context, problem, "Divide it into several contexts.")
+    answers, starts = _answers(row.get(columns.answers), row.get("answer_start"), columns, where)
+    identity = row.get("id")
+    name = str(number) if identity is None or identity == "" else str(identity)
+    if columns.labelled and not answers and not columns.unanswerable:
+        problem = f"{where} has no answer (question '{name}'), and the task has only questions that have one"
+        raise UserError("task.unanswerable", False, problem, "task.unanswerable=true (as SQuAD 2.0), or remove it.")
+    placed = tuple(_place(context, text, start) for text, start in zip(answers, starts, strict=True))
+    if any(start is not None and start != at for start, at in zip(starts, placed, strict=True)):
+        counted["have an answer that does not stand at its offset: the nearest place where it stands is taken"] += 1
+    if columns.trains and placed and placed[0] < 0:
+        problem = f"{where}: the context of question '{name}' does not contain the answer '{answers[0][:60]}'"
+        raise UserError("task.label", columns.answers, problem, "Answers are pieces of the context: repair or remove.")
+    return Question(name, question, context, answers, placed, str(row.get("title") or ""))
+
+
+def _place(context: str, text: str, start: int | None) -> int:
+    """Where ``text`` stands: at ``start``, else at the nearest place, else nowhere (-1)."""
+    if start is not None and start >= 0 and context.startswith(text, start):
+        return start
+    at = max(0, start or 0)
+    before, behind = context.rfind(text, 0, at + len(text)), context.find(text, at)
+    if min(before, behind) < 0:
+        return max(before, behind)
+    return before if at - before <= behind - at else behind
+
+
+def _answers(
+    value: Any, start: Any, columns: QuestionColumns, where: str
+) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+    """Texts and offsets, None where there is no offset; empty texts (how CSV files say "no answer") are left out."""
+    if isinstance(value, str):
+        value = _parsed(value)
+    try:
+        if isinstance(value, Mapping):
+            texts, starts = value["text"], value.get("answer_start")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            texts, starts = [one["text"] for one in value], [one.get("answer_start") for one in value]
+        else:
+            texts, starts = value, start
+        texts = [] if texts is None else [texts] if isinstance(texts, str) else list(texts)
+        starts = starts if isinstance(starts, list | tuple) else [starts] * len(texts)
+        pairs = [
+            (text, None if at is None or at == "" else int(at)) for text, at in zip(texts, starts, strict=True) if text
+        ]
+        if not all(isinstance(text, str) for text, _ in pairs):
+            raise TypeError("an answer is no text")
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{where}: the answers cannot be read ({type(error).__name__}: {error})"
+        remedy = "Write {'text': [...], 'answer_start': [...]}, or the text of one answer and a column answer_start."
+        raise UserError("task.label", columns.answers, problem, remedy) from error
+    return tuple(text for text, _ in pairs), tuple(at for _, at in pairs)
+
+
+def _parsed(text: str) -> Any:
+    """A mapping or list that a CSV file holds as text, in JSON or as Python and pandas print it; else the text."""
+    if not text.lstrip().startswith(("{", "[")):
+        return text
+    for parse in (json.loads, lambda text: ast.literal_eval(_NUMPY.sub(r"\1", text))):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError):
+            continue
+    return text

@@ -1,0 +1,227 @@
+"""Answers from logits against run_qa's loops; exact match and F1 against the official scripts' arithmetic."""
+
+import re
+import string
+import sys
+import unicodedata
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+import run_qa
+from distill_runner.kinds.questions.answers import answer_texts, best_spans, null_margin
+from distill_runner.kinds.questions.scores import best_over_thresholds, normalised, question_scores
+from distill_runner.kinds.questions.windows import Windows
+from test_question_windows import byte_level, made_rows, real_rows, windows_of, wordpiece
+
+__all__ = ["byte_level", "wordpiece"]
+
+Row = dict[str, Any]
+
+
+def same_answers(windows: Windows, rows: list[Row], features: list[Row], seed: int, unanswerable: bool) -> None:
+    """Both find the same from the same random logits, which favour the answers so that some are found."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(len(windows.ids), 2)).astype(np.float32) * 2
+    bounds = np.asarray(windows.offsets)
+    for number in range(0, len(windows), 2):
+        logits[bounds[number] + windows.labels[number], [0, 1]] += 5
+    expected = run_qa.predictions(rows, features, np.split(logits, bounds[1:-1]), unanswerable)
+    spans = best_spans(logits, windows, unanswerable)
+    texts = answer_texts(spans, windows, 0.0 if unanswerable else None)
+    assert texts == [one["text"] for one in expected]
+    for question, one in enumerate(expected):
+        count = len(one["n_best"])
+        found = [(spans["begin"][question, n], spans["end"][question, n]) for n in range(count)]
+        assert found == [span[1:] for span in one["n_best"]]
+        assert (spans["begin"][question, count:] == -1).all()
+        probabilities = spans["probability"][question, :count].tolist()
+        probabilities += [spans["null_probability"][question]] if unanswerable else []
+        np.testing.assert_allclose(probabilities, one["probabilities"], rtol=1e-4, atol=1e-7)
+        if one["margin"] is not None:
+            np.testing.assert_allclose(null_margin(spans)[question], one["margin"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("unanswerable", [False, True])
+@pytest.mark.parametrize("portion", [300, 100_000])
+def test_answers_are_those_of_run_qa(
+    wordpiece: Any, tmp_path: Path, unanswerable: bool, portion: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill_runner.kinds.questions.answers.TOKENS_AT_ONCE", portion)
+    rows = made_rows(60)
+    windows = windows_of(tmp_path, rows, wordpiece, 96, tokens=24)
+    features = run_qa.features(wordpiece, rows, 96, 24)
+    for seed in range(3):
+        same_answers(windows, rows, features, seed, unanswerable)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("unanswerable", [False, True])
+def test_answers_to_real_questions_are_those_of_run_qa(
+    data_dir: Path, minilm_folder: Path, tmp_path: Path, unanswerable: bool
+) -> None:
+    rows, tokenizer = real_rows(data_dir, 500), AutoTokenizer.from_pretrained(minilm_folder)
+    windows = windows_of(tmp_path, rows, tokenizer, 384)
+    same_answers(windows, rows, run_qa.features(tokenizer, rows, 384, 128), 0, unanswerable)
+
+
+def test_a_short_window_without_a_span_has_no_answer(wordpiece: Any, tmp_path: Path) -> None:
+    """Only [CLS] and the question have high logits: the answer is empty, and nothing is divided by zero."""
+    rows = made_rows(4)
+    windows = windows_of(tmp_path, rows, wordpiece, 96, tokens=24)
+    logits = np.where(np.asarray(windows.begins) < 0, 9.0, 0.0)[:, None].repeat(2, 1)
+    spans = best_spans(logits, windows, n_best=1)
+    assert answer_texts(spans, windows) == [""] * 4
+    assert np.isfinite(spans["probability"]).all()
+
+
+def test_with_a_step_an_answer_begins_where_its_token_has_most_context(wordpiece: Any, tmp_path: Path) -> None:
+    windows = windows_of(tmp_path, made_rows(40), wordpiece, 96, stride="step", tokens=24)
+    logits = np.random.default_rng(0).normal(size=(len(windows.ids), 2))
+    spans = best_spans(logits, windows)
+    for question in range(windows.num_questions):
+        first, last = windows.windows[question : question + 2]
+        tokens = slice(windows.offsets[first], windows.offsets[last])
+        allowed = set(np.asarray(windows.begins[tokens])[np.asarray(windows.may_start[tokens])].tolist())
+        found = [begin for begin in spans["begin"][question].tolist() if begin >= 0]
+        assert found
+        assert set(found) <= allowed
+        assert len(set(zip(found, spans["end"][question].tolist(), strict=False))) == len(found)  # no span twice
+
+
+# The official scripts' arithmetic, written again with loops.
+PUNCTUATION = {chr(i) for i in range(sys.maxunicode) if unicodedata.category(chr(i)).startswith("P")}
+ENGLISH = "a an the"
+BY_LANGUAGE = {
+    "en": ENGLISH,
+    "es": "un una unos unas el la los las",
+    "vi": "của là cái chiếc những",
+    "de": "ein eine einen einem eines einer der die das den dem des",
+}
+
+
+def official_words(text: str, language: str | None) -> list[str]:
+    left_out = set(string.punctuation) | (PUNCTUATION if language else set())
+    text = "".join(character for character in text.lower() if character not in left_out)
+    if language == "ar":
+        text = text.replace("ال", " ")
+    elif language not in ("hi", "zh"):
+        words = BY_LANGUAGE[language or "en"].replace(" ", "|")
+        text = re.sub(rf"\b({words})\b", " ", text)
+    if language == "zh":
+        pieces, run = [], ""
+        for character in text:
+            if "\u4e00" <= character <= "\u9fa5":
+                pieces += [*run.split(), character]
+                run = ""
+            else:
+                run += character
+        return pieces + run.split()
+    return text.split()
+
+
+def official(answer: str, golds: list[str], language: str | None, version_2: bool) -> tuple[float, float]:
+    if version_2:
+        golds = [gold for gold in golds if official_words(gold, language)] or [""]
+    exact, f1 = [], []
+    words = official_words(answer, language)
+    for gold in golds:
+        gold_words = official_words(gold, language)
+        exact.append(float(" ".join(words) == " ".join(gold_words)))
+        common = sum((Counter(words) & Counter(gold_words)).values())
+        if version_2 and (not words or not gold_words):
+            f1.append(float(words == gold_words))
+        elif common == 0:
+            f1.append(0.0)
+        else:
+            precision, recall = common / len(words), common / len(gold_words)
+            f1.append(2 * precision * recall / (precision + recall))
+    return max(exact), max(f1)
+
+
+CASES: list[tuple[str, list[str], str | None, float, float]] = [
+    # answer, golds, language, exact match and F1 by hand (of 1.1)
+    ("Denver Broncos", ["Denver Broncos"], None, 1, 1),
+    ("The Denver Broncos!", ["denver broncos"], None, 1, 1),
+    ("Broncos", ["Denver Broncos"], None, 0, 2 / 3),
+    ("the", ["a"], None, 1, 0),
+    ("", ["Denver"], None, 0, 0),
+    ("Denver, Colorado", ["Denver", "Colorado, Denver"], None, 0, 1),
+    ("an apple a day", ["apple day"], None, 1, 1),
+    ("aa b", ["aa b b"], None, 0, 0.8),
+    ("U.S.", ["US"], None, 1, 1),
+    ("24–10", ["24-10"], None, 0, 0),
+    ("24–10", ["24-10"], "en", 1, 1),
+    ("«Denver»", ["Denver"], None, 0, 0),
+    ("«Denver»", ["Denver"], "en", 1, 1),
+    ("el río", ["río"], "es", 1, 1),
+    ("el río", ["río"], "en", 0, 2 / 3),
+    ("die Katze", ["Katze"], "de", 1, 1),
+    ("der Hund und die Katze", ["Hund und Katze"], "de", 1, 1),
+    ("của tôi", ["tôi"], "vi", 1, 1),
+    ("النهر", ["نهر"], "ar", 1, 1),
+    ("नदी।", ["नदी"], "hi", 1, 1),
+    ("北京大学", ["北京"], "zh", 0, 2 / 3),
+    ("在2008年，", ["2008年"], "zh", 0, 0.8),
+    ("New York北京", ["new york 北京"], "zh", 1, 1),
+    ("  spaced   out ", ["spaced out"], None, 1, 1),
+    ("there is a theory", ["there is theory"], None, 1, 1),
+]
+
+
+@pytest.mark.parametrize(("answer", "golds", "language", "exact", "f1"), CASES)
+def test_scores_by_hand_and_by_the_official_arithmetic(
+    answer: str, golds: list[str], language: str | None, exact: float, f1: float
+) -> None:
+    (found_exact,), (found_f1,) = question_scores([answer], [golds], language)
+    assert (found_exact, found_f1) == pytest.approx((exact, f1))
+    assert official(answer, golds, language, version_2=False) == pytest.approx((exact, f1))
+    (found_exact,), (found_f1,) = question_scores([answer], [golds], language, unanswerable=True)
+    assert (found_exact, found_f1) == pytest.approx(official(answer, golds, language, version_2=True))
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds", "score"), [("", [], 1), ("river", [], 0), ("", ["river"], 0), ("the", [], 1), ("", ["the"], 1)]
+)
+def test_no_answer_counts_as_in_squad_2(answer: str, golds: list[str], score: float) -> None:
+    (exact,), (f1,) = question_scores([answer], [golds], unanswerable=True)
+    assert exact == f1 == score
+    assert official(answer, golds, None, version_2=True) == (score, score)
+
+
+LETTERS = st.text("aTheun elاdl河2.,—‘ \t漢", max_size=12)
+
+
+@given(LETTERS, st.lists(LETTERS, min_size=1, max_size=3), st.sampled_from([None, *BY_LANGUAGE, "hi", "ar", "zh"]))
+def test_scores_are_the_official_ones(answer: str, golds: list[str], language: str | None) -> None:
+    for version_2 in (False, True):
+        (exact,), (f1,) = question_scores([answer], [golds], language, version_2)
+        assert (exact, f1) == pytest.approx(official(answer, golds, language, version_2))
+    assert normalised(answer, language) == " ".join(official_words(answer, language))
+
+
+def official_threshold(
+    scores: list[float], texts: list[str], has: list[bool], margins: list[float]
+) -> tuple[float, float]:
+    """``find_best_thresh``."""
+    current = best = float(sum(not one for one in has))
+    threshold = 0.0
+    for number in sorted(range(len(scores)), key=lambda number: margins[number]):
+        current += scores[number] if has[number] else (-1 if texts[number] else 0)
+        if current > best:
+            best, threshold = current, margins[number]
+    return best / len(scores), threshold
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.booleans(), st.floats(-5, 5)), min_size=1, max_size=30))
+def test_the_best_threshold_is_the_official_one(rows: list[tuple[float, bool, bool, float]]) -> None:
+    scores, answered, has, margins = map(list, zip(*rows, strict=True))
+    expected = official_threshold(scores, ["x" if one else "" for one in answered], has, margins)
+    found = best_over_thresholds(np.array(scores), np.array(answered), np.array(has), np.array(margins))
+    assert found[0] == pytest.approx(expected[0])

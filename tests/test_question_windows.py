@@ -1,0 +1,286 @@
+"""Rows of SQuAD's shape, their faults, and the windows made of them, held against run_qa's features."""
+
+import json
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoTokenizer, RobertaTokenizer
+
+import run_qa
+from conftest import WORDS
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.corpora import train_wordpiece
+from distill_runner.kinds.questions.reading import Question, QuestionColumns, read_questions, squad_json
+from distill_runner.kinds.questions.windows import OUTSIDE, Windowing, Windows, window_starts, write_windows
+
+Row = dict[str, Any]
+
+
+def made_rows(number: int, seed: int = 0, longest: int = 120) -> list[Row]:
+    """Questions of 2 to 6 words about contexts of 3 to ``longest`` words, two or three about each."""
+    rng, rows = random.Random(seed), []
+    while len(rows) < number:
+        words = rng.choices(WORDS, k=rng.randint(3, longest))
+        context = "  ".join(words) if rng.random() < 0.2 else " ".join(words)
+        for _ in range(rng.randint(2, 3)):
+            first = rng.randrange(len(words))
+            text = words[first] if rng.random() < 0.3 else " ".join(words[first : first + rng.randint(1, 5)])
+            start = context.find(text)
+            answers = {"text": [text], "answer_start": [start]} if start >= 0 else {"text": [], "answer_start": []}
+            asked = " ".join(rng.choices(WORDS, k=rng.randint(2, 12))) + "?"
+            rows.append({"id": f"q{len(rows)}", "question": asked, "context": context, "answers": answers})
+    return rows[:number]
+
+
+@pytest.fixture(scope="session")
+def wordpiece(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("wordpiece")
+    train_wordpiece([" ".join(WORDS)] * 20, 200, folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """RoBERTa's kind, four special tokens around a pair."""
+    folder, made = tmp_path_factory.mktemp("byte_level"), ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    made.train_from_iterator([" ".join(WORDS)] * 50, vocab_size=310, special_tokens=special)
+    made.save_model(str(folder))
+    return RobertaTokenizer.from_pretrained(folder)
+
+
+def windows_of(folder: Path, rows: list[Row], tokenizer: Any, max_length: int, **windowing: Any) -> Windows:
+    folder.mkdir(exist_ok=True)
+    questions = list(read_questions(rows, QuestionColumns(unanswerable=True)))
+    write_windows(folder, questions, tokenizer, max_length, Windowing(**windowing), labelled=True)
+    return Windows(folder)
+
+
+def same_as_run_qa(windows: Windows, features: list[Row]) -> None:
+    bounds = np.asarray(windows.offsets)
+    assert len(windows) == len(features)
+    question_of = np.repeat(np.arange(windows.num_questions), np.diff(windows.windows))
+    assert question_of.tolist() == [feature["question"] for feature in features]
+    for number, feature in enumerate(features):
+        tokens = slice(bounds[number], bounds[number + 1])
+        assert windows.ids[tokens].tolist() == feature["ids"]
+        spans = [(OUTSIDE, OUTSIDE) if span is None else span for span in feature["offsets"]]
+        assert list(zip(windows.begins[tokens].tolist(), windows.ends[tokens].tolist(), strict=True)) == spans
+        assert tuple(windows.labels[number].tolist()) == feature["positions"]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte_level"])
+def test_windows_are_those_of_run_qa(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    tokenizer, rows = request.getfixturevalue(kind), made_rows(60)
+    windows = windows_of(tmp_path, rows, tokenizer, 96, tokens=24)
+    features = run_qa.features(tokenizer, rows, 96, 24)
+    assert len(features) > len(rows)
+    same_as_run_qa(windows, features)
+    if kind == "wordpiece":  # RoBERTa's segments are 0 in its own features, and no model of that family reads them
+        assert windows.segments.tolist() == [segment for feature in features for segment in feature["segments"]]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("max_length", [384, 128])
+def test_windows_of_real_questions_are_those_of_run_qa(
+    data_dir: Path, minilm_folder: Path, tmp_path: Path, max_length: int
+) -> None:
+    rows, tokenizer = real_rows(data_dir, 500), AutoTokenizer.from_pretrained(minilm_folder)
+    stride = 128 if max_length == 384 else 32
+    windows = windows_of(tmp_path, rows, tokenizer, max_length, tokens=stride)
+    same_as_run_qa(windows, run_qa.features(tokenizer, rows, max_length, stride))
+
+
+def real_rows(data_dir: Path, number: int) -> list[Row]:
+    import pyarrow.parquet as pq
+
+    files = sorted((data_dir / "squad" / "plain_text").glob("validation*.parquet"))
+    if not files:
+        pytest.skip("there is no SQuAD")
+    rows: list[Row] = pq.read_table(files[0]).to_pylist()
+    return random.Random(0).sample(rows, number)
+
+
+def test_a_step_moves_the_window_and_gives_each_token_the_window_with_most_context(
+    wordpiece: Any, tmp_path: Path
+) -> None:
+    rows = made_rows(40)
+    windows = windows_of(tmp_path, rows, wordpiece, 96, stride="step", tokens=24, max_question=10)
+    assert len(windows) > len(rows)
+    for number, row in enumerate(rows):
+        ids = wordpiece(row["context"], add_special_tokens=False)["input_ids"]
+        asked = wordpiece(row["question"], add_special_tokens=False)["input_ids"][:10]
+        room = 96 - 3 - len(asked)
+        spans, start = [], 0  # run_squad's loop
+        while True:
+            length = min(room, len(ids) - start)
+            spans.append((start, length))
+            if start + length == len(ids):
+                break
+            start += min(length, max(24, room // 4))
+        first, last = windows.windows[number : number + 2]
+        assert last - first == len(spans)
+        for place, (start, length) in enumerate(spans):
+            tokens = slice(windows.offsets[first + place], windows.offsets[first + place + 1])
+            outside = len(asked) + 2
+            assert windows.ids[tokens].tolist()[outside:-1] == ids[start : start + length]
+            allowed = [_has_most_context(spans, place, start + token) for token in range(length)]
+            assert windows.may_start[tokens].tolist() == [False] * outside + allowed + [False]
+
+
+def _has_most_context(spans: list[tuple[int, int]], place: int, token: int) -> bool:
+    """run_squad's ``_check_is_max_context``."""
+    scores = [
+        min(token - start, start + length - 1 - token) + 0.01 * length if start <= token < start + length else -1
+        for start, length in spans
+    ]
+    return scores.index(max(scores)) == place
+
+
+@given(st.integers(1, 500), st.integers(4, 100), st.integers(1, 100))
+def test_windows_cover_the_context(size: int, room: int, tokens: int) -> None:
+    for stride in ("overlap", "step"):
+        step = Windowing(stride=stride, tokens=tokens).step(room)
+        firsts = window_starts(size, room, step)
+        assert 1 <= step <= room
+        assert firsts[-1] + room >= size
+        assert len(firsts) == 1 or firsts[-2] + room < size
+
+
+def test_long_questions_are_cut_and_counted(wordpiece: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row | {"question": "the river?"} for row in made_rows(20)]
+    rows[3]["question"] = " ".join(WORDS * 30)
+    with caplog.at_level(logging.WARNING):
+        windows = windows_of(tmp_path, rows, wordpiece, 64, tokens=128)  # and the stride is more than what is left
+    assert "1 of 20 questions are longer than 30 tokens, and are cut" in caplog.text
+    assert windows.lengths.max() == 64
+
+
+def test_a_batch_reads_all_tokens_and_knows_its_outputs(wordpiece: Any, tmp_path: Path) -> None:
+    windows = windows_of(tmp_path, made_rows(20), wordpiece, 48, tokens=8)
+    index = np.array([5, 0, 7])
+    batch = windows.batch(index)
+    assert batch.rows is not None
+    assert batch.labels is not None
+    assert batch.rows.tolist() == list(range(len(batch.input_ids)))
+    assert batch.labels.tolist() == windows.labels[batch.index.numpy()].tolist()
+    assert batch.labels.dtype == torch.int64
+    assert windows.ids[batch.places].tolist() == batch.input_ids.tolist()
+
+
+def test_questions_are_read_back(wordpiece: Any, tmp_path: Path) -> None:
+    rows = made_rows(20)
+    rows[4]["title"] = "Żółw 漢字 🙂"
+    rows[4]["context"] = "漢字 🙂 Żółw the river"
+    rows[4]["answers"] = {"text": ["the river"], "answer_start": [rows[4]["context"].index("the river")]}
+    windows = windows_of(tmp_path, rows, wordpiece, 48, tokens=8)
+    assert [windows.question(number) for number in range(20)] == list(
+        read_questions(rows, QuestionColumns(unanswerable=True))
+    )
+
+
+CONTEXT = "The river is green. The stone is heavy."
+
+
+def row(**changes: Any) -> Row:
+    answers = {"text": ["green"], "answer_start": [13]}
+    return {"id": "q", "question": "What?", "context": CONTEXT, "answers": answers} | changes
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"text": ["green"], "answer_start": [13]},
+        [{"text": "green", "answer_start": 13}],
+        "green",
+        ["green"],
+        '{"text": ["green"], "answer_start": [13]}',
+        "{'text': ['green'], 'answer_start': [13]}",
+        "{'text': array(['green'], dtype=object), 'answer_start': array([13], dtype=int32)}",
+        {"text": "green"},
+    ],
+)
+def test_answers_come_in_several_shapes(answers: Any) -> None:
+    assert list(read_questions([row(answers=answers)], QuestionColumns())) == [
+        Question("q", "What?", CONTEXT, ("green",), (13,))
+    ]
+
+
+def test_a_column_may_hold_the_offset() -> None:
+    (question,) = read_questions([row(answers="is", answer_start=30)], QuestionColumns())
+    assert question.starts == (30,)
+
+
+@pytest.mark.parametrize(("start", "found"), [(20, 13), (0, 4), (38, 26)])
+def test_an_answer_beside_its_offset_is_moved_and_counted(
+    start: int, found: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = CONTEXT[found : found + 5]
+    with caplog.at_level(logging.WARNING):
+        (question,) = read_questions([row(answers={"text": [text], "answer_start": [start]})], QuestionColumns())
+    assert question.starts == (found,)
+    assert "split 'train': 1 of 1 questions have an answer that does not stand at its offset" in caplog.text
+
+
+BAD = {
+    "no question": ([row(question=None)], "row 0 of split 'train': the question is empty"),
+    "empty context": ([row(), row(id="r", context="  ")], "row 1 of split 'train': the context is empty"),
+    "context is a number": ([row(context=7)], "the context is a int"),
+    "no answer": ([row(answers={"text": [], "answer_start": []})], "has only questions that have one"),
+    "empty answer": ([row(answers="")], "has only questions that have one"),
+    "answer elsewhere": ([row(answers={"text": ["blue"], "answer_start": [3]})], "does not contain the answer 'blue'"),
+    "duplicate": ([row(), row()], "has an id that an earlier row has, 'q'"),
+    "no text": ([row(answers={"answer_start": [3]})], "the answers cannot be read (KeyError: 'text')"),
+    "two offsets": ([row(answers={"text": ["green"], "answer_start": [3, 4]})], "the answers cannot be read"),
+    "long": ([row(context="a" * 10_000_001)], "the context has 10,000,001 characters"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_rows_are_refused(name: str) -> None:
+    rows, message = BAD[name]
+    with pytest.raises(UserError) as error:
+        list(read_questions(rows, QuestionColumns()))
+    assert message in str(error.value)
+    assert str(error.value).count("\n") == 1
+
+
+def test_unanswerable_and_unlabelled_questions_are_read_where_they_may_be() -> None:
+    none = row(answers={"text": [], "answer_start": []})
+    (question,) = read_questions([none], QuestionColumns(unanswerable=True))
+    assert question.answers == ()
+    (question,) = read_questions([row(answers=None)], QuestionColumns(labelled=False))
+    assert question.answers == ()
+
+
+def test_squad_json_is_read_row_by_row(tmp_path: Path) -> None:
+    asked = {"id": "q", "question": "What?", "answers": [{"text": "green", "answer_start": 13}]}
+    impossible = {"id": "r", "question": "Who?", "answers": [], "is_impossible": True, "plausible_answers": [1]}
+    paragraphs = [{"context": CONTEXT, "qas": [asked, impossible]}]
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps({"version": "v2.0", "data": [{"title": "Rivers", "paragraphs": paragraphs}]}))
+    rows = squad_json(file)
+    assert rows is not None
+    questions = list(read_questions(rows, QuestionColumns(unanswerable=True)))
+    assert [(q.id, q.answers, q.group) for q in questions] == [("q", ("green",), "Rivers"), ("r", (), "Rivers")]
+    file.write_text(json.dumps({"id": "q", "context": 'a "paragraphs": b'}))
+    assert squad_json(file) is None
+    file.write_text('{"data": [{"paragraphs": [{"context": "')
+    with pytest.raises(UserError, match="is damaged or not of SQuAD's shape"):
+        squad_json(file)
+
+
+def test_a_slow_tokenizer_is_refused(wordpiece: Any, tmp_path: Path) -> None:
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(UserError, match="does not say which characters a token stands for"):
+        write_windows(tmp_path, [], Slow(), 48, Windowing(), labelled=True)

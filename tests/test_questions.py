@@ -1,0 +1,105 @@
+"""Questions as a task: every method trains on them, cached is live, resumed is undisturbed, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import distill_run
+from distill_runner.compose.config import RunConfig
+from test_question_windows import made_rows
+
+Compose = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="session")
+def squad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 and 24 questions in SQuAD's own JSON."""
+    folder = tmp_path_factory.mktemp("squad")
+    for split, seed, number in (("train", 1, 60), ("validation", 2, 36)):
+        rows = [row for row in made_rows(number, seed, longest=40) if row["answers"]["text"]]
+        (folder / f"{split}.json").write_text(json.dumps(as_json(rows)))
+    return folder
+
+
+def as_json(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """SQuAD's nesting, a paragraph for each row."""
+    paragraphs = []
+    for row in rows:
+        answers = row["answers"]
+        answers = [
+            {"text": text, "answer_start": start}
+            for text, start in zip(answers["text"], answers["answer_start"], strict=True)
+        ]
+        asked = {"id": row["id"], "question": row["question"], "answers": answers}
+        paragraphs.append({"context": row["context"], "qas": [asked]})
+    return {"version": "1.1", "data": [{"title": "Rivers", "paragraphs": paragraphs}]}
+
+
+TASK = [
+    "task.kind=questions",
+    "task.columns=[question,context]",
+    "task.label=answers",
+    "task.labels=null",
+    "task.metrics=[f1,exact_match]",
+    "task.max_length=64",
+    "+task.windowing.tokens=16",
+]
+
+
+@pytest.fixture(scope="session")
+def arguments(squad: Path, tiny_bert_folder: Path) -> list[str]:
+    return [
+        "task=custom",
+        f"task.dataset={squad}",
+        *TASK,
+        "task.epochs=1",
+        "teacher=base",
+        f"teacher.source={tiny_bert_folder}",
+        "teacher.optim.lr=1e-3",
+        "student.num_layers=2",
+        "optim.lr=1e-3",
+        "optim.batch_size=16",
+        "runtime.device=cpu",
+    ]
+
+
+METHODS = ["nkd", "rkd", "pkd", "ckd", "alp", "internal", "vanilla", "takd", "rco", "annealing", "prokd"]
+PRE_TRAINED = ["minilm", "minilmv2", "basic", "pf", "kd", "pd", "pdf"]
+"""On text, or from new weights."""
+
+
+def overrides_of(method: str, tiny_bert_folder: Path, squad: Path) -> list[str]:
+    chosen = [f"method={method}"]
+    if method in ("takd",):
+        chosen += ["assistant.num_layers=3"]
+    if method in PRE_TRAINED:
+        chosen += ["corpus=embedded", "corpus.max_length=32", f"student.tokenizer={tiny_bert_folder}"]
+        chosen += ["student=fresh", "student.layers=2", "student.width=32", "student.heads=4"]
+    if method in ("minilm", "minilmv2"):
+        chosen += ["stages.distil.optim.max_steps=2", "stages.distil.optim.batch_size=4", "corpus.examples=passages"]
+        chosen += ["relations.heads=4"] if method == "minilmv2" else []
+    if method in ("pf", "pd", "pdf"):
+        chosen += ["pretraining.optim.max_steps=2", "pretraining.optim.batch_size=4"]
+    if method in ("kd", "pd", "pdf"):
+        chosen += ["transfer=custom", f"transfer.parts.inputs.dataset={squad}/pairs"]
+        chosen += ["transfer.parts.inputs.columns=[question,context]"]
+    return chosen
+
+
+@pytest.mark.parametrize("method", [*METHODS, *PRE_TRAINED])
+def test_every_method_trains_on_questions(
+    method: str, arguments: list[str], tiny_bert_folder: Path, squad: Path, tmp_path: Path
+) -> None:
+    pairs = squad / "pairs"
+    pairs.mkdir(exist_ok=True)
+    rows = [{"question": row["question"], "context": row["context"]} for row in made_rows(20, 3, longest=40)]
+    (pairs / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    ended = distill_run(tmp_path, *arguments, *overrides_of(method, tiny_bert_folder, squad))
+    assert ended.code == 0, ended.err
+    (file,) = tmp_path.glob("outputs/runs/*/result.json")
+    result = json.loads(file.read_text())
+    assert result["metric"] == "f1"
+    assert 0 <= result["metrics"]["exact_match"] <= result["metrics"]["f1"] <= 1

@@ -1,0 +1,105 @@
+"""Losses on ragged windows against the padded computation in float64, numbers by hand, and their gradients."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from distill_runner.kinds.questions import losses
+
+LENGTHS = [5, 3, 9, 1]
+BOUNDS = torch.tensor([0, *LENGTHS]).cumsum(0)
+LABELS = torch.tensor([[0, 4], [2, 2], [3, 7], [0, 0]])
+
+
+def numbers(seed: int) -> Tensor:
+    return 3 * torch.randn(int(BOUNDS[-1]), 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+STUDENT, TEACHER = numbers(0), numbers(1)
+
+
+def padded(values: Tensor, fill: float) -> Tensor:
+    """(B, L, 2)"""
+    return torch.nn.utils.rnn.pad_sequence(values.split(LENGTHS), batch_first=True, padding_value=fill)
+
+
+def reference_gold(student: Tensor) -> Tensor:
+    logits = padded(student, -torch.inf)
+    return (cross_entropy(logits[..., 0], LABELS[:, 0]) + cross_entropy(logits[..., 1], LABELS[:, 1])) / 2
+
+
+def reference_soft(student: Tensor, temperature: float) -> Tensor:
+    """Cross entropy of start and end, mean over the windows and both ends; at T, times T²."""
+    ours = (padded(student, -torch.inf) / temperature).log_softmax(1)
+    theirs = (padded(TEACHER, -torch.inf) / temperature).softmax(1)
+    return -(theirs * ours.masked_fill(theirs == 0, 0)).sum(1).mean() * temperature**2
+
+
+def reference_match(student: Tensor) -> Tensor:
+    error = (padded(student, 0.0) - padded(TEACHER, 0.0)).square().mean(-1)
+    return (error.sum(1) / torch.tensor(LENGTHS)).mean()
+
+
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "gold": (lambda s: losses.span_cross_entropy(s, BOUNDS, LABELS), reference_gold),
+    "soft": (
+        lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 4.0, scale_by_t2=True),
+        lambda s: reference_soft(s, 4.0),
+    ),
+    "soft, sum of the ends, without T²": (
+        lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 2.0, scale_by_t2=False, over_ends="sum"),
+        lambda s: reference_soft(s, 2.0) / 2,
+    ),
+    "match": (lambda s: losses.span_squared_error(s, TEACHER, BOUNDS), reference_match),
+    "match, sum": (
+        lambda s: losses.span_squared_error(s, TEACHER, BOUNDS, over_tokens="sum"),
+        lambda s: (padded(s, 0.0) - padded(TEACHER, 0.0)).square().sum() / 8,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ragged_losses_are_the_padded_ones(name: str) -> None:
+    ragged, reference = CASES[name]
+    torch.testing.assert_close(ragged(STUDENT), reference(STUDENT), rtol=1e-12, atol=1e-12)
+    ours, theirs = (function(STUDENT.clone().requires_grad_()) for function in (ragged, reference))
+    assert ours.ndim == theirs.ndim == 0
+    gradients = []
+    for function in (ragged, reference):
+        student = STUDENT.clone().requires_grad_()
+        gradients += torch.autograd.grad(function(student), student)
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str) -> None:
+    assert torch.autograd.gradcheck(CASES[name][0], STUDENT.clone().requires_grad_())
+
+
+def test_the_losses_of_one_window_by_hand() -> None:
+    """Two tokens, start logits 0 and ln 3, end logits both 0: probabilities 1/4, 3/4 and 1/2, 1/2."""
+    student = torch.tensor([[0.0, 0.0], [torch.tensor(3.0).log(), 0.0]], dtype=torch.float64)
+    bounds = torch.tensor([0, 2])
+    gold = losses.span_cross_entropy(student, bounds, torch.tensor([[1, 0]]))
+    assert gold.item() == pytest.approx((torch.tensor(4 / 3).log() + torch.tensor(2.0).log()).item() / 2)
+    teacher = torch.zeros(2, 2, dtype=torch.float64)
+    assert losses.span_squared_error(student, teacher, bounds).item() == pytest.approx(3**0 * 1.2069489608 / 4)
+    soft = losses.soft_span_cross_entropy(student, teacher, bounds, 1.0, scale_by_t2=False).item()
+    assert soft == pytest.approx((-(0.5 * torch.tensor(3 / 16).log()) + torch.tensor(2.0).log()).item() / 2)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    values = torch.tensor([[1e4, -1e4], [0.0, 0.0], [1e4, 1e4]])
+    log = losses.segment_log_softmax(values, torch.tensor([0, 2, 3]))
+    assert torch.isfinite(log).all()
+    assert log[2].tolist() == [0.0, 0.0]
+
+
+def test_a_window_does_not_see_the_others() -> None:
+    moved = STUDENT.clone()
+    moved[BOUNDS[2] :] += 100
+    log, other = (losses.segment_log_softmax(values, BOUNDS) for values in (STUDENT, moved))
+    assert torch.equal(log[: BOUNDS[2]], other[: BOUNDS[2]])
