@@ -5,7 +5,7 @@ Overrides are those of the command line, one string each: ``compose("task=rte", 
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distill_runner.common.errors import UserError
 from distill_runner.report.collect import Result, read
@@ -43,9 +43,7 @@ def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
         UserError: before anything is trained, for all that can be known by then.
         TrainingError: training cannot go on.
     """
-    from omegaconf import OmegaConf
-
-    from distill_runner.compose.composed import typed_run
+    from distill_runner.compose.composed import settings_of, typed_run
     from distill_runner.compose.explain import in_words
     from distill_runner.compose.resolvers import run_key
     from distill_runner.running import run_stage
@@ -56,9 +54,8 @@ def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
         given.append(f"store.dir={outputs / 'store'}")
     config = composed(*given)
     folder = outputs / "runs" / run_key(_root_=config)
-    settings: Any = OmegaConf.to_container(config, resolve=True)
     try:
-        run_stage(typed_run(config, given), folder, settings)
+        run_stage(typed_run(config, given), folder, settings_of(config))
     except UserError as error:
         raise in_words(error, config, given) from error
     result = read(folder)

@@ -15,7 +15,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import TrainingError, UserError, message_and_exit_code
@@ -114,17 +114,17 @@ def run(config: DictConfig) -> Mapping[str, Any]:
     Raises:
         UserError: before anything is trained, for all that can be known by then.
     """
-    from distill_runner.compose.composed import typed_run
+    from distill_runner.compose.composed import settings_of, typed_run
     from distill_runner.compose.explain import in_words
 
     overrides = HydraConfig.get().overrides.task
     try:
-        typed, settings = typed_run(config, overrides), OmegaConf.to_container(config, resolve=True)
+        typed, settings = typed_run(config, overrides), settings_of(config)
         folder = Path(HydraConfig.get().runtime.output_dir).absolute()
         with importing():
             from distill_runner.running import run_stage
 
-        return run_stage(typed, folder, settings)  # type: ignore[arg-type]
+        return run_stage(typed, folder, settings)
     except (UserError, OmegaConfBaseException) as error:
         raise in_words(error, config, overrides) from error
 

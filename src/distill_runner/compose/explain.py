@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError, nearest
 from distill_runner.compose.help import choices, config_folder
+from distill_runner.compose.stages import inherited
 
 HELP = "See distill-run --help."
 COMPOSING = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError)
@@ -57,7 +58,8 @@ def _as_on_command_line(error: UserError, config: DictConfig) -> UserError:
     """Interpolations are followed back to where a value comes from."""
     if not error.key.startswith("stages."):
         return error
-    plain, path = OmegaConf.to_container(config, resolve=False), list[str]()
+    written: Any = OmegaConf.to_container(config, resolve=False)
+    plain, path = {**written, "stages": inherited(written)}, list[str]()
     for part in error.key.split("."):
         path.append(part)
         while (raw := _select(plain, path)) and isinstance(raw, str) and re.fullmatch(r"\$\{.*\}", raw):
@@ -67,6 +69,8 @@ def _as_on_command_line(error: UserError, config: DictConfig) -> UserError:
             # Of several, as in ${choose:${a},name,${b}}, the one that has the value.
             source = next((key for key in sources if OmegaConf.select(config, key) == error.value), sources[0])
             path = source.split(".")
+    if OmegaConf.select(config, ".".join(path)) == "pretrained":
+        path = ["teacher", "source"]
     return error.at(".".join(path))
 
 

@@ -5,10 +5,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError
+from distill_runner.compose.stages import completed
 
 
 def beta(*weights: Any) -> float:
@@ -99,8 +101,9 @@ def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig)
 def run_key(*, _root_: DictConfig) -> str:
     """Name of the run's folder: task, method, and the hash of what the configuration says of the run's stages."""
     try:
-        stages = OmegaConf.to_container(_root_.stages, resolve=True)
-    except OmegaConfBaseException:  # the run itself will tell what is wrong, in a folder of its own
+        read = ("stages", "template", "teacher")
+        stages: Any = completed({key: OmegaConf.to_container(_root_[key], resolve=True) for key in read})
+    except (OmegaConfBaseException, UserError):  # the run itself will tell what is wrong, in a folder of its own
         stages = OmegaConf.to_container(_root_, resolve=False)
     stage = OmegaConf.select(_root_, "stage")
     parts = {"stages": stages, "precision": OmegaConf.select(_root_, "runtime.precision"), "stage": stage}
@@ -115,5 +118,9 @@ def _spelt(value: Any) -> str:
 
 
 def register() -> None:
+    """Make Hydra know the resolvers, and let ``stages`` take keys that no file writes: they may inherit them."""
+    open_stages = OmegaConf.create({"stages": {}})
+    OmegaConf.set_struct(open_stages.stages, False)
+    ConfigStore.instance().store(name="open_stages", node=open_stages)
     for resolver in (beta, choose, count, divide, multiply, phase_epochs, recipe, run_key):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
