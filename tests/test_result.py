@@ -57,6 +57,7 @@ def test_the_settings_of_a_method() -> None:
         "schedule.thresholds": None,
         "schedule.watch": "cos",
         "schedule.classification": "at_end",
+        "schedule.trains": "all",
     }
 
 

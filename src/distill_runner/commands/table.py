@@ -9,7 +9,7 @@ from pathlib import Path
 from distill_runner.commands.arguments import Parser, ended, require_folder, write
 from distill_runner.common.errors import UserError
 from distill_runner.report.collect import Result, chosen
-from distill_runner.report.compare import compare
+from distill_runner.report.compare import compare, optimism
 from distill_runner.report.figures import drawable
 from distill_runner.report.figures.canvas import save
 from distill_runner.report.figures.scores import score_figure
@@ -47,7 +47,7 @@ def show(arguments: list[str]) -> None:
     if given.format == "picture":
         return _picture(results, given.out)
     table = tabulate(results)
-    comparisons = compare(table, *given.compare)
+    comparisons = [*optimism(table), *compare(table, *given.compare)]
     formats = {
         "terminal": lambda: terminal(table, comparisons) + "\n",
         "markdown": lambda: markdown(table, comparisons),

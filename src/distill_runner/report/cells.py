@@ -18,7 +18,8 @@ Settings = Mapping[str, Any]
 """Of a run, by dotted name: the ``settings`` of its result."""
 STAGES, DATA = "stages", ("share", "transfer", "transfer_size", "route")
 """Settings that are not the student's own hyper-parameters; those of the stages that are listed are neither."""
-GRID, GRID_MEAN = "best of grid", "best mean of grid"
+GRID, GRID_MEAN, ELSEWHERE = "best of grid", "best mean of grid", "chosen by {}"
+"""How a grid's point was picked: by the scores that stand there, or by others of the same runs."""
 
 
 def label(result: Result) -> str:
@@ -31,6 +32,11 @@ def label(result: Result) -> str:
 def is_scored(result: Result) -> bool:
     """Whether it is of a student that has been trained to the end; a run may also end with another stage."""
     return result["status"] == "done" and "score" in result
+
+
+def selection_of(result: Result) -> Mapping[str, Any]:
+    """``on`` what its epoch was selected, and the ``score`` there, if that is not the score that it reports."""
+    return result.get("selection") or {}
 
 
 def settings(result: Result) -> Settings:
@@ -61,6 +67,11 @@ class SettingScores:
     def spread(self) -> Spread:
         return Spread.of([100 * run["score"] for run in self.runs])
 
+    @property
+    def selection(self) -> float:
+        """What grids choose by: the mean of these scores, or of those on held-out examples, or by another metric."""
+        return fmean(100 * selection_of(run).get("score", run["score"]) for run in self.runs)
+
 
 @dataclass(frozen=True)
 class ResultCell:
@@ -74,7 +85,7 @@ class ResultCell:
         """The points with the best mean, among those with the most seeds: few seeds are lucky more easily."""
         seeds = max((point.spread.count for point in self.points), default=0)
         candidates = [point for point in self.points if point.spread.count == seeds]
-        means = [-inf if isnan(point.spread.mean) else point.spread.mean for point in candidates]
+        means = [-inf if isnan(point.selection) else point.selection for point in candidates]
         return [point for point, mean in zip(candidates, means, strict=True) if mean == max(means)]
 
     @property
@@ -87,6 +98,8 @@ class ResultCell:
         """What the value is: nothing for a run or the mean of its seeds, else how it was picked."""
         if self.chosen is None or len(self.points) == 1:
             return ""
+        if on := selection_of(self.chosen.runs[0]).get("on"):
+            return ELSEWHERE.format(on)
         return GRID_MEAN if self.chosen.spread.count > 1 else GRID
 
     @property

@@ -1,6 +1,6 @@
 """Do two methods differ? Paired over the examples that both predicted, and over the seeds that both ran."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
@@ -9,9 +9,9 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, nearest
 from distill_runner.datasets.metrics import METRICS
-from distill_runner.report.cells import ResultCell, SettingScores
+from distill_runner.report.cells import GRID, GRID_MEAN, ResultCell, SettingScores
 from distill_runner.report.collect import Result
-from distill_runner.report.rows import ResultTable, Row
+from distill_runner.report.rows import ResultTable, Row, beside
 from distill_runner.report.statistics import Bootstrap, clustered_bootstrap, holm, paired_bootstrap, paired_t
 
 PREDICTIONS = "predictions-*.npz"
@@ -116,9 +116,26 @@ def _row(table: ResultTable, name: str) -> Row:
     raise UserError("--compare", name, problem, f"Known: {'; '.join(names)}." if found else nearest(name, names))
 
 
+def optimism(table: ResultTable) -> list[Comparison]:
+    """Each row on each task where both columns exist: selected on the reported examples against on held-out ones.
+
+    The latter train on fewer examples: that is in the difference, too.
+    """
+    return [
+        _between({f"{row.name} selected on validation": cell, "on held-out examples": row.cells[beside(task)]}, task)
+        for row in table.rows
+        for task, cell in row.cells.items()
+        if cell.chosen and (held := row.cells.get(beside(task))) and held.chosen
+    ]
+
+
 def _on_task(task: str, first: Row, second: Row) -> Comparison:
-    cells = {row.name: row.cells[task] for row in (first, second)}
-    names = (first.name, second.name, task)
+    return _between({row.name: row.cells[task] for row in (first, second)}, task)
+
+
+def _between(cells: Mapping[str, ResultCell], task: str) -> Comparison:
+    first, second = cells
+    names = (first, second, task)
     if missing := tuple(f"{name} is {cell.status}" for name, cell in cells.items() if cell.chosen is None):
         return Comparison(*names, missing)
     one, other = (cell.chosen for cell in cells.values() if cell.chosen)
@@ -182,6 +199,6 @@ def _on_seeds(count: int, p: float | None) -> list[str]:
 def _on_grids(cells: Sequence[ResultCell]) -> list[str]:
     """Maxima of different size favour the larger grid, and p-values after a choice are too small."""
     points = [len(cell.points) for cell in cells]
-    if max(points) == 1:
+    if max(points) == 1 or not any(cell.kind in (GRID, GRID_MEAN) for cell in cells):
         return []
     return [f"the best of {points[0]} and of {points[1]} points, chosen on these examples: p is too small"]

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from distill_runner.common.errors import as_typed
-from distill_runner.report.cells import GRID_MEAN, ResultCell
-from distill_runner.report.rows import ResultTable, Row, Teacher
+from distill_runner.report.cells import GRID, GRID_MEAN, ResultCell
+from distill_runner.report.rows import ResultTable, Row, Teacher, beside
 
 AVERAGE = "average"
 BRACKETS = "In brackets: the paper's teacher, size or metric is not that of the run."
@@ -78,7 +78,7 @@ def notes(table: ResultTable) -> list[str]:
     bracketed = any(line.bracketed for line in lines(table)[1])
     kinds = {kind for row in table.rows for kind in row.kinds}
     told = [BRACKETS] if bracketed else []
-    if kinds - {""}:
+    if kinds & {GRID, GRID_MEAN}:
         told.append("The best of a grid was picked by these very scores: expect less of it on other data.")
     return told
 
@@ -134,9 +134,17 @@ def _row_lines(row: Row) -> list[Line]:
             line = Line(beneath, _numbers(cells, of_cell), form=form, averaged=averaged)
             if any(line.text(task) not in ("0", "1") for task in line.values):
                 every.append(line)
+        if found := _optimism(row, cells):
+            every.append(Line("optimism", found, form="{:+.2f}", averaged=False))
         printed = {task: cell.published for task, cell in cells.items() if cell.published}
         every += _published_lines(printed, _numbers(cells, lambda cell: cell.difference))
     return every
+
+
+def _optimism(row: Row, cells: Mapping[str, ResultCell]) -> dict[str, float]:
+    """How much more is reported where the reported scores select than where held-out examples do, by task."""
+    pairs = ((task, cell.value, row.cells.get(beside(task))) for task, cell in cells.items())
+    return {task: value - held.value for task, value, held in pairs if held and held.value and value is not None}
 
 
 def _numbers(cells: Mapping[str, ResultCell], of_cell: Number) -> dict[str, float]:

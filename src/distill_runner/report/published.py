@@ -83,6 +83,7 @@ class Published(Schema):
         value: in percent, as printed.
         metric: the paper's; a run selected by another metric is not comparable. None where the paper does not say.
         source: paper and table.
+        split: the paper's, as in ``PublishedCell``.
         comparable: whether teacher, depth, width, metric and split are the paper's own.
     """
 
@@ -90,6 +91,7 @@ class Published(Schema):
     metric: str | None
     source: str
     comparable: bool
+    split: str | None = None
 
 
 def _lines(name: str) -> list[dict[str, str]]:
@@ -147,7 +149,8 @@ def find(
     cell = min(candidates, key=lambda cell: (*distance(cell), -(cell.num_layers or 0), -len(cell.variant)))
     source = f"{titles()[cell.paper]} Table {cell.table}"
     comparable = cell.metric is not None and not any(distance(cell))
-    return Published(value=float(cell.value), metric=cell.metric, source=source, comparable=comparable)
+    number = {"value": float(cell.value), "metric": cell.metric, "split": cell.split}
+    return Published(**number, source=source, comparable=comparable)
 
 
 def _names(cell: PublishedCell) -> tuple[str | None, ...]:

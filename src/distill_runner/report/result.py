@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distill_runner.compose.config import RunConfig
+from distill_runner.kinds.task import HELD_OUT
 from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.layer_mapping import Attention, LayerMapping
 from distill_runner.pipeline.config import StageConfig
@@ -51,6 +52,8 @@ def finished(
         "metric": metric,
         "score": measured["metrics"][metric],
         "metrics": measured["metrics"],
+        "selection": _selection(stage, metric, measured["metrics"]),
+        "others": list(_others(run, stage, measured["metrics"], teacher)),
         "select": stage.config.select,
         "best_epoch": measured["best"],
         "epochs": measured["epoch"],
@@ -85,6 +88,25 @@ def _of_split(
         "teacher_score": taught.get(of_split),
         "published": found.model_dump() if found else None,
     }
+
+
+def _selection(stage: Stage, metric: str, metrics: Mapping[str, float]) -> dict[str, Any] | None:
+    """What selected, where it is not the score that is reported."""
+    score = metrics.get(f"{HELD_OUT}/{metric}")
+    return None if score is None else {"on": f"{HELD_OUT} examples", "score": score}
+
+
+def _others(
+    run: RunConfig, stage: Stage, metrics: Mapping[str, float], teacher: Mapping[str, Any] | None
+) -> Iterator[dict[str, Any]]:
+    """Scores by other metrics than the one that selects, for which a paper prints a number of this very method."""
+    task = stage.config.task
+    for metric in task.metrics[1:] if task else []:
+        found = printed(run, stage.shape.num_layers, stage.shape.width, metric)
+        if found is not None and (found.metric, found.split) == (metric, "dev"):
+            of_teacher = teacher["metrics"].get(metric) if teacher else None
+            score = {"metric": metric, "score": metrics[metric], "teacher_score": of_teacher}
+            yield {**score, "published": found.model_dump()}
 
 
 def printed(run: RunConfig, num_layers: int, width: int, metric: str, split: str = "") -> Published | None:

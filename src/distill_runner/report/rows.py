@@ -4,13 +4,22 @@ Runs of students, teachers, data, budgets or stages before the student that diff
 part of the row's name.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from distill_runner.common.errors import as_typed
 from distill_runner.report import published
-from distill_runner.report.cells import ResultCell, Settings, cell_of, is_scored, label, settings, telling_rows
+from distill_runner.report.cells import (
+    ResultCell,
+    Settings,
+    cell_of,
+    is_scored,
+    label,
+    selection_of,
+    settings,
+    telling_rows,
+)
 from distill_runner.report.collect import Result
 
 
@@ -52,8 +61,8 @@ class ResultTable:
 
 def tabulate(results: Iterable[Result]) -> ResultTable:
     """The table of ``results``, which need not have finished; one that ended before the student has no place in it."""
-    every = distinct(result for result in results if is_scored(result) or result["status"] != "done")
-    every = [part for result in every for part in by_split(result)]
+    known = distinct(result for result in results if is_scored(result) or result["status"] != "done")
+    every = [placed for result in known for part in by_split(result) for placed in _in_columns(part)]
     tasks = list(dict.fromkeys(result["task"] for result in every))
     names = row_names(every)
     rows = []
@@ -67,7 +76,24 @@ def tabulate(results: Iterable[Result]) -> ResultTable:
 def by_split(result: Result) -> list[Result]:
     """A result, and that of each validation split with a column of its own, such as a language (``splits``)."""
     parts = (result.get("splits") or {}).items() if is_scored(result) else ()
-    return [result, *({**result, **part, "task": f"{result['task']}_{name}"} for name, part in parts)]
+    return [result, *({**result, "others": [], **part, "task": f"{result['task']}_{name}"} for name, part in parts)]
+
+
+def beside(task: str) -> str:
+    """The column of what was selected on held-out examples of a task."""
+    return f"{task}, held out"
+
+
+def _in_columns(result: Result) -> Iterator[Result]:
+    """The result in the column that it belongs to, and copies of it for other metrics that a paper prints."""
+    task = beside(result["task"]) if "held_out" in str(selection_of(result).get("on")) else result["task"]
+    here = {**result, "task": task, "of_task": result["task"]}
+    yield here
+    if not is_scored(result):
+        return
+    chosen = {"on": result["metric"], "score": result["score"], **selection_of(result)}
+    for other in result.get("others") or []:
+        yield {**here, **other, "task": f"{task} {other['metric']}", "selection": chosen}
 
 
 def distinct(results: Iterable[Result]) -> list[Result]:
@@ -216,7 +242,7 @@ def _teachers(results: Sequence[Result]) -> list[Teacher]:
 
 def _of_teacher(runs: Mapping[str, Result]) -> dict[str, Mapping[str, Any]]:
     found = {
-        task: published.find("teacher", task, num_layers=None, teacher=run["teacher"], metric=run["metric"])
+        task: published.find("teacher", run["of_task"], num_layers=None, teacher=run["teacher"], metric=run["metric"])
         for task, run in runs.items()
     }
     return {task: number.model_dump() for task, number in found.items() if number}

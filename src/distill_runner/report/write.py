@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distill_runner.report.collect import Result
+from distill_runner.report.compare import optimism
 from distill_runner.report.formats import as_csv, latex, markdown
 from distill_runner.report.page import html
 from distill_runner.report.rows import tabulate
@@ -25,13 +26,14 @@ def write_report(
         the text for a terminal.
     """
     table = tabulate(results)
-    text = terminal(table)
+    found = optimism(table)
+    text = terminal(table, found)
     files = {
         "txt": text + "\n",
-        "md": f"# {title}\n\n{markdown(table)}",
+        "md": f"# {title}\n\n{markdown(table, found)}",
         "csv": as_csv(table),
-        "tex": latex(table),
-        "html": html(table, title, pictures=pictures),
+        "tex": latex(table, found),
+        "html": html(table, title, found, pictures=pictures),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for extension, content in files.items():
