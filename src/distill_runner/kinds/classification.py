@@ -57,9 +57,10 @@ class ClassificationTask(TextTask):
         return self
 
     def resolved(self) -> Self:
-        if self.labels is not None:
-            return self
-        return type(self)(**self.model_dump() | {"labels": self._names_in(read(self, self.train))})
+        found = super().resolved()
+        if found.labels is None:
+            found = type(self)(**found.model_dump() | {"labels": found._names_in(read(found, found.train))})
+        return found
 
     @property
     def head(self) -> Head:

@@ -14,6 +14,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.examples import Examples
 from distill_runner.datasets.metrics import Metric, score
 from distill_runner.datasets.reading.dataset import Dataset
+from distill_runner.datasets.reading.slices import share_rows
 from distill_runner.datasets.reading.tables import fingerprint
 from distill_runner.models.head import Head
 
@@ -75,6 +76,16 @@ class Task(Dataset):
             problem = "neither held_out nor a split of task.validation, nor the mean of these"
             remedy = f"Take one of {', '.join(dict.fromkeys([HELD_OUT, VALIDATION, MEAN, *self.validation]))}."
             raise UserError("task.select_on", self.select_on, problem, remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _is_not_judged_on_what_it_learns(self) -> Self:
+        for field, splits in (("validation", self.validation), ("test", self.test)):
+            for name, split in splits.items():
+                if share_rows(split, self.train):
+                    problem = f"has rows of task.train={self.train}: it would be judged on what it was trained on"
+                    remedy = "task.split_off=0.1 takes a tenth off; or write parts: train[:90%] and train[90%:]"
+                    raise UserError(f"task.{field}.{name}", split, problem, remedy)
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,9 @@
 """Tasks on one or two texts with one label: what classification and regression share."""
 
+import logging
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,11 +12,20 @@ from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError, as_list, brief
 from distill_runner.datasets.examples import Examples
-from distill_runner.datasets.reading.tables import SplitTable, read
+from distill_runner.datasets.reading.tables import SplitTable, column_names, read
 from distill_runner.kinds.task import Task
 
 if TYPE_CHECKING:
     from distill_runner.models.encoders import EncoderShape
+
+log = logging.getLogger(__name__)
+
+LABELS = frozenset(
+    ("label", "labels", "class", "category", "target", "score", "rating", "stars", "sentiment", "intent")
+)
+"""What columns of labels are called, where the task's own is not there."""
+KEYS = frozenset(["id", "idx", "index", "guid", "uid", "url", "date"])
+"""What columns are called that say nothing about the text."""
 
 
 class TextTask(Task):
@@ -23,6 +34,8 @@ class TextTask(Task):
     Attributes:
         label: the column of the labels.
         max_length: tokens of an example, special tokens included.
+        columns: one or two columns of texts; those of the data if none is given and there is one way to read them.
+        split_off: share of the training split that becomes the validation split: drawn, the same in every run.
         probabilities: columns of the training split with the probability of each class, in the order of the outputs,
             as another model gave them; ``teacher=labels`` learns from them.
         logits: the same as raw outputs, before the softmax; for scores one column of scores.
@@ -32,8 +45,42 @@ class TextTask(Task):
 
     label: str = "label"
     max_length: int = Field(ge=4)
+    columns: list[str] = Field(default_factory=list, max_length=2)
+    split_off: float | None = Field(None, gt=0, lt=1)
     probabilities: list[str] | None = None
     logits: list[str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _splits(cls, fields: Any) -> Any:
+        """``split_off`` in the words of ``task.train`` and ``task.validation``."""
+        share = fields.get("split_off") if isinstance(fields, Mapping) else None
+        train = str(fields.get("train", "train")) if share else ""
+        if not isinstance(share, int | float) or not 0 < share < 1 or "[" in train:
+            return fields
+        cut = f"{100 * (1 - share):g}%"
+        name = next(iter(fields.get("validation") or {"validation": ""}))
+        return {**fields, "train": f"{train}[~:{cut}]", "validation": {name: f"{train}[~{cut}:]"}}
+
+    def resolved(self) -> Self:
+        return self if self.columns else type(self)(**self.model_dump() | self._found())
+
+    def _found(self) -> dict[str, Any]:
+        """Text columns and label of data that can be read in one way only.
+
+        Raises:
+            UserError: there are several ways, or none.
+        """
+        there = column_names(self, self.train)
+        label = self.label
+        if label not in there:
+            others = [name for name in there if name.casefold() in LABELS]
+            label = others[0] if len(others) == 1 else label
+        texts = [name for name, is_text in there.items() if is_text and name != label and name.casefold() not in KEYS]
+        if label not in there or not 1 <= len(texts) <= 2:
+            problem = f"cannot be found: the data have {', '.join(there)}"
+            raise UserError("task.columns", None, problem, "'task.columns=[<text>]' task.label=<label>")
+        return {"columns": texts, "label": label}
 
     @model_validator(mode="after")
     def _one_kind_of_predictions(self) -> Self:
@@ -82,6 +129,9 @@ class TextTask(Task):
     def examples(self, split: str) -> Examples:
         table = read(self, split)
         texts = [_texts(table.columns[column], column, split) for column in self.columns]
+        blank = sum(not any(text.strip() for text in row) for row in zip(*texts, strict=True))
+        if blank:
+            log.warning("%d of %d rows of split '%s' have no text but blanks", blank, len(texts[0]), split)
         return Examples(texts, self._labels(table, split))
 
     def write(self, folder: Path, examples: Examples, tokenizer: Any) -> None:

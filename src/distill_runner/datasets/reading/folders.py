@@ -15,6 +15,7 @@ READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".tsv": ("csv", {"keep_default_na": False, "sep": "\t", "quoting": 3}),
     ".json": ("json", {}),
     ".jsonl": ("json", {}),
+    ".arrow": ("arrow", {}),  # as ``save_to_disk`` of ``datasets`` writes them, in a folder for each split
     ".txt": ("text", {"sample_by": "paragraph"}),  # one row per paragraph, which blank lines divide
 }
 """File name extension -> builder of ``datasets`` and its options."""
@@ -40,6 +41,8 @@ def locate(data: Dataset) -> Path | None:
         if folder := _data_folder(given, data.config):
             return folder
         raise _no_such_config(data, given)
+    if given.is_file() and given.suffix in READERS:
+        return given
     for root in local_copies(data):
         if folder := _data_folder(root, data.config):
             return folder
@@ -64,6 +67,13 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
     Raises:
         UserError: there is no such file, or files of more than one kind.
     """
+    if folder.is_file():
+        if split == "train":
+            return [folder]
+        problem, remedy = f"{folder.name} is one file, whose rows are the split train", "Set task.split_off=0.1"
+        raise UserError(data.role(split), split, problem, f"{remedy}: a tenth of them is then validated on.")
+    if split == "train" and (folder / "state.json").is_file():
+        return sorted(folder.glob("*.arrow"))
     files = _files(folder)
     synonyms = next((names for names in _SYNONYMS if split in names), ())
     for name in (split, *synonyms):
@@ -71,7 +81,7 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
         if len({file.suffix for file in chosen}) > 1:
             problem = f"more than one kind of file in {folder}: {', '.join(file.name for file in chosen)}"
             raise UserError(data.role(split), split, problem, "Keep one kind.")
-        if chosen := chosen or _images(folder / name):
+        if chosen := chosen or sorted((folder / name).glob("*.arrow")) or _images(folder / name):
             return chosen
     available = sorted({re.sub(r"-\d+-of-\d+$", "", file.stem) for file in files} | set(_image_splits(folder)))
     raise missing_split(data, split, available, str(folder))
@@ -87,7 +97,8 @@ def missing_split(data: Dataset, split: str, available: list[str], place: str) -
 
 def _data_folder(root: Path, config: str | None) -> Path | None:
     folder = root / config if config else root
-    return folder if _files(folder) or _image_splits(folder) else None
+    saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+    return folder if saved or _files(folder) or _image_splits(folder) else None
 
 
 def _files(folder: Path) -> list[Path]:

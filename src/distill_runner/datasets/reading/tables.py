@@ -10,10 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from pydantic import Field
+
 from distill_runner.common.errors import UserError, as_list, brief
 from distill_runner.datasets.reading import hub
 from distill_runner.datasets.reading.dataset import EMBEDDED, Dataset, is_embedded
 from distill_runner.datasets.reading.folders import IMAGES, READERS, locate, missing_split, split_files
+from distill_runner.datasets.reading.slices import parse
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +81,12 @@ def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
     if folder is None:
         return f"hub:{hub.commit(data).sha}/{data.config or ''}"
     total = hashlib.sha256()
-    for split in sorted(splits):
+    for split in sorted({parse(split)[0] for split in splits}):
         for file in split_files(folder, split, data):
             status = file.stat()
             digest = _digest(str(file), status.st_size, status.st_mtime_ns)
-            total.update(f"{split}\0{file.relative_to(folder).as_posix()}\0{digest}\n".encode())
+            where = file.name if file == folder else file.relative_to(folder).as_posix()
+            total.update(f"{split}\0{where}\0{digest}\n".encode())
     return f"sha256:{total.hexdigest()}"
 
 
@@ -109,6 +113,14 @@ def read(data: Dataset, split: str) -> SplitTable:
 
 
 def _read(data: Dataset, split: str) -> SplitTable:
+    name, part = parse(split)
+    if part is not None:
+        whole = _read(data, name)
+        chosen = part.rows(max(map(len, whole.columns.values()), default=0)).tolist()
+        if not chosen:
+            raise UserError(data.role(split), split, "holds no rows", "train[:90%], train[90%:] or train[~:90%]")
+        columns = {column: [values[row] for row in chosen] for column, values in whole.columns.items()}
+        return SplitTable(columns, whole.class_names)
     if is_embedded(data):
         return _read_embedded(data, split)
     folder = locate(data)
@@ -246,6 +258,8 @@ def _check_columns(data: Dataset, split: str, available: list[str]) -> None:
 def _from_files(data: Dataset, split: str, folder: Path, **how: Any) -> Any:
     files = split_files(folder, split, data)
     reader, options = READERS[files[0].suffix]
+    if files[0].suffix == ".csv":
+        options = options | {"sep": _separator(files[0])}
     names = [str(file) for file in files]
     try:
         return _load(True, reader, data_files=names, split="train", **how, **options)
@@ -253,6 +267,46 @@ def _from_files(data: Dataset, split: str, folder: Path, **how: Any) -> Any:
         if "corresponds to no data" in str(error) or not any(file.stat().st_size for file in files):
             raise _empty(data, split, folder) from error
         raise _damaged(data, split, folder, error) from error
+
+
+def _separator(file: Path) -> str:
+    """What divides the columns of a CSV file: a comma, unless its first line has none and has others."""
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        head = lines.readline()
+    others = [sign for sign in (";", "\t", "|") if sign in head]
+    return others[0] if others and "," not in head else ","
+
+
+class _AnyColumns(Dataset):
+    """The same rows, whatever their columns."""
+
+    columns: list[str] = Field(default_factory=list)
+    of: Any
+
+    @property
+    def key(self) -> str:
+        return str(self.of.key)
+
+    @property
+    def splits(self) -> set[str]:
+        return set(self.of.splits)
+
+    def role(self, split: str) -> str:
+        return str(self.of.role(split))
+
+    def needed(self, split: str) -> dict[str, str]:
+        return {}
+
+
+def column_names(data: Dataset, split: str) -> dict[str, bool]:
+    """The columns of a split, each with whether it holds texts.
+
+    Raises:
+        UserError: as ``read``.
+    """
+    place = {"dataset": data.dataset, "config": data.config, "revision": data.revision}
+    first = next(iter(_rows(_AnyColumns(**place, of=data), parse(split)[0], False)))
+    return {name: isinstance(value, str) for name, value in first.items()}
 
 
 def _damaged(data: Dataset, split: str, place: Path | str, error: Exception) -> UserError:

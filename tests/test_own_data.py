@@ -1,0 +1,145 @@
+"""Own data in the shapes that people have them in, each found and read as it lies there."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.reading.slices import Part, parse, share_rows
+from distill_runner.kinds import make_task
+
+TEXTS = [f"text number {number}" for number in range(40)]
+NAMES = ["good" if number % 4 else "bad" for number in range(40)]
+ROWS = list(zip(TEXTS, NAMES, strict=True))
+
+
+def task(dataset: Path, **fields: Any) -> Any:
+    given = {"name": "own", "dataset": str(dataset), "metrics": ["accuracy"], "max_length": 32, "epochs": 1}
+    return make_task(**given | {"validation": {"validation": "validation"}} | fields).resolved()
+
+
+def table(path: Path, rows: list[tuple[str, str]], head: tuple[str, ...] = ("text", "label"), sep: str = ",") -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=sep).writerows([head, *rows])
+    return path
+
+
+def saved(folder: Path) -> Path:
+    import datasets
+
+    parts = {"train": ROWS[:30], "validation": ROWS[30:]}
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])}
+    )
+    datasets.DatasetDict(
+        {
+            name: datasets.Dataset.from_dict(
+                {"text": [text for text, _ in rows], "label": [int(label == "good") for _, label in rows]}, features
+            )
+            for name, rows in parts.items()
+        }
+    ).save_to_disk(folder)
+    return folder
+
+
+def two_files(folder: Path, suffix: str = ".csv", **how: Any) -> Path:
+    folder.mkdir()
+    table(folder / f"train{suffix}", ROWS[:30], **how)
+    table(folder / f"dev{suffix}", ROWS[30:], **how)
+    return folder
+
+
+def lines(folder: Path) -> Path:
+    folder.mkdir()
+    for name, rows in (("train", ROWS[:30]), ("validation", ROWS[30:])):
+        text = "\n".join(json.dumps({"id": number, "review": t, "class": n}) for number, (t, n) in enumerate(rows))
+        (folder / f"{name}.jsonl").write_text(text + "\n")
+    return folder
+
+
+SHAPES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
+    "two CSV files": (lambda place: two_files(place / "d"), {}),
+    "semicolons": (lambda place: two_files(place / "d", sep=";"), {}),
+    "tabs in .csv": (lambda place: two_files(place / "d", sep="\t"), {}),
+    "TSV": (lambda place: two_files(place / "d", suffix=".tsv", sep="\t"), {}),
+    "JSON lines with other names": (lambda place: lines(place / "d"), {}),
+    "save_to_disk": (lambda place: saved(place / "d"), {}),
+    "one CSV file": (lambda place: table(place / "all.csv", ROWS), {"split_off": 0.25}),
+    "one file in parts": (
+        lambda place: table(place / "all.csv", ROWS),
+        {"train": "train[:30]", "validation": {"validation": "train[30:]"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_shape_of_files_is_read_as_it_lies_there(tmp_path: Path, shape: str) -> None:
+    make, fields = SHAPES[shape]
+    found = task(make(tmp_path), **fields)
+    assert len(found.columns) == 1
+    assert found.labels == ["bad", "good"]
+    train, validation = (found.examples(split) for split in (found.train, found.validation["validation"]))
+    assert (len(train), len(validation)) == (30, 10)
+    read = [*zip(train.texts[0], train.labels, strict=True), *zip(validation.texts[0], validation.labels, strict=True)]
+    assert sorted((text, found.labels[label]) for text, label in read) == sorted(ROWS)
+
+
+def test_a_part_that_is_split_off_is_drawn_and_the_same_every_time(tmp_path: Path) -> None:
+    file = table(tmp_path / "all.csv", ROWS)
+    texts = [task(file, split_off=0.25).examples("train[~75%:]").texts[0] for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert texts[0] != TEXTS[30:]
+    again = type(task(file, split_off=0.25))(**task(file, split_off=0.25).model_dump())
+    assert (again.train, again.validation) == ("train[~:75%]", {"validation": "train[~75%:]"})
+
+
+@pytest.mark.parametrize(
+    ("train", "other", "shared"),
+    [
+        ("train", "train", True),
+        ("train", "validation", False),
+        ("train[:90%]", "train[90%:]", False),
+        ("train[:90%]", "train[80%:]", True),
+        ("train[:90%]", "train", True),
+        ("train[~:90%]", "train[~90%:]", False),
+        ("train[~:90%]", "train[90%:]", True),
+        ("train[:100]", "train[100:]", False),
+        ("train[:100]", "train[99:]", True),
+    ],
+)
+def test_nothing_is_judged_on_what_it_was_trained_on(tmp_path: Path, train: str, other: str, shared: bool) -> None:
+    assert share_rows(train, other) == shared
+    if shared:
+        with pytest.raises(UserError, match=r"it would be judged on what it was trained on\n.*task.split_off=0.1"):
+            task(tmp_path, train=train, validation={"validation": other})
+
+
+def test_parts_are_those_of_datasets() -> None:
+    assert parse("train[10%:20%]")[1] == Part("10%", "20%", False)
+    assert parse("train") == ("train", None)
+    np.testing.assert_array_equal(Part("", "25%", False).rows(8), [0, 1])
+    np.testing.assert_array_equal(Part("6", "", False).rows(8), [6, 7])
+    parts = [Part("", "70%", True).rows(10), Part("70%", "", True).rows(10)]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(10))
+
+
+def test_what_cannot_be_found_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "all.csv"
+    table(file, [("a", "b", "c", "x")] * 9, head=("one", "two", "three", "label"))  # type: ignore[list-item]
+    with pytest.raises(UserError, match=r"task.columns: cannot be found: the data have one, two, three, label"):
+        task(file, split_off=0.3)
+    with pytest.raises(UserError, match=r"own.csv is one file, .*\n.*Set task.split_off=0.1"):
+        task(table(tmp_path / "own.csv", ROWS)).examples("validation")
+
+
+def test_blank_texts_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = table(tmp_path / "all.csv", [*ROWS, ("  ", "good")])
+    found = task(file, train="train", validation={"validation": "validation"}, columns=["text"], labels=["bad", "good"])
+    with caplog.at_level("WARNING"):
+        found.examples("train")
+    assert "1 of 41 rows of split 'train' have no text but blanks" in caplog.text
