@@ -246,7 +246,9 @@ class Task(Dataset):
         return {self.train, *self.validation.values(), *self.test.values()} - {NOWHERE}
 
     def placed(self, split: str) -> tuple[Self, str]:
-        *where, name = split.rsplit(":", 2)
+        whole, bracket, part = split.partition("[")  # of a part of a split, whose colon is another one
+        *where, name = whole.rsplit(":", 2)
+        name += bracket + part
         if not where:
             return self, split
         dataset, _, revision = where[0].partition("@") if len(where) > 1 else (self.dataset, "", self.revision)
