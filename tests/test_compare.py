@@ -1,5 +1,6 @@
 """Two rows against each other: what is paired, and what is said where nothing can be."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ def test_p_values_of_a_table_are_corrected_together() -> None:
         None,
     ]
     assert {each.family for each in every} == {(0, 3)}
-    assert f"p {rkd:.4f} (Holm, of 3: {every[0].seeds_holm:.4f})" in sentence(every[0])
+    assert f"p {rkd:.4f} (Holm, of 3: p {every[0].seeds_holm:.4f})" in sentence(every[0])
+    assert "paired t-test over 3 seeds: p < 0.0001" in sentence(replace(every[0], seeds_p=3e-7))
 
 
 def test_what_has_not_finished_or_has_another_metric_is_told() -> None:

@@ -94,15 +94,19 @@ def sentence(comparison: Comparison) -> str:
     if paired := comparison.examples:
         bounds = f"[{100 * paired.low:+.2f}, {100 * paired.high:+.2f}]"
         corrected = _of_family(comparison.examples_holm, comparison.family[0])
-        told.append(f"bootstrap over {paired.examples} examples: 95 % {bounds}, p {paired.p:.4f}{corrected}")
+        told.append(f"bootstrap over {paired.examples} examples: 95 % {bounds}, {_p(paired.p)}{corrected}")
     if comparison.seeds_p is not None:
         corrected = _of_family(comparison.seeds_holm, comparison.family[1])
-        told.append(f"paired t-test over {comparison.shared} seeds: p {comparison.seeds_p:.4f}{corrected}")
+        told.append(f"paired t-test over {comparison.shared} seeds: {_p(comparison.seeds_p)}{corrected}")
     return f"{head}: {'; '.join([*told, *comparison.remarks])}"
 
 
 def _of_family(p: float | None, size: int) -> str:
-    return "" if p is None or size < 2 else f" (Holm, of {size}: {p:.4f})"
+    return "" if p is None or size < 2 else f" (Holm, of {size}: {_p(p)})"
+
+
+def _p(value: float) -> str:
+    return "p < 0.0001" if value < 0.0001 else f"p {value:.4f}"
 
 
 def _row(table: ResultTable, name: str) -> Row:
