@@ -100,7 +100,7 @@ def test_a_folder_of_images_becomes_a_student_by_one_command(folder: Path, tmp_p
     assert all(set(epoch) == {"held_out/accuracy"} for epoch in result["history"])
     model = AutoModelForImageClassification.from_pretrained(result_file.parent / "model")
     assert isinstance(model, CifarResNet)
-    assert [model.config.id2label[number] for number in range(3)] == list(CLASSES)
+    assert model.config.id2label == dict(enumerate(CLASSES))
     reader = json.loads((result_file.parent / "model" / "preprocessor_config.json").read_text())
     assert reader["image_mean"] == [0.5, 0.5, 0.5]
     kept = np.load(result_file.parent / "predictions-test.npz")
@@ -109,12 +109,14 @@ def test_a_folder_of_images_becomes_a_student_by_one_command(folder: Path, tmp_p
     assert (kept["outputs"].argmax(1) == kept["labels"]).mean() == pytest.approx(result["metrics"]["accuracy"])
 
 
+@pytest.mark.slow
 def test_chosen_by_the_test_images_themselves(run: Callable[..., Run]) -> None:
     metrics = run("task.select_on=test", method="nkd").metrics()
     assert set(metrics["metrics"]) == {"accuracy"}
     assert metrics["metrics"]["accuracy"] == max(epoch["accuracy"] for epoch in metrics["epochs"])
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_within_an_epoch_ends_the_same(run: Callable[..., Run]) -> None:
     whole, cut = run("runtime.log_every=1"), run("runtime.log_every=1")
 
@@ -130,6 +132,7 @@ def test_a_run_interrupted_within_an_epoch_ends_the_same(run: Callable[..., Run]
     assert equal(cut.build(), whole.build())
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_to_rounding(run: Callable[..., Run]) -> None:
     alone, both = run(method="nkd"), run("runtime.num_processes=2", method="nkd")
     first, second = alone.build(), both.build()
@@ -142,6 +145,7 @@ def targets(run: Run) -> list[Path]:
     return list((run.store.folder / "targets").glob("*/logits.npy"))
 
 
+@pytest.mark.slow
 def test_cached_views_teach_as_the_live_teacher_does(run: Callable[..., Run]) -> None:
     cached, live = run("augment.views=2"), run("augment.views=2", "runtime.targets=live")
     first, second = cached.build(), live.build()
@@ -181,6 +185,7 @@ def test_plain_images_are_seen_once_and_cached(run: Callable[..., Run]) -> None:
     assert np.load(file).shape == (60, 3)
 
 
+@pytest.mark.slow
 def test_inputs_without_labels_are_a_transfer_set(run: Callable[..., Run], folder: Path) -> None:
     where = f"transfer.parts.inputs.dataset={folder}"
     learning = run("transfer=custom", "student=resnet8", where, "transfer.parts.inputs.columns=[image]", method="kd")
@@ -190,6 +195,7 @@ def test_inputs_without_labels_are_a_transfer_set(run: Callable[..., Run], folde
     assert set(metrics["metrics"]) == {"accuracy", "held_out/accuracy"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["resnet", "vit"])
 @pytest.mark.parametrize("fine_tuned", [True, False])
 def test_image_classifiers_of_transformers_teach_and_learn(
@@ -200,18 +206,13 @@ def test_image_classifiers_of_transformers_teach_and_learn(
         "id2label": dict(enumerate(reversed(CLASSES))),
         "label2id": {n: i for i, n in enumerate(reversed(CLASSES))},
     }
+    resnet: Any = ResNetConfig
+    vit: Any = ViTConfig
     if family == "resnet":
-        config: Any = ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", **names)
+        config = resnet(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", **names)
     else:
-        config = ViTConfig(
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=16,
-            image_size=12,
-            patch_size=4,
-            **names,
-        )
+        narrow = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        config = vit(image_size=12, patch_size=4, **narrow, **names)
     AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path)
     size = ("task.resize=[12,12]",) if family == "vit" else ()
     where = (f"teacher.source={tmp_path}", f"teacher.fine_tuned={str(fine_tuned).lower()}", "teacher.architecture=null")
@@ -231,7 +232,9 @@ def told(act: Callable[[], Any]) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("method", ["pkd", "alp", "ckd", "minilmv2", "internal"])
+@pytest.mark.parametrize(
+    "method", ["pkd", "alp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ckd", "minilmv2", "internal"))]
+)
 def test_terms_that_read_layers_refuse_an_image_network(compose: Compose, folder: Path, method: str) -> None:
     network = ("task=custom_images", "teacher=resnet20", f"method={method}", "student=resnet8")
     config = compose(*network, f"task.dataset={folder}", tiny=False)

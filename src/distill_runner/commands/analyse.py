@@ -69,7 +69,7 @@ def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
         LayerMapping(rule="group_top", supervise_last=True).resolve(shape.num_layers, taught_shape.num_layers)
     )
     ids = first.tokens.batch([options.example]).input_ids.tolist()
-    words = read_tokenizer(first.stage.tokenizer).convert_ids_to_tokens(ids)
+    words = read_tokenizer(str(first.stage.tokenizer)).convert_ids_to_tokens(ids)
     students = {run.name: run.attention(run.stage, options.example) for run in runs}
     taught = first.attention(first.teacher, options.example)
     by_head: dict[str, Sequence[float]] = {}

@@ -45,8 +45,8 @@ def _whole_network(model: ModelConfig, head: Head, auto: Any, config: PreTrained
     head.describe(config)
     if model.layers == "random":
         return auto.from_config(config, dtype=torch.float32)
-    how = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
-    built: PreTrainedModel = load(auto.from_pretrained, model.source, **how)
+    how: dict[str, Any] = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
+    built: PreTrainedModel = load(auto.from_pretrained, str(model.source), **how)
     output = output_layer(built)
     output.reset_parameters()  # of as many classes as before, they would stay those of another task
     return built

@@ -92,7 +92,7 @@ class CifarResNet(PreTrainedModel):
     config: CifarResNetConfig
     base_model_prefix = "network"
     main_input_name = "pixel_values"
-    input_modalities = ("image",)
+    input_modalities = "image"
 
     def __init__(self, config: CifarResNetConfig) -> None:
         super().__init__(config)
@@ -104,7 +104,7 @@ class CifarResNet(PreTrainedModel):
                 blocks.append(Block(width, outputs, 2 if group and not number else 1, config.shortcut))
                 width = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.classifier = nn.Linear(width, config.num_labels)
+        self.classifier = nn.Linear(width, config.num_labels or 0)
         self.post_init()
 
     def forward(
@@ -123,9 +123,9 @@ class CifarResNet(PreTrainedModel):
             case nn.BatchNorm2d():
                 init.ones_(module.weight)
                 init.zeros_(module.bias)
-                init.zeros_(module.running_mean)
-                init.ones_(module.running_var)
-                init.zeros_(module.num_batches_tracked)
+                for buffer, fill in ((module.running_mean, init.zeros_), (module.running_var, init.ones_)):
+                    assert buffer is not None
+                    fill(buffer)
             case nn.Linear():
                 bound = module.in_features**-0.5
                 init.uniform_(module.weight, -bound, bound)

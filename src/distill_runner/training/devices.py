@@ -94,7 +94,7 @@ class Device:
 
     def place(self, module: AnyModule) -> AnyModule:
         """On the device; convolutions in the memory order that is fastest there, which matrices do not notice."""
-        return module.to(self.torch, memory_format=torch.channels_last)
+        return module.to(self.torch, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def move(self, batch: Batch) -> Batch:
         return batch.to(self.torch)

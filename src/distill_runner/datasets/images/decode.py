@@ -23,7 +23,7 @@ def decode(values: Sequence[Any], decoding: Decoding, split: str, column: str, f
     Raises:
         UserError: no image, one that cannot be decoded, or is of another mode or size; the row is named.
     """
-    array: np.ndarray | None = None
+    array: Any = None  # a memory map
     for row, value in enumerate(values):
         where = f"row {row} of split '{split}'" + (f" ({name})" if (name := _name(value)) else "")
         image = _pixels(_fitted(_opened(value, where, column), decoding, where))

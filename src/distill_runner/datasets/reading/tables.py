@@ -220,7 +220,7 @@ def _embedded_digits(data: Dataset, split: str) -> SplitTable:
     if split not in splits:
         raise missing_split(data, split, list(splits), data.dataset)
     images, labels = splits[split]
-    columns = {"image": images, "label": labels}
+    columns: dict[str, list[Any]] = {"image": images, "label": labels}
     _check_columns(data, split, list(columns))
     return SplitTable(columns, [str(digit) for digit in range(10)])
 
@@ -229,7 +229,7 @@ def _image_files(data: Dataset, split: str, files: list[Path]) -> SplitTable:
     """Files in the column ``image``, the number of their folder among those of the split in ``label``."""
     names = sorted({file.parent.name for file in files})
     number = {name: place for place, name in enumerate(names)}
-    columns = {"image": files, "label": [number[file.parent.name] for file in files]}
+    columns: dict[str, list[Any]] = {"image": list(files), "label": [number[file.parent.name] for file in files]}
     _check_columns(data, split, list(columns))
     return SplitTable(columns, names)
 
