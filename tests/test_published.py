@@ -289,7 +289,7 @@ def test_accuracies_that_are_no_fraction_of_their_examples() -> None:
 
 
 def test_numbers_that_no_table_prints() -> None:
-    found = {(cell.paper, cell.table, cell.metric): [] for cell in EVERY if not cell.is_of_a_table}
+    found: dict[tuple[str, str, str | None], list[str]] = defaultdict(list)
     for cell in EVERY:
         if not cell.is_of_a_table:
             found[cell.paper, cell.table, cell.metric].append(str(cell.value))
