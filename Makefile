@@ -16,7 +16,7 @@ READY = $(VENV)/.ready
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format type check docs bench bench-grid bench-gpu clean
+.PHONY: help setup demo test test-all lint format type check docs readme-picture bench bench-grid bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,9 @@ check: lint type test-all ## all of the above checks
 
 docs: $(READY) ## build the documentation site in docs/_build/html
 	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html
+
+readme-picture: $(READY) ## run the demo and draw the picture of a terminal in README
+	$(BIN)/python docs/_ext/terminal.py
 
 bench: $(BENCH)/.ready ## time a training beside TextBrewer, torchdistill and a naive loop on DISTILL_DATA_DIR
 	$(BENCH)/bin/python -m benchmarks.training $(ARGS)

@@ -1,0 +1,49 @@
+"""Draws README's picture of a terminal: `make readme-picture` runs the commands below and keeps what they print."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+COMMANDS = (
+    "distill-run experiment=demo plan=true",
+    "distill-run experiment=demo seed=1,2,3",
+    "distill-run-table --compare kd nkd",
+)
+WIDTH, MOST_LINES = 100, 14
+
+
+def main() -> None:
+    """Run the commands in an empty folder; long outputs lose their middle."""
+    target = Path(__file__).parents[1] / "terminal.svg"
+    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"))
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with tempfile.TemporaryDirectory() as folder:
+        for command in COMMANDS:
+            print(command, flush=True)
+            console.print(Text("$ ", style="bold green") + Text(command, style="bold"))
+            ran = subprocess.run(
+                command.split(),
+                cwd=folder,
+                env=environment,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            lines = ran.stdout.replace(str(Path(folder).resolve()), "~").rstrip().splitlines()
+            if len(lines) > MOST_LINES:
+                lines = [*lines[: MOST_LINES // 3], "...", *lines[-(MOST_LINES - MOST_LINES // 3) :]]
+            console.print(Text("\n".join(line[:WIDTH] for line in lines)))
+            console.print()
+            if ran.returncode:
+                sys.exit(f"{command} ended with exit code {ran.returncode}:\n{ran.stdout[-2000:]}")
+    console.save_svg(str(target), title="distill-run")
+    print(target)
+
+
+if __name__ == "__main__":
+    main()
