@@ -4,12 +4,14 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from distill_runner.common.errors import UserError
+from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.reading.slices import Part, parse, share_rows
 from distill_runner.kinds import make_task
 
@@ -143,3 +145,44 @@ def test_blank_texts_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     with caplog.at_level("WARNING"):
         found.examples("train")
     assert "1 of 41 rows of split 'train' have no text but blanks" in caplog.text
+
+
+def test_metrics_of_skewed_classes_and_of_calibration_by_hand() -> None:
+    probabilities = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.1, 0.8]])
+    labels = np.array([0, 1, 1, 2])
+    names = ("f1_macro", "auc", "brier", "ece")
+    scores = {name: CLASSIFICATION_METRICS[name](np.log(probabilities), labels) for name in names}
+    assert scores["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+    assert scores["auc"] == pytest.approx(1.0)  # of each class, the examples that have it come first
+    squares = [0.09 + 0.04 + 0.01, 0.36 + 0.49 + 0.01, 0.04 + 0.25 + 0.09, 0.01 + 0.01 + 0.04]
+    assert scores["brier"] == pytest.approx(np.mean(squares))
+    assert scores["ece"] == pytest.approx((0.3 + 0.6 + 0.5 + 0.2) / 4)
+
+
+def test_two_classes_have_the_area_of_the_second() -> None:
+    shares = np.array([0.1, 0.4, 0.35, 0.8])
+    outputs = np.log(np.stack([1 - shares, shares], 1))
+    assert CLASSIFICATION_METRICS["auc"](outputs, np.array([0, 0, 1, 1])) == pytest.approx(0.75)
+    assert CLASSIFICATION_METRICS["auc"](outputs, np.array([1, 1, 1, 1])) == 0.5
+
+
+def test_a_metric_that_falls_selects_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task.metrics=ece: is better when it is lower"):
+        task(table(tmp_path / "a.csv", ROWS), split_off=0.2, metrics=["ece", "accuracy"])
+
+
+def test_balanced_weights_make_classes_count_the_same(tmp_path: Path) -> None:
+    import torch
+
+    found = task(table(tmp_path / "a.csv", ROWS), split_off=0.25, class_weights="balanced")
+    labels = found.examples(found.train).labels
+    counts = np.bincount(labels)
+    np.testing.assert_allclose(found.class_weights, 30 / (2 * counts), rtol=1e-6)
+    assert np.dot(found.class_weights, counts) == pytest.approx(30)
+    logits = torch.randn(30, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    batch: Any = SimpleNamespace(labels=torch.from_numpy(labels))
+    single = -logits.log_softmax(-1)[torch.arange(30), batch.labels]
+    expected = sum(single[batch.labels == c].mean() / 2 for c in (0, 1))
+    assert found.outputs.gold(logits, batch).item() == pytest.approx(float(expected), rel=1e-5)
+    with pytest.raises(UserError, match="must be balanced, or 2 numbers"):
+        task(tmp_path / "a.csv", split_off=0.25, class_weights=[1.0, 2.0, 3.0])

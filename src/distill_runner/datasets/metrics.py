@@ -85,11 +85,64 @@ def pearson_spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
     return (pearson(outputs, labels) + spearman(outputs, labels)) / 2
 
 
+def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the F1 of every class, each counting the same however rare it is; 0 for one that is never met."""
+    from sklearn.metrics import f1_score
+
+    classes = np.arange(outputs.shape[-1])
+    return float(f1_score(labels, outputs.argmax(axis=-1), labels=classes, average="macro", zero_division=0.0))
+
+
+def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Area under the ROC curve: of class 1 of two, else the mean over classes, each against the rest.
+
+    Classes that no example has, or all, have none; without any the answer is 0.5.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    probabilities = _softmax(outputs)
+    classes = [1] if outputs.shape[-1] == 2 else range(outputs.shape[-1])
+    told = [c for c in classes if 0 < (labels == c).sum() < len(labels)]
+    areas = [roc_auc_score(labels == c, probabilities[:, c]) for c in told]
+    return float(np.mean(areas)) if areas else 0.5
+
+
+def brier(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Squared distance of the probabilities from the label's, summed over classes: 0 to 2, lower is better."""
+    probabilities = _softmax(outputs)
+    probabilities[np.arange(len(labels)), labels] -= 1
+    return float(np.square(probabilities).sum(axis=-1).mean())
+
+
+def ece(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Expected calibration error in 15 equal bins of the largest probability (Guo et al. 2017); lower is better."""
+    probabilities = _softmax(outputs)
+    confidence, right = probabilities.max(axis=-1), probabilities.argmax(axis=-1) == labels
+    of_bin = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = [abs(right[of_bin == b].sum() - confidence[of_bin == b].sum()) for b in range(BINS)]
+    return float(sum(gaps) / len(labels))
+
+
+def _softmax(outputs: np.ndarray) -> np.ndarray:
+    from scipy.special import softmax
+
+    probabilities: np.ndarray = softmax(outputs.astype(np.float64), axis=-1)
+    return probabilities
+
+
+BINS = 15
+LOWER_IS_BETTER = frozenset({"brier", "ece"})
+"""These are told, and select nothing."""
+
 CLASSIFICATION_METRICS: dict[str, Metric] = {
     "accuracy": accuracy,
     "f1": f1,
     "f1_weighted": f1_weighted,
     "matthews": matthews,
+    "f1_macro": f1_macro,
+    "auc": auc,
+    "brier": brier,
+    "ece": ece,
     "accuracy_f1": accuracy_f1,
 }
 REGRESSION_METRICS: dict[str, Metric] = {

@@ -26,12 +26,15 @@ class ClassificationTask(TextTask):
 
     Attributes:
         labels: class names in the order of the model's outputs; None until ``resolved`` reads them from the data.
+        class_weights: of the classes' examples in the loss on gold labels, in the order of ``labels``; ``balanced``
+            makes all classes count the same, whatever their number of examples, with a mean weight of 1.
     """
 
     known_metrics = CLASSIFICATION_METRICS
 
     kind: Literal["classification"] = "classification"
     labels: list[str] | None = None
+    class_weights: Literal["balanced"] | list[float] | None = None
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -50,6 +53,11 @@ class ClassificationTask(TextTask):
             raise UserError("task.labels", shown, "a classification task needs two classes or more")
         if len({normal(label) for label in self.labels}) < len(self.labels):
             raise UserError("task.labels", shown, "two names are equal but for case, spaces, '_' and '-'")
+        if isinstance(self.class_weights, list) and (
+            len(self.class_weights) != len(self.labels) or min(self.class_weights) <= 0
+        ):
+            problem = f"must be balanced, or {len(self.labels)} numbers greater than 0"
+            raise UserError("task.class_weights", self.class_weights, problem, f"In the order {shown}.")
         for metric in self.metrics:
             if metric in ("f1", "accuracy_f1") and len(self.labels) != 2:
                 problem = f"is defined for two classes, the task has {len(self.labels)}"
@@ -60,7 +68,18 @@ class ClassificationTask(TextTask):
         found = super().resolved()
         if found.labels is None:
             found = type(self)(**found.model_dump() | {"labels": found._names_in(read(found, found.train))})
+        if found.class_weights == "balanced":
+            found = type(self)(**found.model_dump() | {"class_weights": found._balanced()})
         return found
+
+    def _balanced(self) -> list[float]:
+        """n / (C * n_c) of C classes, of which n_c of n training examples have the class c."""
+        assert self.labels is not None
+        counts = np.bincount(self.examples(self.train).labels, minlength=len(self.labels))  # type: ignore[arg-type]
+        if not counts.all():
+            absent = self.labels[int(counts.argmin())]
+            raise UserError("task.class_weights", "balanced", f"no training example has the label {absent}")
+        return [round(float(weight), 6) for weight in counts.sum() / (len(counts) * counts)]
 
     @property
     def head(self) -> Head:
@@ -73,7 +92,7 @@ class ClassificationTask(TextTask):
     def outputs(self) -> "Outputs":
         from distill_runner.methods.outputs import Classes
 
-        return Classes()
+        return Classes(None if isinstance(self.class_weights, str) else self.class_weights)
 
     def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:
         assert self.labels is not None

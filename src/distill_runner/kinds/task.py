@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.examples import Examples
-from distill_runner.datasets.metrics import Metric, score
+from distill_runner.datasets.metrics import LOWER_IS_BETTER, Metric, score
 from distill_runner.datasets.reading.dataset import Dataset
 from distill_runner.datasets.reading.slices import share_rows
 from distill_runner.datasets.reading.tables import fingerprint
@@ -76,6 +76,13 @@ class Task(Dataset):
             problem = "neither held_out nor a split of task.validation, nor the mean of these"
             remedy = f"Take one of {', '.join(dict.fromkeys([HELD_OUT, VALIDATION, MEAN, *self.validation]))}."
             raise UserError("task.select_on", self.select_on, problem, remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _selects_by_what_grows(self) -> Self:
+        if self.metrics[0] in LOWER_IS_BETTER:
+            problem = "is better when it is lower, and the first metric selects the highest"
+            raise UserError("task.metrics", self.metrics[0], problem, f"task.metrics=[accuracy,{self.metrics[0]}]")
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from distill_runner.datasets.batches import Batch, Unit
 from distill_runner.methods import losses
@@ -45,11 +46,22 @@ class Outputs(ABC):
 
 
 class Classes(Outputs):
-    """Logits of classes; the labels are class indices (O,)."""
+    """Logits of classes; the labels are class indices (O,).
+
+    Args:
+        weights: of the classes in the loss on gold labels; None for equal ones.
+    """
+
+    def __init__(self, weights: Sequence[float] | None = None) -> None:
+        self.weights = weights
 
     def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         assert batch.labels is not None
-        return losses.cross_entropy(logits_OC, batch.labels)
+        if self.weights is None:
+            return losses.cross_entropy(logits_OC, batch.labels)
+        weight_O = logits_OC.new_tensor(self.weights)[batch.labels]
+        # A mean over examples, and not over their weights: parts of an update then add up to the whole.
+        return (functional.cross_entropy(logits_OC, batch.labels, reduction="none") * weight_O).mean()
 
     def soft(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
