@@ -16,7 +16,7 @@ READY = $(VENV)/.ready
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format type check docs readme-picture bench bench-grid bench-gpu clean
+.PHONY: help setup demo test test-all lint format type check docs readme-picture bench bench-grid bench-gpu faults clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -61,6 +61,11 @@ bench-grid: $(BENCH)/.ready ## time a small grid beside as many naive runs, all 
 
 bench-gpu: $(READY) ## time trainings that share a GPU
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+faults: export FAULTS_KILLS ?= 200
+faults: export FAULTS_FLIPS ?= 60
+faults: $(READY) ## the campaign of faults: kills, flips, full disks, hubs and wrong inputs (an hour or two)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/faults $(ARGS)
 
 clean: ## remove caches and build products; the environment and outputs/ stay
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from distill_runner.pipeline.status import going
+from distill_runner.pipeline.status import going, write
 from distill_runner.report.collect import read, results
 from fake_results import failed, result, run_folder
 
@@ -47,6 +47,7 @@ def test_folders_and_files_of_others_are_passed_over(tmp_path: Path, caplog: pyt
 
 def test_a_run_that_is_going_and_one_whose_process_is_gone(tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    with going(folder, failed()):
+    with going(folder):
+        write(folder, "running", failed())
         assert [run["status"] for run in results([tmp_path])] == ["running"]
     assert [run["status"] for run in results([tmp_path])] == ["killed"]

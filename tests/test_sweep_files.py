@@ -1,6 +1,6 @@
 """How many points the shipped sweeps have, as their headers say."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
+from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.compose import resolvers
 from distill_runner.compose.composed import typed_run
@@ -38,6 +39,15 @@ def grid_of(fixed: Sequence[str], *varied: str) -> Grid:
         master = hydra.compose_config("config", [*fixed], RunMode.MULTIRUN, with_log_configuration=False)
         params = [f"{key}={value}" for key, value in master.hydra.sweeper.params.items()]
         return expand(master, hydra.config_loader, [*params, *fixed, *varied], master.sweep.where)
+
+
+@pytest.fixture(autouse=True)
+def _data_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The hub knows every name, at one commit."""
+    hub.forget()
+    monkeypatch.setattr(hub, "_ask", lambda kind, name, revision: hub.Commit(kind, name, "a" * 40))
+    yield
+    hub.forget()
 
 
 def test_a_sweep_brings_its_settings_to_every_point() -> None:

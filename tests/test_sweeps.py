@@ -146,7 +146,8 @@ def test_halving_compares_points_that_differ_in_the_students_own_settings_alone(
 
 def test_a_run_whose_process_is_gone_reads_killed(tmp_path: Path) -> None:
     assert status.read(tmp_path) is None
-    with status.going(tmp_path, {"method": "alp"}):
+    with status.going(tmp_path):
+        status.write(tmp_path, "running", {"method": "alp"})
         running = status.read(tmp_path)
     assert running is not None
     assert (running["status"], running["method"]) == ("running", "alp")

@@ -18,7 +18,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from distill_runner.common.errors import TrainingError, UserError, message_and_exit_code
+from distill_runner.common.disk import when_full
+from distill_runner.common.errors import EndedItself, TrainingError, UserError, message_and_exit_code
 from distill_runner.common.imports import importing
 from distill_runner.compose import resolvers
 from distill_runner.compose.help import config_folder, help_text
@@ -35,15 +36,25 @@ def main() -> None:
     os.environ[FULL_ERROR] = "1"  # Hydra then lets errors through, and they are told apart below
     try:
         _compose_and_run()
-    except (UserError, TrainingError, KeyboardInterrupt) as error:
+    except Exception as error:
         if show_everything:
             raise
-        text, code = message_and_exit_code(error)
-        print(text, file=sys.stderr)
-        sys.exit(code)
+        _end(error)
+    except KeyboardInterrupt as error:
+        _end(error)
     finally:
         if not show_everything:
             del os.environ[FULL_ERROR]
+
+
+def _end(error: BaseException) -> None:
+    """In one or two lines, if the error is known."""
+    known = error if isinstance(error, UserError | TrainingError | KeyboardInterrupt) else when_full(error)
+    if known is None:
+        raise error
+    text, code = message_and_exit_code(known)
+    print(text, file=sys.stderr)
+    sys.exit(code)
 
 
 def _compose_and_run() -> None:
@@ -51,6 +62,7 @@ def _compose_and_run() -> None:
     if {"--help", "-h"} & set(sys.argv):
         print(help_text(), end="")
         return
+    _look_at(sys.argv[1:])
     application = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)
     _RAISED.clear()
     try:
@@ -61,6 +73,17 @@ def _compose_and_run() -> None:
         raise explain(error, sys.argv[1:]) or error from error
     if _RAISED:
         raise _RAISED.pop()
+
+
+def _look_at(arguments: Sequence[str]) -> None:
+    """What can be wrong before anything is composed."""
+    own = get_args_parser().parse_known_args(arguments)[0].config_dir
+    if own or any(argument.startswith("+") or "=[" in argument for argument in arguments):
+        from distill_runner.compose.given import check_files, check_given
+
+        check_given(arguments)
+        if own:
+            check_files(Path(own))
 
 
 def _arguments(given: Sequence[str]) -> list[str]:
@@ -103,6 +126,8 @@ def _job(config: DictConfig) -> Mapping[str, Any] | None:
         return run_apart(run, config, preload="distill_runner.warm")
     try:
         return run(config)
+    except SystemExit as error:
+        _RAISED.append(EndedItself(f"the run was ended from within, with exit code {error.code or 0}"))
     except BaseException as error:
         _RAISED.append(error)
     return None

@@ -69,7 +69,10 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         pipeline.fill_targets(stage)
         return {"status": "planned", **described_by(run)}
     described = {"key": stage.key, **described_by(run)}
-    with going(folder, described):
+    with going(folder) as before:
+        if before and before["status"] == "done" and before.get("key") == stage.key and pipeline.store.has(stage.spec):
+            return _report(run, stage, pipeline, folder)  # another process was at it
+        write(folder, "running", described)
         record(folder, settings)
         try:
             result = _tracked(run, stage, pipeline, folder, settings)

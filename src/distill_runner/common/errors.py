@@ -49,6 +49,12 @@ class TrainingError(Exception):
     remedy: ClassVar[str]
 
 
+class EndedItself(TrainingError):
+    """Something that the run calls has ended the process."""
+
+    remedy = "A library's or a term's own sys.exit(): HYDRA_FULL_ERROR=1 shows where."
+
+
 class Paused(Exception):
     """Training has stopped where it was asked to; what there is is saved.
 
@@ -77,7 +83,7 @@ def within(part: str) -> Iterator[None]:
 
 def exit_cause(exitcode: int) -> str:
     """Why a process ended, by its exit code: not 0, and negative if a signal ended it."""
-    if exitcode > 0:
+    if exitcode >= 0:
         return f"the process ended itself with exit code {exitcode}"
     name = signal.Signals(-exitcode).name
     hint = ": out of memory, or killed from outside" if name == "SIGKILL" else ""
@@ -105,6 +111,15 @@ def as_list(names: list[str]) -> str:
         return '"' + name.replace('"', '\\"') + '"'
 
     return f"[{','.join(map(item, names))}]"
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it came from, from the last to the first."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def brief(error: BaseException) -> str:

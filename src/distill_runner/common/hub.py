@@ -18,7 +18,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any, Literal
 
-from distill_runner.common.errors import Unavailable, UserError, brief
+from distill_runner.common.errors import Unavailable, UserError, brief, causes
 from distill_runner.common.terminal import Fetching
 
 log = logging.getLogger(__name__)
@@ -240,13 +240,7 @@ def connect() -> None:
 def _is_offline(error: BaseException) -> bool:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    return any(isinstance(cause, OfflineModeIsEnabled) for cause in _causes(error))
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    return any(isinstance(cause, OfflineModeIsEnabled) for cause in causes(error))
 
 
 def _why(error: Exception, kind: Kind, name: str, revision: str | None) -> NotThere:
@@ -261,7 +255,7 @@ def _why(error: Exception, kind: Kind, name: str, revision: str | None) -> NotTh
 
     if isinstance(error, NotThere):
         return error
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, GatedRepoError):
             remedy = f"Accept them at https://huggingface.co/{'datasets/' * (kind == 'dataset')}{name}: hf auth login"
             return NotThere("is gated: the hub gives it to those who have accepted its terms", remedy)

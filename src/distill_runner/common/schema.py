@@ -2,17 +2,32 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import chain
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from distill_runner.common.errors import UserError, nearest
 
+LARGEST = 2**63 - 1
+
 
 class Schema(BaseModel):
-    """Base of every typed part of a configuration: immutable, and unknown keys are refused."""
+    """Base of every typed part of a configuration: immutable, unknown keys are refused, and numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        """Neither a truth value for a number, nor a number that no generator, clock or memory takes."""
+        kinds = _kinds(cls.model_fields[info.field_name].annotation) if info.field_name else set()
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ValueError("must be a number")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"must be at most {LARGEST}")
+        return value
 
 
 AnySchema = TypeVar("AnySchema", bound=Schema)
@@ -75,6 +90,12 @@ def _names(schema: Any, path: Sequence[int | str]) -> list[str]:
         return _names(kind, path[1:])
     field = kind.model_fields.get(str(path[0]))
     return _names(field.annotation, path[1:]) if field else []
+
+
+@cache
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that a field takes, of a union each."""
+    return {annotation, *chain(*(_kinds(part) for part in get_args(annotation)))}
 
 
 def _is_schema(kind: Any) -> bool:

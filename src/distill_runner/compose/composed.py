@@ -1,7 +1,7 @@
 """From what Hydra composed to the typed configuration of a run."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -10,25 +10,31 @@ from distill_runner.common.schema import typed
 from distill_runner.compose.config import RunConfig
 from distill_runner.compose.stages import completed
 
+PARTS = ("stages", "template", "teacher", "runtime", "store", "tracker", "seed", "stage", "plan")
+"""Keys of the configuration that a run is made of, beside names."""
 
-def typed_run(config: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
+
+def typed_run(
+    config: DictConfig, overrides: Sequence[str] = (), resolved: Mapping[str, Any] | None = None
+) -> RunConfig:
     """The run that ``config`` describes.
 
     Args:
         overrides: what was typed for it, for the command that repeats it.
+        resolved: its ``PARTS``, where they are known already, the stages with all that they inherit.
     Raises:
         UserError: a value that the schema refuses.
     """
-    keys = ("runtime", "store", "tracker", "seed", "stage", "plan")
-    parts = {key: _resolved(config[key]) for key in ("stages", "template", "teacher") if key in config}
+    if resolved is None:
+        resolved = {key: _resolved(config[key]) for key in PARTS if key in config}
+        resolved["stages"] = completed(resolved)
     return typed(
         RunConfig,
         {
             "teacher": {key: config.teacher[key] for key in ("name", "source", "fine_tuned")},
             "method": config.method.name,
             "command": shlex.join(["distill-run", *overrides]),
-            "stages": completed(parts),
-            **{key: _resolved(config[key]) for key in keys},
+            **{key: value for key, value in resolved.items() if key not in ("template", "teacher")},
         },
     )
 

@@ -7,21 +7,28 @@ from typing import Any
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from distill_runner.common.errors import UserError, nearest
+from distill_runner.common.disk import when_full
+from distill_runner.common.errors import UserError, causes, nearest
 from distill_runner.compose.help import choices, config_folder
 from distill_runner.compose.stages import inherited
 
 HELP = "See distill-run --help."
-COMPOSING = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError)
+COMPOSING = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError)
 """What is raised by a configuration that cannot be composed."""
 
 
 def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
     """What a user did wrong for Hydra to raise ``error`` while it composed; ``None`` if it was not the user."""
-    for cause in _chain(error):
+    for cause in causes(error):
         if isinstance(cause, UserError):
             return cause
+    if full := when_full(error):
+        return full
+    if isinstance(error, RecursionError):
+        remedy = "Look at the defaults and interpolations of your own files."
+        return UserError("configuration", None, "its parts refer to each other in a circle", remedy)
     if not isinstance(error, COMPOSING):
         return None
     text = str(error)
@@ -80,12 +87,6 @@ def _select(node: Any, path: Sequence[str]) -> Any:
     return node
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def _unreadable(override: str) -> UserError:
     key, equals, value = override.partition("=")
     if not equals:
@@ -102,14 +103,14 @@ def _no_such_choice(file: str, known: Sequence[str], overrides: Sequence[str]) -
 
 
 def _no_such_key(key: str) -> UserError:
-    keys = list(_keys())
+    keys = list(known_keys())
     if owners := [owner for known, owner in keys if known == key]:
         return UserError(key, None, "the chosen configuration has no such key", f"It belongs to {' or '.join(owners)}.")
     remedy = nearest(key, {known for known, _ in keys}) or HELP
     return UserError(key, None, "there is no such key or group", remedy)
 
 
-def _keys() -> Iterator[tuple[str, str]]:
+def known_keys() -> Iterator[tuple[str, str]]:
     """Groups, and dotted keys of all files, each with where it is from."""
     import yaml
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -21,7 +22,7 @@ def beta(*weights: Any) -> float:
     """
     named = dict(zip(("loss.eta", "loss.lambda"), weights, strict=False))
     for name, weight in named.items():
-        if not isinstance(weight, int | float):
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not isfinite(weight):
             raise UserError(name, weight, "must be a number")
     rest = round(1 - sum(weights), 9)
     if rest < 0:
@@ -89,6 +90,8 @@ def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig)
         of: instead of the method: ``teacher``, or ``task`` for lengths and metrics; these are no part of every method.
     """
     of_recipe, task = _root_.recipe, _root_.task.name
+    if not isinstance(task, str):
+        raise UserError("task.name", task, "must be a text")
     tasks = [task, EVERY] if task in of_recipe.get("tasks", []) else [task]
     for name in [of] if of else [_root_.method.name, EVERY]:
         for where in tasks:
@@ -98,11 +101,16 @@ def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig)
     return default
 
 
-def run_key(*, _root_: DictConfig) -> str:
-    """Name of the run's folder: task, method, and the hash of what the configuration says of the run's stages."""
+def run_key(*, _root_: DictConfig, stages: Any = None) -> str:
+    """Name of the run's folder: task, method, and the hash of what the configuration says of the run's stages.
+
+    Args:
+        stages: of the configuration, where they are resolved already.
+    """
     try:
         read = ("stages", "template", "teacher")
-        stages: Any = completed({key: OmegaConf.to_container(_root_[key], resolve=True) for key in read})
+        parts = {} if stages else {key: OmegaConf.to_container(_root_[key], resolve=True) for key in read}
+        stages = stages or completed(parts)
     except (OmegaConfBaseException, UserError):  # the run itself will tell what is wrong, in a folder of its own
         stages = OmegaConf.to_container(_root_, resolve=False)
     stage = OmegaConf.select(_root_, "stage")
@@ -111,6 +119,12 @@ def run_key(*, _root_: DictConfig) -> str:
     what = OmegaConf.select(_root_, "method.name") if stage == "student" else stage
     names = (OmegaConf.select(_root_, "task.name"), what)
     return "-".join([*(str(name) for name in names if name), digest])
+
+
+READS = {"recipe": ("recipe", "task.name", "method.name")}
+"""What resolvers read of the configuration beside their arguments."""
+PURE = ("beta", "choose", "count", "divide", "multiply", "phase_epochs", "oc.env")
+"""Those that read their arguments alone."""
 
 
 def _spelt(value: Any) -> str:

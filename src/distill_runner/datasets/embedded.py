@@ -8,7 +8,7 @@ import hashlib
 import random
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -119,6 +119,7 @@ def embedded_text(split: Split) -> list[str]:
     return [text for texts in _of_split(embedded_passages(), split).values() for text in texts]
 
 
+@cache
 def embedded_fingerprint() -> str:
     """Content hash of the embedded corpus and of the version of what is derived from it."""
     parts = [str(VERSION), *(text for split in SPLITS for text in embedded_text(split))]

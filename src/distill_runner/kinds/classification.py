@@ -127,6 +127,7 @@ class ClassificationTask(TextTask):
         """
         if table.class_names is not None:
             return table.class_names
+        self._require_names(table.columns[self.label], self.train)
         values = {whole(value) for value in table.columns[self.label] if not self.is_unlabelled(value)}
         if any(isinstance(value, float) for value in values):
             problem = "the labels are fractions, so there are no classes to infer"
@@ -134,8 +135,15 @@ class ClassificationTask(TextTask):
         numeric = all(isinstance(value, int) for value in values)
         return [str(value) for value in sorted(values, key=None if numeric else str)]
 
+    def _require_names(self, values: list[Any], split: str) -> None:
+        """See to it that each label is one value."""
+        if found := next((value for value in values if isinstance(value, list | dict)), None):
+            problem = f"split '{split}' has a label that is a {type(found).__name__}: {str(found)[:40]}"
+            raise UserError("task.label", self.label, problem, "Choose a column with one class for each example.")
+
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
         """Class indices (N,) by name, so that a data set with another order of classes is reordered."""
+        self._require_names(values, split)
         labels = self.labels or []
         index = {normal(name): i for i, name in enumerate(labels)}
         codes: dict[Any, int] = {}

@@ -18,6 +18,10 @@ from distill_runner.methods.outputs import Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 
+GRID = "The paper's grid is 1, 5, 10, 20."
+HOTTEST = 1e6
+"""Beyond which nothing is left of what a teacher says."""
+
 
 class SoftLabels(LossTerm):
     """Distillation of the predictions (ALP-KD Eq. 2, Hinton et al.); squared error of the outputs for regression.
@@ -31,7 +35,9 @@ class SoftLabels(LossTerm):
     def __init__(self, temperature: float, scale_by_t2: bool = True) -> None:
         super().__init__()
         if temperature <= 0:
-            raise UserError(".temperature", temperature, "must be greater than 0", "The paper's grid is 1, 5, 10, 20.")
+            raise UserError(".temperature", temperature, "must be greater than 0", GRID)
+        if temperature > HOTTEST:
+            raise UserError(".temperature", temperature, f"must be at most {HOTTEST:g}", GRID)
         self.temperature, self.scale_by_t2 = temperature, scale_by_t2
 
     @classmethod

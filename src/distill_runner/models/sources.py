@@ -5,18 +5,20 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig
 
 from distill_runner.common import hub
-from distill_runner.common.errors import UserError, brief
+from distill_runner.common.errors import UserError, brief, nearest
 from distill_runner.models.config import ModelConfig, chosen_layers
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.images import reads_images
+from distill_runner.models.sizes import check
 
 PACKAGE = "package:"
 FOLDER = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
@@ -191,9 +193,8 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
         UserError: the source cannot be had or has too few layers.
     """
     if model.source is None:
-        sizes = fresh_architecture(model)
-        return AutoConfig.for_model(sizes.pop("model_type"), **sizes)
-    config = load(AutoConfig.from_pretrained, model.source, weights=False)
+        return _fresh_config(model)
+    config = _config_of(model.source)
     if model.num_layers is not None and reads_images(config):
         problem = "image networks are taken whole"
         raise UserError(
@@ -208,12 +209,45 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
             of_layers = of_layers or [j % len(kinds) + 1 for j in range(model.num_layers)]
             config.layer_types = [kinds[number - 1] for number in of_layers]
         config.num_hidden_layers = model.num_layers
+        check(config, ".model.num_layers", model.num_layers)
+    return config
+
+
+def _config_of(source: str) -> PreTrainedConfig:
+    """A source's configuration, checked: read once as long as its file is the same, for a grid asks for each point."""
+    file = folder_of(source) / "config.json"
+    changed = file.stat().st_mtime_ns if file.is_file() else 0
+    return deepcopy(_read_once(source, str(file), changed))
+
+
+@lru_cache(maxsize=64)
+def _read_once(source: str, _file: str, _changed: int) -> PreTrainedConfig:
+    config: PreTrainedConfig = load(AutoConfig.from_pretrained, source, weights=False)
+    check(config, ".model.source", source)
+    return config
+
+
+def _fresh_config(model: ModelConfig) -> PreTrainedConfig:
+    sizes = fresh_architecture(model)
+    kind = sizes.pop("model_type", None)
+    if kind not in CONFIG_MAPPING:
+        raise UserError(".model.architecture.model_type", kind, "there is no such model", nearest(kind, CONFIG_MAPPING))
+    try:
+        config = AutoConfig.for_model(kind, **sizes)
+    except Exception as error:
+        raise UserError(".model.architecture", None, f"makes no {kind} ({brief(error)})") from error
+    check(config, ".model.architecture", None)
     return config
 
 
 def read_shape(model: ModelConfig) -> EncoderShape:
     """The sizes of the model to build, for planning."""
-    return EncoderShape.of(read_config(model))
+    config = read_config(model)
+    try:
+        return EncoderShape.of(config)
+    except (AttributeError, TypeError) as error:
+        problem = f"a {config.model_type} is no encoder of words as this program reads them ({brief(error)})"
+        raise UserError(".model.source", model.source, problem, "Take BERT or one of its kin.") from error
 
 
 def read_tokenizer(source: str) -> Any:

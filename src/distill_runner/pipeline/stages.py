@@ -1,7 +1,7 @@
 """Stages: what determines each, and what it needs. ``resolving`` makes them of a configuration."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from itertools import chain
 from typing import Any, Literal
@@ -116,7 +116,7 @@ class Stage:
                 "optim": self.config.optim.model_dump(mode="json"),
                 "select": self.config.select,
                 "precision": self.precision,
-                "versions": {name: version(name).split(".")[0] for name in ("torch", "transformers")},
+                "versions": {name: _major(name) for name in ("torch", "transformers")},
             }
             | ({"route": self.route} if self.route else {})
             | ({"views": self.views} if self.views else {})
@@ -274,6 +274,12 @@ class Stage:
         return self.config.method.make().bind(
             student or self.shape, self.teacher.shape if self.teacher else None, self.outputs
         )
+
+
+@cache
+def _major(package: str) -> str:
+    """Asked of its files: once."""
+    return version(package).split(".")[0]
 
 
 def _source_spec(model: ModelConfig) -> dict[str, Any]:

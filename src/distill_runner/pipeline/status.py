@@ -6,6 +6,7 @@ on any machine that shares the folder and whatever has taken over its process nu
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +21,8 @@ _LOCK = ".lock"
 
 
 @contextmanager
-def going(folder: Path, described: Mapping[str, Any]) -> Iterator[None]:
-    """Marks the run of ``folder`` as ``running``; one that another process is at is waited for.
-
-    Args:
-        described: names and hyper-parameters, which tables need of runs without a result too.
-    """
+def going(folder: Path) -> Iterator[dict[str, Any] | None]:
+    """Holds the run of ``folder``, and tells what was known of it; one that another process is at is waited for."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / _LOCK)
     try:
@@ -34,8 +31,7 @@ def going(folder: Path, described: Mapping[str, Any]) -> Iterator[None]:
         log.info("waiting for another process, which is at %s", folder)
         lock.acquire()
     try:
-        write(folder, "running", described)
-        yield
+        yield read(folder)
     finally:
         lock.release()
 
@@ -61,7 +57,7 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Replace ``file`` in one step."""
-    partial = file.with_suffix(".tmp")
+    partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")  # equal sweeps write the same table
     partial.write_text(json.dumps(content, indent=1, default=str))
     partial.replace(file)
 

@@ -162,12 +162,12 @@ def is_whole(folder: Path, checksums: bool = False) -> bool:
     """Whether a folder holds the files of its manifest, by their sizes, with ``checksums`` by their content."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        return all(
+        return SPEC in manifest and all(
             (folder / name).stat().st_size == entry["size"]
             and (not checksums or _is_known(folder / name, entry["sha256"]))
             for name, entry in manifest.items()
         )
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # absent, cut short, or other JSON
         return False
 
 

@@ -1,5 +1,6 @@
 """``sweep.where``: conditions on the keys of a point, such as ``loss.eta + loss.lambda <= 1``."""
 
+import ast
 import re
 from typing import Any
 
@@ -13,6 +14,8 @@ from distill_runner.common.errors import UserError
 _KEY = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])[A-Za-z_]\w*(?:\.\w+)*""")
 _WORDS = {"and", "or", "not", "in", "is", "if", "else", "True", "False", "None"}
 _ABSENT = object()
+LONGEST = 500
+"""Characters of a condition: deeper ones than fit into it are not read by Python."""
 
 
 def holds(condition: str, config: DictConfig) -> bool:
@@ -21,6 +24,8 @@ def holds(condition: str, config: DictConfig) -> bool:
     Raises:
         UserError: a condition that cannot be read, or a key that does not exist.
     """
+    if len(condition) > LONGEST:
+        raise UserError("sweep.where", f"{condition[:40]}...", f"is longer than {LONGEST} characters", "Split it.")
     values: dict[str, Any] = {}
 
     def name_of(found: re.Match[str]) -> str:
@@ -36,8 +41,10 @@ def holds(condition: str, config: DictConfig) -> bool:
 
     expression = _KEY.sub(name_of, condition)
     try:
+        if any(isinstance(node, ast.Call | ast.Attribute) for node in ast.walk(ast.parse(expression, mode="eval"))):
+            raise InvalidExpression("nothing can be called")
         return bool(EvalWithCompoundTypes(names=values, functions={}).eval(expression))
-    except (InvalidExpression, SyntaxError, TypeError, ValueError, ArithmeticError) as error:
-        problem = f"is no condition: {str(error).splitlines()[0]}"
+    except (InvalidExpression, SyntaxError, TypeError, LookupError, ValueError, ArithmeticError) as error:
+        problem = f"is no condition: {(str(error).splitlines() or [type(error).__name__])[0]}"
         remedy = "For example: sweep.where=['loss.eta + loss.lambda <= 1']"
         raise UserError("sweep.where", condition, problem, remedy) from error

@@ -5,13 +5,9 @@ The processes are forked from a server that is ``warm``; a point starts in a ten
 
 import logging
 import multiprocessing
-import os
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import wait
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +15,17 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, OmegaConf
 
+from distill_runner.common.disk import when_full
 from distill_runner.common.errors import Paused, TrainingError, UserError, exit_cause, message_and_exit_code
+from distill_runner.common.orphans import end_with_parent
 from distill_runner.pipeline import status
 
 log = logging.getLogger(__name__)
 
 RunFunction = Callable[[DictConfig], Mapping[str, Any]]
-FAILED, INTERRUPTED = 1, 130
-GRACE_SECONDS = 10.0
+FAILED, ENDED, INTERRUPTED = 1, 3, 130
+"""Exit codes of points. One that has come to its end says so: code 0 is that of a process that something else ended."""
+GRACE_SECONDS = 3.0
 """On Ctrl-C a sweep is gone while its points, which got the signal too, still save: a second one would hurt."""
 
 
@@ -43,6 +42,8 @@ def run_apart(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str
     """
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir).absolute()
+    if multiprocessing.current_process().name != "MainProcess":  # a launcher's worker, which may outlive its sweep
+        _end_with_sweep()
     multiprocessing.set_start_method("forkserver", force=True)  # joblib's own method, which it sets, is not known there
     multiprocessing.set_forkserver_preload([preload])
     process = multiprocessing.Process(target=_apart, args=(run, config, _plain(HydraConfig.instance().cfg)))
@@ -55,7 +56,8 @@ def run_apart(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str
     if process.exitcode == INTERRUPTED:
         raise KeyboardInterrupt
     found = status.read(folder)
-    if process.exitcode and (found is None or found["status"] in ("running", "killed")):
+    assert process.exitcode is not None
+    if process.exitcode != ENDED and (found is None or found["status"] in ("running", "killed")):
         error = exit_cause(process.exitcode)
         log.error("%s", error)
         status.write(folder, "failed", found or {}, error)
@@ -69,7 +71,7 @@ def _plain(config: Any) -> Any:
 
 def _apart(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
     """In the new process: everything that Hydra had set up in the old one, the run, and the end told in its log."""
-    _end_with_parent()
+    end_with_parent(GRACE_SECONDS)
     HydraConfig.instance().cfg = hydra_config
     hydra = HydraConfig.get()
     configure_log(hydra_config.hydra.job_logging, hydra.verbose)
@@ -83,22 +85,17 @@ def _apart(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
         folder = Path(hydra.runtime.output_dir).absolute()
         if isinstance(error, UserError | TrainingError):
             log.error("%s", message_and_exit_code(error)[0])
+        elif full := when_full(error):
+            log.error("%s", full)
         else:
             log.exception("this point failed")
         found = status.read(folder) or {}
         status.write(folder, "failed", found, found.get("error") or f"{type(error).__name__}: {error}")
         sys.exit(FAILED)
+    sys.exit(ENDED)
 
 
-def _end_with_parent() -> None:
-    """A point whose sweep is gone saves and stops, as on Ctrl-C: the sweep will be taken up as a whole."""
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        assert parent is not None
-        wait([parent.sentinel])
-        time.sleep(GRACE_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    if parent is not None:
-        threading.Thread(target=watch, daemon=True).start()
+@cache
+def _end_with_sweep() -> None:
+    """Once for a worker, whatever number of points it takes."""
+    end_with_parent()

@@ -1,5 +1,6 @@
 """``plan=true`` of a sweep: its points, what is there and what is to be built, and what that will cost."""
 
+from collections import Counter
 from collections.abc import Sequence
 from shutil import disk_usage
 
@@ -21,7 +22,8 @@ def show_plan(grid: Grid, num_workers: int) -> None:
         num_workers: that take points at the same time.
     """
     points, every = grid.points, [*(point.overrides for point in grid.points), *grid.dropped]
-    varying = {override for overrides in every for override in overrides if any(override not in o for o in every)}
+    times = Counter(override for overrides in every for override in set(overrides))
+    varying = {override for override, count in times.items() if count < len(every)}
 
     def named(overrides: Sequence[str]) -> str:
         return " ".join(override for override in overrides if override in varying) or "the only point"

@@ -43,7 +43,11 @@ def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halvi
     if any(point.run and point.run.runtime.targets_only for point in grid.points):
         problem = "trains no point, and a sweep is there to train them"
         raise UserError("runtime.targets_only", True, problem, "Leave it out, or run a point alone with it before.")
-    if grid.points and all(point.error for point in grid.points):
+    if not grid.points:
+        problem = "drops every point" if grid.dropped else "has no point"
+        remedy = "See them with plan=true." if grid.dropped else "Give values: distill-run -m seed=1,2"
+        raise UserError("sweep.where" if grid.dropped else "sweep", None, problem, remedy)
+    if all(point.error for point in grid.points):
         raise grid.points[0].error or AssertionError
     log.info("%s", summary(grid))
     todo = [point for point in grid.points if not _has_ended(point, retry_failed)]

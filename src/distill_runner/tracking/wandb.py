@@ -1,24 +1,32 @@
 """Weights & Biases."""
 
 import logging
+import os
+import threading
+import time
 from collections.abc import Sequence
+from hashlib import sha256
 from html import escape
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Literal
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from distill_runner.common.errors import UserError
 from distill_runner.tracking.tracker import TrackerConfig, Values, columns, first_line, missing, point
 
 log = logging.getLogger(__name__)
 
-WANDB_INIT_SECONDS = 8.0
-"""Time that W&B's server has to answer before the run goes offline: W&B waits 90 s, and then the job dies.
-
-With import, clean-up and offline start the fallback took 3 to 15 s, measured with a server that does not
-exist, refuses, never answers, fails, or rejects the key.
-"""
-WANDB_FINISH_SECONDS = 60.0
+WANDB_ANSWER_SECONDS = 4.0
+"""Time that W&B's server has for a whole answer to a first question; one that has none is not asked again."""
+WANDB_INIT_SECONDS = 6.0
+"""Time to start the run on a server that has answered: W&B waits 90 s, and then the job dies."""
+WANDB_FINISH_SECONDS = 8.0
 """Time for the last upload. W&B waits for ever if the network is lost; what is left stays on disk."""
+KEY_LENGTH = 40
+SILENT_MINUTES = 10.0
+"""So long after a server has not answered, runs on this machine do not ask it: the points of a sweep are many."""
 
 
 class WandbTracker:
@@ -51,7 +59,7 @@ class WandbTracker:
             )
 
         try:
-            self.run = start(config.mode)
+            self.run = start("offline" if self._is_silent(wandb, config) else config.mode)
         except Exception as error:
             log.warning("W&B does not start, tracking offline: %s", first_line(error))
             try:
@@ -63,6 +71,23 @@ class WandbTracker:
         self.run.define_metric("*", step_metric="step")
         self.wandb = wandb
         log.info("W&B: %s", self.run.url or f"wandb sync {Path(self.run.dir).parent}")
+
+    @staticmethod
+    def _is_silent(wandb: Any, config: TrackerConfig) -> bool:
+        """Whether a server would be waited for in vain."""
+        key, known = os.environ.get("WANDB_API_KEY", ""), Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+        if "offline" in (config.mode, os.environ.get("WANDB_MODE")) or not (len(key) >= KEY_LENGTH or known.exists()):
+            return False  # which W&B tells at once
+        server = str(wandb.setup(wandb.Settings(silent=True)).settings.base_url)
+        marker = Path(gettempdir(), f"distill-run-wandb-{os.getuid()}-{sha256(server.encode()).hexdigest()[:8]}")
+        if marker.exists() and time.time() - marker.stat().st_mtime < 60 * SILENT_MINUTES:
+            log.warning("W&B's server did not answer a moment ago, tracking offline (%s)", server)
+            return True
+        if answers(server):
+            return False
+        log.warning("W&B's server has not answered in %.0f s, tracking offline (%s)", WANDB_ANSWER_SECONDS, server)
+        marker.touch()
+        return True
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         self.run.log(point(values, step, epoch))
@@ -82,4 +107,29 @@ class WandbTracker:
         self.run.log({name: self.wandb.Image(str(file), caption=file.stem)})
 
     def finish(self, exit_code: int) -> None:
-        self.run.finish(exit_code=exit_code)
+        ending = threading.Thread(target=self.run.finish, kwargs={"exit_code": exit_code}, daemon=True)
+        ending.start()
+        ending.join(WANDB_FINISH_SECONDS + 2)
+        if ending.is_alive():
+            log.warning("W&B does not end: wandb sync %s has the rest", Path(self.run.dir).parent)
+
+
+def answers(server: str) -> bool:
+    """Whether a server sends a whole answer in ``WANDB_ANSWER_SECONDS``, whatever it says."""
+    found = list[bool]()
+
+    def ask() -> None:
+        try:
+            with urlopen(server, timeout=WANDB_ANSWER_SECONDS) as answer:
+                answer.read(1 << 16)
+        except HTTPError:
+            found.append(True)  # an answer, too
+        except (OSError, ValueError):
+            found.append(False)
+        else:
+            found.append(True)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(WANDB_ANSWER_SECONDS)
+    return bool(found and found[0])

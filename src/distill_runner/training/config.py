@@ -1,11 +1,15 @@
 """How a stage is trained, and where it is computed."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer
 
 from distill_runner.common.schema import Schema
 
+MANY = 10**6
+"""More examples at once, or epochs, than anyone means."""
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 
@@ -29,21 +33,21 @@ class Optim(Schema):
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     lr: float = Field(gt=0)
-    batch_size: int = Field(ge=1)
-    accumulation: int = Field(1, ge=1)
+    batch_size: int = Field(ge=1, le=MANY)
+    accumulation: int = Field(1, ge=1, le=MANY)
     bucketing: bool = False
-    epochs: int | None = Field(ge=0)
+    epochs: int | None = Field(ge=0, le=MANY)
     max_steps: int | None = Field(None, ge=1, validate_default=True)
     schedule: Literal["linear", "constant", "cosine", "steps"] = "linear"
-    milestones: tuple[float, ...] = (0.5, 0.75)
+    milestones: tuple[Share, ...] = (0.5, 0.75)
     drop: float = Field(0.1, gt=0, le=1)
     warmup: float = Field(0.1, ge=0, le=1)
     weight_decay: float = Field(0.01, ge=0)
     decay: Literal["matrices", "all"] = "matrices"
     momentum: float = Field(0.9, ge=0, lt=1)
     nesterov: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0, le=1)
     clip: float | None = Field(1.0, gt=0)
 
     @field_validator("max_steps")
@@ -104,12 +108,12 @@ class Runtime(Schema):
     """
 
     device: str = "auto"
-    num_processes: int = Field(1, ge=1)
-    workers_per_gpu: int = Field(1, ge=1)
+    num_processes: int = Field(1, ge=1, le=256)
+    workers_per_gpu: int = Field(1, ge=1, le=256)
     precision: Precision = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"
     targets_only: bool = False
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)
     gradient_checkpointing: bool = False
     checkpoint_minutes: float = Field(5, gt=0)
     pause_after: int | None = Field(None, ge=1)

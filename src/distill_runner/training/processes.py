@@ -7,10 +7,8 @@ would not do: it averages with equal weights, and hooks on a ``forward`` that pa
 """
 
 import multiprocessing
-import os
 import pickle
 import signal
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distill_runner.common.errors import TrainingError, exit_cause
+from distill_runner.common.orphans import end_with_parent
 from distill_runner.common.seeds import stage_seed
 from distill_runner.training.devices import computing
 
@@ -189,7 +188,7 @@ def _take_part(
     job: Callable[[ProcessGroup], None],
 ) -> None:
     """In a further process: the job, its error told to the first process, which alone speaks."""
-    _end_with_parent()
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; until training heeds it, the first one does
     torch.set_num_threads(threads)
     try:
@@ -240,14 +239,3 @@ def _sendable(error: BaseException) -> BaseException:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -6,8 +6,10 @@ does not depend on the other examples of its batch (see ``batches``), and cached
 on CPU.
 """
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill_runner.common.disk import require
 from distill_runner.common.errors import UserError
 from distill_runner.common.seeds import undisturbed
 from distill_runner.datasets.batches import Batch, Split
@@ -123,8 +126,7 @@ class CachedTargets:
 
         def put(name: str, rows: int, where: np.ndarray, values: Tensor) -> None:
             if name not in arrays:
-                shape = (rows, *values.shape[1:])
-                arrays[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, shape)
+                arrays[name] = _reserved(folder / f"{name}.npy", (rows, *values.shape[1:]))
             arrays[name][where] = values.cpu().numpy()
 
         for index in by_tokens(split, TOKENS_PER_BATCH[teacher.device.torch.type], ROWS):
@@ -137,6 +139,19 @@ class CachedTargets:
                 np.save(folder / "layers.npy", layers)
         for array in arrays.values():
             array.flush()
+
+
+def _reserved(file: Path, shape: tuple[int, ...]) -> Any:
+    """A new array in a file, all of its space taken now: a disk that is full later ends a process without a word.
+
+    Raises:
+        Unavailable: there is no room for it.
+    """
+    require(file.parent, 4 * prod(shape), "the teacher's outputs")
+    array = np.lib.format.open_memmap(file, "w+", np.float32, shape)
+    with file.open("r+b") as stream:
+        os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
+    return array
 
 
 class CheckpointTargets:

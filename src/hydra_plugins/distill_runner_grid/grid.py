@@ -12,6 +12,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
+from distill_runner.common.errors import UserError
 from distill_runner.common.imports import importing
 
 
@@ -35,13 +36,17 @@ class GridSweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> None:
         with importing():
             from distill_runner.common import hub
+            from distill_runner.common.schema import typed
+            from distill_runner.sweeping.config import SweepConfig
             from distill_runner.sweeping.plan import show_plan
             from distill_runner.sweeping.points import expand
             from distill_runner.sweeping.sweep import finish, run_grid, sweep_folder
 
         assert self.config is not None
         assert self.hydra_context is not None
-        settings, hydra = self.config.sweep, self.config.hydra
+        hydra, plain = self.config.hydra, OmegaConf.to_container(self.config.sweep, resolve=True)
+        settings = typed(SweepConfig, plain, "sweep.")  # type: ignore[arg-type]
+        workers = self._num_workers("n_jobs")
         parameters = [*self._parse_config(), *arguments]
         grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where)
         if self.config.plan:
@@ -51,7 +56,7 @@ class GridSweeper(BasicSweeper):
         folder = sweep_folder(Path(hydra.sweep.dir).absolute().parent / "sweeps", name, grid.points)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
-        launch, workers = partial(self._launch, folder.name), self._num_workers("n_jobs")
+        launch = partial(self._launch, folder.name)
         with hub.shared():
             run_grid(grid, launch, workers, settings.retry_failed, settings.halving)
         if code := finish(grid, folder, name, settings.halving):
@@ -67,5 +72,8 @@ class GridSweeper(BasicSweeper):
     def _num_workers(self, *names: str) -> int:
         """As far as the launcher says: ``n_jobs`` of joblib on this machine, ``array_parallelism`` of submitit."""
         assert self.config is not None
-        jobs = next(filter(None, map(self.config.hydra.launcher.get, names)), 1)
+        name = next((name for name in names if self.config.hydra.launcher.get(name) is not None), None)
+        jobs = self.config.hydra.launcher[name] if name else 1
+        if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs == 0:
+            raise UserError(f"hydra.launcher.{name}", jobs, "must be 1 or more, or -1 for one for each CPU")
         return jobs if jobs > 0 else os.cpu_count() or 1

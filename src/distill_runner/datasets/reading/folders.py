@@ -36,6 +36,8 @@ def locate(data: Dataset) -> Path | None:
     """
     if is_embedded(data):
         return None
+    if not data.dataset.strip():
+        raise UserError(f"{data.key}.dataset", data.dataset, "names no data set", "A folder, or a hub id: nyu-mll/glue")
     given = Path(data.dataset).expanduser()
     if given.is_dir():
         if folder := _data_folder(given, data.config):

@@ -1,0 +1,97 @@
+"""What was typed and what a user's own files hold, looked at before Hydra composes it."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from distill_runner.common.errors import UserError, nearest
+from distill_runner.compose.explain import known_keys
+from distill_runner.compose.help import choices
+
+TYPED = ("stages", "runtime", "store", "tracker", "task", "corpus", "transfer", "method", "optim", "hydra", "params")
+"""Roots below which a schema, or Hydra, refuses what is not known."""
+NODES = 100_000
+"""Of a file, its aliases followed: more are a mistake, or meant to fill the memory."""
+
+
+def check_given(overrides: Sequence[str]) -> None:
+    """See to it that overrides add no key that nothing reads, and choose one of each group.
+
+    Raises:
+        UserError: one does not.
+    """
+    for override in overrides:
+        key, _, value = override.partition("=")
+        name = key.lstrip("+")
+        if value.startswith("[") and choices(name):
+            remedy = f"A run for each: distill-run -m {name}={value.strip('[]')}"
+            raise UserError(name, value, "takes one of the group, not several", remedy)
+        if key.startswith("+") and name.split(".")[0] not in TYPED and ".optim." not in name and not choices(name):
+            keys = {known for known, _ in known_keys()}
+            if name not in keys:
+                raise UserError(name, None, "there is no such key", nearest(name, keys) or "See distill-run --help.")
+
+
+def check_files(folder: Path) -> None:
+    """See to it that the configurations of a user's own folder can be read, and stay small when they are.
+
+    Raises:
+        UserError: one cannot, or does not.
+    """
+    for file in sorted(folder.rglob("*.yaml")):
+        try:
+            text = file.read_text(encoding="utf-8")
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
+            for node in _nodes(root):
+                _check_node(file, node)
+            if _size(root, {}) > NODES:
+                raise UserError(
+                    str(file), None, f"comes to more than {NODES} values", "Write it without so many aliases."
+                )
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            problem = f"cannot be read: {error.problem or error.context}"
+            raise UserError(
+                f"{file}, line {line}", None, problem, "YAML is indented by blanks, not by tabs."
+            ) from error
+        except (yaml.YAMLError, UnicodeError, RecursionError) as error:
+            problem = f"is no YAML: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
+            raise UserError(str(file), None, problem) from error
+
+
+def _check_node(file: Path, node: Any) -> None:
+    place = f"{file}, line {node.start_mark.line + 1}"
+    if node.tag.startswith("tag:yaml.org,2002:python") or node.tag.startswith("!"):
+        raise UserError(place, None, f"has the tag {node.tag}, which is not read", "Write plain values.")
+    if isinstance(node, yaml.MappingNode):
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UserError(place, None, f"has the key '{twice[0]}' twice", "Keep one.")
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """Each once, however often it is referred to."""
+    seen, waiting = set[int](), [node]
+    while waiting:
+        node = waiting.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        waiting += _below(node)
+
+
+def _below(node: Any) -> list[Any]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _size(node: Any, known: dict[int, int]) -> int:
+    """Values that a file comes to once all its aliases are followed."""
+    if id(node) not in known:
+        known[id(node)] = NODES  # one that holds itself
+        known[id(node)] = 1 + sum(_size(part, known) for part in _below(node))
+    return known[id(node)]

@@ -1,0 +1,111 @@
+"""Configurations that differ in a few values: what does not depend on these is resolved once for all of them.
+
+Resolving interpolations takes OmegaConf a tenth of a second for a configuration, and a grid has thousands.
+"""
+
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from distill_runner.compose.resolvers import PURE, READS
+from distill_runner.compose.stages import completed
+
+Path = tuple[str, ...]
+
+
+class Template:
+    """A configuration whose ``keys`` take one plain value after another.
+
+    Args:
+        config: with values for them; it is changed by ``resolved``.
+        parts: the keys at its root that are asked for.
+        keys: dotted.
+    Raises:
+        OmegaConfBaseException: it cannot be resolved.
+    """
+
+    def __init__(self, config: DictConfig, parts: Sequence[str], keys: Sequence[str]) -> None:
+        self.config, self.keys = config, [tuple(key.split(".")) for key in keys]
+        self.raw: Any = OmegaConf.to_container(config, resolve=False)
+        self.known: dict[Path, bool] = {}
+        self.changing = [path for part in parts for path in self._changing((part,), self.raw.get(part))]
+        self.places = [(_inside(config, path), path) for path in self.changing]
+        self.base = pickle.dumps({part: _plain(config[part]) for part in parts if part in config})
+
+    def resolved(self) -> dict[str, Any]:
+        """The parts, as the configuration is now, the stages with all that they inherit.
+
+        Raises:
+            UserError: a stage inherits what there is not.
+        """
+        found: dict[str, Any] = pickle.loads(self.base)
+        for raw, (*parents, name) in self.places:
+            place = found
+            for parent in parents:
+                place = place[parent]
+            place[name] = _plain(raw[name])
+        return {**found, "stages": completed(found)}
+
+    def _changing(self, path: Path, raw: Any) -> Iterator[Path]:
+        """The values below ``path`` that depend on a key."""
+        if isinstance(raw, Mapping) and not any(path == key for key in self.keys):
+            for name, value in raw.items():
+                yield from self._changing((*path, name), value)
+        elif self._depends(path):
+            yield path
+
+    def _depends(self, path: Path) -> bool:
+        """Whether what ``path`` resolves to is, holds or is made from one of the keys."""
+        if any(path[: len(key)] == key or key[: len(path)] == path for key in self.keys):
+            return True
+        if path not in self.known:
+            self.known[path] = False  # a circle is no dependence by itself
+            self.known[path] = any(map(self._depends_on, self._texts(path)))
+        return self.known[path]
+
+    def _depends_on(self, text: str) -> bool:
+        read = re.findall(r"\$\{\s*([\w.-]+)\s*(:?)", text)
+        if "${" in text and (len(read) != text.count("${") or "${." in text):
+            return True  # something that is not understood here
+        for name, colon in read:
+            if not colon:
+                if self._depends(tuple(name.split("."))):
+                    return True
+            elif name in READS:
+                if any(self._depends(tuple(key.split("."))) for key in READS[name]):
+                    return True
+            elif name not in PURE:
+                return True
+        return False
+
+    def _texts(self, path: Path) -> Iterator[str]:
+        """All that is written at ``path`` or below it; on the way there an interpolation may lead elsewhere."""
+        node = self.raw
+        for name in path:
+            if isinstance(node, str):
+                break
+            node = node.get(name) if isinstance(node, Mapping) else None
+        yield from _written(node)
+
+
+def _inside(config: DictConfig, path: Path) -> Any:
+    """What holds the value at ``path``."""
+    node: Any = config
+    for name in path[:-1]:
+        node = node[name]
+    return node
+
+
+def _written(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Mapping | list):
+        for value in node.values() if isinstance(node, Mapping) else node:
+            yield from _written(value)
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node

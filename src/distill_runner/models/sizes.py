@@ -1,0 +1,62 @@
+"""Whether a configuration describes a model that can be built here: asked before anything is built."""
+
+import os
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+from distill_runner.common.errors import UserError
+
+COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps", "initializer_range")
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
+FLOAT32 = 4
+
+
+def check(config: PreTrainedConfig, key: str, value: Any) -> None:
+    """See to it that the fields of a configuration fit each other and this machine.
+
+    Args:
+        key, value: of the run's configuration, that the model comes from.
+    Raises:
+        UserError: they do not.
+    """
+
+    def refuse(problem: str) -> UserError:
+        return UserError(key, value, f"its configuration {problem}", "Mend its config.json, or take another model.")
+
+    if getattr(config, "is_encoder_decoder", False):
+        raise refuse(f"is of an encoder and a decoder ({config.model_type}), and this takes encoders")
+    for name in (*COUNTS, "max_position_embeddings"):
+        number = getattr(config, name, 1)
+        if type(number) is not int or number < 1:
+            raise refuse(f"has {name}={str(number)[:40]}, which is no whole number above 0")
+    for name in SHARES:
+        number = getattr(config, name, 0.0)
+        if not isinstance(number, int | float) or not 0 <= number < 1:
+            raise refuse(f"has {name}={str(number)[:40]}, which is no number from 0 to 1")
+    for name in ACTIVATIONS:
+        chosen = getattr(config, name, None)
+        if isinstance(chosen, str) and chosen not in ACT2FN:
+            raise refuse(f"has {name}={chosen[:40]}, which is no activation that is known")
+    width, heads = getattr(config, "hidden_size", 1), getattr(config, "num_attention_heads", 1)
+    if getattr(config, "true_hidden_size", width) % heads:
+        raise refuse(f"has {heads} heads, which do not divide its width, {width}")
+    needed, there = FLOAT32 * _parameters(config), _memory()
+    if needed > there:
+        raise refuse(f"takes {needed / 1e9:,.0f} GB, and this machine has {there / 1e9:.0f} GB of memory")
+
+
+def _parameters(config: Any) -> int:
+    """Of an encoder of these sizes, about: embeddings, and the matrices of its layers."""
+    layers, width, _, inner, words = (getattr(config, name, 1) for name in COUNTS)
+    positions = getattr(config, "max_position_embeddings", 1)
+    alike = min(layers, getattr(config, "num_hidden_groups", layers))  # ALBERT's layers share theirs
+    width_inside = getattr(config, "true_hidden_size", width)
+    embedded = (words + positions) * min(getattr(config, "embedding_size", width), width)
+    return int(embedded + alike * (4 * width_inside**2 + 2 * width_inside * inner))
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

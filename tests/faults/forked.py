@@ -1,0 +1,152 @@
+"""The script in processes that are forked from one that has imported everything: they start in a tenth of a second."""
+
+import io
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 600.0
+"""Seconds after which a command hangs."""
+Prepare = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit code, negative for a signal, and what it printed."""
+
+    code: int
+    text: str
+
+
+def start(folder: Path, arguments: tuple[str, ...], prepare: Prepare | None = None) -> BaseProcess:
+    """A command in a session of its own; ``prepare`` is called in it first, and must be picklable."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["distill_runner.warm"])
+    process = context.Process(target=_run, args=(folder, arguments, prepare))
+    process.start()
+    return process
+
+
+def finish(process: BaseProcess, folder: Path) -> Ended:
+    process.join(PATIENCE)
+    if process.exitcode is None:
+        kill(process)
+        raise AssertionError(f"hangs after {PATIENCE:.0f} s")
+    said = folder / "said.txt"
+    return Ended(process.exitcode, said.read_text() if said.exists() else "")
+
+
+def run(folder: Path, arguments: tuple[str, ...], prepare: Prepare | None = None) -> Ended:
+    return finish(start(folder, arguments, prepare), folder)
+
+
+def kill(process: BaseProcess, number: int = signal.SIGKILL) -> None:
+    """The whole tree of a command."""
+    assert process.pid
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        os.kill(process.pid, number)  # not yet in its own session
+    if number == signal.SIGKILL:
+        process.join()
+
+
+def _run(folder: Path, arguments: tuple[str, ...], prepare: Prepare | None) -> None:
+    from distill_runner.cli import main
+
+    os.setsid()
+    os.chdir(folder)
+    sys.argv = ["distill-run", *arguments]
+    with (folder / "said.txt").open("w", buffering=1) as said, redirect_stdout(said), redirect_stderr(said):
+        if prepare:
+            prepare()
+        main()
+
+
+@dataclass(frozen=True)
+class KilledAt:
+    """SIGKILL at one call of something: before it, in its midst, or behind it."""
+
+    module: str
+    name: str
+    when: str
+    call: int = 1
+
+    def __call__(self) -> None:
+        from importlib import import_module
+
+        place: Any = import_module(self.module)
+        *parents, name = self.name.split(".")
+        for parent in parents:
+            place = getattr(place, parent)
+        original, calls = getattr(place, name), [0]
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            calls[0] += 1
+            here = calls[0] == self.call
+            if here and self.when == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if here and self.when == "half":
+                _write_half(original, *arguments, **options)
+            found = original(*arguments, **options)
+            if here:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        setattr(place, name, watched)
+
+
+def _write_half(save: Callable[..., Any], state: Any, file: Path, **options: Any) -> None:
+    """Of what ``save`` writes, half is on the disk when the process dies."""
+    whole = io.BytesIO()
+    save(state, whole, **options)
+    file.write_bytes(whole.getvalue()[: len(whole.getvalue()) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class NoFileAbove:
+    """A file that grows above so many bytes cannot be written, as on a disk that is full."""
+
+    num_bytes: int
+
+    def __call__(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.num_bytes, resource.RLIM_INFINITY))
+
+
+@dataclass(frozen=True)
+class ExitsIn:
+    """The code of a run ends the process by itself."""
+
+    how: str
+
+    def __call__(self) -> None:
+        from distill_runner.training.train import Training
+
+        def step(*_: Any) -> None:
+            os._exit(0) if self.how == "os._exit" else sys.exit(0)
+
+        Training.step = step  # type: ignore[method-assign]
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = PATIENCE) -> float:
+    """Seconds until it does."""
+    started = time.monotonic()
+    while not holds():
+        assert time.monotonic() - started < seconds, "waited in vain"
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def environment(**changes: str) -> Mapping[str, str]:
+    """Of a script that is started anew."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), **changes}

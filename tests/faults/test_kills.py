@@ -1,0 +1,263 @@
+"""Runs that are killed, at random and at chosen moments, or meet a full disk or flipped bytes: the end is the same.
+
+``FAULTS_KILLS`` and ``FAULTS_FLIPS`` are the numbers of the long form (``make faults``).
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distill_runner.pipeline.store import MANIFEST, is_whole
+from faults import forked
+from faults.forked import ExitsIn, KilledAt, NoFileAbove
+
+pytestmark = pytest.mark.slow
+KILLS, FLIPS = int(os.environ.get("FAULTS_KILLS", "3")), int(os.environ.get("FAULTS_FLIPS", "4"))
+
+
+@pytest.fixture(scope="module")
+def command(tiny_task_folder: Path, tiny_bert_folder: Path) -> tuple[str, ...]:
+    """A teacher, its targets and a student, of seconds, saved at every second step."""
+    data = ("task=custom", f"task.dataset={tiny_task_folder}", "task.columns=[sentence1,sentence2]")
+    sizes = ("task.max_length=48", "student.num_layers=2", "optim.batch_size=16", "optim.epochs=2")
+    teacher = ("teacher=base", f"teacher.source={tiny_bert_folder}", "teacher.optim.epochs=2", "teacher.optim.lr=3e-3")
+    return (
+        *data,
+        *sizes,
+        *teacher,
+        "method=alp",
+        "runtime.device=cpu",
+        "runtime.checkpoint_steps=2",
+        "runtime.threads=1",
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The folder of a run without a fault, and the seconds that it takes."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    forked.run(folder, ("--help",))  # starts the server
+    started = time.monotonic()
+    ended = forked.run(folder, command)
+    assert ended.code == 0, ended.text
+    return folder, time.monotonic() - started
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What must be the same however a run came to its end: scores and weights."""
+    (file,) = folder.glob("outputs/runs/*/result.json")
+    result = json.loads(file.read_text())
+    weights = (file.parent / "model" / "model.safetensors").read_bytes()
+    return {key: result[key] for key in ("key", "metrics", "history", "teacher_score", "steps")} | {"weights": weights}
+
+
+def half_trusted(folder: Path) -> list[Path]:
+    """Artifacts under their own name that are not what their manifest says."""
+    found = (path for path in folder.glob("outputs/store/*/*/") if "." not in path.name)
+    return [path for path in found if not is_whole(path, checksums=True)]
+
+
+def bring_to_an_end(folder: Path, command: tuple[str, ...], undisturbed: Path, tally: Counter[str]) -> None:
+    """The same command, and the same outcome."""
+    assert half_trusted(folder) == []
+    ended = forked.run(folder, command)
+    assert ended.code == 0, ended.text
+    assert "Traceback" not in ended.text
+    same = outcome(folder) == outcome(undisturbed)
+    tally["lost or changed"] += not same
+    assert same
+
+
+def test_kills_at_random(
+    command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str]
+) -> None:
+    """Again and again until a run gets through; then all over."""
+    rng, done = random.Random(0), 0
+    whole, seconds = undisturbed
+    while done < KILLS:
+        folder = tmp_path / str(done)
+        folder.mkdir()
+        while done < KILLS:
+            process = forked.start(folder, command)
+            process.join(rng.uniform(0.2, 1.0) * seconds)
+            if process.exitcode is not None:
+                assert process.exitcode == 0, (folder / "said.txt").read_text()
+                break
+            forked.kill(process)
+            done += 1
+            tally["kills"] += 1
+            assert half_trusted(folder) == []
+        bring_to_an_end(folder, command, whole, tally)
+        shutil.rmtree(folder)
+
+
+STORE, CHECKPOINTS, STATUS = (
+    "distill_runner.pipeline.store",
+    "distill_runner.training.checkpoints",
+    "distill_runner.pipeline.status",
+)
+MOMENTS = [
+    *(KilledAt(STORE, "_write_manifest", when, call) for when in ("before", "behind") for call in (1, 3, 4, 5)),
+    *(KilledAt("pathlib", "Path.rename", when, call) for when in ("before", "behind") for call in (1, 3, 4, 5)),
+    *(KilledAt("torch", "save", "half", call) for call in (1, 3, 6)),
+    *(KilledAt("pathlib", "Path.replace", when, call) for when in ("before", "behind") for call in (1, 4, 9)),
+    *(KilledAt(STORE, "share", when, 1) for when in ("before", "behind")),
+    *(KilledAt(STATUS, "write_json", when, call) for when in ("before", "behind") for call in (1, 2)),
+]
+
+
+@pytest.mark.parametrize("moment", MOMENTS if KILLS > 3 else MOMENTS[::6], ids=str)
+def test_a_kill_at_a_chosen_moment(
+    command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str], moment: KilledAt
+) -> None:
+    ended = forked.run(tmp_path, command, moment)
+    if ended.code == 0:
+        pytest.skip("the run has no such moment")
+    assert ended.code == -signal.SIGKILL, ended.text
+    tally["kills"] += 1
+    bring_to_an_end(tmp_path, command, undisturbed[0], tally)
+
+
+def test_bytes_that_flip_are_found(
+    command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str]
+) -> None:
+    """In any file of the store: one bit, a cut, nothing left, another JSON."""
+    rng = random.Random(1)
+    whole, _ = undisturbed
+    for _ in range(FLIPS):
+        folder = tmp_path / "copy"
+        shutil.copytree(whole / "outputs/store", folder / "outputs/store")
+        files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix != ".lock"]
+        file = rng.choice(files)
+        content = bytearray(file.read_bytes())
+        damage = rng.choice(["flip", "cut", "empty", "other"])
+        if damage == "flip" and content:
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        elif damage == "cut":
+            content = content[: len(content) // 2]
+        else:
+            content = bytearray(b"[1, 2]" if damage == "other" else b"")
+        file.write_bytes(content)
+        tally["flips"] += 1
+        ended = forked.run(folder, command)
+        assert ended.code == 0, (file, damage, ended.text)
+        same = outcome(folder) == outcome(whole)
+        tally["lost or changed"] += not same
+        assert same, (file, damage)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("content", ["[]", "5", "null", '"a"', "{}", '{"a": 1}', '{"spec.json": []}', '[{"size": 1}]'])
+def test_a_manifest_of_another_shape_is_no_manifest(tmp_path: Path, content: str) -> None:
+    (tmp_path / "spec.json").write_text("{}")
+    (tmp_path / MANIFEST).write_text(content)
+    assert not is_whole(tmp_path)
+
+
+@pytest.mark.parametrize("num_bytes", [1000, 20_000, 100_000, 400_000])
+def test_a_full_disk_is_said_in_two_lines(
+    command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str], num_bytes: int
+) -> None:
+    ended = forked.run(tmp_path, command, NoFileAbove(num_bytes))
+    if ended.code == 0:
+        pytest.skip("no file is that large")
+    tally["full disks"] += 1
+    assert ended.code == 1, ended.text
+    assert "Traceback" not in ended.text, ended.text
+    assert "there is no space left on the disk" in ended.text
+    bring_to_an_end(tmp_path, command, undisturbed[0], tally)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_heeded(
+    command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str], number: int
+) -> None:
+    process = forked.start(tmp_path, command)
+    said = tmp_path / "said.txt"
+    forked.wait_until(lambda: said.exists() and "stage student: building" in said.read_text())
+    forked.kill(process, number)
+    ended = forked.finish(process, tmp_path)
+    tally["signals"] += 1
+    assert ended.code in (0, 130), ended.text
+    bring_to_an_end(tmp_path, command, undisturbed[0], tally)
+
+
+@pytest.mark.parametrize("how", ["os._exit", "sys.exit"])
+def test_a_point_that_ends_itself_has_failed(
+    command: tuple[str, ...], tmp_path: Path, tally: Counter[str], how: str
+) -> None:
+    ended = forked.run(tmp_path, command, ExitsIn(how))
+    tally["exits"] += 1
+    if how == "sys.exit":
+        assert ended.code == 1, ended.text
+        assert "the run was ended from within, with exit code 0" in ended.text
+
+
+def test_equal_processes_train_once(
+    command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str]
+) -> None:
+    """Four at once: one trains, the others wait, and all end well."""
+    folders = [tmp_path / str(number) for number in range(4)]
+    for folder in folders:
+        folder.mkdir()
+    shared = (*command, f"store.dir={tmp_path / 'store'}", f"hydra.run.dir={tmp_path / 'run'}")
+    processes = [forked.start(folder, shared) for folder in folders]
+    ended = [forked.finish(process, folder) for process, folder in zip(processes, folders, strict=True)]
+    tally["equal processes"] += len(folders)
+    assert [end.code for end in ended] == [0] * 4, [end.text for end in ended]
+    built = sum(end.text.count("stage teacher: building") for end in ended)
+    assert built == 1
+
+
+@pytest.mark.skipif(KILLS <= 3, reason="takes minutes: make faults")
+def test_equal_sweeps_all_end_with_the_table(command: tuple[str, ...], tmp_path: Path, tally: Counter[str]) -> None:
+    script = [sys.executable, "-m", "distill_runner.cli", "-m", *command, "seed=1,2"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    sweeps = [subprocess.Popen(script, cwd=tmp_path, env=forked.environment(), **pipes) for _ in range(4)]
+    said = [sweep.communicate(timeout=1500) for sweep in sweeps]
+    tally["equal sweeps"] += len(sweeps)
+    assert [sweep.returncode for sweep in sweeps] == [0] * 4, said
+    assert len({out for out, _ in said}) == 1, said
+
+
+@pytest.mark.skipif(KILLS <= 3, reason="takes minutes: make faults")
+def test_orphans_end_soon(command: tuple[str, ...], tmp_path: Path, tally: Counter[str]) -> None:
+    """The main process of a sweep is killed alone: its points are gone before the next one would wait for them."""
+    long = [argument.replace("optim.epochs=2", "optim.epochs=400") for argument in command]
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    script = [sys.executable, "-m", "distill_runner.cli", "-m", *long, *launcher, "seed=1,2"]
+    sweep = subprocess.Popen(script, cwd=tmp_path, env=forked.environment(), start_new_session=True)
+    try:
+        forked.wait_until(lambda: len(list(tmp_path.glob("outputs/runs/*/metrics.jsonl"))) >= 2)
+        sweep.kill()
+        sweep.wait()
+        tally["orphans"] += 1
+        seconds = forked.wait_until(lambda: not _group(sweep.pid), 120)
+        print(f"orphans were gone after {seconds:.0f} s")
+        assert seconds < 60, "about 5 on a machine at rest"
+    finally:
+        if _group(sweep.pid):
+            os.killpg(sweep.pid, signal.SIGKILL)
+
+
+def _group(number: int) -> list[int]:
+    """Processes of a session that are there and no zombies."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == number and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found

@@ -1,0 +1,193 @@
+"""Inputs that are wrong: refused in one or two lines that name the key, before anything is trained.
+
+An exception that leaves the script fails a test here, as it would print a traceback; ``faulthandler`` ends one that
+hangs.
+"""
+
+import faulthandler
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from command import Ended, distill_run
+
+HERE = Path(__file__).parent
+BASE = "task=custom task.dataset=data task.columns=[sentence1,sentence2] task.max_length=48"
+BASE += " teacher=base teacher.source=model student.num_layers=2 runtime.device=cpu"
+SECONDS = 60
+"""After which an input hangs."""
+
+
+def rows(name: str) -> list[tuple[str, str]]:
+    """What is typed, and words of what is printed."""
+    lines = (line for line in (HERE / name).read_text().splitlines() if line and not line.startswith("#"))
+    return [(typed, words) for typed, _, words in (line.rpartition("  ->  ") for line in lines)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_task_folder: Path, tiny_bert_folder: Path) -> Path:
+    """A folder with data and a model that are whole, and labels that are none."""
+    folder = tmp_path_factory.mktemp("wrong")
+    shutil.copytree(tiny_task_folder, folder / "data")
+    shutil.copytree(tiny_bert_folder, folder / "model")
+    (folder / "a_file").write_text("")
+    labels = {"lists": [[0], [1]], "structs": [{"a": 0}, {"a": 1}], "nulls": [None, None], "numbers": [1.5, 2.5]}
+    texts = {"sentence1": "one", "sentence2": "two"}
+    for name, values in labels.items():
+        (folder / name).mkdir()
+        text = "\n".join(json.dumps({**texts, "label": values[number % 2]}) for number in range(8))
+        for split in ("train", "validation"):
+            (folder / name / f"{split}.jsonl").write_text(text)
+    for name, content in {"not_json": b"{", "binary": bytes(range(256))}.items():
+        (folder / name).mkdir()
+        for split in ("train", "validation"):
+            (folder / name / f"{split}.jsonl").write_bytes(content)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _told_in_time() -> Iterator[None]:
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def told(ended: Ended) -> list[str]:
+    """What is printed besides the stages and the settings of the recipe."""
+    return [line for line in ended.err.splitlines() if not re.match(r"(build|hit|stage) |[\w.]+  +\S|recipe", line)]
+
+
+def check_refused(ended: Ended, words: str) -> None:
+    assert ended.code == 2, (ended.code, ended.err[-500:], ended.out[-500:])
+    assert 1 <= len(told(ended)) <= 2, ended.err
+    assert words in "\n".join(told(ended))
+    assert all(len(line) < 600 for line in told(ended))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("typed", "words"), rows("wrong_inputs.txt"))
+def test_it_is_refused(place: Path, typed: str, words: str) -> None:
+    check_refused(distill_run(place, *BASE.split(), *shlex.split(typed), "plan=true"), words)
+
+
+@pytest.mark.parametrize(("typed", "words"), rows("wrong_inputs.txt")[::12])
+def test_some_are_refused(place: Path, typed: str, words: str) -> None:
+    check_refused(distill_run(place, *BASE.split(), *shlex.split(typed), "plan=true"), words)
+
+
+@pytest.mark.parametrize(("change", "words"), rows("wrong_configs.txt"))
+def test_a_teacher_that_cannot_be_built_is_refused(place: Path, tmp_path: Path, change: str, words: str) -> None:
+    folder = tmp_path / "teacher"
+    shutil.copytree(place / "model", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | json.loads(change)))
+    check_refused(distill_run(place, *BASE.split(), f"teacher.source={folder}", "plan=true"), words)
+
+
+FILES = {
+    "config.json": ["", "[]", "5", "null", "{", "\x00\x01", '{"a": 1}'],
+    "tokenizer.json": ["[]", "5", "{", "{}", "\x00", '{"model": 5}'],
+    "tokenizer_config.json": ["[]", "{", "5"],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name, each in FILES.items() for content in each])
+def test_a_teachers_file_that_is_none_is_refused(place: Path, tmp_path: Path, name: str, content: str) -> None:
+    folder = tmp_path / "teacher"
+    shutil.copytree(place / "model", folder)
+    (folder / name).write_text(content)
+    check_refused(distill_run(place, *BASE.split(), f"teacher.source={folder}"), str(folder))
+
+
+def test_a_pickle_for_weights_is_refused(place: Path, tmp_path: Path) -> None:
+    import pickle
+
+    folder = tmp_path / "teacher"
+    shutil.copytree(place / "model", folder)
+    (folder / "model.safetensors").unlink()
+
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "executed",)
+
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"embeddings.word_embeddings.weight": Harmful()}))
+    check_refused(distill_run(place, *BASE.split(), f"teacher.source={folder}"), "are not read")
+    assert not (tmp_path / "executed").exists()
+
+
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{after}: &{after} [{','.join([f'*{before}'] * 10)}]\n"
+    for before, after in zip("abcdefgh", "bcdefghi", strict=True)
+)
+YAML = {
+    "duplicate keys": ("name: mine\nname: mine\n", "mine.yaml"),
+    "a tab": ("name: mine\n\tmax_length: 3\n", "mine.yaml"),
+    "a loop of defaults": ("defaults:\n  - mine\nname: mine\n", "mine"),
+    "a tag of Python": ("name: !!python/object/apply:os.system ['touch executed']\n", "mine.yaml"),
+    "a billion laughs": (LAUGHS, "mine.yaml"),
+    "a list": ("- 1\n- 2\n", "mine"),
+    "a text": ("just text\n", "mine"),
+    "nothing": ("", "task"),
+    "half a list": ("columns: [a, b\n", "mine.yaml"),
+    "no text at all": ("\x00\x01\x02", "mine.yaml"),
+    "a default that is not there": ("defaults:\n  - nowhere\nname: mine\n", "nowhere"),
+    "an interpolation that is none": ("name: ${oops\n", "task"),
+}
+
+
+@pytest.mark.parametrize("case", YAML)
+def test_a_file_of_ones_own_is_refused(place: Path, tmp_path: Path, case: str) -> None:
+    content, words = YAML[case]
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "mine.yaml").write_text(content)
+    given = BASE.replace("task=custom", "task=mine").split()
+    ended = distill_run(place, *given, "--config-dir", str(tmp_path), "plan=true")
+    check_refused(ended, words)
+    assert not (place / "executed").exists()
+
+
+KEYS = "optim.lr optim.batch_size optim.epochs optim.warmup optim.clip optim.schedule loss.eta loss.lambda "
+KEYS += "loss.temperature seed runtime.threads runtime.device runtime.precision runtime.targets student.num_layers "
+KEYS += "student.init.layers student.init.source teacher.source teacher.fine_tuned task.max_length task.columns "
+KEYS += "task.labels task.metrics task.label task.train task.kind method.weights.kd mapping.rule stage sweep.halving"
+VALUES = [
+    "inf",
+    "-1",
+    "1e300",
+    "abc",
+    "true",
+    "[1]",
+    "{a:1}",
+    "null",
+    "10000000000000000000000",
+    "''",
+    "${nope}",
+    "a/b",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("key", "value"), list(product(KEYS.split(), VALUES)))
+def test_any_value_of_any_key(place: Path, key: str, value: str) -> None:
+    """It is either refused or means something: never a traceback."""
+    ended = distill_run(place, *BASE.split(), f"{key}={value}", "plan=true")
+    assert ended.code in (0, 2), ended.err
+    assert ended.code == 0 or len(told(ended)) <= 2, ended.err
+
+
+@pytest.mark.slow
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.sampled_from(KEYS.split()), st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20))
+def test_any_text_for_any_key(place: Path, key: str, text: str) -> None:
+    ended = distill_run(place, *BASE.split(), f"{key}={text}", "plan=true")
+    assert ended.code in (0, 2), ended.err
+    assert ended.code == 0 or len(told(ended)) <= 2, ended.err
