@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 from distill_runner.common.schema import typed
 from distill_runner.compose import resolvers
-from distill_runner.compose.help import config_folder
+from distill_runner.compose.folders import config_folder
 from distill_runner.datasets.batches import Batch, Tokens, epoch_order
 from distill_runner.kinds.text import TextTask
 from distill_runner.methods.hidden_states import HiddenStateLoss

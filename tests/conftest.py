@@ -143,7 +143,7 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
 
     from distill_runner.compose import resolvers
     from distill_runner.compose.composed import typed_run
-    from distill_runner.compose.help import config_folder
+    from distill_runner.compose.folders import config_folder
     from distill_runner.sweeping.points import ReadOnce
 
     defaults = [

@@ -5,7 +5,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from distill_runner.compose import resolvers
-from distill_runner.compose.help import config_folder
+from distill_runner.compose.folders import config_folder
 
 
 def shipped_task(name: str, settings: Any = None) -> dict[str, Any]:

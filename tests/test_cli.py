@@ -24,7 +24,7 @@ from distill_runner.analysis.finished import FinishedRun
 from distill_runner.cli import _arguments
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
-from distill_runner.compose.help import choices
+from distill_runner.compose.folders import choices
 from distill_runner.training.devices import Device
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import yaml
 from distill_runner.cli import _arguments, _shorthand
 from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
-from distill_runner.compose.help import choices, config_folder
+from distill_runner.compose.folders import choices, config_folder
 from distill_runner.models import build as models
 from distill_runner.models import sources
 from distill_runner.pipeline.build import Pipeline

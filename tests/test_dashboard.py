@@ -11,7 +11,7 @@ import pytest
 
 from distill_runner.commands.dashboard import CELL, as_json, dashboard, main, terms
 from distill_runner.compose.config import RunConfig
-from distill_runner.compose.help import config_folder
+from distill_runner.compose.folders import config_folder
 from distill_runner.datasets.metrics import METRICS
 
 TERMS = ["ce", "kd", "intermediate"]

@@ -59,10 +59,13 @@ def first_point(words: Sequence[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if pair[1][0] == "distill-run"])
-def test_a_command_of_the_documentation_composes(page: str, command: tuple[str, ...]) -> None:
-    """Groups, names and keys are there."""
+def test_a_command_of_the_documentation_composes(
+    page: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups, names and keys are there; with the method of one's own that a page is about."""
     from distill_runner import api
 
+    monkeypatch.chdir(ROOT / "examples" / "own_method")
     api.composed(*first_point(command[1:]))
 
 

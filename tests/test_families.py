@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
-from distill_runner.compose.help import choices
+from distill_runner.compose.folders import choices
 from distill_runner.models.encoders import PACKED_FAMILIES
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve

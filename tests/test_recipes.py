@@ -8,7 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from distill_runner.compose import resolvers
-from distill_runner.compose.help import config_folder
+from distill_runner.compose.folders import config_folder
 from distill_runner.compose.recipe import beside_the_paper
 from distill_runner.sweeping.points import ReadOnce
 

@@ -12,7 +12,7 @@ from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.compose import resolvers
 from distill_runner.compose.composed import typed_run
-from distill_runner.compose.help import config_folder
+from distill_runner.compose.folders import config_folder
 from distill_runner.sweeping.points import Grid, expand
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from distill_runner.common.errors import as_typed
-from distill_runner.compose.help import config_folder
+from distill_runner.compose.folders import config_folder
 from distill_runner.datasets.corpora import Corpus, Part, TransferSet
 from distill_runner.kinds import KINDS
 from distill_runner.methods.checkpoint_schedule import CheckpointSchedule

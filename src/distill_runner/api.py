@@ -121,7 +121,7 @@ def composed(*overrides: str) -> "DictConfig":
 
     from distill_runner.compose import resolvers
     from distill_runner.compose.explain import explain
-    from distill_runner.compose.help import config_folder
+    from distill_runner.compose.folders import config_folder
 
     resolvers.register()
     GlobalHydra.instance().clear()

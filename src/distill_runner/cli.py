@@ -21,8 +21,9 @@ from omegaconf.errors import OmegaConfBaseException
 from distill_runner.common.disk import when_full
 from distill_runner.common.errors import EndedItself, TrainingError, UserError, message_and_exit_code
 from distill_runner.common.imports import importing
-from distill_runner.compose import resolvers
-from distill_runner.compose.help import config_folder, help_text
+from distill_runner.compose import folders, resolvers
+from distill_runner.compose.folders import config_folder
+from distill_runner.compose.help import help_text
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,9 @@ def _arguments(given: Sequence[str]) -> list[str]:
         if argument.startswith("-"):
             raise UserError(argument, None, "there is no such option", "See distill-run --help.")
     overrides = [*known.overrides, *behind]
-    options, multirun = [argument for argument in given if argument not in overrides], known.multirun
+    folders.give(known.config_dir)  # Hydra would put it behind the package's own
+    own = ("--config-dir", "-cd", known.config_dir, f"--config-dir={known.config_dir}", f"-cd={known.config_dir}")
+    options, multirun = [argument for argument in given if argument not in (*overrides, *own)], known.multirun
     if not options and any(override.startswith("sweep=") for override in overrides):
         options, multirun = ["-m"], True  # as its file says, which Hydra does not get to if anything else is wrong
     spelt_out = map(_shorthand, overrides)

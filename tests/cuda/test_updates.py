@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from distill_runner.compose.config import RunConfig
-from distill_runner.compose.help import choices
+from distill_runner.compose.folders import choices
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store

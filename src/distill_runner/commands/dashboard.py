@@ -56,15 +56,15 @@ def make(arguments: Sequence[str]) -> None:
         "--print", action="store_true", help="print its JSON instead; needs neither account nor network"
     )
     given = parser.parse_args(arguments)
-    from distill_runner.compose.help import config_folder
+    from distill_runner.compose.folders import folders
 
-    view = dashboard(given.project, given.entity or "", given.sweep, terms(config_folder()))
+    view = dashboard(given.project, given.entity or "", given.sweep, terms(*folders()))
     print(as_json(view) if given.print else save(view))
 
 
-def terms(config_folder: Path) -> list[str]:
+def terms(*folders: Path) -> list[str]:
     """The names of the terms of all methods: curves ``loss/<term>``, and ``settings/<term>/weight`` of a result."""
-    files = sorted((config_folder / "method").glob("*.yaml"))
+    files = [file for folder in folders for file in sorted((folder / "method").glob("*.yaml"))]
     methods = [yaml.safe_load(file.read_text()).get("method", {}) for file in files]
     return list(dict.fromkeys(term for method in methods for term in method.get("terms", {})))
 

@@ -36,7 +36,7 @@ def load(key: str, path: str, base: type) -> Any:
         remedy = f"Only subclasses of {base.__module__}.{base.__name__} are built."
         raise UserError(key, path, f"is no {base.__name__}", remedy)
     if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise UserError(key, path, "is abstract", f"Take a subclass that has what it lacks: {missing}.")
     return found
 

@@ -11,7 +11,7 @@ from yaml import YAMLError
 
 from distill_runner.common.disk import when_full
 from distill_runner.common.errors import UserError, causes, nearest
-from distill_runner.compose.help import choices, config_folder
+from distill_runner.compose.folders import choices, folders
 from distill_runner.compose.stages import inherited
 
 HELP = "See distill-run --help."
@@ -114,15 +114,14 @@ def known_keys() -> Iterator[tuple[str, str]]:
     """Groups, and dotted keys of all files, each with where it is from."""
     import yaml
 
-    folder = config_folder()
-    for file in sorted(folder.rglob("*.yaml")):
+    for file, folder in ((file, each) for each in folders() for file in sorted(each.rglob("*.yaml"))):
         text = file.read_text()
         group = file.relative_to(folder).parent.as_posix()
         yield group, group
         if not group.startswith("hydra"):
             prefix = "" if group == "." or text.startswith("# @package _global_") else f"{group}."
             owner = file.name if group == "." else f"{group}={file.stem}"
-            yield from ((f"{prefix}{key}", owner) for key in _flat(yaml.safe_load(text)))
+            yield from ((f"{prefix}{key}", owner) for key in _flat(yaml.safe_load(text) or {}))
 
 
 def _flat(node: Mapping[str, Any]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What ``distill-run --help`` prints, without composing anything: Hydra takes more than a second to list the groups."""
 
-from pathlib import Path
+from distill_runner.compose.folders import choices, groups
 
 TEXT = """\
 distill-run: repeat, compare and extend knowledge distillation of Transformers.
@@ -26,20 +26,7 @@ Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FU
 """
 
 
-def config_folder() -> Path:
-    """The configuration inside the installed package, else that of the checkout."""
-    packaged = Path(__file__).parents[1] / "conf"
-    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
-
-
 def help_text() -> str:
     """The text, with the groups and their names."""
-    groups = sorted(path.name for path in config_folder().iterdir() if path.is_dir() and path.name != "hydra")
-    lines = [f"{group}: {', '.join(names)}" for group in groups if (names := choices(group))]
+    lines = [f"{group}: {', '.join(choices(group))}" for group in groups()]
     return TEXT.replace("{groups}", "\n".join(lines))
-
-
-def choices(group: str) -> list[str]:
-    """The names that a group takes."""
-    folder = config_folder() / group
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))

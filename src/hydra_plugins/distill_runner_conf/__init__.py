@@ -1,0 +1,16 @@
+"""A user's own configuration, found by Hydra through the namespace package ``hydra_plugins``."""
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from distill_runner.compose.folders import config_folder, own_folder
+
+
+class OwnConfiguration(SearchPathPlugin):
+    """Puts it before the package's. Hydra's own ``--config-dir`` goes behind, and overrides no shipped file."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        shipped = str(config_folder())
+        of_ours = any(part.path.removeprefix("file://") == shipped for part in search_path.get_path())
+        if of_ours and (own := own_folder()):
+            search_path.prepend("own", f"file://{own}")
