@@ -15,8 +15,9 @@ def beside_the_paper(settings: Mapping[str, Any]) -> list[str]:
         settings: the resolved configuration.
     """
     recipe = settings["recipe"]
-    rows = [(key, _value(settings, key), str(said)) for key, said in recipe.get("says", {}).items()]
-    rows = [("recipe", "this run", recipe["paper"]), *((key, _text(value), said) for key, value, said in rows if value)]
+    known = ((key, _value(settings, key), str(said)) for key, said in recipe.get("says", {}).items())
+    rows = [("recipe", "this run", str(recipe["paper"]))]
+    rows += [(key, _text(value), said) for key, value, said in known if value]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = []
     for key, value, said in rows:

@@ -69,6 +69,9 @@ class Select(Combination):
 class Concatenate(Combination):
     """The teacher layers side by side and a trained affine projection (CKD; ALP-KD Eq. 4). Widths may differ.
 
+    **reading**: a projection of its own for each student layer, for ALP-KD says "a single projection layer" and not of
+    how many buckets; and a plain mean squared error behind it (``distance``), for which ALP-KD names none.
+
     Args:
         project: ``teacher`` projects the concatenation to the student's width, ``W_j`` of shape (H, K * H),
             as the paper describes it; ``student`` projects the student to the concatenation's width, as the
@@ -142,7 +145,11 @@ class Plain(nn.Module):
 
 
 class KeysQueriesValues(nn.Module):
-    """Trained projections to the student's width without bias, heads concatenated (ALP-KD, appendix)."""
+    """Trained projections to the student's width without bias, heads concatenated (ALP-KD, appendix).
+
+    **reading**: no projection behind the concatenated heads, as Vaswani et al. have one; the paper speaks of keys,
+    queries and "a dedicated value vector for each key" alone.
+    """
 
     def __init__(self, width_student: int, width_teacher: int, num_keys: int, attention: Attention) -> None:
         super().__init__()

@@ -86,6 +86,7 @@ class Score(Outputs):
     def soft(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
+        """**reading**: squared error of the two outputs. ALP-KD prints a T for STS-B, which has no meaning here."""
         return losses.squared_error(student_OC, teacher_OC.squeeze(-1))
 
     def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

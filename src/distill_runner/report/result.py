@@ -207,11 +207,22 @@ def _readings(stage: Stage) -> Iterator[str]:
     for name, term in stage.config.method.terms.items():
         if "scale_by_t2" in term.options:
             yield f"{name} scaled by T^2: {str(term.options['scale_by_t2']).lower()}"
+        if term.term == "soft_labels" and not stage.outputs.has_temperature:
+            yield f"{name} is the squared error of the two outputs, without a temperature"
+        if term.options.get("combine") == "concatenate":
+            yield f"{name}: a projection of its own for each student layer, {term.options['distance']} behind it"
         if attention := term.options.get("attention"):
             yield f"attention scale {attention['scale']}, normalize {str(attention['normalize']).lower()}"
+            if attention["kind"] == "kqv":
+                yield "no projection behind the attention's heads"
+    if schedule := stage.config.method.schedule:
+        yield f"schedule {schedule.rule}: trains {schedule.trains}, {schedule.share:g} of the epochs for layers"
+    if route := stage.config.route or (stage.source.config.route if stage.source else None):
+        yield f"the teacher at the {route.at} of its epochs; {route.warmup} warm-up epochs on the first checkpoint"
     teacher = stage.first_teacher
     yield (f"the teacher's seed is {teacher.config.seed} for all students" if teacher else "no teacher")
-    yield f"the {stage.config.select} epoch by the first metric is reported"
+    on = stage.config.task.select_on if stage.config.task else "text"
+    yield f"the {stage.config.select} epoch by the first metric on {on} is reported"
 
 
 def environment() -> dict[str, Any]:
