@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from command import distill_run
+from distill_runner.common.errors import Paused, UserError
 from distill_runner.compose.config import RunConfig
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
 from test_question_windows import made_rows
 
 Compose = Callable[..., RunConfig]
@@ -89,7 +95,10 @@ def overrides_of(method: str, tiny_bert_folder: Path, squad: Path) -> list[str]:
     return chosen
 
 
-@pytest.mark.parametrize("method", [*METHODS, *PRE_TRAINED])
+@pytest.mark.parametrize(
+    "method",
+    ["alp", *(pytest.param(name, marks=pytest.mark.slow) for name in (*METHODS, *PRE_TRAINED) if name != "alp")],
+)
 def test_every_method_trains_on_questions(
     method: str, arguments: list[str], tiny_bert_folder: Path, squad: Path, tmp_path: Path
 ) -> None:
@@ -103,3 +112,52 @@ def test_every_method_trains_on_questions(
     result = json.loads(file.read_text())
     assert result["metric"] == "f1"
     assert 0 <= result["metrics"]["exact_match"] <= result["metrics"]["f1"] <= 1
+
+
+@pytest.fixture(scope="session")
+def questions(arguments: list[str], compose: Compose) -> Callable[..., RunConfig]:
+    """A run's configuration on the questions, with a store of its own."""
+    return lambda *overrides: compose(*arguments, *overrides, tiny=False)
+
+
+def built(run: RunConfig, pause_after: int | None = None) -> dict[str, torch.Tensor]:
+    """The weights of the student that a run trains."""
+    pipeline = Pipeline(Store(run.store.dir), run.runtime)
+    stage = resolve(run.stages, "student", run.runtime.precision)
+    if pause_after is not None:
+        with pytest.raises(Paused):
+            pipeline.build(stage, pause_after)
+    return load_file(pipeline.build(stage) / "model" / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_cached_is_live(questions: Callable[..., RunConfig]) -> None:
+    """Bit for bit: start and end logits of every token, and [CLS] states of layers."""
+    cached, live = (built(questions("method=pkd", f"runtime.targets={how}")) for how in ("cached", "live"))
+    assert same(cached, live)
+
+
+def test_resumed_is_undisturbed(questions: Callable[..., RunConfig]) -> None:
+    whole, resumed = (built(questions("method=rkd", "optim.epochs=2"), pause) for pause in (None, 1))
+    assert same(whole, resumed)
+
+
+def test_a_head_for_classes_is_refused(questions: Callable[..., RunConfig], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    run = questions("method=rkd")
+    AutoTokenizer.from_pretrained(run.teacher.source).save_pretrained(tmp_path)
+    BertForSequenceClassification(
+        BertConfig(vocab_size=200, num_hidden_layers=1, hidden_size=32, num_attention_heads=4, intermediate_size=32)
+    ).save_pretrained(tmp_path)
+    run = questions("method=rkd", "teacher.fine_tuned=true", f"teacher.source={tmp_path}", "student.num_layers=1")
+    with pytest.raises(UserError, match=r"has no head for the task custom \(no qa_outputs"):
+        built(run)
+
+
+def test_held_out_examples_are_refused(questions: Callable[..., RunConfig]) -> None:
+    with pytest.raises(UserError, match=r"task\.select_on=held_out: questions about one context"):
+        questions("method=nkd", "task.select_on=held_out")
