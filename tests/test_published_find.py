@@ -71,8 +71,8 @@ AT_END = {"schedule.classification": "at_end"}
         ),
         (("internal_3_0", "rte", 6, 768, BERT, "accuracy"), {"terms": ["soft", "kl"]}, 67.15, "Internal KD Table 1"),
         (("internal_1_0", "rte", 12, 768, BERT, "accuracy"), {"terms": ["ce"]}, 67.51, "Internal KD Table 1"),
-        (("minilmv2", "squad2", 6, 384, BERT, "f1"), MINILMV2, 72.9, "MiniLMv2 Table 1"),
-        (("minilmv2", "squad2", 6, 384, BERT, "f1"), MINILMV2 | {"heads": 6}, 71.9, "MiniLMv2 Table 8"),
+        (("minilmv2", "squad_v2", 6, 384, BERT, "f1"), MINILMV2, 72.9, "MiniLMv2 Table 1"),
+        (("minilmv2", "squad_v2", 6, 384, BERT, "f1"), MINILMV2 | {"heads": 6}, 71.9, "MiniLMv2 Table 8"),
         (
             ("minilmv2", "rte", 12, 768, "roberta_large", "accuracy"),
             MINILMV2 | {"heads": 64, "mapping": "top:19"},
@@ -99,7 +99,7 @@ AT_END = {"schedule.classification": "at_end"}
         (("pd", "mrpc", 6, 768, BERT, "accuracy"), {}, 84.9, "Well-Read Students Table 3"),
         (("teacher", "rte", None, None, "roberta_large", "accuracy"), {}, 85.0, "Pro-KD Table 4"),
         (("teacher", "sst2", None, None, "bert-large-uncased", "accuracy"), {}, 92.89, "Pro-KD Table 1"),
-        (("teacher", "squad2", None, None, "roberta_base", "f1"), {}, 83.7, "MiniLMv2 Table 1"),
+        (("teacher", "squad_v2", None, None, "roberta_base", "f1"), {}, 83.7, "MiniLMv2 Table 1"),
     ],
 )
 def test_a_result_of_another_paper_finds_its_number(
@@ -206,10 +206,27 @@ def test_a_number_whose_split_is_not_said_is_a_reference() -> None:
         ("alp", "rte", {"mapping": "all", "attention": "kqv", "heads": 2}),
         ("internal", "rte", INTERNAL | {"schedule.rule": "sid"}),
         ("internal_3_4", "rte", INTERNAL | AT_END | {"schedule.rule": "pid"}),
-        ("minilmv2", "squad2", MINILMV2 | {"pairs": ["QQ"]}),
+        ("minilmv2", "squad_v2", MINILMV2 | {"pairs": ["QQ"]}),
         ("minilmv2", "rte", MINILMV2 | {"terms": ["relations"]}),
         ("minilmv2", None, MINILMV2),
     ],
 )
 def test_what_no_paper_prints_is_none(method: str, task: str, variant: dict[str, Any]) -> None:
     assert find(method, task, num_layers=4, teacher=BERT, variant=variant) is None
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "value", "table"),
+    [
+        ("xnli", "accuracy", 68.9, 5),
+        ("xnli_sw", "accuracy", 61.2, 5),
+        ("mlqa", "f1", 58.3, 6),
+        ("mlqa", "exact_match", 40.5, 6),
+        ("mlqa_zh", "f1", 54.4, 6),
+    ],
+)
+def test_languages_and_their_means_find_their_numbers(task: str, metric: str, value: float, table: int) -> None:
+    """The mean is that of the task. The paper does not say which split it scores: a reference only."""
+    found = find("minilmv2", task, num_layers=6, width=384, teacher="xlmr_base", metric=metric, variant=MINILMV2)
+    assert found is not None
+    assert (found.value, found.source, found.comparable) == (value, f"MiniLMv2 Table {table}", False)

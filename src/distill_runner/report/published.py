@@ -155,13 +155,14 @@ def find(
 
 def _names(cell: PublishedCell) -> tuple[str | None, ...]:
     """The task; of an average over languages also theirs (``xnli`` of ``xnli_en`` and others)."""
-    return (cell.task, _languages_of(cell.paper, cell.table)) if cell.task == "average" else (cell.task,)
+    of_languages = _languages_of(cell.paper, cell.table) if cell.task == "average" else None
+    return (cell.task, of_languages) if of_languages else (cell.task,)
 
 
 @cache
 def _languages_of(paper: str, table: str) -> str | None:
     """The task that a table has in several languages, if it has no other."""
-    tasks = {str(cell.task) for cell in cells(paper) if cell.table == table} - {"average"}
+    tasks = {cell.task for cell in cells(paper) if cell.table == table and cell.task} - {"average"}
     stems = {task.partition("_")[0] for task in tasks}
     return stems.pop() if len(stems) == 1 and len(tasks) > 1 else None
 
