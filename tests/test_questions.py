@@ -161,3 +161,33 @@ def test_a_head_for_classes_is_refused(questions: Callable[..., RunConfig], tmp_
 def test_held_out_examples_are_refused(questions: Callable[..., RunConfig]) -> None:
     with pytest.raises(UserError, match=r"task\.select_on=held_out: questions about one context"):
         questions("method=nkd", "task.select_on=held_out")
+
+
+@pytest.mark.slow
+def test_a_student_answers_by_id_and_two_are_compared_over_contexts(
+    arguments: list[str], squad: Path, tmp_path: Path
+) -> None:
+    from distill_runner.commands.submit import submit
+    from distill_runner.kinds.questions.scores import question_scores
+    from distill_runner.report.collect import results
+    from distill_runner.report.compare import compare
+    from distill_runner.report.rows import tabulate
+
+    for method in ("nkd", "rkd"):
+        assert distill_run(tmp_path, *arguments, f"method={method}").code == 0
+    found = results([tmp_path / "outputs" / "runs"])
+    (nkd,) = (result for result in found if result["method"] == "nkd")
+    submit([nkd["folder"], "--out", str(tmp_path / "answers.json"), "--device", "cpu"])
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    asked = [
+        (qa["id"], [answer["text"] for answer in qa["answers"]])
+        for paragraph in json.loads((squad / "validation.json").read_text())["data"][0]["paragraphs"]
+        for qa in paragraph["qas"]
+    ]
+    assert list(answers) == [name for name, _ in asked]
+    exact, f1 = question_scores(list(answers.values()), [golds for _, golds in asked])
+    assert nkd["metrics"] == pytest.approx({"f1": f1.mean(), "exact_match": exact.mean()})
+    (comparison,) = compare(tabulate(found), ["nkd", "rkd"])
+    assert comparison.examples is not None
+    assert comparison.examples.examples == len(asked)
+    assert 100 * comparison.examples.difference == pytest.approx(comparison.difference)

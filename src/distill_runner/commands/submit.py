@@ -2,12 +2,15 @@
 
 The server (https://gluebenchmark.com/submit) takes one zip with a file for every task, lines of ``index`` and
 ``prediction``: class names for the inference tasks, 0 or 1 for the others, scores from 0 to 5 for STS-B.
+
+Of a student of questions: its answers by id, as the evaluation scripts of SQuAD and MLQA take them.
 """
 
 import csv
 import io
+import json
 import sys
-from argparse import RawDescriptionHelpFormatter
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from distill_runner.commands.arguments import Parser, ended, require_folder, write
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, nearest
 from distill_runner.deploy.student import TEST, Student
 
 if TYPE_CHECKING:
@@ -74,8 +77,12 @@ def submit(arguments: list[str]) -> None:
     """
     given = _parser().parse_args(arguments)
     require_folder(given.out)
+    students = [Student.read(folder) for folder in given.folders]
+    if students[0].task.has_ids:
+        _answer(students, given)
+        return
     by_task: dict[str, Student] = {}
-    for student in map(Student.read, given.folders):
+    for student in students:
         task = _glue(student)
         if task is None:
             problem = f"its task {student.task.name} is none of GLUE's"
@@ -89,11 +96,29 @@ def submit(arguments: list[str]) -> None:
     print(f"{given.out}: {len(contents)} of {len(FILES)} files")
 
 
+def _answer(students: Sequence[Student], given: Namespace) -> None:
+    """Write answers by id: the JSON that the evaluators of SQuAD and MLQA take."""
+    student, *others = students
+    if others:
+        raise UserError("folder", others[0].folder, "answers of one student make a file", "Name one run folder.")
+    task = student.task
+    splits = {**task.validation, **task.test}
+    name = given.split or next(iter(task.test or task.validation))
+    if name not in splits:
+        raise UserError("--split", name, "there is no such split", nearest(name, splits))
+    # As a test split, which may lack answers.
+    chosen = task.model_copy(update={"test": {TEST: splits[name]}, "validation": {}, "languages": {}})
+    answers = student.read_off(chosen, given.device, chosen.answers)
+    write(given.out, json.dumps(answers, ensure_ascii=False, indent=0))
+    print(f"{given.out}: {len(answers)} answers to the split {name} by {student.folder}")
+
+
 def _parser() -> Parser:
     parser = Parser("distill-run-submit", formatter_class=RawDescriptionHelpFormatter, epilog=EXAMPLES)
     parser.description = "Test predictions of students in the format of GLUE's leaderboard."
     parser.add_argument("folders", nargs="+", type=Path, help="of finished runs, one for each task")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="submission.zip")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="submission.zip, or answers.json")
+    parser.add_argument("--split", metavar="NAME", help="of questions (default: the first test, or validation)")
     parser.add_argument("--fill", action="store_true", help="constants for the tasks without a student")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1 (default: auto)")
     return parser

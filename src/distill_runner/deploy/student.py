@@ -1,9 +1,10 @@
 """A finished run's student and the task that it was trained on, to predict other texts with."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import yaml
 
@@ -13,8 +14,10 @@ from distill_runner.datasets.reading.folders import READERS
 if TYPE_CHECKING:
     import numpy as np
 
+    from distill_runner.datasets.batches import Split
     from distill_runner.kinds import Task
 
+Read = TypeVar("Read")
 TEST = "test"
 
 
@@ -49,6 +52,10 @@ class Student:
 
     def outputs(self, task: "Task", device: str) -> "np.ndarray":
         """Outputs of the head, (N, C) in the order of the test split of ``task``."""
+        return self.read_off(task, device, lambda outputs, _split: outputs)
+
+    def read_off(self, task: "Task", device: str, read: Callable[["np.ndarray", "Split"], Read]) -> Read:
+        """What ``read`` makes of the outputs of the head for the test split of ``task``, and of that split."""
         from distill_runner.common.terminal import quiet
         from distill_runner.models.build import build
         from distill_runner.models.config import ModelConfig
@@ -61,7 +68,8 @@ class Student:
         model = place.place(build(ModelConfig(source=str(self.model), head="keep"), task.head))
         with TemporaryDirectory() as folder:
             task.write(Path(folder), task.examples(task.test[TEST]), read_tokenizer(str(self.model)))
-            return predict(model, task.open(Path(folder)), place)
+            split = task.open(Path(folder))
+            return read(predict(model, split, place), split)
 
     def outputs_of_file(self, file: Path, device: str) -> "np.ndarray":
         """The same for a file whose columns have the names of the task's.

@@ -55,6 +55,8 @@ class Task(Dataset):
     known_metrics: ClassVar[Mapping[str, Metric]]
     tokenized: ClassVar[bool] = True
     """Whether its examples are texts, so that models come with a tokenizer."""
+    has_ids: ClassVar[bool] = False
+    """Whether official evaluators take predictions by the ids of examples."""
     read_fields: ClassVar[frozenset[str]]
     """Fields that the examples of a split depend on, beside the content of the data."""
 
@@ -199,6 +201,10 @@ class Task(Dataset):
     def save_predictions(self, file: Path, outputs: np.ndarray, split: "Split") -> None:
         """Keep what paired tests of two methods compare: ``outputs`` and ``labels``, one row for each example."""
         np.savez(file, outputs=outputs, labels=np.asarray(split.labels))
+
+    def answers(self, outputs: np.ndarray, split: "Split") -> dict[str, str]:
+        """Predictions by the ids of the examples, as official evaluators take them (``has_ids``)."""
+        raise NotImplementedError
 
     @abstractmethod
     def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:

@@ -85,6 +85,7 @@ class QuestionsTask(Task):
         soft_ends: the loss on the teacher's predictions is the ``mean`` of start and end, or their ``sum``.
     """
 
+    has_ids = True
     known_metrics = METRICS  # type: ignore[assignment]
     read_fields: ClassVar[frozenset[str]] = frozenset(
         {"columns", "label", "kind", "max_length", "version", "unanswerable", "windowing", "languages"}
@@ -225,7 +226,7 @@ class QuestionsTask(Task):
         )
 
     def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:
-        raise UserError("task.kind", self.kind, "has answers in place of classes", "Take --out answers.json.")
+        raise UserError("task.kind", self.kind, "has answers in place of classes", "Take distill-run-submit.")
 
     def _scored(self, spans: np.ndarray, split: Any) -> Scored:
         golds = [split.question(number).answers for number in range(split.num_questions)]
