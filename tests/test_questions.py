@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from command import distill_run
 from distill_runner.common.errors import Paused, UserError
 from distill_runner.compose.config import RunConfig
+from distill_runner.kinds import make_task
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
@@ -191,3 +192,23 @@ def test_a_student_answers_by_id_and_two_are_compared_over_contexts(
     assert comparison.examples is not None
     assert comparison.examples.examples == len(asked)
     assert 100 * comparison.examples.difference == pytest.approx(comparison.difference)
+
+
+@pytest.mark.parametrize("placed", ["", "{folder}::"])
+def test_a_part_of_a_split_has_its_rows(squad: Path, placed: str) -> None:
+    """Of SQuAD's own JSON, named by the task or by the split."""
+    of = placed.format(folder=squad)
+
+    def ids(part: str) -> list[str]:
+        fields = {
+            "metrics": ["f1"],
+            "epochs": 1,
+            "columns": ["question", "context"],
+            "validation": {"validation": part},
+        }
+        task = make_task(name="toy", kind="questions", dataset=str(squad), train=f"{of}train", **fields)
+        return [question.id for question in task.examples(part)]
+
+    whole, first, rest = (ids(f"{of}{part}") for part in ("validation", "validation[:40%]", "validation[40%:]"))
+    assert first + rest == whole
+    assert len(first) == round(0.4 * len(whole))

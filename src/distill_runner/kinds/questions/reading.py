@@ -14,6 +14,7 @@ from typing import Any
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.reading.dataset import Dataset
 from distill_runner.datasets.reading.folders import locate, split_files
+from distill_runner.datasets.reading.slices import parse
 from distill_runner.datasets.reading.tables import rows
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,19 @@ def squad_json(file: Path) -> Iterator[Row] | None:
 
 
 def question_rows(data: Dataset, split: str) -> Iterator[Row]:
-    """The rows of a split, in any format that ``datasets`` reads or in SQuAD's own JSON."""
+    """The rows of a split or of a part of it, in any format that ``datasets`` reads or in SQuAD's own JSON.
+
+    For a part the whole is read twice, first to count its rows.
+    """
+    whole, part = parse(split)
+    if part is None:
+        yield from _whole(data, split)
+        return
+    chosen = set(part.rows(sum(1 for _ in _whole(data, whole))).tolist())
+    yield from (row for number, row in enumerate(_whole(data, whole)) if number in chosen)
+
+
+def _whole(data: Dataset, split: str) -> Iterator[Row]:
     where, name = data.placed(split)
     folder = locate(where)
     files = split_files(folder, name, where) if folder else []
@@ -200,9 +213,9 @@ def _parsed(text: str) -> Any:
     """A mapping or list that a CSV file holds as text, in JSON or as Python and pandas print it; else the text."""
     if not text.lstrip().startswith(("{", "[")):
         return text
-    for parse in (json.loads, lambda text: ast.literal_eval(_NUMPY.sub(r"\1", text))):
+    for read in (json.loads, lambda text: ast.literal_eval(_NUMPY.sub(r"\1", text))):
         try:
-            return parse(text)
+            return read(text)
         except (ValueError, SyntaxError):
             continue
     return text
