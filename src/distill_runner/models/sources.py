@@ -234,6 +234,8 @@ def _fresh_config(model: ModelConfig) -> PreTrainedConfig:
         raise UserError(".model.architecture.model_type", kind, "there is no such model", nearest(kind, CONFIG_MAPPING))
     try:
         config = AutoConfig.for_model(kind, **sizes)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(".model.architecture", None, f"makes no {kind} ({brief(error)})") from error
     check(config, ".model.architecture", None)
