@@ -1,5 +1,6 @@
 """Draws README's picture of a terminal: `make readme-picture` runs the commands below and keeps what they print."""
 
+import io
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ WIDTH, MOST_LINES = 100, 14
 def main() -> None:
     """Run the commands in an empty folder; long outputs lose their middle."""
     target = Path(__file__).parents[1] / "terminal.svg"
-    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"))
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     with tempfile.TemporaryDirectory() as folder:
         for command in COMMANDS:
