@@ -16,8 +16,8 @@ from distill_runner.datasets.held_out import HeldOut, held_out_rows
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from distill_runner.training import data as training_data
 from distill_runner.training.data import TaskData
+from distill_runner.training.evaluate import predict
 
 Compose = Callable[..., RunConfig]
 
@@ -71,13 +71,12 @@ def test_what_is_held_out_is_not_trained_on(compose: Compose) -> None:
 
 def test_validation_is_looked_at_once(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[int]()
-    predict = training_data.predict
 
     def watched(model: Any, split: Any, device: Any) -> Any:
         seen.append(len(split))
         return predict(model, split, device)
 
-    monkeypatch.setattr(training_data, "predict", watched)
+    monkeypatch.setattr("distill_runner.training.data.predict", watched)
     run = compose("method=nkd", "select_on=held_out", "optim.epochs=3")
     pipeline, stage, folder = built(run)
     data = pipeline.inputs.data(stage)

@@ -77,8 +77,8 @@ def test_a_gpus_losses_are_a_cpus(compose: Compose, tmp_path: Path, monkeypatch:
                 module.p = 0.0
         return model
 
-    built = Pipeline._model
-    monkeypatch.setattr(Pipeline, "_model", without_dropout)
+    built = Pipeline._initial
+    monkeypatch.setattr(Pipeline, "_initial", without_dropout)
     for method in ("alp", "minilmv2"):
         of: dict[str, list[Any]] = {}
         for device in ("cpu", "cuda:0"):

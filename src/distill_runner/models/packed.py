@@ -25,7 +25,7 @@ Angles = tuple[Tensor, Tensor]
 
 def extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
     """Run a model of a packed family on ``batch`` as far as ``needs`` asks."""
-    family, backbone = PACKED[model.config.model_type], model.base_model
+    family, backbone = PACKED[model.config.model_type], _backbone(model)
     layers = family.layers(backbone)
     num_tokens, learning = len(batch.input_ids), torch.is_grad_enabled()
     if torch.is_autocast_enabled(batch.input_ids.device.type):
@@ -46,6 +46,7 @@ def extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
         wanted = [name for name in PROJECTIONS if (name, number) in needs.projections]
         turned = angles.get(layer.rotary or "")
         if number == deepest > whole:  # nobody reads what this layer makes of its projections
+            read: Mapping[Projection, Tensor]
             read = {name: _project(layer, [name], layer.attended(h_TH), turned) for name in wanted}
             features.projections |= {(name, number): read[name][:num_tokens] for name in wanted}
             break
@@ -71,6 +72,10 @@ def extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
             head: Any = model.cls
             features.next_sentence = head.seq_relationship(backbone.pooler(cls_BH[:, None]))
     return features
+
+
+def _backbone(model: Any) -> Any:
+    return model.base_model
 
 
 def _means(h_TH: Tensor, batch: Batch) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -105,8 +105,9 @@ class TaskData:
         """Scores in 0..1; those of further splits are named ``<split>/<metric>`` (MNLI's mismatched, held-out ones)."""
         if self.selecting is None:
             return self._of_validation(model)
-        outputs = predict(model, self.selecting, self.device)
-        scores = self.task.score(outputs, self.selecting)
+        part = cast(Split, self.selecting)  # all of one that an evaluation reads
+        outputs = predict(model, part, self.device)
+        scores = self.task.score(outputs, part)
         return {f"{HELD_OUT}/{metric}": value for metric, value in scores.items()}, {}
 
     def judge(self, kept: Callable[[], PreTrainedModel]) -> Evaluation:
