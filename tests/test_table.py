@@ -192,10 +192,22 @@ def test_model_card_holds_the_numbers() -> None:
         "| accuracy of the teacher | 68.23 |",
         "| published (ALP-KD Table 1) | 67.15 |",
         "distill-run task=rte method=alp loss.eta=0.2\n",
-        "AutoModelForSequenceClassification.from_pretrained",
+        'model = pipeline("text-classification", model=".")',
         "- kd is scaled by T²",
     ):
         assert text in body
+
+
+def test_a_model_card_names_its_base_and_no_folder_of_a_machine() -> None:
+    command = (
+        "distill-run task=custom task.dataset=/home/me/data/reviews 'teacher.source=~/models/bert' task.columns=[a]"
+    )
+    made = result(command=command, base_model="google-bert/bert-base-uncased", dataset="/home/me/data/reviews")
+    front, body = card_parts(model_card(made))
+    assert front["base_model"] == "google-bert/bert-base-uncased"
+    assert front["model-index"][0]["results"][0]["dataset"]["type"] == "reviews"
+    assert "task.dataset=reviews 'teacher.source=bert' task.columns=[a]" in body
+    assert "/home" not in body + str(front)
 
 
 def test_model_card_without_readings_teacher() -> None:
@@ -213,7 +225,7 @@ def test_model_card_of_a_language_model() -> None:
         {"type": "fill-mask"},
         "wiki",
     )
-    assert "AutoModelForMaskedLM.from_pretrained" in body
+    assert 'pipeline("fill-mask", model=".")' in body
     assert "| masked_accuracy | 7.50 |" in body
     assert "161900" not in body, "a perplexity is no share"
 

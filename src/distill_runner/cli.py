@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,10 @@ def _end(error: BaseException) -> None:
 
 
 def _compose_and_run() -> None:
-    sys.argv[1:] = _arguments(sys.argv[1:])
+    if sys.argv[1:] == ["--version"]:
+        print(f"distill-run {version('distill-run')}")
+        return
+    sys.argv[1:] = _arguments(sys.argv[1:] or ["--help"])
     if {"--help", "-h"} & set(sys.argv):
         print(help_text(), end="")
         return
@@ -104,7 +108,11 @@ def _arguments(given: Sequence[str]) -> list[str]:
 
 
 def _shorthand(override: str) -> str:
-    """``student.init=random`` stands for ``student.init.layers=random``."""
+    """``student.init=random`` stands for ``student.init.layers=random``, and ``task.columns=a,b`` for a list.
+
+    A shell may take brackets for a pattern (zsh), and no grid is over columns.
+    """
+    override = re.sub(r"^task\.columns=([\w. -]+(?:,[\w. -]+)?)$", r"task.columns=[\1]", override)
     return re.sub(r"^student\.init=([\w,]+)$", r"student.init.layers=\1", override)
 
 

@@ -157,6 +157,8 @@ def _teacher(run: Path) -> Path | None:
 
     try:
         finished = FinishedRun.read(run)
+        if finished.teacher.config.given is not None:
+            return None  # predictions, and no model
         return finished.pipeline.build(finished.teacher) / "model"
     except UserError as error:
         print(f"without the teacher: {error}", file=sys.stderr)

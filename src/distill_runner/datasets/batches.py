@@ -223,6 +223,8 @@ class Tokens:
     @staticmethod
     def write(folder: Path, examples: "Examples", tokenizer: Any, max_length: int) -> None:
         """Tokenise and save. Long inputs lose tokens from the longer text first, as in BERT's own recipe."""
+        # A tokenizer that is saved with a model is used as it is: segments that it does not give are not trained on.
+        has_segments = "token_type_ids" in getattr(tokenizer, "model_input_names", ("token_type_ids",))
         how = {"truncation": True, "max_length": max_length, "return_attention_mask": False}
         with (
             ArrayFile(folder / "ids.npy", np.int32) as ids,
@@ -235,7 +237,8 @@ class Tokens:
                 encoded = tokenizer(*some, return_token_type_ids=True, **how)
                 offsets.append(ids.size + np.cumsum([len(one) for one in encoded["input_ids"]]))
                 ids.append(np.concatenate(encoded["input_ids"]))
-                segments.append(np.concatenate(encoded["token_type_ids"]))
+                of_texts = np.concatenate(encoded["token_type_ids"])
+                segments.append(of_texts if has_segments else np.zeros_like(of_texts))
         if examples.labels is not None:
             np.save(folder / "labels.npy", examples.labels)
 

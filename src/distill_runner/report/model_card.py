@@ -1,5 +1,6 @@
 """The README.md of a student: metadata for the Hugging Face hub, numbers, how to load and repeat it."""
 
+import re
 from typing import Any
 
 import yaml
@@ -9,12 +10,12 @@ from distill_runner.report.collect import Result
 
 LOADING = """\
 ```python
-from transformers import {model}, AutoTokenizer
-
-folder = "."  # this folder, or its id on the hub
-model = {model}.from_pretrained(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
+from transformers import pipeline
+model = pipeline("{kind}", model=".")  # this folder, or its id on the hub
+print(model("a text"))
 ```"""
+PATH = re.compile(r"(?<![\w:.])(?:~|\.{0,2})/(?:[^\s'\",\]/]+/)*([^\s'\",\]/]+)")
+"""A path of this machine, and the last of its names."""
 CLASSIFIER = ("text-classification", "AutoModelForSequenceClassification")
 LANGUAGE_MODEL = ("fill-mask", "AutoModelForMaskedLM")
 """The hub's name of what a model does, and the class that loads it."""
@@ -31,11 +32,12 @@ def model_card(result: Result) -> str:
         f"---\n{front}---",
         f"# {result['task']} by {label(result)}",
         f"A student of {student['num_layers']} layers of width {student['width']} "
-        f"({result['num_params'] / 1e6:.1f}M parameters, init `{student['init']}`), trained with "
+        f"({result['num_params'] / 1e6:.1f}M parameters, init `{_without_paths(student['init'])}`), trained with "
         f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
         "## Scores on the validation set\n\n" + _scores(result),
-        "## Loading\n\n" + LOADING.format(model=_kind(result)[1]),
-        f"## Training\n\n```sh\n{result['command']}\n```\n\nSeed {result['seed']}, best epoch "
+        "## Loading\n\n" + LOADING.format(kind=_kind(result)[0]),
+        f"## Training\n\n```sh\n{_without_paths(result['command'])}\n```\n\n"
+        f"Seed {result['seed']}, best epoch "
         f"{result['best_epoch']} of {result['epochs']}, {result['seconds']:.0f} s, "
         f"{result['examples_per_second']:.0f} examples/s. Artifact `{result['key']}`.",
     ]
@@ -43,6 +45,11 @@ def model_card(result: Result) -> str:
         items = "\n".join(f"- {reading}" for reading in readings)
         sections.append(f"## Readings\n\nWhere the paper is silent, this run takes:\n\n{items}")
     return "\n\n".join(sections) + "\n"
+
+
+def _without_paths(text: str) -> str:
+    """Without folders of the machine that it was made on, which say nothing to others."""
+    return PATH.sub(r"\1", text)
 
 
 def _kind(result: Result) -> tuple[str, str]:
@@ -54,12 +61,17 @@ def _front_matter(result: Result) -> dict[str, Any]:
     metrics = [{"type": name, "name": name, "value": float(value)} for name, value in result["metrics"].items()]
     entry = {
         "task": {"type": _kind(result)[0]},
-        "dataset": {"type": result["dataset"] or result["task"], "name": result["task"], "split": "validation"},
+        "dataset": {
+            "type": _without_paths(result["dataset"] or result["task"]),
+            "name": result["task"],
+            "split": "validation",
+        },
         "metrics": metrics,
     }
     name = f"{label(result)} {result['task']}"
     return {
         "library_name": "transformers",
+        **({"base_model": result["base_model"]} if result.get("base_model") else {}),
         "pipeline_tag": _kind(result)[0],
         "tags": ["knowledge-distillation", "distill-run", result["method"]],
         "model-index": [{"name": name, "results": [entry]}],

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -60,6 +61,7 @@ def finished(
         "steps": measured["step"],
         "history": measured["epochs"],
         "teacher": run.teacher.name if stage.first_teacher else None,
+        "base_model": _on_hub(stage),
         "teacher_score": teacher["metrics"][metric] if teacher else None,
         "student": measured["shape"] | described["student"],
         "num_params": measured["num_params"],
@@ -107,6 +109,16 @@ def _others(
             of_teacher = teacher["metrics"].get(metric) if teacher else None
             score = {"metric": metric, "score": metrics[metric], "teacher_score": of_teacher}
             yield {**score, "published": found.model_dump()}
+
+
+def _on_hub(stage: Stage) -> str | None:
+    """The hub id that the student's weights, or else its teacher's, come from; None for others."""
+    first = stage.first_teacher
+    for root in (stage.root, first.root if first else stage.root):
+        source = root.config.model.source
+        if source and re.fullmatch(r"\w[\w.-]*/[\w.-]+(?:@\w+)?", source) and not Path(source).exists():
+            return source.partition("@")[0]
+    return None
 
 
 def printed(run: RunConfig, num_layers: int, width: int, metric: str, split: str = "") -> Published | None:
