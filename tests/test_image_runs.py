@@ -273,3 +273,18 @@ def test_a_split_that_is_not_there_is_named(run: Callable[..., Run]) -> None:
     message = told(lambda: run("task.train=validation", method="nkd"))
     assert "no such split" in message
     assert "It has: test, train" in message
+
+
+@pytest.mark.real
+def test_the_test_images_of_cifar10(data_dir: Path, compose: Compose, tmp_path: Path) -> None:
+    """Re-coded as JPEG: means are those of CIFAR-10 to a hundredth."""
+    if not (source := data_dir / "cifar10_jpeg").is_dir():
+        pytest.skip("no cifar10_jpeg in DISTILL_DATA_DIR")
+    run = compose("task=cifar10", *SMALL[1:], f"task.dataset={source}", "method=nkd", tiny=False)
+    task = run.stages["student"].task
+    assert task is not None
+    task.write(tmp_path, task.examples("test"), None)
+    images, labels = np.load(tmp_path / "images.npy"), np.load(tmp_path / "labels.npy")
+    assert images.shape == (10_000, 32, 32, 3)
+    assert np.bincount(labels).tolist() == [1000] * 10
+    np.testing.assert_allclose(images.mean((0, 1, 2)) / 255, [0.494, 0.485, 0.450], atol=0.01)
