@@ -21,7 +21,7 @@ from distill_runner.pipeline.status import RESULT, going, read, write, write_jso
 from distill_runner.pipeline.store import Store, share
 from distill_runner.report.cells import label
 from distill_runner.report.model_card import model_card
-from distill_runner.report.result import described_by, environment, finished
+from distill_runner.report.result import described_by, environment, finished, readings
 from distill_runner.report.table import result_row
 from distill_runner.tracking import Tracker, flat, open_tracker
 from distill_runner.training.devices import computing
@@ -61,6 +61,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     for line in planned:
         log.info("%s", line)
     if run.plan:
+        log.info("%s", "\n  ".join(["readings, where a paper is silent:", *readings(stage)]))
         return {"status": "planned", **described_by(run)}
     if planned[-1].hit and (before := read(folder)) and before["status"] == "done":
         return _report(run, stage, pipeline, folder)

@@ -8,7 +8,7 @@ import yaml
 
 from distill_runner.common.errors import UserError, nearest
 from distill_runner.compose.explain import known_keys
-from distill_runner.compose.help import choices
+from distill_runner.compose.folders import choices
 
 TYPED = ("stages", "runtime", "store", "tracker", "task", "corpus", "transfer", "method", "optim", "hydra", "params")
 """Roots below which a schema, or Hydra, refuses what is not known."""

@@ -5,12 +5,13 @@
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.readings import Reading
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.methods.layer_mapping import LayerMapping, single
@@ -35,10 +36,9 @@ class AttentionRelationLoss(LayeredTerm):
         heads: that the projections are split into, whatever heads the models have; None for the models' own, which must
             then be equally many.
         over_layers: ``mean`` over the supervised layers (internal representations, Exp3.0) or their ``sum`` (its
-            Algorithm 1). **reading** where both could be meant: the mean.
+            Algorithm 1).
         over_rows: ``sequence`` takes the mean over the tokens of each sequence, then over the batch (internal
-            representations, Eq. 2 and Algorithm 1); ``token`` over all tokens of the batch. **reading** for MiniLMv2,
-            whose Eq. 6 is of one sequence: the former.
+            representations, Eq. 2 and Algorithm 1); ``token`` over all tokens of the batch.
     """
 
     def __init__(
@@ -46,8 +46,14 @@ class AttentionRelationLoss(LayeredTerm):
         mapping: LayerMapping,
         pairs: list[Pair],
         heads: int | None = None,
-        over_layers: Literal["sum", "mean"] = "mean",
-        over_rows: Rows = "sequence",
+        over_layers: Annotated[
+            Literal["sum", "mean"],
+            Reading("the mean, as the text of Exp3.0; Algorithm 1 sums", "internal representations"),
+        ] = "mean",
+        over_rows: Annotated[
+            Rows,
+            Reading("mean over a sequence's tokens, then the batch; Eq. 6 is of one", "MiniLMv2 Eq. 6"),
+        ] = "sequence",
     ) -> None:
         super().__init__(mapping, over_layers)
         if not pairs or len(set(pairs)) < len(pairs) or not set(pairs) <= set(get_args(Pair)):

@@ -4,12 +4,13 @@ n sequences of one group padded to L, A heads.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.readings import Reading
 from distill_runner.datasets.batches import Batch, LengthGroup
 from distill_runner.methods.base import Progress
 from distill_runner.methods.layer_mapping import LayerMapping, single
@@ -30,10 +31,13 @@ def attention_scores(features: Features, layer: int, heads: int, group: LengthGr
     return query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
 
 
+PADDING = Reading("pairs of padding are left out; the code counts them, with scores of 0", "TinyBERT Eq. 7")
+
+
 class AttentionScoreLoss(LayeredTerm):
     """Squared error of the student's attention scores, head by head; the two models have as many heads.
 
-    The mean is over the heads and over all pairs of tokens of a sequence, then over the batch. **reading**: TinyBERT's
+    The mean is over the heads and over all pairs of tokens of a sequence, then over the batch. TinyBERT's
     code counts the pairs of padding too, with scores of 0 on both sides, so that its number depends on the batch.
 
     Args:
@@ -41,7 +45,7 @@ class AttentionScoreLoss(LayeredTerm):
         over_layers: ``sum`` (TinyBERT, Eq. 11) or ``mean`` over the supervised layers.
     """
 
-    def __init__(self, mapping: LayerMapping, over_layers: Literal["sum", "mean"] = "sum") -> None:
+    def __init__(self, mapping: LayerMapping, over_layers: Annotated[Literal["sum", "mean"], PADDING] = "sum") -> None:
         super().__init__(mapping, over_layers)
 
     def build(self, layers: list[list[int]], student: EncoderShape, teacher: EncoderShape) -> None:

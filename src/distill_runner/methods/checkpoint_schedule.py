@@ -1,11 +1,12 @@
 """What each epoch of a student goes by where that changes on the way: a checkpoint of its teacher, a temperature."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.readings import Reading
 from distill_runner.common.schema import Schema
 
 Item = TypeVar("Item")
@@ -15,14 +16,18 @@ class EpochsPerStep(Schema):
     """How many epochs each of several consecutive steps takes.
 
     Args:
-        epochs: of every step, or a list of one number each: n_i of Pro-KD, section 4. **reading**: the "increment
-            factor" of its section 5.2. None shares training out evenly, the rest going to the last step, as in the
-            code of Annealing-KD.
-        warmup: further epochs of the first step. **reading**: Pro-KD names "warm-up epochs" and does not explain them.
+        epochs: of every step, or a list of one number each: n_i of Pro-KD, section 4. None shares training out evenly,
+            the rest going to the last step, as in the code of Annealing-KD.
+        warmup: further epochs of the first step.
     """
 
-    epochs: int | list[int] | None = None
-    warmup: int = Field(0, ge=0)
+    epochs: Annotated[
+        int | list[int] | None, Reading("n_i of section 4 is the increment factor of section 5.2", "Pro-KD 5.2")
+    ] = None
+    warmup: Annotated[
+        int,
+        Reading('"warm-up epochs" are further epochs of the first step', "Pro-KD 5.2"),
+    ] = Field(0, ge=0)
 
     def spread(self, items: Sequence[Item], num_epochs: int) -> list[Item]:
         """The item of each epoch, as many epochs as the steps take; ``num_epochs`` are those to be shared out.
@@ -53,13 +58,19 @@ class CheckpointSchedule(EpochsPerStep):
     Args:
         checkpoints: epochs of the teacher, from 1, in the order in which they are followed: the anchors of RCO (Jin et
             al. 2019); every epoch by default, as in Pro-KD.
-        at: the teacher at the ``end`` of such an epoch, or at its ``beginning``. **reading**: the end. Pro-KD's Eqs. 2
+        at: the teacher at the ``end`` of such an epoch, or at its ``beginning``. Pro-KD's Eqs. 2
             and 3 take theta(i), the parameters "at the beginning of epoch i": the first one is then a teacher that is
             not fine-tuned yet. Its Figure 1 and Table 1 number checkpoints by the epochs that they come from.
     """
 
     checkpoints: list[int] | None = Field(None, min_length=1)
-    at: Literal["end", "beginning"] = "end"
+    at: Annotated[
+        Literal["end", "beginning"],
+        Reading(
+            "at the end of epoch i, as Figure 1 and Table 1; Eqs. 2 and 3 say beginning",
+            "Pro-KD",
+        ),
+    ] = "end"
 
     def resolve(self, teacher_epochs: int, student_epochs: int) -> tuple[int, ...]:
         """The epochs that the teacher has behind it, for each of the student's epochs that learns from it.

@@ -48,7 +48,7 @@ class TermConfig(Schema):
             raise UserError(".term", term, "needs the id of a term", f"Known: {', '.join(sorted(TERMS))}.")
         found = find_term(term)
         term = next((key for key, kind in TERMS.items() if kind is found), term)  # one name each, even by its path
-        return cls(term=term, weight=weight, arguments=typed(_arguments(found), given, "."))
+        return cls(term=term, weight=weight, arguments=typed(arguments_of(found), given, "."))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -163,12 +163,12 @@ class _Arguments(Schema):
 
 
 def _revived(kind: type[LossTerm], values: dict[str, Any]) -> Schema:
-    return _arguments(kind).model_validate(values)
+    return arguments_of(kind).model_validate(values)
 
 
 @cache
-def _arguments(kind: type[LossTerm]) -> type[Schema]:
-    """The constructor's signature as a schema."""
+def arguments_of(kind: type[LossTerm]) -> type[Schema]:
+    """The signature of a term's constructor as a schema."""
     fields: dict[str, Any] = {
         name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
         for name, parameter in inspect.signature(kind, eval_str=True).parameters.items()

@@ -5,11 +5,12 @@
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.readings import Reading
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods import losses
 from distill_runner.methods.base import Progress
@@ -46,7 +47,10 @@ class HiddenStateLoss(LayeredTerm):
     def __init__(
         self,
         mapping: LayerMapping,
-        combine: Literal["select", "concatenate", "attend"],
+        combine: Annotated[
+            Literal["select", "concatenate", "attend"],
+            Reading("a projection of its own for each student layer", "ALP-KD Eq. 4", "concatenate"),
+        ],
         distance: Literal["normalized", "mse", "normalized_mse", "cosine"],
         over_layers: Literal["sum", "mean"] = "sum",
         attention: Attention | None = None,

@@ -5,11 +5,12 @@ empty where the layer is not supervised. Here m is the number of student layers 
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.readings import Reading
 from distill_runner.common.schema import Schema
 
 
@@ -21,17 +22,16 @@ class LayerMapping(Schema):
     With c supervised student layers (m - 1: the last one has no peer, unless ``supervise_last``):
 
     - ``skip``: teacher layers 1, 1 + s, 1 + 2s, ... with s = floor(n / c), the first of each of c equal
-      buckets (PKD). **reading** where c does not divide n, from "only every other layer of the teacher is
-      skipped": 12 to 6 gives 1, 3, 5, 7, 9.
-    - ``no``: c consecutive buckets without overlap. **reading** where c does not divide n: near-equal, the
+      buckets (PKD). Where c does not divide n, 12 to 6 gives 1, 3, 5, 7, 9.
+    - ``no``: c consecutive buckets without overlap. Where c does not divide n they are near-equal, the
       larger ones first.
     - ``po``: as ``no``, and each bucket also has the first layer of the next one.
     - ``all``: every supervised layer sees all teacher layers.
     - ``layer``: the one teacher layer ``layer`` (PKD-1, PKD-6, PKD-12 of Table 3, all with m = 2).
-      **reading** for m > 2: it supervises every supervised layer, as in ``all``.
+      For m > 2 it supervises every supervised layer, as in ``all``.
     - ``last``: the layers just below the top, n - m + 1, n - m + 2, ... (PKD's "last": 12 to 3 gives 10, 11).
     - ``group_top``: teacher layer j * n / m for student layer j, the top of each of m equal groups (internal
-      representations). **reading** where m does not divide n: the groups' bounds are rounded down.
+      representations). Where m does not divide n, the groups' bounds are rounded down.
     - ``top``: the student's last layer, whatever ``supervise_last``, learns from the one teacher layer ``layer``, the
       last one by default (MiniLMv2). The student may be as deep as the teacher.
     - ``explicit``: ``layers`` as given; what is supervised is seen from the list itself.
@@ -40,7 +40,14 @@ class LayerMapping(Schema):
         UserError: a key is missing, or belongs to another rule.
     """
 
-    rule: Literal["skip", "no", "po", "all", "layer", "last", "group_top", "top", "explicit"]
+    rule: Annotated[
+        Literal["skip", "no", "po", "all", "layer", "last", "group_top", "top", "explicit"],
+        Reading('12 to 6 is 1, 3, 5, 7, 9: "only every other layer is skipped"', "ALP-KD", "skip"),
+        Reading("buckets that do not divide evenly are near-equal, the larger first", "ALP-KD", "no"),
+        Reading("buckets that do not divide evenly are near-equal, the larger first", "ALP-KD", "po"),
+        Reading("with more than two student layers it supervises each that is supervised", "ALP-KD Table 3", "layer"),
+        Reading("bounds of groups that do not divide evenly are rounded down", "internal representations", "group_top"),
+    ]
     layer: int | None = None
     layers: list[list[int]] | None = None
     supervise_last: bool = False
@@ -162,20 +169,31 @@ class Attention(Schema):
     Args:
         kind: ``dot`` has no parameters (ALP-KD Eq. 5); ``kqv`` trains projections (appendix, Table 4).
         heads: of ``kqv``, 1 by default; must divide the student's width.
-        values: of ``kqv``. The appendix says "train a dedicated value vector for each key". **reading**: each
+        values: of ``kqv``. Each
             key (teacher layer) has its own value projection, ``per_layer``; ``shared`` is one for all keys.
-        scale: ``sqrt_dim`` divides the scores by the root of the (head's) width. **reading**: Eq. 5 has none;
-            the appendix follows Vaswani et al., who scale.
-        normalize: L2-normalise queries and keys, not values: the scores are cosines. **reading**: not done.
+        scale: ``sqrt_dim`` divides the scores by the root of the (head's) width.
+        normalize: L2-normalise queries and keys, not values: the scores are cosines.
     Raises:
         UserError: a key of ``kqv`` with ``dot``, or no heads.
     """
 
-    kind: Literal["dot", "kqv"] = "dot"
+    kind: Annotated[
+        Literal["dot", "kqv"], Reading("no projection behind the attention's heads", "ALP-KD appendix", "kqv")
+    ] = "dot"
     heads: int | None = Field(None, ge=1)
-    values: Literal["per_layer", "shared"] | None = None
-    scale: Literal["none", "sqrt_dim"] = "none"
-    normalize: bool = False
+    values: Annotated[
+        Literal["per_layer", "shared"] | None,
+        Reading(
+            'one for each layer: "a dedicated value vector for each key"',
+            "ALP-KD appendix",
+            "per_layer",
+        ),
+    ] = None
+    scale: Annotated[
+        Literal["none", "sqrt_dim"],
+        Reading("Eq. 5 shows no scale; Vaswani et al., whom the appendix follows for kqv, scale", "ALP-KD Eq. 5"),
+    ] = "none"
+    normalize: Annotated[bool, Reading("queries and keys are taken as they are", "ALP-KD Eq. 5")] = False
 
     @model_validator(mode="before")
     @classmethod

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.readings import Reading
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Method, Progress
@@ -36,25 +37,31 @@ class LayerSchedule(Schema):
     Args:
         rule: ``pid``, one layer at a time, or ``sid``, all layers up to the current one.
         limits: epochs of each layer at most, one number for all or a list; 0 leaves a layer out.
-        share: of all epochs, divided evenly among the layers, where there are no ``limits``. **reading**: 0.8, for in
-            the paper's Figure 4 six layers take about 40 of 50 epochs.
-        thresholds: of the watched term's mean over an epoch, unweighted, one for all layers or a list. **reading**:
-            none; the paper tells no values. Its Algorithm 1 sums the term over batches: this mean times their number.
+        share: of all epochs, divided evenly among the layers, where there are no ``limits``.
+        thresholds: of the watched term's mean over an epoch, unweighted, one for all layers or a list. Algorithm
+            1 sums the term over batches: this mean times their number.
         watch: the term that thresholds are compared with.
         classification: the predictions ``at_end`` (the paper's arrow) or ``always`` (its plus sign).
         trains: ``supervised``: no gradient reaches what lies below the layers that are learnt, and in the end the head
             alone is trained. So the paper has PID, "only one layer is optimized at a time", and the end, "only the
             classification layer is trained" (Figure 4). ``all`` restricts the losses and not the gradients, as
-            Algorithm 1 for SID. **reading**: each rule by its own words; pooler and classifier are the head.
+            Algorithm 1 for SID. Pooler and classifier are the head.
     """
 
     rule: Literal["pid", "sid"]
     limits: list[Limit] | None = None
-    share: float = Field(0.8, ge=0, le=1)
-    thresholds: list[float] | None = None
+    share: Annotated[
+        float, Reading("six layers take about 40 of 50 epochs in Figure 4", "internal representations, Figure 4")
+    ] = Field(0.8, ge=0, le=1)
+    thresholds: Annotated[
+        list[float] | None, Reading("none: the paper tells no values", "internal representations, Algorithm 1")
+    ] = None
     watch: str = "cos"
     classification: Literal["at_end", "always"] = "at_end"
-    trains: Literal["supervised", "all"] = "all"
+    trains: Annotated[
+        Literal["supervised", "all"],
+        Reading("PID and SID each by their own words", "internal representations, How to distill"),
+    ] = "all"
 
     def spec(self) -> dict[str, Any]:
         """What determines it."""

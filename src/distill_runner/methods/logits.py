@@ -5,12 +5,13 @@ after (stages of ``conf/method/{vanilla,takd,rco,annealing,prokd}.yaml``).
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.readings import Reading
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.checkpoint_schedule import EpochsPerStep
@@ -23,16 +24,18 @@ HOTTEST = 1e6
 """Beyond which nothing is left of what a teacher says."""
 
 
+SCALED = Reading("the term is multiplied by T^2, as in Hinton et al. and in the code of the group", "ALP-KD Eq. 2")
+
+
 class SoftLabels(LossTerm):
     """Distillation of the predictions (ALP-KD Eq. 2, Hinton et al.); squared error of the outputs for regression.
 
     Args:
         temperature: T > 0, of both sides; unused for regression.
-        scale_by_t2: multiply by T², so that the gradient's size does not depend on T. **reading**: the ALP-KD paper
-            does not show it; on by default as in Hinton et al. and in the code of ALP-KD's group.
+        scale_by_t2: multiply by T², so that the gradient's size does not depend on T.
     """
 
-    def __init__(self, temperature: float, scale_by_t2: bool = True) -> None:
+    def __init__(self, temperature: float, scale_by_t2: Annotated[bool, SCALED] = True) -> None:
         super().__init__()
         if temperature <= 0:
             raise UserError(".temperature", temperature, "must be greater than 0", GRID)
@@ -92,7 +95,9 @@ class LogitMatching(LossTerm):
         tau_max: int,
         soften: Literal["divide", "scale", "none"],
         steps: EpochsPerStep,
-        over_classes: Literal["sum", "mean"] = "sum",
+        over_classes: Annotated[
+            Literal["sum", "mean"], Reading("the norm is a sum over classes; the code takes the mean", "Pro-KD Eq. 3")
+        ] = "sum",
         followed: int | None = None,
     ) -> None:
         super().__init__()

@@ -1,9 +1,10 @@
 """What a model is made from."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from distill_runner.common.readings import Reading
 from distill_runner.common.schema import Schema
 
 Init = Literal["first", "group_top", "alternate", "random", "embeddings_only"]
@@ -29,7 +30,11 @@ class ModelConfig(Schema):
     source: str | None = None
     tokenizer: str | None = None
     num_layers: int | None = Field(None, ge=1)
-    layers: Init = "first"
+    layers: Annotated[
+        Init,
+        Reading("bounds of groups that do not divide evenly are rounded down", "internal representations", "group_top"),
+        Reading("bounds of groups that do not divide evenly are rounded down", "DistilBERT", "alternate"),
+    ] = "first"
     head: Literal["new", "keep"] = "new"
     labels: list[str] | None = None
     architecture: dict[str, Any] | None = None
@@ -43,7 +48,7 @@ class ModelConfig(Schema):
 def chosen_layers(source_layers: int, num_layers: int, init: Init) -> list[int]:
     """Numbers (from 1) of the source's layers that a student of ``num_layers`` copies; empty if it copies none.
 
-    **reading** where ``num_layers`` does not divide: the groups' bounds are rounded down.
+    Where ``num_layers`` does not divide, the groups' bounds are rounded down.
     """
     n, m = source_layers, num_layers
     match init:

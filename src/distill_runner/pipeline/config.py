@@ -1,11 +1,12 @@
 """What a stage is, and where artifacts lie."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.readings import Reading
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.corpora import Corpus, TransferSet
 from distill_runner.kinds import AnyTask
@@ -70,7 +71,9 @@ class StageConfig(Schema):
     given: Given | None = None
     route: CheckpointSchedule | None = None
     optim: Optim
-    select: Literal["best", "last"] = "best"
+    select: Annotated[
+        Literal["best", "last"], Reading("the best epoch by the first metric of the validation set", "ALP-KD", "best")
+    ] = "best"
     keep_checkpoints: bool = False
     seed: int = Field(ge=0)
     share: float = Field(1.0, gt=0, le=1)

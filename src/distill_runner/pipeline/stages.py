@@ -68,6 +68,12 @@ class Stage:
     def upstream(self) -> list["Stage"]:
         return [stage for stage in (self.source, self.teacher, *self.members) if stage]
 
+    @property
+    def all_upstream(self) -> list["Stage"]:
+        """All that it needs, the nearest first, each once."""
+        every = [stage for near in self.upstream for stage in (near, *near.all_upstream)]
+        return list({id(stage): stage for stage in every}.values())
+
     @cached_property
     def data_spec(self) -> dict[str, Any]:
         if self.config.corpus is not None:

@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from distill_runner.common.errors import as_typed
+from distill_runner.common.readings import applied
 from distill_runner.compose.config import RunConfig
 from distill_runner.kinds.task import HELD_OUT
 from distill_runner.methods.config import MethodConfig
@@ -72,7 +74,7 @@ def finished(
             name: _of_split(run, stage, name, metric, measured["metrics"], taught)
             for name in (stage.config.task.columns_of if stage.config.task else ())
         },
-        "readings": list(_readings(stage)),
+        "readings": readings(stage),
         "hub": stage.hub_commits,
         "folder": str(folder),
         "model": str(folder / "model"),
@@ -212,29 +214,25 @@ def _transfer(run: RunConfig) -> dict[str, Any] | None:
     return next(({"name": transfer.name, "size": transfer.size} for transfer in used), None)
 
 
-def _readings(stage: Stage) -> Iterator[str]:
-    """Where a paper is silent: what this run took, so that a reader of the result need not look it up."""
-    optim = stage.config.optim
-    yield f"optimiser {optim.name}, schedule {optim.schedule} after {optim.warmup:g} of the steps as warm-up"
+def readings(stage: Stage) -> list[str]:
+    """Where a paper is silent: what this run took, with the stages that took it."""
+    found: dict[str, list[str]] = {}
+    for each in (stage, *stage.all_upstream):
+        for one in applied(each.config):
+            line = f"{one.key}={as_typed(one.value)}: {one.reading.text} ({one.reading.source})"
+            found.setdefault(line, []).append(each.name)
+    return [*(f"{line} [{', '.join(dict.fromkeys(names))}]" for line, names in found.items()), *_of_data(stage)]
+
+
+def _of_data(stage: Stage) -> Iterator[str]:
+    """Those that follow from the run's data and teacher, and from no option."""
     for name, term in stage.config.method.terms.items():
-        if "scale_by_t2" in term.options:
-            yield f"{name} scaled by T^2: {str(term.options['scale_by_t2']).lower()}"
         if term.term == "soft_labels" and not stage.outputs.has_temperature:
-            yield f"{name} is the squared error of the two outputs, without a temperature"
-        if term.options.get("combine") == "concatenate":
-            yield f"{name}: a projection of its own for each student layer, {term.options['distance']} behind it"
-        if attention := term.options.get("attention"):
-            yield f"attention scale {attention['scale']}, normalize {str(attention['normalize']).lower()}"
-            if attention["kind"] == "kqv":
-                yield "no projection behind the attention's heads"
-    if schedule := stage.config.method.schedule:
-        yield f"schedule {schedule.rule}: trains {schedule.trains}, {schedule.share:g} of the epochs for layers"
-    if route := stage.config.route or (stage.source.config.route if stage.source else None):
-        yield f"the teacher at the {route.at} of its epochs; {route.warmup} warm-up epochs on the first checkpoint"
-    teacher = stage.first_teacher
-    yield (f"the teacher's seed is {teacher.config.seed} for all students" if teacher else "no teacher")
+            yield f"{name}: the squared error of the two outputs, without a temperature"
+    if teacher := stage.first_teacher:
+        yield f"teacher.seed={teacher.config.seed}: one teacher for all students"
     on = stage.config.task.select_on if stage.config.task else "text"
-    yield f"the {stage.config.select} epoch by the first metric on {on} is reported"
+    yield f"select={stage.config.select}: by the first metric on {on}"
 
 
 def environment() -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.readings import Reading
 from distill_runner.datasets.corpora.parts import Mixture, Part
 from distill_runner.datasets.examples import Examples
 from distill_runner.datasets.reading.tables import read
@@ -25,7 +26,7 @@ class Corpus(Mixture):
         vocab_size: entries of a WordPiece vocabulary trained on it; needed only by ``model.tokenizer: corpus``.
         examples: ``passages``, each text alone, cut to the length; ``packed``, documents end to end at full length
             (RoBERTa's FULL-SENTENCES); ``pairs`` for next sentence prediction (BERT's own recipe).
-        hold_out: one document in so many validates, where a part has no validation split. **reading**: 200.
+        hold_out: one document in so many validates, where a part has no validation split.
         short_pairs: share of the pairs that are made shorter on purpose (BERT's ``short_seq_prob``).
         mask_probability: share of the tokens to predict.
         whole_word: choose words instead of pieces of words.
@@ -38,8 +39,12 @@ class Corpus(Mixture):
 
     max_length: int = Field(ge=8)
     vocab_size: int | None = Field(None, ge=64)
-    examples: Literal["passages", "packed", "pairs"] = "passages"
-    hold_out: int = Field(200, ge=2)
+    examples: Annotated[
+        Literal["passages", "packed", "pairs"],
+        Reading("a separator stands between two documents, as in RoBERTa's FULL-SENTENCES", "MiniLMv2 4.1", "packed"),
+        Reading("pairs are drawn once, masks anew in every epoch; BERT had ten copies", "BERT A.2", "pairs"),
+    ] = "passages"
+    hold_out: Annotated[int, Reading("one document in 200 validates", "all papers that pre-train")] = Field(200, ge=2)
     short_pairs: float = Field(0.1, ge=0, le=1)
     mask_probability: float = Field(0.15, gt=0, lt=1)
     whole_word: bool = False

@@ -1,0 +1,58 @@
+"""``docs/readings.md``: every reading that the package declares, by the option that it belongs to."""
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from distill_runner.common.errors import as_typed
+from distill_runner.common.readings import EVERY, declared
+from distill_runner.datasets.corpora import Corpus
+from distill_runner.methods.checkpoint_schedule import CheckpointSchedule
+from distill_runner.methods.config import arguments_of
+from distill_runner.methods.layer_mapping import Attention, LayerMapping
+from distill_runner.methods.layer_schedule import LayerSchedule
+from distill_runner.methods.terms import TERMS
+from distill_runner.models.config import ModelConfig
+from distill_runner.pipeline.config import StageConfig
+from distill_runner.training.config import Optim
+
+HEAD = """\
+# Readings: where a paper is silent
+
+What is taken where a paper leaves a choice open. Each is declared where the option is. Every run lists those that apply
+to it, with its values, in `result.json` (`readings`) and under `plan=true`. This page is made by
+`python -m distill_runner.report.readings_page`; what a recipe takes is beside what its paper says under `plan=true`.
+
+| option | default | taken | source |
+| --- | --- | --- | --- |
+"""
+
+
+def parts() -> Iterator[tuple[str, type[BaseModel]]]:
+    """All schemas that may declare readings, with the name that their options are shown under."""
+    yield from (
+        ("stages.<stage>", StageConfig),
+        ("stages.<stage>.model", ModelConfig),
+        ("optim", Optim),
+        ("corpus", Corpus),
+        ("mapping", LayerMapping),
+        ("attention", Attention),
+        ("schedule", LayerSchedule),
+        ("route", CheckpointSchedule),
+    )
+    for name, term in TERMS.items():
+        yield name, arguments_of(term)
+
+
+def page() -> str:
+    """The text of the page."""
+    rows = []
+    for name, schema in parts():
+        for option, default, reading in declared(schema):
+            key = f"{name}.{option}" + ("" if reading.value is EVERY else f"={as_typed(reading.value)}")
+            rows.append(f"| `{key}` | {as_typed(default)} | {reading.text} | {reading.source} |")
+    return HEAD + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
