@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 from distill_runner.compose.config import RunConfig
 from distill_runner.compose.folders import choices
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
+from distill_runner.training.devices import Device
 from distill_runner.training.train import Training
 from fake_cuda import COUNTS
 from test_configs import made_small
@@ -88,3 +90,42 @@ def test_a_gpus_losses_are_a_cpus(compose: Compose, tmp_path: Path, monkeypatch:
             of[device] = [point["loss"] for point in losses_of(run, device, "fp32")]
         assert len(of["cpu"]) == 4
         assert of["cuda:0"] == pytest.approx(of["cpu"], rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_launches_of_an_update_of_alp(
+    precision: str,
+    compose: Compose,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A teacher of 12 layers and a student of 4, as BERT-base's: their number does not depend on widths and lengths."""
+    bert = BertConfig(vocab_size=300, num_hidden_layers=12, hidden_size=24, num_attention_heads=2, intermediate_size=48)
+    BertModel(bert).save_pretrained(tmp_path / "bert")
+    AutoTokenizer.from_pretrained(compose("method=alp").teacher.source).save_pretrained(tmp_path / "bert")
+    sizes = (f"teacher.source={tmp_path / 'bert'}", "student.num_layers=4", "optim.batch_size=32", "optim.max_steps=2")
+    run = compose("method=alp", f"store.dir={tmp_path}", *sizes, "teacher.optim.epochs=1", "runtime.log_every=100")
+    with watched(monkeypatch) as updates:
+        losses_of(run, "cuda:0", precision)
+    waits, launches = updates[-1]
+    with capsys.disabled():
+        print(f"\nALP, 4 layers, {precision}: {launches} launches and copies an update, {waits.total()} waits")
+    assert not waits
+    assert launches <= {"fp32": 480, "bf16": 600}[precision]
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "warned"), [((7, 0), "bf16", True), ((7, 0), "fp16", False), ((8, 0), "tf32", False)]
+)
+def test_old_gpus_have_no_units_for_bf16(
+    capability: tuple[int, int],
+    precision: Any,
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
+    Device.of("cuda:0", precision)
+    assert ("fp16 is what it is fast in" in caplog.text) == warned

@@ -301,5 +301,6 @@ def install() -> None:
     tensor.pin_memory = _pin
     patched.load = _loading(torch.load)
     PreTrainedModel.save_pretrained = _saving(PreTrainedModel.save_pretrained)  # type: ignore[method-assign]
+    patched.utils._foreach_utils._foreach_supported_types.append(OnGpu)
     _Factories().__enter__()
     _Functions().__enter__()

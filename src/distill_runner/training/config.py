@@ -108,7 +108,8 @@ class Runtime(Schema):
 
     Args:
         num_processes: that share each update, on the CPU or with a GPU each.
-        workers_per_gpu: runs that share a GPU under ``device: auto``; one more waits.
+        workers_per_gpu: runs that share a GPU under ``device: auto``; one more waits. They take the emptiest GPU first.
+            One small model alone leaves most of a GPU idle, as the host cannot start kernels fast enough.
         targets: read the teacher from a cache or run it live; ``auto`` goes by size and free disk.
         targets_only: cache the outputs of teachers that are in the store, for the stages that read them, and stop.
         threads: of torch on the CPU; torch's own choice by default.
@@ -122,7 +123,7 @@ class Runtime(Schema):
 
     device: str = "auto"
     num_processes: int = Field(1, ge=1, le=256)
-    workers_per_gpu: int = Field(1, ge=1, le=256)
+    workers_per_gpu: int = Field(4, ge=1, le=256)
     precision: Precision = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"
     targets_only: bool = False

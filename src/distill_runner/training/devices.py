@@ -53,6 +53,8 @@ class Device:
             raise UserError("runtime.precision", precision, "needs a GPU", "Take bf16 or fp32 on a CPU.")
         if precision == "bf16" and device.type == "cpu" and not cpu_has_bf16():
             log.warning("runtime.precision=bf16: this CPU has no units for it, and is many times faster in fp32")
+        if precision in ("bf16", "tf32") and device.type == "cuda":
+            _warn_of_old_gpu(device, precision)
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         return cls(device, precision)
 
@@ -130,6 +132,14 @@ def _keep_freed_memory() -> None:
 def cpu_has_bf16() -> bool:
     """Whether the CPU multiplies bf16 by itself; others take many instructions for it."""
     return any(there for name, there in torch.cpu.get_capabilities().items() if "bf16" in name)
+
+
+def _warn_of_old_gpu(device: torch.device, precision: Precision) -> None:
+    """bf16 and tf32 came with Ampere (sm_80); older GPUs accept both, and gain nothing."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        gpu = f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
+        log.warning("runtime.precision=%s: %s has no units for it; fp16 is what it is fast in", precision, gpu)
 
 
 def _check_cuda(name: str) -> None:
