@@ -21,7 +21,17 @@ def test_what_a_gpu_would_do() -> None:
         compiled()
     except RuntimeError as error:
         pytest.skip(f"the fake device cannot be compiled: {error}")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "fake_cuda.plugin", TESTS / "cuda"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "fake_cuda.plugin",
+        str(TESTS / "cuda"),
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS.parent)
     print(ended.stdout[-5000:])

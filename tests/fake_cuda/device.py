@@ -75,7 +75,7 @@ class OnGpu(Tensor):
 
     @staticmethod
     def __new__(cls, values: Tensor) -> "OnGpu":
-        made: OnGpu = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: OnGpu = Tensor._make_wrapper_subclass(
             cls,
             values.size(),
             strides=values.stride(),
