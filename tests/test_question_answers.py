@@ -29,9 +29,9 @@ def same_answers(windows: Windows, rows: list[Row], features: list[Row], seed: i
     """Both find the same from the same random logits, which favour the answers so that some are found."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(len(windows.ids), 2)).astype(np.float32) * 2
-    bounds = np.asarray(windows.offsets)
+    bounds, labels = np.asarray(windows.offsets), np.asarray(windows.labels)
     for number in range(0, len(windows), 2):
-        logits[bounds[number] + windows.labels[number], [0, 1]] += 5
+        logits[bounds[number] + labels[number], np.arange(2)] += 5
     expected = run_qa.predictions(rows, features, np.split(logits, bounds[1:-1]), unanswerable)
     spans = best_spans(logits, windows, unanswerable)
     texts = answer_texts(spans, windows, 0.0 if unanswerable else None)

@@ -19,14 +19,16 @@ from conftest import WORDS
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.kinds.questions.reading import Question, QuestionColumns, read_questions, squad_json
-from distill_runner.kinds.questions.windows import OUTSIDE, Windowing, Windows, window_starts, write_windows
+from distill_runner.kinds.questions.windowing import Windowing
+from distill_runner.kinds.questions.windows import OUTSIDE, Windows, window_starts, write_windows
 
 Row = dict[str, Any]
 
 
 def made_rows(number: int, seed: int = 0, longest: int = 120) -> list[Row]:
     """Questions of 2 to 6 words about contexts of 3 to ``longest`` words, two or three about each."""
-    rng, rows = random.Random(seed), []
+    rng = random.Random(seed)
+    rows: list[Row] = []
     while len(rows) < number:
         words = rng.choices(WORDS, k=rng.randint(3, longest))
         context = "  ".join(words) if rng.random() < 0.2 else " ".join(words)
@@ -66,6 +68,7 @@ def windows_of(folder: Path, rows: list[Row], tokenizer: Any, max_length: int, *
 
 def same_as_run_qa(windows: Windows, features: list[Row]) -> None:
     bounds = np.asarray(windows.offsets)
+    assert windows.labels is not None
     assert len(windows) == len(features)
     question_of = np.repeat(np.arange(windows.num_questions), np.diff(windows.windows))
     assert question_of.tolist() == [feature["question"] for feature in features]
@@ -100,7 +103,7 @@ def test_windows_of_real_questions_are_those_of_run_qa(
 
 
 def real_rows(data_dir: Path, number: int) -> list[Row]:
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     files = sorted((data_dir / "squad" / "plain_text").glob("validation*.parquet"))
     if not files:
@@ -170,6 +173,7 @@ def test_a_batch_reads_all_tokens_and_knows_its_outputs(wordpiece: Any, tmp_path
     batch = windows.batch(index)
     assert batch.rows is not None
     assert batch.labels is not None
+    assert windows.labels is not None
     assert batch.rows.tolist() == list(range(len(batch.input_ids)))
     assert batch.labels.tolist() == windows.labels[batch.index.numpy()].tolist()
     assert batch.labels.dtype == torch.int64
