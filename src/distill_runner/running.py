@@ -46,8 +46,8 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     """
     quiet()
     if run.plan:
-        for line in beside_the_paper(settings):
-            log.info("%s", line)
+        for row in beside_the_paper(settings):
+            log.info("%s", row)
     if run.runtime.threads:
         torch.set_num_threads(run.runtime.threads)
     elif run.runtime.num_processes > 1:
