@@ -6,8 +6,10 @@ torch and transformers are imported when a run starts, so that ``--help`` and ta
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -135,12 +137,17 @@ def _job(config: DictConfig) -> Mapping[str, Any] | None:
         from distill_runner.sweeping.isolation import run_apart
 
         return run_apart(run, config, preload="distill_runner.warm")
+    with suppress(ValueError):  # not the main thread: whoever owns it handles signals
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; training heeds both by itself
     try:
         return run(config)
     except SystemExit as error:
         _RAISED.append(EndedItself(f"the run was ended from within, with exit code {error.code or 0}"))
     except BaseException as error:
         _RAISED.append(error)
+    finally:
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return None
 
 

@@ -38,17 +38,11 @@ def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halvi
         workers: points that run at once on this machine.
         halving: the share of points, 1 / halving, that is kept at each rung; None keeps all.
     Raises:
-        UserError: no point can run at all, or is to.
+        UserError: no point is to be trained.
     """
     if any(point.run and point.run.runtime.targets_only for point in grid.points):
         problem = "trains no point, and a sweep is there to train them"
         raise UserError("runtime.targets_only", True, problem, "Leave it out, or run a point alone with it before.")
-    if not grid.points:
-        problem = "drops every point" if grid.dropped else "has no point"
-        remedy = "See them with plan=true." if grid.dropped else "Give values: distill-run -m seed=1,2"
-        raise UserError("sweep.where" if grid.dropped else "sweep", None, problem, remedy)
-    if all(point.error for point in grid.points):
-        raise grid.points[0].error or AssertionError
     log.info("%s", summary(grid))
     todo = [point for point in grid.points if not _has_ended(point, retry_failed)]
     for point in todo:
@@ -61,6 +55,20 @@ def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halvi
     if halving:
         todo = _halve(_cells(grid.points).values(), todo, launch, halving)
     _launch(launch, [point.overrides for point in todo])
+
+
+def require_points(grid: Grid) -> None:
+    """See to it that there is a point, and that one can run.
+
+    Raises:
+        UserError: there is none, or what keeps the first one from running.
+    """
+    if not grid.points:
+        problem = "drops every point" if grid.dropped else "has no point"
+        remedy = f"It dropped {len(grid.dropped)}." if grid.dropped else "Give values: distill-run -m seed=1,2"
+        raise UserError("sweep.where" if grid.dropped else "sweep", None, problem, remedy)
+    if all(point.error for point in grid.points):
+        raise grid.points[0].error or AssertionError
 
 
 def _launch(launch: Launch, jobs: Sequence[Sequence[str]]) -> None:

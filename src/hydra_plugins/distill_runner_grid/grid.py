@@ -40,7 +40,7 @@ class GridSweeper(BasicSweeper):
             from distill_runner.sweeping.config import SweepConfig
             from distill_runner.sweeping.plan import show_plan
             from distill_runner.sweeping.points import expand
-            from distill_runner.sweeping.sweep import finish, run_grid, sweep_folder
+            from distill_runner.sweeping.sweep import finish, require_points, run_grid, sweep_folder
 
         assert self.config is not None
         assert self.hydra_context is not None
@@ -49,6 +49,7 @@ class GridSweeper(BasicSweeper):
         workers = self._num_workers("n_jobs")
         parameters = [*self._parse_config(), *arguments]
         grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where)
+        require_points(grid)
         if self.config.plan:
             show_plan(grid, self._num_workers("n_jobs", "array_parallelism"))
             return
