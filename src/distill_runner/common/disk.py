@@ -8,7 +8,7 @@ from distill_runner.common.errors import Unavailable, causes
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WORDS = ("No space left on device", "os error 28", "Disk quota exceeded", "inline_container.cc", "iostream error")
-"""Of libraries that do not pass the number of an error on; the last two are what torch says of a file that it writes."""
+"""Of libraries that do not pass the number of an error on; the last two are torch's."""
 REMEDY = "Nothing is lost: make room (distill-run-store), and the same command goes on from here."
 
 

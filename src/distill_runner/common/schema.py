@@ -22,7 +22,8 @@ class Schema(BaseModel):
     @classmethod
     def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
         """Neither a truth value for a number, nor a number that no generator, clock or memory takes."""
-        kinds = _kinds(cls.model_fields[info.field_name].annotation) if info.field_name else set()
+        annotation: Any = cls.model_fields[info.field_name].annotation if info.field_name else None
+        kinds = _kinds(annotation)
         if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
             raise ValueError("must be a number")
         if isinstance(value, int) and abs(value) > LARGEST:

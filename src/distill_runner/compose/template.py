@@ -29,7 +29,8 @@ class Template:
 
     def __init__(self, config: DictConfig, parts: Sequence[str], keys: Sequence[str]) -> None:
         self.config, self.keys = config, [tuple(key.split(".")) for key in keys]
-        self.raw: Any = OmegaConf.to_container(config, resolve=False)
+        raw: Any = OmegaConf.to_container(config, resolve=False)
+        self.raw: Mapping[str, Any] = raw
         self.known: dict[Path, bool] = {}
         self.changing = [path for part in parts for path in self._changing((part,), self.raw.get(part))]
         self.places = [(_inside(config, path), path) for path in self.changing]
@@ -83,7 +84,7 @@ class Template:
 
     def _texts(self, path: Path) -> Iterator[str]:
         """All that is written at ``path`` or below it; on the way there an interpolation may lead elsewhere."""
-        node = self.raw
+        node: Any = self.raw
         for name in path:
             if isinstance(node, str):
                 break
