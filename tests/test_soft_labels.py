@@ -187,3 +187,22 @@ def test_means_of_outputs_by_hand() -> None:
     mean = Classes().mean([one, two], [0.5, 0.5])
     torch.testing.assert_close(mean.exp(), torch.tensor([[0.625, 0.375]], dtype=mean.dtype))
     assert Score().mean([torch.tensor([[2.0]]), torch.tensor([[4.0]])], [0.25, 0.75]).item() == 3.5
+
+
+def test_the_divergence_is_what_is_left_to_learn() -> None:
+    """KL by hand, times T²: 0 for equal predictions, whatever the teacher's entropy."""
+    from distill_runner.methods.base import Progress
+    from distill_runner.methods.logits import SoftLabels
+    from distill_runner.models.features import Features
+
+    student, teacher = torch.tensor([[0.5, -1.0, 2.0]]).double(), torch.tensor([[1.0, 0.0, -2.0]]).double()
+    term = SoftLabels(temperature=2.0)
+    term.outputs = Classes()
+    batch: Any = None
+    progress = Progress(0, 0, 1, 1)
+    term(Features(student), Features(teacher), batch, progress)
+    p, q = np.exp(teacher.numpy() / 2), np.exp(student.numpy() / 2)
+    p, q = p / p.sum(), q / q.sum()
+    assert term.observed["divergence"].item() == pytest.approx(4 * float((p * np.log(p / q)).sum()), rel=1e-9)
+    term(Features(teacher), Features(teacher), batch, progress)
+    assert term.observed["divergence"].item() == 0

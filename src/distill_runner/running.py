@@ -64,6 +64,8 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         log.info("%s", "\n  ".join(["readings, where a paper is silent:", *readings(stage)]))
         return {"status": "planned", **described_by(run)}
     if planned[-1].hit and (before := read(folder)) and before["status"] == "done":
+        if run.tracker.name != "none":
+            log.info("tracker=%s: this run was finished before, and nothing of it is sent again", run.tracker.name)
         return _report(run, stage, pipeline, folder)
     pipeline.prepare(stage)
     if run.runtime.targets_only:

@@ -54,7 +54,12 @@ class SoftLabels(LossTerm):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         assert student.logits is not None
         assert teacher.logits is not None
-        return self.outputs.soft(student.logits, teacher.logits, batch, self.temperature, self.scale_by_t2)
+        how = (batch, self.temperature, self.scale_by_t2)
+        loss = self.outputs.soft(student.logits, teacher.logits, *how)
+        # Cross entropy never falls below the teacher's own entropy; what is above it is what is left to learn.
+        least = self.outputs.soft(teacher.logits, teacher.logits, *how)
+        self.observed = {"divergence": (loss - least).detach()}
+        return loss
 
 
 class SoftLabelsPerClass(SoftLabels):
