@@ -2,8 +2,8 @@
 
     python -m benchmarks.families [--family modernbert] [--batch 32] [--rounds 10]
 
-Models have random weights, 6 layers of 256 in 4 heads; sequences have between an eighth of the length and all of it. The
-padded side is the model's own forward. Times are the processor's, on one thread; medians and their ratio.
+Models have random weights, 6 layers of 256 in 4 heads; sequences have between a quarter of the length and all of it.
+The padded side is the model's own forward. Times are the processor's, on one thread; medians and their ratio.
 """
 
 import argparse
