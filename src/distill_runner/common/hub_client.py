@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any, ClassVar
 
-from huggingface_hub.utils import httpx
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
 from distill_runner.common.errors import brief
 
