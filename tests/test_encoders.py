@@ -21,7 +21,7 @@ from families import config_of, make
 
 ALL = FeatureRequest(logits=True, cls=frozenset({1, 2, 3}))
 PACKED = [*sorted(PACKED_FAMILIES), "modernbert, head of means"]
-OPTIONS = {"modernbert, head of means": {"classifier_pooling": "mean"}}
+OPTIONS: dict[str, dict[str, Any]] = {"modernbert, head of means": {"classifier_pooling": "mean"}}
 ROTARY = ["modernbert", "nomic_bert", "modernbert, head of means"]
 
 
@@ -230,7 +230,7 @@ def test_features_are_those_asked_for(tokens: Tokens) -> None:
 @pytest.mark.parametrize("width", [256, 768])
 def test_outputs_are_the_same_on_any_number_of_threads(tokens: Tokens, width: int) -> None:
     """A sweep computes what its points share on more threads than a point has."""
-    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": width // 64}
+    sizes: dict[str, Any] = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": width // 64}
     model, read = make("bert", **sizes), []
     batches = [tokens.batch(range(count)) for count in (16, 64)]
     before = torch.get_num_threads()
@@ -247,7 +247,7 @@ def test_outputs_are_the_same_on_any_number_of_threads(tokens: Tokens, width: in
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 @pytest.mark.parametrize("place", ["attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout"])
 def test_dropout_is_that_of_the_configuration(tokens: Tokens, family: str, place: str) -> None:
-    none = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    none: dict[str, Any] = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
     batch, needs = tokens.batch(range(8)), FeatureRequest(logits=True)
     still, moving = make(family, **none), make(family, **none | {place: 0.5})
     reference = extract(still, batch, needs).logits
@@ -300,7 +300,7 @@ def test_local_attention_is_local(tokens: Tokens) -> None:
 @pytest.mark.parametrize("family", ["modernbert", "nomic_bert", "distilbert"])
 def test_dropout_of_examples_is_their_own(tokens: Tokens, family: str) -> None:
     """Alone or beside others, an example meets the same zeros, also in the families of today."""
-    rates = dict.fromkeys(
+    rates: dict[str, Any] = dict.fromkeys(
         (
             "attention_dropout",
             "mlp_dropout",
@@ -326,7 +326,12 @@ def test_dropout_of_examples_is_their_own(tokens: Tokens, family: str) -> None:
 
 def test_8192_positions_are_read_packed() -> None:
     """As long as ModernBERT's: the last token's state is that of the model's own forward."""
-    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 1, "intermediate_size": 16}
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "num_attention_heads": 1,
+        "intermediate_size": 16,
+    }
     model = make("modernbert", max_position_embeddings=8192, local_attention=128, **sizes)
     assert EncoderShape.of(model.config).max_length == 8192
     ids = np.random.default_rng(0).integers(5, 100, size=8192).astype(np.int32)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,14 +93,20 @@ def test_engines_take_turns() -> None:
 
     called: list[str] = []
     texts = Texts(Words(), [["a" * n for n in range(1, 41)]], 8)
-    engines = {
-        name: lambda inputs, name=name: called.append(name) or np.zeros((len(inputs["input_ids"]), 2)) for name in "ab"
-    }
-    found = costs(engines, texts, 12)  # type: ignore[arg-type]
+
+    def engine(name: str) -> Any:
+        def run(inputs: Any) -> Any:
+            called.append(name)
+            return np.zeros((len(inputs["input_ids"]), 2))
+
+        return run
+
+    engines = {name: engine(name) for name in "ab"}
+    found = costs(engines, texts, 12)
     assert called == [*"a" * 10, *"b" * 10, *"ab" * 12, *"ab"]
     assert set(found) == {"a", "b"}
     assert all(cost.examples_per_second > 0 for cost in found.values())
-    assert texts.outputs(engines["a"]).shape == (40, 2)  # type: ignore[arg-type]
+    assert texts.outputs(engines["a"]).shape == (40, 2)
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:

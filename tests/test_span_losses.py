@@ -1,6 +1,7 @@
 """Losses on ragged windows against the padded computation in float64, numbers by hand, and their gradients."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def test_ragged_losses_are_the_padded_ones(name: str) -> None:
     torch.testing.assert_close(ragged(STUDENT), reference(STUDENT), rtol=1e-12, atol=1e-12)
     ours, theirs = (function(STUDENT.clone().requires_grad_()) for function in (ragged, reference))
     assert ours.ndim == theirs.ndim == 0
-    gradients = []
+    gradients: list[Any] = []
     for function in (ragged, reference):
         student = STUDENT.clone().requires_grad_()
         gradients += torch.autograd.grad(function(student), student)

@@ -4,6 +4,7 @@ import io
 import logging
 import re
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -54,16 +55,17 @@ def test_a_term_that_tells_its_divergence_shows_that(monkeypatch: pytest.MonkeyP
 
 
 def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
     monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.0)
     clock = iter(range(0, 100, 5))
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     with caplog.at_level(logging.INFO), Stages({"teacher": 300.0, "student": 100.0}) as stages:
         bar = stages.bar("teacher")
         bar.show({**VALUES, "share_done": 0.2}, 2, 0.2)
         bar.show({**VALUES, "share_done": 0.4}, 4, 0.4)
         bar.show(SCORES, 10, 1.0)
-    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+    assert said.getvalue() == ""
     first, second, scores = caplog.messages
     assert first == "teacher   20 %  epoch 0.20  loss 1.5000  ce 0.5000  kd 1.0000  123 ex/s"
     assert re.fullmatch(r"teacher   40 %  .*  123 ex/s  (\d+) s left, (\d+) s in all", second)

@@ -446,7 +446,7 @@ def test_the_gradient_is_clipped_over_model_and_method(make: Make, clip: float |
 
 
 def rates(num_steps: int, warmup: float, schedule: str, **others: Any) -> list[float]:
-    optim = Optim(lr=1.0, batch_size=1, epochs=1, warmup=warmup, schedule=schedule, **others)  # type: ignore[arg-type]
+    optim = Optim(lr=1.0, batch_size=1, epochs=1, warmup=warmup, schedule=schedule, **others)
     return [learning_rate(optim, step, num_steps) for step in range(num_steps)]
 
 

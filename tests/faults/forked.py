@@ -135,7 +135,7 @@ class ExitsIn:
         def step(*_: Any) -> None:
             os._exit(0) if self.how == "os._exit" else sys.exit(0)
 
-        Training.step = step  # type: ignore[method-assign]
+        Training.step = step  # type: ignore[method-assign, assignment]
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = PATIENCE) -> float:

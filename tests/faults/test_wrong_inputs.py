@@ -43,7 +43,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_task_folder: Path, tiny
     shutil.copytree(tiny_task_folder, folder / "data")
     shutil.copytree(tiny_bert_folder, folder / "model")
     (folder / "a_file").write_text("")
-    labels = {"lists": [[0], [1]], "structs": [{"a": 0}, {"a": 1}], "nulls": [None, None], "numbers": [1.5, 2.5]}
+    labels: dict[str, list[Any]] = {
+        "lists": [[0], [1]],
+        "structs": [{"a": 0}, {"a": 1}],
+        "nulls": [None, None],
+        "numbers": [1.5, 2.5],
+    }
     texts = {"sentence1": "one", "sentence2": "two"}
     for name, values in labels.items():
         (folder / name).mkdir()

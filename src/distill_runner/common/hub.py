@@ -232,7 +232,7 @@ def connect() -> None:
     from distill_runner.common import hub_client
 
     hub_client.connect()
-    hub_logging.set_verbosity(hub_logging.CRITICAL)
+    hub_logging.set_verbosity(logging.CRITICAL)
     for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

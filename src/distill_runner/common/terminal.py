@@ -145,7 +145,7 @@ class Fetching:
         self.name, self.rich = name, _rich_progress() if sys.stderr.isatty() else None
         whole = self
 
-        class Reporter(tqdm):  # type: ignore[type-arg]
+        class Reporter(tqdm):
             """Shows nothing itself."""
 
             def __init__(self, *args: Any, **options: Any) -> None:

@@ -45,7 +45,7 @@ class GridSweeper(BasicSweeper):
         assert self.config is not None
         assert self.hydra_context is not None
         hydra, plain = self.config.hydra, OmegaConf.to_container(self.config.sweep, resolve=True)
-        settings = typed(SweepConfig, plain, "sweep.")  # type: ignore[arg-type]
+        settings = typed(SweepConfig, plain, "sweep.")
         workers = self._num_workers("n_jobs")
         parameters = [*self._parse_config(), *arguments]
         grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where)
