@@ -12,7 +12,7 @@ from rich.text import Text
 
 COMMANDS = (
     "distill-run experiment=demo plan=true",
-    "distill-run experiment=demo seed=1,2,3",
+    "distill-run experiment=demo seed=1",
     "distill-run-table --compare kd nkd",
 )
 WIDTH, MOST_LINES = 100, 14

@@ -43,12 +43,12 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
 
     with _quiet():
         import onnx_ir
-        from transformers.exporters import exporter_onnx
+        from transformers.exporters.configs import OnnxConfig
+        from transformers.exporters.exporter_onnx import OnnxExporter
 
         tensors: Any = {name: torch.from_numpy(values) for name, values in inputs.items()}
         try:
-            config: Any = exporter_onnx.OnnxConfig(dynamic=True)  # type: ignore[attr-defined]
-            exported = exporter_onnx.OnnxExporter().export(model.eval(), tensors, config=config)
+            exported = OnnxExporter().export(model.eval(), tensors, config=OnnxConfig(dynamic=True))
         except Exception as error:
             problem = f"models of type {model.config.model_type} cannot be exported: {brief(error)}"
             raise UserError("distill-run-export", None, problem) from error
