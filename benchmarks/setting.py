@@ -10,11 +10,10 @@ from typing import Any
 
 import hydra
 import torch
-from omegaconf import OmegaConf
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from distill_runner.common.schema import typed
 from distill_runner.compose import resolvers
+from distill_runner.compose.composed import typed_run
 from distill_runner.compose.folders import config_folder
 from distill_runner.datasets.batches import Batch, Tokens, epoch_order
 from distill_runner.kinds.text import TextTask
@@ -22,7 +21,6 @@ from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.sources import locate
-from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.training.devices import Device
@@ -125,8 +123,7 @@ def prepare(
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
         config: Any = hydra.compose("config", chosen)
     write_teacher(folder / "teacher", width, list(config.task.labels), tokenizer)
-    stages: Any = OmegaConf.to_container(config.stages, resolve=True)
-    stage = resolve({name: typed(StageConfig, values) for name, values in stages.items()}, "student", "fp32")
+    stage = resolve(typed_run(config).stages, "student", "fp32")
     assert isinstance(stage.config.task, TextTask)
     (folder / "tokens").mkdir(exist_ok=True)
     examples, words = stage.config.task.examples(stage.train_split), AutoTokenizer.from_pretrained(locate(tokenizer))

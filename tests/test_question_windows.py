@@ -15,12 +15,12 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, RobertaTokenizer
 
 import run_qa
-from conftest import WORDS
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.kinds.questions.reading import Question, QuestionColumns, read_questions, squad_json
 from distill_runner.kinds.questions.windowing import Windowing
 from distill_runner.kinds.questions.windows import OUTSIDE, Windows, window_starts, write_windows
+from words import WORDS
 
 Row = dict[str, Any]
 

@@ -97,6 +97,15 @@ class Task(Dataset):
                     raise UserError(f"task.{field}.{name}", split, problem, remedy)
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_fields_of_other_kinds(cls, fields: Any) -> Any:
+        """A configuration may name the fields of other kinds, as null."""
+        if not isinstance(fields, Mapping):
+            return fields
+        others = _all_fields(Task) - cls.model_fields.keys()
+        return {key: value for key, value in fields.items() if value is not None or key not in others}
+
     @model_validator(mode="after")
     def _metrics_are_known(self) -> Self:
         for metric in self.metrics:
@@ -288,3 +297,8 @@ class Task(Dataset):
     def is_test(self, split: str) -> bool:
         """Whether ``split`` is only tested on, so that it may lack labels."""
         return self.role(split).startswith("task.test.")
+
+
+def _all_fields(kind: type[Task]) -> set[str]:
+    """The names of the fields of a class and of all that extend it."""
+    return set(kind.model_fields).union(*map(_all_fields, kind.__subclasses__()))
