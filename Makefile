@@ -16,7 +16,7 @@ READY = $(VENV)/.ready
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format type check docs readme-picture bench bench-grid bench-gpu faults clean
+.PHONY: help setup demo test test-all matrix lint format type check docs readme-picture bench bench-grid bench-gpu faults clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -32,6 +32,9 @@ test: $(READY) ## run the fast tests
 
 test-all: $(READY) ## run every test, also those on real data where it is present
 	$(PYTEST)
+
+matrix: $(READY) ## train every method with every student and every way to start it (more than an hour)
+	DISTILL_WHOLE_MATRIX=1 $(PYTEST) tests/test_matrix.py
 
 lint: $(READY) ## check style, formatting and which room imports which
 	$(BIN)/ruff check

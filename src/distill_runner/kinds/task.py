@@ -299,6 +299,6 @@ class Task(Dataset):
         return self.role(split).startswith("task.test.")
 
 
-def _all_fields(kind: type[Task]) -> set[str]:
+def _all_fields(kind: type[Any]) -> set[str]:
     """The names of the fields of a class and of all that extend it."""
     return set(kind.model_fields).union(*map(_all_fields, kind.__subclasses__()))
