@@ -5,7 +5,7 @@
 #   make bench ARGS="--task rte --layers 4"                 a part of a benchmark: see `python -m benchmarks.training --help`
 PYTHON ?= python3
 VENV ?= .venv
-MARK ?= not slow and not real
+MARK ?= not (slow or real or faults or matrix)
 BENCH ?= .venv-bench
 ARGS ?=
 

@@ -91,6 +91,7 @@ def combinations() -> list[Any]:
     attended = [("method=alp", f"attention={attention}") for attention in choices("attention")]
     scheduled = [("method=internal", f"schedule={schedule}") for schedule in choices("schedule")]
     of_the_hub = {"pro_kd/bert_small", "pro_kd/distilroberta", "pro_kd/distilbert"}
+    of_the_hub.add("pro_kd/cifar")  # of images: test_image_runs.py has it
     small = [name for name in choices("experiment") if not name.startswith("demo") and name not in of_the_hub]
     composed = [(f"experiment={name}",) for name in small]
     others = [*mapped, *attended, *scheduled, *composed]

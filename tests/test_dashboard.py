@@ -12,7 +12,7 @@ import pytest
 from distill_runner.commands.dashboard import CELL, as_json, dashboard, main, terms
 from distill_runner.compose.config import RunConfig
 from distill_runner.compose.folders import config_folder
-from distill_runner.datasets.metrics import METRICS
+from distill_runner.datasets.metrics import CLASSIFICATION_METRICS, METRICS
 
 TERMS = ["ce", "kd", "intermediate"]
 
@@ -106,7 +106,7 @@ def test_it_shows_nothing_that_no_run_sends(
     from distill_runner.running import run_stage
 
     monkeypatch.setenv("WANDB_MODE", "offline")
-    metrics = "task.metrics=[accuracy,f1,matthews,accuracy_f1]"
+    metrics = f"task.metrics=[{','.join(CLASSIFICATION_METRICS)}]"
     run = compose("method=alp", "tracker=wandb", metrics, "runtime.log_every=1", "tracker.group=pilot")
     run_stage(run, wandb_home, {"seed": run.seed})
     (written,) = (wandb_home / "wandb").glob("offline-run-*")

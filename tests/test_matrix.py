@@ -35,12 +35,12 @@ STUDENTS = [student for student in choices("student") if not student.startswith(
 
 
 def cells(trained: bool = False) -> list[Any]:
-    """Method, student and the ways to start it. Slow: all students but one."""
+    """Method, student and the ways to start it. By ``make matrix``: all students but one."""
     pairs = list(itertools.product(choices("method"), STUDENTS))
     chosen = [pair for pair in pairs if WHOLE or not trained or pair[1] in USUAL]
     turns = {pair: INITS if WHOLE else (INITS[number % len(INITS)],) for number, pair in enumerate(pairs)}
     return [
-        pytest.param(*pair, turns[pair], id="-".join(pair), marks=[] if pair[1] == "tiny" else [pytest.mark.slow])
+        pytest.param(*pair, turns[pair], id="-".join(pair), marks=[] if pair[1] == "tiny" else [pytest.mark.matrix])
         for pair in chosen
     ]
 
@@ -93,7 +93,7 @@ def test_a_cell_resolves_or_names_the_remedy(
             assert first.shape.width == WIDTHS.get(student, 32)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("method", "student", "inits"), cells(trained=True))
 def test_a_cell_trains_for_two_steps(
     method: str, student: str, inits: tuple[Init, ...], compose: Compose, tiny_bert_folder: Path

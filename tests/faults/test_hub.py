@@ -102,7 +102,7 @@ def test_a_run_from_an_empty_home(hub: Hub, work: Path) -> None:
     assert hub.requests == [], "nothing is asked twice in a process"
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_what_the_cache_has_costs_one_request(hub: Hub, work: Path) -> None:
     planned(work)
     hub.requests.clear()
@@ -121,7 +121,7 @@ def test_a_moved_main_is_said_and_is_another_key(hub: Hub, work: Path) -> None:
     assert not set(keys(before)) & set(keys(after))
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_pinned_commit_stays(hub: Hub, work: Path) -> None:
     found = hub.commit("models", "acme/tiny", "main")
     assert found
@@ -131,7 +131,7 @@ def test_a_pinned_commit_stays(hub: Hub, work: Path) -> None:
     assert keys(planned(work, f"teacher.source=acme/tiny@{old}")) == keys(before)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_two_names_of_one_repository_are_one(hub: Hub, work: Path) -> None:
     hub.aliases["tiny-uncased"] = "acme/tiny"
     old = planned(work, "teacher.source=tiny-uncased")
@@ -139,7 +139,7 @@ def test_two_names_of_one_repository_are_one(hub: Hub, work: Path) -> None:
     assert hub.contents.count("config.json") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_points_of_a_sweep_read_the_commit_of_its_plan(hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from distill_runner.common import hub as repositories
 
@@ -152,7 +152,7 @@ def test_points_of_a_sweep_read_the_commit_of_its_plan(hub: Hub, work: Path, mon
     assert repositories.commit("model", "acme/tiny", None) != found
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("statuses", [[503], [500, 502, 503], [429, 429]])
 def test_a_hub_out_of_order_for_a_while_is_waited_for(hub: Hub, work: Path, statuses: list[int]) -> None:
     hub.faults = Faults(statuses=statuses, retry_after=1)
@@ -168,7 +168,7 @@ def test_a_file_that_breaks_off_is_gone_on_with(hub: Hub, work: Path, reset: boo
     assert hub.faults.cuts == 0
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_hub_that_stays_out_of_order_is_no_mistake_of_the_user(hub: Hub, work: Path) -> None:
     hub.faults = Faults(statuses=[503] * 1000)
     ended = planned(work)
@@ -176,7 +176,7 @@ def test_a_hub_that_stays_out_of_order_is_no_mistake_of_the_user(hub: Hub, work:
     assert ended.err.splitlines()[-2] == "task.dataset=acme/pairs: the hub answers 503"
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_hub_that_is_gone_is_replaced_by_the_cache_of_the_same_commit(hub: Hub, work: Path) -> None:
     before = planned(work)
     hub.faults = Faults(statuses=[503] * 1000)
@@ -193,7 +193,7 @@ def test_a_pinned_revision_is_never_replaced_by_another(hub: Hub, work: Path) ->
     assert (ended.code, ended.err.splitlines()[-2]) == (1, "task.dataset=acme/pairs: the hub answers 503")
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_the_same_offline(hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
@@ -230,7 +230,7 @@ WORDS: dict[str, tuple[Break, tuple[str, ...], int, str]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("case", WORDS)
 def test_the_cause_is_told_before_anything_is_trained(hub: Hub, work: Path, case: str) -> None:
     breaks, arguments, code, words = WORDS[case]
@@ -241,7 +241,7 @@ def test_the_cause_is_told_before_anything_is_trained(hub: Hub, work: Path, case
     assert not list(work.glob("outputs/store/stage/*/model"))
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_student_source_without_weights_is_told_before_the_teacher_is_trained(hub: Hub, work: Path) -> None:
     other = shutil.copytree(hub.folder / "models/acme/tiny", hub.folder / "models/acme/other")
     (Path(other) / "main/model.safetensors").unlink()
@@ -250,7 +250,7 @@ def test_a_student_source_without_weights_is_told_before_the_teacher_is_trained(
     assert "stage teacher: building" not in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_code_of_a_model_is_not_run(hub: Hub, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = hub.folder / "models/acme/tiny/main"
     config = json.loads((place / "config.json").read_text())
@@ -265,7 +265,7 @@ def test_code_of_a_model_is_not_run(hub: Hub, work: Path, tmp_path: Path, monkey
     assert "own.py" not in hub.contents
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_configuration_of_many_is_fetched_alone(hub: Hub, work: Path, tiny_task_folder: Path) -> None:
     place = hub.folder / "datasets/acme/pairs/main"
     for name in ("first", "second"):
@@ -283,7 +283,7 @@ def test_a_configuration_of_many_is_fetched_alone(hub: Hub, work: Path, tiny_tas
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_the_script_in_a_process_of_its_own(hub: Hub, work: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     script = [sys.executable, "-m", "distill_runner.cli", *RUN]

@@ -21,7 +21,7 @@ from distill_runner.pipeline.store import MANIFEST, is_whole
 from faults import forked
 from faults.forked import ExitsIn, KilledAt, NoFileAbove
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 KILLS, FLIPS = int(os.environ.get("FAULTS_KILLS", "3")), int(os.environ.get("FAULTS_FLIPS", "4"))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from distill_runner.tracking.wandb import answers
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 PROGRAM = """
 import time, sys
 from pathlib import Path

@@ -81,7 +81,7 @@ def check_refused(ended: Ended, words: str) -> None:
     assert all(len(line) < 600 for line in told(ended))
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize(("typed", "words"), rows("wrong_inputs.txt"))
 def test_it_is_refused(place: Path, typed: str, words: str) -> None:
     check_refused(distill_run(place, *BASE.split(), *shlex.split(typed), "plan=true"), words)
@@ -92,7 +92,7 @@ def test_some_are_refused(place: Path, typed: str, words: str) -> None:
     check_refused(distill_run(place, *BASE.split(), *shlex.split(typed), "plan=true"), words)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize(("change", "words"), rows("wrong_configs.txt"))
 def test_a_teacher_that_cannot_be_built_is_refused(place: Path, tmp_path: Path, change: str, words: str) -> None:
     folder = tmp_path / "teacher"
@@ -109,7 +109,7 @@ FILES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize(("name", "content"), [(name, content) for name, each in FILES.items() for content in each])
 def test_a_teachers_file_that_is_none_is_refused(place: Path, tmp_path: Path, name: str, content: str) -> None:
     folder = tmp_path / "teacher"
@@ -154,7 +154,7 @@ YAML = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("case", YAML)
 def test_a_file_of_ones_own_is_refused(place: Path, tmp_path: Path, case: str) -> None:
     content, words = YAML[case]
@@ -186,7 +186,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize(("key", "value"), list(product(KEYS.split(), VALUES))[:: 1 if LONG else 12])
 def test_any_value_of_any_key(place: Path, key: str, value: str) -> None:
     """It is either refused or means something: never a traceback."""
@@ -195,7 +195,7 @@ def test_any_value_of_any_key(place: Path, key: str, value: str) -> None:
     assert ended.code == 0 or len(told(ended)) <= 2, ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @settings(max_examples=100 if LONG else 10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.sampled_from(KEYS.split()), st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20))
 def test_any_text_for_any_key(place: Path, key: str, text: str) -> None:
