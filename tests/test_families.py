@@ -82,9 +82,11 @@ def outcome(compose: Callable[..., RunConfig], method: str, teacher: Path, store
     def report(_name: str) -> Callable[[Mapping[str, Any], int, float], None]:
         return lambda values, step, epoch: points.append(values)
 
-    Pipeline(Store(run.store.dir), run.runtime, report).build(stage)
+    pipeline = Pipeline(Store(run.store.dir), run.runtime, report)
+    is_new = not pipeline.store.has(stage.spec)  # one anchor of RCO is the search for a checkpoint
+    pipeline.build(stage)
     losses = [point["loss"] for point in points if "loss" in point]
-    assert losses
+    assert losses or not is_new
     assert all(math.isfinite(loss) for loss in losses)
     return "trains"
 
