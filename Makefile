@@ -5,7 +5,7 @@
 #   make bench ARGS="--task rte --layers 4"                 a part of a benchmark: see `python -m benchmarks.training --help`
 PYTHON ?= python3
 VENV ?= .venv
-MARK ?= not (slow or real or faults or matrix)
+MARK ?= not (slow or real or faults or matrix or fake_cuda)
 BENCH ?= .venv-bench
 ARGS ?=
 

@@ -13,7 +13,7 @@ from fake_cuda import compiled
 TESTS = Path(__file__).parent
 
 
-@pytest.mark.slow
+@pytest.mark.fake_cuda
 def test_what_a_gpu_would_do() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU, and tests/cuda has run on it")
