@@ -212,8 +212,12 @@ class Task(Dataset):
         np.savez(file, outputs=outputs, labels=np.asarray(split.labels))
 
     def answers(self, outputs: np.ndarray, split: "Split") -> dict[str, str]:
-        """Predictions by the ids of the examples, as official evaluators take them (``has_ids``)."""
-        raise NotImplementedError
+        """Predictions by the ids of the examples, as official evaluators take them.
+
+        Raises:
+            UserError: examples of this kind have no ids (``has_ids``).
+        """
+        raise UserError("task.kind", self.kind, "its examples have no ids to predict by", "Take --file.")
 
     @abstractmethod
     def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:

@@ -172,8 +172,12 @@ class Family:
         return int(config.pad_token_id) + 1 if self.behind_padding else 0
 
     def angles(self, backbone: Any, h_TH: Tensor, positions_T: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (T, d) of rotary positions of a kind."""
-        raise NotImplementedError
+        """Cosines and sines (T, d) of rotary positions of a kind.
+
+        Raises:
+            TypeError: the family's positions are embedded, and none of its layers asks for this.
+        """
+        raise TypeError(f"{type(self).__name__} has no rotary positions")
 
     def normed(self, backbone: Any, h_RH: Tensor) -> Tensor:
         """The output of the last layer as the family gives it away."""
