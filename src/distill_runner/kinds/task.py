@@ -188,6 +188,9 @@ class Task(Dataset):
         Raises:
             UserError: it does not.
         """
+        if self.tokenized and shape.reads_images:
+            problem = f"a model of type {shape.model_type} reads images, and {self.name} has texts"
+            raise UserError(".model", None, problem, "Take an encoder of text, or a task of images: task=cifar10.")
 
     def save_reader(self, folder: Path) -> None:
         """Put beside a model what others need to read such examples, unless that is its tokenizer."""

@@ -16,7 +16,7 @@ from distill_runner.datasets.reading.tables import SplitTable, column_names, rea
 from distill_runner.kinds.task import Task
 
 if TYPE_CHECKING:
-    from distill_runner.models.encoders import EncoderShape
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -143,11 +143,6 @@ class TextTask(Task):
         from distill_runner.datasets.batches import Tokens
 
         return Tokens(folder)
-
-    def check(self, shape: "EncoderShape") -> None:
-        if shape.reads_images:
-            problem = f"a model of type {shape.model_type} reads images, and {self.name} has texts"
-            raise UserError(".model", None, problem, "Take an encoder of text, or a task of images: task=cifar10.")
 
     @property
     def num_positions(self) -> int:

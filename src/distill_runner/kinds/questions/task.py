@@ -20,7 +20,6 @@ from distill_runner.models.head import Head
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
     from distill_runner.methods.outputs import Outputs
-    from distill_runner.models.encoders import EncoderShape
 
 
 @dataclass(frozen=True)
@@ -168,11 +167,6 @@ class QuestionsTask(Task):
         from distill_runner.kinds.questions.windows import Windows
 
         return Windows(folder)
-
-    def check(self, shape: "EncoderShape") -> None:
-        if shape.reads_images:
-            problem = f"a model of type {shape.model_type} reads images, and {self.name} has questions"
-            raise UserError(".model", None, problem, "Take an encoder of text, or a task of images: task=cifar10.")
 
     @property
     def num_positions(self) -> int:
