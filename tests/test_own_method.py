@@ -13,13 +13,14 @@ from command import distill_run
 from distill_runner.common.outside import source_hash
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_method"
-COMMAND = ["task=demo_sentences", "teacher=minilm_l6", "student.num_layers=3", "method=relational"]
+COMMAND = ["task=demo_sentences", "teacher=base", "teacher.source=teacher", "student.num_layers=1", "method=relational"]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    """A folder with nothing but the example; what is imported from it is forgotten again."""
+def place(tiny_bert_folder: Path, tmp_path: Path) -> Iterator[Path]:
+    """A folder with nothing but the example and a teacher; what is imported from it is forgotten again."""
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "teacher").symlink_to(tiny_bert_folder)
     known = sys.path[:]
     yield tmp_path
     sys.path[:] = known
@@ -67,7 +68,7 @@ def test_own_choices_are_shown_and_suggested(place: Path) -> None:
 def test_a_shipped_file_can_be_overridden(place: Path) -> None:
     (place / "conf/mapping").mkdir()
     (place / "conf/mapping/skip.yaml").write_text("rule: layer\nlayer: 77\n")
-    ended = distill_run(place, *COMMAND[:3], "method=pkd", "plan=true")
+    ended = distill_run(place, *COMMAND[:4], "method=pkd", "plan=true")
     assert "mapping.layer=77: there is no teacher layer 77" in ended.err
 
 
@@ -80,7 +81,7 @@ def test_a_folder_given_by_name_goes_before_that_of_the_working_folder(place: Pa
 
 def test_a_folder_of_another_program_is_left_alone(place: Path) -> None:
     (place / "conf/config.yaml").write_text("theirs: true\n")
-    assert distill_run(place, *COMMAND[:3], "method=nkd", "plan=true").code == 0
+    assert distill_run(place, *COMMAND[:4], "method=nkd", "plan=true").code == 0
 
 
 @pytest.mark.parametrize(

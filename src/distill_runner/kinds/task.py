@@ -235,11 +235,11 @@ class Task(Dataset):
         return {}
 
     def spec(self) -> dict[str, Any]:
-        """What determines the task's data and how it is judged."""
+        """What determines the task's data and how it is judged; an option that is not set leaves no trace, so that new ones change no key."""
         by_itself = set() if self.select_on == HELD_OUT else {"hold_out"}
         by_itself |= set() if self.by_split else {"by_split"}
         by_itself |= {"select_on"} if self.select_on in (VALIDATION, next(iter(self.validation))) else set()
-        return {**self.model_dump(exclude=WHERE | by_itself), "content": fingerprint(self)}
+        return {**self.model_dump(exclude=WHERE | by_itself, exclude_none=True), "content": fingerprint(self)}
 
     @property
     def columns_of(self) -> list[str]:
