@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from command import Ended, distill_run
 from distill_runner.analysis.finished import FinishedRun
@@ -598,6 +599,13 @@ def test_a_bare_command_is_the_help_and_the_version_is_ours(tmp_path: Path) -> N
     assert distill_run(tmp_path).out == distill_run(tmp_path, "--help").out
     assert distill_run(tmp_path, "--version").out == f"distill-run {version('distill-run')}\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("part", ["train[:90%]", "validation[9503:]", "train[~10%:20%]", "owner/name:config:train[:5]"])
+def test_parts_of_splits_need_no_quotes(part: str) -> None:
+    for options in ([], ["-m"]):
+        assert _arguments([f"task.train={part}", *options]) == [f"task.train='{part}'", *options]
+        assert OverridesParser.create().parse_override(f"task.train='{part}'").value() == part
 
 
 @pytest.mark.parametrize("given", ["task.columns=a,b", "task.columns=a", "task.columns=[a,b]"])
