@@ -235,7 +235,7 @@ class Task(Dataset):
         return {}
 
     def spec(self) -> dict[str, Any]:
-        """What determines the task's data and how it is judged; an option that is not set leaves no trace, so that new ones change no key."""
+        """What determines the task's data and how it is judged; without options that are not set: new ones change no key."""
         by_itself = set() if self.select_on == HELD_OUT else {"hold_out"}
         by_itself |= set() if self.by_split else {"by_split"}
         by_itself |= {"select_on"} if self.select_on in (VALIDATION, next(iter(self.validation))) else set()
