@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,20 +18,26 @@ from distill_runner.analysis.internals import (
     divergence,
     draw_attention,
     draw_courses,
-    probabilities,
     samples_table,
 )
 from distill_runner.commands import analyse
 from distill_runner.compose.config import RunConfig
+from distill_runner.kinds.classification import ClassificationTask
+from distill_runner.kinds.verdicts import Verdicts
+
+TASK = ClassificationTask(
+    name="t", version=1, dataset="d", columns=["text"], label="label", labels=["no", "yes"], metrics=["accuracy"],
+    max_length=8, epochs=1, train="train", validation={"validation": "validation"}
+)  # fmt: skip
 
 
-def logits(*classes: int) -> np.ndarray:
-    return np.eye(2)[list(classes)]
+def verdicts(probabilities: Any, labels: Any) -> Verdicts:
+    return TASK.verdicts(np.log(np.asarray(probabilities)), SimpleNamespace(labels=np.asarray(labels)))  # type: ignore[arg-type]
 
 
 def test_agreement_by_hand() -> None:
     labels = np.array([0, 0, 1, 1, 1])
-    counts = agreement(logits(0, 0, 1, 0, 0), logits(0, 1, 1, 1, 0), labels)
+    counts = agreement(np.array([0, 0, 1, 0, 0]) == labels, np.array([0, 1, 1, 1, 0]) == labels)
     assert counts == {
         "teacher_right_student_right": 2,
         "teacher_right_student_wrong": 1,
@@ -45,19 +52,20 @@ def test_agreement_by_hand() -> None:
 
 def test_disputed_examples_by_hand() -> None:
     labels = np.array([0, 1, 1, 0, 1])
-    teacher = np.log([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.1, 0.9], [0.4, 0.6]])
-    one = np.log([[0.4, 0.6], [0.9, 0.1], [0.3, 0.7], [0.9, 0.1], [0.7, 0.3]])
-    two = np.log([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.2, 0.8], [0.9, 0.1]])
+    teacher = verdicts([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.1, 0.9], [0.4, 0.6]], labels)
+    one = verdicts([[0.4, 0.6], [0.9, 0.1], [0.3, 0.7], [0.9, 0.1], [0.7, 0.3]], labels)
+    two = verdicts([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.2, 0.8], [0.9, 0.1]], labels)
     # 2: both are right; 3: the teacher is wrong; 4: both are wrong. The gap is 0.8 in example 1 and 0.5 in example 0.
-    assert disputed(teacher, [one, two], labels).tolist() == [1, 0]
-    assert disputed(teacher, [two], labels).tolist() == [4]
-    np.testing.assert_allclose(probabilities(one), np.exp(one))
+    assert disputed(teacher, [one, two]).tolist() == [1, 0]
+    assert disputed(teacher, [two]).tolist() == [4]
+    assert (one.said(1), one.truth(1)) == ("no (0.9000)", "yes")
+    np.testing.assert_allclose(one.of_truth, [0.4, 0.1, 0.7, 0.9, 0.3])
 
 
 def test_a_table_of_samples_keeps_its_columns() -> None:
     table = samples_table(["a | b\nc"], ["yes"], {"teacher": ["yes (0.9000)"], "soft": ["no (0.8000)"]}, [7])
     header, _, row = table.splitlines()
-    assert header == "| no. | example | class | teacher | soft |"
+    assert header == "| no. | example | truth | teacher | soft |"
     assert row == r"| 7 | a \| b c | yes | yes (0.9000) | no (0.8000) |"
 
 

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 import run_qa
 from distill_runner.kinds.questions.answers import answer_texts, best_spans, null_margin
 from distill_runner.kinds.questions.scores import best_over_thresholds, normalised, question_scores
+from distill_runner.kinds.questions.verdicts import verdicts
 from distill_runner.kinds.questions.windows import Windows
 from test_question_windows import byte_level, made_rows, real_rows, windows_of, wordpiece
 
@@ -25,14 +26,19 @@ __all__ = ["byte_level", "wordpiece"]
 Row = dict[str, Any]
 
 
-def same_answers(windows: Windows, rows: list[Row], features: list[Row], seed: int, unanswerable: bool) -> None:
-    """Both find the same from the same random logits, which favour the answers so that some are found."""
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(size=(len(windows.ids), 2)).astype(np.float32) * 2
+def made_logits(windows: Windows, seed: int) -> np.ndarray:
+    """Random start and end logits, (T, 2), which favour the answers in every other window."""
+    logits = np.random.default_rng(seed).normal(size=(len(windows.ids), 2)).astype(np.float32) * 2
     bounds, labels = np.asarray(windows.offsets), np.asarray(windows.labels)
     for number in range(0, len(windows), 2):
         logits[bounds[number] + labels[number], np.arange(2)] += 5
-    expected = run_qa.predictions(rows, features, np.split(logits, bounds[1:-1]), unanswerable)
+    return logits
+
+
+def same_answers(windows: Windows, rows: list[Row], features: list[Row], seed: int, unanswerable: bool) -> None:
+    """Both find the same from the same logits."""
+    logits = made_logits(windows, seed)
+    expected = run_qa.predictions(rows, features, np.split(logits, windows.offsets[1:-1]), unanswerable)
     spans = best_spans(logits, windows, unanswerable)
     texts = answer_texts(spans, windows, 0.0 if unanswerable else None)
     assert texts == [one["text"] for one in expected]
@@ -79,6 +85,28 @@ def test_a_short_window_without_a_span_has_no_answer(wordpiece: Any, tmp_path: P
     spans = best_spans(logits, windows, n_best=1)
     assert answer_texts(spans, windows) == [""] * 4
     assert np.isfinite(spans["probability"]).all()
+
+
+def test_right_and_wrong_of_answers(wordpiece: Any, tmp_path: Path) -> None:
+    """The probability of the truth is that of all spans that match a gold answer; no answer is one where it may be."""
+    rows = made_rows(20)
+    windows = windows_of(tmp_path, rows, wordpiece, 96, tokens=24)
+    spans = best_spans(made_logits(windows, 1), windows, unanswerable=True)
+    golds = [row["answers"]["text"] for row in rows]
+    exact, _ = question_scores(answer_texts(spans, windows, 0.0), golds, None, True)
+    found = verdicts(spans, windows, exact, 0.0)
+    assert 0 < found.right.sum() < 20
+    for number, row in enumerate(rows):
+        words = {" ".join(official_words(gold, None)) for gold in golds[number]}
+        texts = [row["context"][b:e] for b, e in zip(spans["begin"][number], spans["end"][number], strict=True)]
+        matching = [p for p, text in zip(spans["probability"][number], texts, strict=True)
+                    if p and " ".join(official_words(text, None)) in words]  # fmt: skip
+        expected = sum(matching) if words else spans["null_probability"][number]
+        assert found.of_truth[number] == pytest.approx(expected, abs=1e-6)
+        answer, _, probability = found.said(number).rpartition(" ")
+        assert (answer == "no answer") == (spans["null"][number] > spans["score"][number, 0])
+        assert 0 <= float(probability.strip("()")) <= 1
+        assert found.truth(number) == (" / ".join(dict.fromkeys(golds[number])) or "no answer")
 
 
 def test_with_a_step_an_answer_begins_where_its_token_has_most_context(wordpiece: Any, tmp_path: Path) -> None:

@@ -166,8 +166,13 @@ def test_held_out_examples_are_refused(questions: Callable[..., RunConfig]) -> N
 
 @pytest.mark.slow
 def test_a_student_answers_by_id_and_two_are_compared_over_contexts(
-    arguments: list[str], squad: Path, tmp_path: Path
+    arguments: list[str],
+    squad: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    from distill_runner.commands.analyse import analyse
     from distill_runner.commands.submit import submit
     from distill_runner.kinds.questions.scores import question_scores
     from distill_runner.report.collect import results
@@ -192,6 +197,16 @@ def test_a_student_answers_by_id_and_two_are_compared_over_contexts(
     assert comparison.examples is not None
     assert comparison.examples.examples == len(asked)
     assert 100 * comparison.examples.difference == pytest.approx(comparison.difference)
+    (rkd,) = (result for result in found if result["method"] == "rkd")
+    monkeypatch.chdir(tmp_path)
+    analyse(["agreement", str(rkd["folder"])])
+    counts = [int(cell) for cell in capsys.readouterr().out.splitlines()[-1].split("|")[2:-1]]
+    assert sum(counts) == len(asked)
+    assert counts[0] + counts[2] == round(rkd["metrics"]["exact_match"] * len(asked))
+    analyse(["samples", str(rkd["folder"])])
+    said, *table = capsys.readouterr().out.splitlines()
+    assert int(said.split()[2]) == counts[1]
+    assert len(table) == 2 + min(counts[1], 4)
 
 
 @pytest.mark.parametrize("placed", ["", "{folder}::"])

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ from distill_runner.compose.composed import typed_run
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distill_runner.datasets.examples import Examples
+    from distill_runner.kinds.task import Task
+    from distill_runner.kinds.verdicts import Verdicts
     from distill_runner.methods.combinations import Attend
     from distill_runner.models.features import FeatureRequest, Features, Projection
     from distill_runner.pipeline.build import Pipeline
@@ -64,38 +64,29 @@ class FinishedRun:
             raise UserError("run", self.folder, "has no teacher to compare it with")
         return self.stage.teacher
 
-    def predictions(self, stage: "Stage") -> np.ndarray:
-        """Logits (N, C) of the first validation split."""
+    def verdicts(self, stage: "Stage") -> "Verdicts":
+        """What the model of a stage says of the examples of the first validation split."""
         from distill_runner.training.train import PREDICTIONS
 
-        found: np.ndarray = np.load(self.pipeline.build(stage) / PREDICTIONS.format(self.split))
-        return found
+        outputs = np.load(self.pipeline.build(stage) / PREDICTIONS.format(self.split))
+        return self._task.verdicts(outputs, self.tokens)
+
+    @property
+    def _task(self) -> "Task":
+        assert self.stage.config.task is not None
+        return self.stage.config.task
 
     @property
     def split(self) -> str:
-        assert self.stage.config.task is not None
-        return next(iter(self.stage.config.task.validation))
+        return next(iter(self._task.validation))
 
     @property
     def tokens(self) -> Any:
-        assert self.stage.config.task is not None
-        return self.pipeline.inputs.split(self.stage, self.stage.config.task.validation[self.split])
+        return self.pipeline.inputs.split(self.stage, self._task.validation[self.split])
 
-    @property
-    def class_names(self) -> list[str]:
-        return list(self.stage.head.names or [])
-
-    def text(self, example: int) -> str:
-        """A validation example as it reads, with the names of its columns where it has several."""
-        task = self.stage.config.task
-        assert task is not None
-        texts = [column[example] for column in self._examples.texts]
-        return texts[0] if len(texts) == 1 else " ".join(map(": ".join, zip(task.columns, texts, strict=True)))
-
-    @cached_property
-    def _examples(self) -> "Examples":
-        assert self.stage.config.task is not None
-        return self.stage.config.task.examples(self.stage.config.task.validation[self.split])
+    def texts(self, examples: Sequence[int]) -> list[str]:
+        """Validation examples as a reader sees them."""
+        return self._task.as_texts(self._task.validation[self.split], self.tokens, examples)
 
     def attention(self, stage: "Stage", example: int) -> dict[int, np.ndarray]:
         """Attention probabilities (heads, L, L) of every layer for one example, by layer."""

@@ -13,24 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.report.figures.canvas import COLOURS, legend, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def agreement(teacher: np.ndarray, student: np.ndarray, labels: np.ndarray) -> dict[str, int]:
+def agreement(teacher: np.ndarray, student: np.ndarray) -> dict[str, int]:
     """How many examples the two get right and wrong together (Table 3).
 
     Args:
-        teacher, student: logits (N, C) of the same examples.
-        labels: (N,).
+        teacher, student: (N,), whether they are right.
     """
-    taught, learnt = teacher.argmax(1) == labels, student.argmax(1) == labels
     return {
         f"teacher_{one}_student_{other}": int((first & second).sum())
-        for one, first in (("right", taught), ("wrong", ~taught))
-        for other, second in (("right", learnt), ("wrong", ~learnt))
+        for one, first in (("right", teacher), ("wrong", ~teacher))
+        for other, second in (("right", student), ("wrong", ~student))
     }
 
 
@@ -49,44 +48,33 @@ def agreement_table(counts: Mapping[str, Mapping[str, int]]) -> str:
 KINDS = ("right", "wrong")
 
 
-def disputed(teacher: np.ndarray, students: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
+def disputed(teacher: Verdicts, students: Sequence[Verdicts]) -> np.ndarray:
     """Numbers of the examples that the teacher gets right and only a part of the students, or the only one, wrong.
 
     **reading**: the paper shows four of them and does not say how they were chosen. Here the first are those on whose
-    true class the models, teacher included, differ most in probability.
-
-    Args:
-        teacher, students: logits (N, C) of the same examples.
-        labels: (N,).
+    truth the models, teacher included, differ most in probability.
     """
-    right = np.stack([logits.argmax(1) == labels for logits in (teacher, *students)])
+    right = np.stack([model.right for model in (teacher, *students)])
     found = np.flatnonzero(right[0] & ~right[1:].all(0) & (right[1:].any(0) | (len(students) == 1)))
-    of_class = np.stack([probabilities(logits)[np.arange(len(labels)), labels] for logits in (teacher, *students)])
-    gap = np.ptp(of_class[:, found], axis=0)
+    gap = np.ptp([model.of_truth[found] for model in (teacher, *students)], axis=0)
     return np.asarray(found[np.argsort(-gap, kind="stable")])
 
 
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """Softmax over the classes: (N, C)."""
-    from scipy.special import softmax
-
-    return np.asarray(softmax(logits.astype(np.float64), axis=1))
-
-
 def samples_table(
-    texts: Sequence[str], labels: Sequence[str], predicted: Mapping[str, Sequence[str]], numbers: Sequence[int]
+    texts: Sequence[str], truths: Sequence[str], predicted: Mapping[str, Sequence[str]], numbers: Sequence[int]
 ) -> str:
-    """Table 4: a row for each of some examples with its class and what each model says of it, as Markdown.
+    """Table 4: a row for each of some examples with its truth and what each model says of it, as Markdown.
 
     Args:
-        texts, labels: of these examples; line breaks and bars in a text are escaped.
+        texts, truths: of these examples; line breaks and bars are escaped.
         predicted: by the name of the model.
         numbers: of the examples, in their split.
     """
-    rows = [f"| no. | example | class | {' | '.join(predicted)} |", f"| ---: | --- | --- |{' --- |' * len(predicted)}"]
+    rows = [f"| no. | example | truth | {' | '.join(predicted)} |", f"| ---: | --- | --- |{' --- |' * len(predicted)}"]
     for at, number in enumerate(numbers):
-        text = " ".join(texts[at].split()).replace("|", "\\|")
-        rows.append(f"| {number} | {text} | {labels[at]} | {' | '.join(said[at] for said in predicted.values())} |")
+        cells = [texts[at], truths[at], *(said[at] for said in predicted.values())]
+        escaped = [" ".join(cell.split()).replace("|", "\\|") for cell in cells]
+        rows.append(f"| {number} | {' | '.join(escaped)} |")
     return "\n".join(rows)
 
 

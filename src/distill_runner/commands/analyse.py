@@ -28,26 +28,20 @@ from distill_runner.report.figures.canvas import style
 
 
 def agreement(runs: Sequence[FinishedRun], options: Namespace) -> None:
-    first = _classifiers(runs)
-    taught, labels = first.predictions(first.teacher), np.asarray(first.tokens.labels)
-    counts = {run.name: internals.agreement(taught, run.predictions(run.stage), labels) for run in runs}
+    first = _together(runs)
+    taught = first.verdicts(first.teacher).right
+    counts = {run.name: internals.agreement(taught, run.verdicts(run.stage).right) for run in runs}
     print(internals.agreement_table(counts))
 
 
 def samples(runs: Sequence[FinishedRun], options: Namespace) -> None:
-    first = _classifiers(runs)
-    taught, labels = first.predictions(first.teacher), np.asarray(first.tokens.labels)
-    students = {run.name: run.predictions(run.stage) for run in runs}
-    disputed = internals.disputed(taught, list(students.values()), labels)
-    shown = disputed[: _count(options.samples) or 4]
+    first = _together(runs)
+    taught, students = first.verdicts(first.teacher), {run.name: run.verdicts(run.stage) for run in runs}
+    disputed = internals.disputed(taught, list(students.values()))
+    shown = disputed[: _count(options.samples) or 4].tolist()
     print(f"{len(shown)} of {len(disputed)} examples of {first.split} that the teacher gets right and students do not")
-    names = first.class_names
-    predicted = {
-        name: [f"{names[p.argmax()]} ({p.max():.4f})" for p in internals.probabilities(logits[shown])]
-        for name, logits in ({"teacher": taught} | students).items()
-    }
-    texts = [first.text(number) for number in shown]
-    print(internals.samples_table(texts, [names[label] for label in labels[shown]], predicted, shown.tolist()))
+    said = {name: [*map(model.said, shown)] for name, model in ({"teacher": taught} | students).items()}
+    print(internals.samples_table(first.texts(shown), [*map(taught.truth, shown)], said, shown))
 
 
 def course(runs: Sequence[FinishedRun], options: Namespace) -> None:
@@ -164,13 +158,6 @@ def _require_depth(run: FinishedRun, first: FinishedRun) -> None:
     if depth != theirs:
         problem = f"its student has {depth} layers, that of {first.folder} {theirs}"
         raise UserError("run", run.folder, problem, "Compare students of one depth.")
-
-
-def _classifiers(runs: Sequence[FinishedRun]) -> FinishedRun:
-    first = _together(runs)
-    if first.stage.head.problem_type != "single_label_classification":
-        raise UserError("run", first.folder, "its task has no classes, to be right or wrong about")
-    return first
 
 
 def _count(samples: int | None) -> int | None:

@@ -11,9 +11,11 @@ from distill_runner.common.errors import UserError, as_list
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.reading.tables import SplitTable, read
 from distill_runner.kinds.text import TextTask, is_empty, whole
+from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.models.head import Head, normal
 
 if TYPE_CHECKING:
+    from distill_runner.datasets.batches import Split
     from distill_runner.methods.outputs import Outputs
 
 
@@ -103,6 +105,17 @@ class ClassificationTask(TextTask):
 
         assert self.labels is not None
         return dict(zip(self.labels, softmax(outputs.astype(np.float64), axis=1).T, strict=True))
+
+    def verdicts(self, outputs: np.ndarray, split: "Split") -> Verdicts:
+        assert self.labels is not None
+        names, labels, predicted = self.labels, np.asarray(split.labels), outputs.argmax(axis=1)
+        probabilities_NC = np.stack([*self.class_probabilities(outputs).values()], axis=1)
+        return Verdicts(
+            right=predicted == labels,
+            of_truth=probabilities_NC[np.arange(len(labels)), labels],
+            said=lambda number: f"{names[predicted[number]]} ({probabilities_NC[number].max():.4f})",
+            truth=lambda number: names[labels[number]],
+        )
 
     def as_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
         """Their logarithms, of which softmax gives them back; those below 1e-12 count as that."""

@@ -1,6 +1,7 @@
 """Images: one class of several for each picture."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -128,6 +129,10 @@ class ImagesTask(ClassificationTask):
 
     def is_endless(self, views: int | None) -> bool:
         return views is None and (self.augment.pad > 0 or self.augment.flip)
+
+    def as_texts(self, name: str, split: Any, numbers: Sequence[int]) -> list[str]:
+        """Their places: a picture is no text."""
+        return [f"image {number} of {name}" for number in numbers]
 
     def save_reader(self, folder: Path) -> None:
         """An image processor's file for ``AutoImageProcessor``, which has no name for a processor of bytes alone."""

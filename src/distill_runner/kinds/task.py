@@ -2,7 +2,7 @@
 
 import difflib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,6 +16,7 @@ from distill_runner.datasets.metrics import LOWER_IS_BETTER, Metric, score
 from distill_runner.datasets.reading.dataset import Dataset
 from distill_runner.datasets.reading.slices import share_rows
 from distill_runner.datasets.reading.tables import fingerprint
+from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.models.head import Head
 
 if TYPE_CHECKING:
@@ -222,6 +223,28 @@ class Task(Dataset):
         """
         raise UserError("task.kind", self.kind, "its examples have no ids to predict by", "Take --file.")
 
+    def verdicts(self, outputs: np.ndarray, split: "Split") -> Verdicts:
+        """What a model says of each example, and whether that is right.
+
+        Args:
+            outputs: as for ``score``.
+        Raises:
+            UserError: an output of this kind is neither right nor wrong.
+        """
+        raise UserError("task.kind", self.kind, "has no outputs that are right or wrong, only near or far")
+
+    def as_texts(self, name: str, split: "Split", numbers: Sequence[int]) -> list[str]:
+        """Examples as a reader sees them, with the names of their columns where they have several.
+
+        Args:
+            name: of the split, as the data call it.
+        """
+        columns = self.examples(name).texts
+        rows = ([column[number] for column in columns] for number in numbers)
+        return [
+            row[0] if len(row) == 1 else " ".join(map(": ".join, zip(self.columns, row, strict=True))) for row in rows
+        ]
+
     @abstractmethod
     def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:
         """The prediction for each example, as a file of predictions has it.
@@ -235,7 +258,7 @@ class Task(Dataset):
         return {}
 
     def spec(self) -> dict[str, Any]:
-        """What determines the task's data and how it is judged; without options that are not set: new ones change no key."""
+        """What determines the task's data and how it is judged. An option that is not set is left out of it."""
         by_itself = set() if self.select_on == HELD_OUT else {"hold_out"}
         by_itself |= set() if self.by_split else {"by_split"}
         by_itself |= {"select_on"} if self.select_on in (VALIDATION, next(iter(self.validation))) else set()

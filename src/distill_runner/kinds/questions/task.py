@@ -1,6 +1,6 @@
 """The kind of task: what questions ask of data, head, losses and scores."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -15,6 +15,7 @@ from distill_runner.kinds.questions.reading import Question, QuestionColumns, qu
 from distill_runner.kinds.questions.scores import LANGUAGES, best_over_thresholds, question_scores
 from distill_runner.kinds.questions.windowing import Windowing
 from distill_runner.kinds.task import HELD_OUT, Task
+from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.models.head import Head
 
 if TYPE_CHECKING:
@@ -186,6 +187,10 @@ class QuestionsTask(Task):
 
         return Spans(self.soft_ends)
 
+    @property
+    def _threshold(self) -> float | None:
+        return self.null_threshold if self.unanswerable else None
+
     def spans(self, outputs: np.ndarray, split: Any) -> np.ndarray:
         """The n best answers to each question, ``answers.spans_type``.
 
@@ -199,8 +204,7 @@ class QuestionsTask(Task):
 
     def answers(self, outputs: np.ndarray, split: Any) -> dict[str, str]:
         """The answer to each question by its id, as the official evaluators take them."""
-        threshold = self.null_threshold if self.unanswerable else None
-        texts = answer_texts(self.spans(outputs, split), split, threshold)
+        texts = answer_texts(self.spans(outputs, split), split, self._threshold)
         return {split.question(number).id: text for number, text in enumerate(texts)}
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
@@ -218,6 +222,17 @@ class QuestionsTask(Task):
             clusters=split.contexts,
             **{f"score-{name}": values for name, values in scores.items()},  # type: ignore[arg-type]
         )
+
+    def verdicts(self, outputs: np.ndarray, split: Any) -> Verdicts:
+        from distill_runner.kinds.questions.verdicts import verdicts
+
+        spans = self.spans(outputs, split)
+        return verdicts(spans, split, self._scored(spans, split).exact, self._threshold)
+
+    def as_texts(self, name: str, split: Any, numbers: Sequence[int]) -> list[str]:
+        from distill_runner.kinds.questions.verdicts import as_text
+
+        return [as_text(split.question(number)) for number in numbers]
 
     def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:
         raise UserError("task.kind", self.kind, "has answers in place of classes", "Take distill-run-submit.")
