@@ -126,6 +126,23 @@ def tiny_bert_folder(tiny_examples: "dict[str, Examples]", tmp_path_factory: pyt
     return folder
 
 
+@pytest.fixture(scope="session")
+def images_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noise of 12 x 12 that is brighter in one channel, as PNG by split and class: 60 to train on, 18 to test."""
+    import numpy as np
+    from PIL import Image
+
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for split, count in (("train", 20), ("test", 6)):
+        for channel, name in ((2, "blue"), (1, "green"), (0, "red")):
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 200, (12, 12, 3))
+                pixels[:, :, channel] += 55
+                Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{number}.png")
+    return root
+
+
 Compose = Callable[..., "RunConfig"]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForImageClassification, ResNetConfig, ViTConfig
@@ -35,20 +34,6 @@ SIZES = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Noise of 12 x 12 that is brighter in one channel, as PNG by split and class: 60 to train on, 18 to test."""
-    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for split, count in (("train", 20), ("test", 6)):
-        for channel, name in ((2, "blue"), (1, "green"), (0, "red")):
-            (root / split / name).mkdir(parents=True)
-            for number in range(count):
-                pixels = rng.integers(0, 200, (12, 12, 3))
-                pixels[:, :, channel] += 55
-                Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{number}.png")
-    return root
-
-
 class Run:
     """A run with a store of its own."""
 
@@ -66,12 +51,12 @@ class Run:
 
 
 @pytest.fixture
-def run(compose: Compose, folder: Path) -> Callable[..., Run]:
+def run(compose: Compose, images_folder: Path) -> Callable[..., Run]:
     """A run of vanilla KD on the folder, cropped and flipped, 4 updates an epoch."""
 
     def made(*overrides: str, method: str = "vanilla") -> Run:
         augment = ("task.augment.pad=2", "task.augment.flip=true")
-        given = (*SMALL, f"method={method}", f"task.dataset={folder}", *SIZES, *augment, *overrides)
+        given = (*SMALL, f"method={method}", f"task.dataset={images_folder}", *SIZES, *augment, *overrides)
         return Run(compose(*given, tiny=False))
 
     return made
@@ -81,12 +66,12 @@ def equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_folder_of_images_becomes_a_student_by_one_command(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_of_images_becomes_a_student_by_one_command(images_folder: Path, tmp_path: Path) -> None:
     ended = distill_run(
         tmp_path,
         *SMALL,
         "method=vanilla",
-        f"task.dataset={folder}",
+        f"task.dataset={images_folder}",
         *SIZES,
         "runtime.device=cpu",
         f"store.dir={tmp_path}",
@@ -186,8 +171,8 @@ def test_plain_images_are_seen_once_and_cached(run: Callable[..., Run]) -> None:
 
 
 @pytest.mark.slow
-def test_inputs_without_labels_are_a_transfer_set(run: Callable[..., Run], folder: Path) -> None:
-    where = f"transfer.parts.inputs.dataset={folder}"
+def test_inputs_without_labels_are_a_transfer_set(run: Callable[..., Run], images_folder: Path) -> None:
+    where = f"transfer.parts.inputs.dataset={images_folder}"
     learning = run("transfer=custom", "student=resnet8", where, "transfer.parts.inputs.columns=[image]", method="kd")
     assert learning.stage.labels == frozenset()
     metrics = learning.metrics()
@@ -235,16 +220,18 @@ def told(act: Callable[[], Any]) -> str:
 @pytest.mark.parametrize(
     "method", ["pkd", "alp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ckd", "minilmv2", "internal"))]
 )
-def test_terms_that_read_layers_refuse_an_image_network(compose: Compose, folder: Path, method: str) -> None:
+def test_terms_that_read_layers_refuse_an_image_network(compose: Compose, images_folder: Path, method: str) -> None:
     network = ("task=custom_images", "teacher=resnet20", f"method={method}", "student=resnet8")
-    config = compose(*network, f"task.dataset={folder}", tiny=False)
+    config = compose(*network, f"task.dataset={images_folder}", tiny=False)
     message = told(lambda: resolve(config.stages, "student", "fp32"))
     assert "of type cifar_resnet is an image network" in message
     assert message.endswith("Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
 
 
-def test_models_and_data_that_do_not_fit_are_refused(run: Callable[..., Run], compose: Compose, folder: Path) -> None:
-    text = compose("task=custom_images", "method=nkd", "student=fresh", f"task.dataset={folder}", tiny=False)
+def test_models_and_data_that_do_not_fit_are_refused(
+    run: Callable[..., Run], compose: Compose, images_folder: Path
+) -> None:
+    text = compose("task=custom_images", "method=nkd", "student=fresh", f"task.dataset={images_folder}", tiny=False)
     assert "a model of type bert reads text, and custom_images has images" in told(
         lambda: resolve(text.stages, "student", "fp32")
     )
