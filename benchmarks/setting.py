@@ -20,7 +20,7 @@ from distill_runner.kinds.text import TextTask
 from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
-from distill_runner.models.sources import locate
+from distill_runner.models.sources import resolved_source
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.training.devices import Device
@@ -126,7 +126,8 @@ def prepare(
     stage = resolve(typed_run(config).stages, "student", "fp32")
     assert isinstance(stage.config.task, TextTask)
     (folder / "tokens").mkdir(exist_ok=True)
-    examples, words = stage.config.task.examples(stage.train_split), AutoTokenizer.from_pretrained(locate(tokenizer))
+    examples = stage.config.task.examples(stage.train_split)
+    words = AutoTokenizer.from_pretrained(resolved_source(tokenizer))
     stage.config.task.write(folder / "tokens", examples, words)
     torch.manual_seed(0)
     student: Any = build(stage.config.model, stage.head)
@@ -137,7 +138,7 @@ def prepare(
 
 def write_teacher(folder: Path, width: int, labels: list[str], tokenizer: str) -> None:
     """A BERT of 12 layers with random weights, its head for these labels, and its tokenizer."""
-    words = AutoTokenizer.from_pretrained(locate(tokenizer))
+    words = AutoTokenizer.from_pretrained(resolved_source(tokenizer))
     words.save_pretrained(folder)
     sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": max(1, width // HEAD_WIDTH)}
     names = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}

@@ -183,11 +183,11 @@ def located(monkeypatch: pytest.MonkeyPatch, tiny_bert_folder: Path) -> list[str
     """Sources that are asked for; the tiny BERT stands in for all."""
     asked: list[str] = []
 
-    def locate(source: str) -> str:
+    def resolved_source(source: str) -> str:
         asked.append(source)
         return str(tiny_bert_folder)
 
-    monkeypatch.setattr(sources, "locate", locate)
+    monkeypatch.setattr(sources, "resolved_source", resolved_source)
     return asked
 
 

@@ -13,7 +13,7 @@ import pytest
 from command import distill_run
 from distill_runner.commands.export import export_run
 from distill_runner.common.errors import UserError
-from distill_runner.deploy.measure import Texts, costs
+from distill_runner.deploy.measure import PaddedTexts, running_costs
 from distill_runner.deploy.report import HEADING, put_into
 
 pytest.importorskip("onnxruntime")
@@ -92,7 +92,7 @@ def test_engines_take_turns() -> None:
             return {"input_ids": np.array([[1] * width for _ in columns[0]])}
 
     called: list[str] = []
-    texts = Texts(Words(), [["a" * n for n in range(1, 41)]], 8)
+    texts = PaddedTexts(Words(), [["a" * n for n in range(1, 41)]], 8)
 
     def engine(name: str) -> Any:
         def run(inputs: Any) -> Any:
@@ -102,7 +102,7 @@ def test_engines_take_turns() -> None:
         return run
 
     engines = {name: engine(name) for name in "ab"}
-    found = costs(engines, texts, 12)
+    found = running_costs(engines, texts, 12)
     assert called == [*"a" * 10, *"b" * 10, *"ab" * 12, *"ab"]
     assert set(found) == {"a", "b"}
     assert all(cost.examples_per_second > 0 for cost in found.values())

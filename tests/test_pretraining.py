@@ -18,17 +18,19 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets import corpora
 from distill_runner.datasets.array_file import ArrayFile
 from distill_runner.datasets.batches import Tokens
-from distill_runner.datasets.corpora import Corpus, Part, TransferSet, write_examples
+from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet, write_examples
 from distill_runner.datasets.corpora.text_examples import IS_NEXT, Documents, Frame, packed, pairs, passages
 from distill_runner.training.data import CorpusData
 from distill_runner.training.devices import Device
 
 CPU = Device.of("cpu", "fp32")
-EMBEDDED = Part(dataset="embedded:text", columns=["text"], validation="validation", document_column="topic")
+EMBEDDED = CorpusPart(dataset="embedded:text", columns=["text"], validation="validation", document_column="topic")
 
 
 def corpus(folder: Path | None = None, *, part: dict[str, Any] | None = None, **values: Any) -> Corpus:
-    text = Part(dataset=str(folder), **({"columns": ["text"], "train": "*"} | (part or {}))) if folder else EMBEDDED
+    text = (
+        CorpusPart(dataset=str(folder), **({"columns": ["text"], "train": "*"} | (part or {}))) if folder else EMBEDDED
+    )
     return Corpus(**{"name": "mine", "parts": {"text": text}, "max_length": 32, "hold_out": 3} | values)
 
 
@@ -69,17 +71,17 @@ def rows(folder: Path, header: list[str], lines: list[list[str]]) -> Path:
 def test_rows_with_one_value_make_one_document(tmp_path: Path) -> None:
     rows(tmp_path, ["body", "title"], [["a", "x"], ["b", "x"], ["c", "y"], ["d", "x"]])
     part = {"columns": ["body"], "document_column": "title", "train": "train"}
-    found = Part(dataset=str(tmp_path), **part).documents("train")
+    found = CorpusPart(dataset=str(tmp_path), **part).documents("train")
     assert list(found) == [["a", "b"], ["c"], ["d"]]
-    assert list(Part(dataset=str(tmp_path), **part, limit=2).documents("train")) == [["a", "b"], ["c"]]
+    assert list(CorpusPart(dataset=str(tmp_path), **part, limit=2).documents("train")) == [["a", "b"], ["c"]]
 
 
 def test_headings_begin_documents_and_blank_rows_are_left_out(tmp_path: Path) -> None:
     lines = [" = One = ", "", "text", " = = Part = = ", "more", " = Two = ", "end"]
     rows(tmp_path, ["number", "text"], [[str(number), line] for number, line in enumerate(lines)])
-    part = Part(dataset=str(tmp_path), columns=["text"], document_start="= [^=]")
+    part = CorpusPart(dataset=str(tmp_path), columns=["text"], document_start="= [^=]")
     assert list(part.documents("train")) == [["= One =", "text", "= = Part = =", "more"], ["= Two =", "end"]]
-    by_number = Part(dataset=str(tmp_path), columns=["text"], rows_per_document=5)
+    by_number = CorpusPart(dataset=str(tmp_path), columns=["text"], rows_per_document=5)
     assert list(map(len, by_number.documents("train"))) == [4, 2]
 
 
@@ -96,7 +98,7 @@ def test_parts_follow_each_other_and_where_they_lie_is_no_part_of_them(tmp_path:
     for folder, text in zip(folders, ("one", "two", "one"), strict=True):
         folder.mkdir()
         (folder / "text.txt").write_text("\n\n".join([text] * 2))
-    a, b, c = (Part(dataset=str(folder), columns=["text"], train="*") for folder in folders)
+    a, b, c = (CorpusPart(dataset=str(folder), columns=["text"], train="*") for folder in folders)
     both = corpus(parts={"x": a, "y": b})
     assert list(both.texts("train")) == ["one", "two"]
     assert corpus(parts={"first": c, "second": b}, name="renamed", stream=True).spec() == both.spec()
@@ -292,7 +294,7 @@ def test_which_pieces_go_on_with_a_word(tokenizer: Any) -> None:
 
 
 def transfer(folder: Path, **values: Any) -> TransferSet:
-    parts = {name: Part(dataset=str(folder / name), columns=["x", "y"]) for name in ("a", "b")}
+    parts = {name: CorpusPart(dataset=str(folder / name), columns=["x", "y"]) for name in ("a", "b")}
     return TransferSet(**{"name": "mixed", "parts": parts} | values)
 
 
@@ -332,7 +334,7 @@ def refused(action: Callable[[], Any], *words: str) -> None:
 def test_what_cannot_be_read_is_refused(mixed: Path, tmp_path: Path) -> None:
     def texts(**part: Any) -> Callable[[], Any]:
         values = {"dataset": str(mixed / "a"), "columns": ["x"]} | part
-        return lambda: list(corpus(parts={"mine": Part(**values)}).texts("train"))
+        return lambda: list(corpus(parts={"mine": CorpusPart(**values)}).texts("train"))
 
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -351,8 +353,8 @@ def test_what_cannot_be_read_is_refused(mixed: Path, tmp_path: Path) -> None:
 
 def test_a_transfer_set_is_refused(mixed: Path) -> None:
     refused(transfer(mixed, size=13).examples, r"transfer\.size=13", "12 examples")
-    one = Part(dataset=str(mixed / "b"), columns=["x"])
-    two = Part(dataset=str(mixed / "a"), columns=["x", "y"])
+    one = CorpusPart(dataset=str(mixed / "b"), columns=["x"])
+    two = CorpusPart(dataset=str(mixed / "a"), columns=["x", "y"])
     refused(transfer(mixed, parts={"a": two, "b": one}).examples, r"transfer\.parts\.b\.columns=\[x\]", "2 columns")
 
 

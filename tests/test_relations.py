@@ -363,7 +363,7 @@ def test_layers_of_text_are_not_cached() -> None:
 def test_group_top(n: int, m: int, layers: list[int]) -> None:
     from distill_runner.methods.layer_mapping import LayerMapping
 
-    assert LayerMapping(rule="group_top", supervise_last=True).resolve(m, n) == [[layer] for layer in layers]
-    assert LayerMapping(rule="group_top").resolve(m, n) == [*([layer] for layer in layers[:-1]), []]
-    assert LayerMapping(rule="top").resolve(m, n) == [*([] for _ in range(m - 1)), [n]]
-    assert LayerMapping(rule="top", layer=3).resolve(12, n) == [*([] for _ in range(11)), [3]]
+    assert LayerMapping(rule="group_top", supervise_last=True).between(m, n) == [[layer] for layer in layers]
+    assert LayerMapping(rule="group_top").between(m, n) == [*([layer] for layer in layers[:-1]), []]
+    assert LayerMapping(rule="top").between(m, n) == [*([] for _ in range(m - 1)), [n]]
+    assert LayerMapping(rule="top", layer=3).between(12, n) == [*([] for _ in range(11)), [3]]

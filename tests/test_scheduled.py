@@ -56,7 +56,7 @@ def at(epoch: int, num_epochs: int = 10) -> Progress:
     return Progress(epoch, epoch * 5, num_epochs, num_epochs * 5)
 
 
-def course(made: ScheduledMethod, num_epochs: int) -> list[tuple[int, str]]:
+def layers_by_epoch(made: ScheduledMethod, num_epochs: int) -> list[tuple[int, str]]:
     """The layer of each epoch, and the initials of the terms that run."""
     states = []
     for epoch in range(num_epochs):
@@ -68,12 +68,12 @@ def course(made: ScheduledMethod, num_epochs: int) -> list[tuple[int, str]]:
 def test_layers_follow_their_limits() -> None:
     internal, soft = "kc", "s"
     expected = [(1, internal)] * 2 + [(2, internal)] * 2 + [(3, internal)] * 2 + [(0, soft)] * 2
-    assert course(method(rule="pid", limits=2), 8) == expected
+    assert layers_by_epoch(method(rule="pid", limits=2), 8) == expected
     always = [(layer, soft + (internal if layer else "")) for layer, _ in expected]
-    assert course(method(rule="sid", limits=[2, 2, 2], classification="always"), 8) == always
+    assert layers_by_epoch(method(rule="sid", limits=[2, 2, 2], classification="always"), 8) == always
     left_out = [(1, internal), (3, internal), (3, internal), (0, soft)]
-    assert course(method(rule="pid", limits=[1, 0, 2]), 4) == left_out
-    assert course(method(rule="pid", limits=0), 2) == [(0, soft)] * 2
+    assert layers_by_epoch(method(rule="pid", limits=[1, 0, 2]), 4) == left_out
+    assert layers_by_epoch(method(rule="pid", limits=0), 2) == [(0, soft)] * 2
 
 
 @pytest.mark.parametrize(

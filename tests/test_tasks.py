@@ -16,8 +16,8 @@ from hydra import compose, initialize_config_dir
 
 from distill_runner.common import hub as hub_requests
 from distill_runner.common.errors import UserError, as_list
-from distill_runner.datasets.reading.folders import locate
-from distill_runner.datasets.reading.tables import fingerprint
+from distill_runner.datasets.reading.folders import local_data
+from distill_runner.datasets.reading.tables import data_fingerprint
 from distill_runner.kinds import Task, make_task
 from shipped import shipped_task
 
@@ -218,12 +218,12 @@ def test_demo_tasks(name: str) -> None:
 def test_data_dir_serves_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTILL_DATA_DIR", str(tmp_path))
     task = make("some-org/set", config="toy")
-    assert locate(task) is None
+    assert local_data(task) is None
     write(tmp_path / "set/toy/train.parquet", SENTENCES)
-    assert locate(task) == tmp_path / "set/toy"
+    assert local_data(task) == tmp_path / "set/toy"
     write(tmp_path / "some-org/set/toy/train.parquet", SENTENCES)
-    assert locate(task) == tmp_path / "some-org/set/toy"
-    assert locate(make("some-org/set", config="other")) is None
+    assert local_data(task) == tmp_path / "some-org/set/toy"
+    assert local_data(make("some-org/set", config="other")) is None
 
 
 def test_subfolder_data_serves_a_set_without_configurations(tmp_path: Path) -> None:
@@ -237,19 +237,19 @@ def test_subfolder_data_serves_a_set_without_configurations(tmp_path: Path) -> N
 def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
     for split in ("train", "validation", "other"):
         write(tmp_path / f"here/{split}.parquet", SENTENCES)
-    before = fingerprint(make(tmp_path / "here"))
+    before = data_fingerprint(make(tmp_path / "here"))
     (tmp_path / "here").rename(tmp_path / "there")
     task = make(tmp_path / "there")
-    assert fingerprint(task) == before
+    assert data_fingerprint(task) == before
     (tmp_path / "there/README.md").write_text("prose")
     write(tmp_path / "there/other.parquet", PAIRS)
-    assert fingerprint(task) == before, "only what the task reads counts"
-    assert fingerprint(make(tmp_path / "there", test={"test": "other"})) != before
+    assert data_fingerprint(task) == before, "only what the task reads counts"
+    assert data_fingerprint(make(tmp_path / "there", test={"test": "other"})) != before
     write(tmp_path / "there/validation.parquet", SENTENCES | {"label": [1, 1, 1]})
-    changed = fingerprint(task)
+    changed = data_fingerprint(task)
     assert changed != before
     (tmp_path / "there/validation.parquet").rename(tmp_path / "there/dev.parquet")
-    assert fingerprint(task) != changed
+    assert data_fingerprint(task) != changed
 
 
 def test_a_changed_file_is_read_anew_even_if_its_time_is_old(tmp_path: Path) -> None:
@@ -262,17 +262,17 @@ def test_a_changed_file_is_read_anew_even_if_its_time_is_old(tmp_path: Path) -> 
 
 
 def test_fingerprint_of_hub_and_demo_needs_no_library() -> None:
-    assert fingerprint(shipped("rte", f"task.revision={'a' * 40}")) == f"hub:{'a' * 40}/rte"
-    pairs, sentences = fingerprint(shipped("demo_pairs")), fingerprint(shipped("demo_sentences"))
+    assert data_fingerprint(shipped("rte", f"task.revision={'a' * 40}")) == f"hub:{'a' * 40}/rte"
+    pairs, sentences = data_fingerprint(shipped("demo_pairs")), data_fingerprint(shipped("demo_sentences"))
     assert pairs != sentences
     assert pairs.startswith("embedded:pairs:")
     code = """if True:
         import sys
-        from distill_runner.datasets.reading.tables import fingerprint
+        from distill_runner.datasets.reading.tables import data_fingerprint
         from distill_runner.kinds import Task, make_task
         fields = dict(name="x", columns=["s"], max_length=8, epochs=1, metrics=["f1"], validation={"v": "v"})
         for dataset in ("a/b", "embedded:pairs"):
-            fingerprint(make_task(dataset=dataset, revision="a" * 40, **fields))
+            data_fingerprint(make_task(dataset=dataset, revision="a" * 40, **fields))
         print({"torch", "datasets", "transformers", "sklearn", "huggingface_hub"} & set(sys.modules))"""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]
@@ -514,13 +514,13 @@ def test_absent_mismatched_split_and_its_remedy(tmp_path: Path) -> None:
     for split in ("train", "validation_matched"):
         write(tmp_path / f"mnli/{split}-00000-of-00001.parquet", PAIRS, MNLI)
     where = f"task.dataset={tmp_path}"
-    message = refusal(lambda: fingerprint(shipped("mnli", where)))
+    message = refusal(lambda: data_fingerprint(shipped("mnli", where)))
     assert message.startswith("task.validation.mismatched=validation_mismatched: no such split")
     remedy = message.rpartition("Leave it out with ")[2].strip("'")
     task = shipped("mnli", where, remedy)
     assert task.validation == {"matched": "validation_matched"}
     assert len(task.examples("validation_matched")) == 2
-    assert fingerprint(task).startswith("sha256:")
+    assert data_fingerprint(task).startswith("sha256:")
 
 
 # The hub
@@ -598,7 +598,7 @@ def test_every_task_is_complete_and_says_what_to_expect(file: Path) -> None:
 )
 def test_official_row_counts(data_dir: Path, name: str, train: int, validation: int) -> None:
     task = shipped(name)
-    if locate(task) is None:
+    if local_data(task) is None:
         pytest.skip(f"no {name} in DISTILL_DATA_DIR={data_dir}")
     for split, rows in (("train", train), ("validation", validation)):
         examples = task.examples(split)
@@ -612,7 +612,7 @@ def test_official_row_counts(data_dir: Path, name: str, train: int, validation: 
 @pytest.mark.real
 def test_hidden_labels_of_glue(data_dir: Path) -> None:
     task = shipped("rte", "+task.test.test=test")
-    if locate(task) is None:
+    if local_data(task) is None:
         pytest.skip(f"no rte in DISTILL_DATA_DIR={data_dir}")
     examples = task.examples("test")
     assert len(examples) == 3000

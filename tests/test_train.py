@@ -31,7 +31,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.schema import typed
 from distill_runner.common.seeds import seed_all
 from distill_runner.datasets.batches import Batch, Tokens
-from distill_runner.datasets.corpora import Corpus, Part
+from distill_runner.datasets.corpora import Corpus, CorpusPart
 from distill_runner.datasets.examples import Examples
 from distill_runner.kinds import make_task
 from distill_runner.methods.base import LossTerm, Method, Progress
@@ -276,7 +276,7 @@ def test_a_finished_training_is_not_trained_further(make: Make, whole: Callable[
     assert_same_result(whole("nkd"), again)
 
 
-TEXT = Corpus(name="tiny", parts={"text": Part(dataset="data", columns=["text"])}, max_length=16)
+TEXT = Corpus(name="tiny", parts={"text": CorpusPart(dataset="data", columns=["text"])}, max_length=16)
 
 
 def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from distill_runner.pipeline.planning import missing, plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, going, read, write, write_json
-from distill_runner.pipeline.store import Store, share
+from distill_runner.pipeline.store import Store, link_tree
 from distill_runner.report.cells import label
 from distill_runner.report.model_card import model_card
 from distill_runner.report.result import described_by, environment, finished, readings
@@ -152,13 +152,13 @@ def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> d
     """Write ``result.json``, put the student with its model card into ``model/``, and print the result."""
     artifact = pipeline.build(stage)
     if stage.name != STUDENT:
-        share(artifact / "model", folder / "model")
+        link_tree(artifact / "model", folder / "model")
         log.info("stage %s lies in %s", stage.name, folder / "model")
         return {"status": "done", "key": stage.key, **described_by(run)}
     first = stage.first_teacher  # which may have been deleted since
     teacher = pipeline.store.find(first.spec) if first and first.has_head else None
     result = finished(run, stage, artifact, teacher, folder)
-    share(artifact / "model", folder / "model")
+    link_tree(artifact / "model", folder / "model")
     (folder / "model" / "README.md").write_text(model_card(result))
     _save_predictions(stage, pipeline, artifact, folder)
     write_json(folder / RESULT, result)

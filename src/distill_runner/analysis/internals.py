@@ -1,4 +1,4 @@
-"""What distillation of internal representations did: agreement with the teacher, course of the layers, attention maps.
+"""What distillation of internal representations did: agreement with the teacher, scores by epoch, attention maps.
 
 Tables and figures of internal representations: Tables 3 and 4, Figures 4 and 10, Figures 5 and 11.
 """
@@ -79,7 +79,7 @@ def samples_table(
 
 
 @dataclass(frozen=True)
-class Course:
+class ScoreHistory:
     """The score of a student after each epoch, and the epochs at whose end the layers of a schedule were through.
 
     Attributes:
@@ -92,7 +92,7 @@ class Course:
     ends: list[tuple[int, int]]
 
     @classmethod
-    def read(cls, metrics: Path) -> "Course":
+    def read(cls, metrics: Path) -> "ScoreHistory":
         """Of a run's ``metrics.jsonl``; the score is the first metric of the validation."""
         scores: list[float] = []
         ends: dict[int, int] = {}
@@ -109,7 +109,7 @@ class Course:
         return cls((name or "score").rpartition("/")[2], scores, list(ends.items()))
 
 
-def draw_courses(runs: Mapping[str, Course]) -> "Figure":
+def draw_histories(runs: Mapping[str, ScoreHistory]) -> "Figure":
     """Score per epoch, a line for each run; L1, L2, ... mark where a layer was left (Figures 4 and 10)."""
     from matplotlib.ticker import MaxNLocator
 

@@ -2,7 +2,7 @@
 
     distill-run-analyse agreement outputs/runs/<run> ...     right and wrong beside the teacher (a table)
     distill-run-analyse samples outputs/runs/<run> ...       examples on which students and teacher differ (a table)
-    distill-run-analyse course outputs/runs/<run> ...        score per epoch, where layers were left (course.png)
+    distill-run-analyse history outputs/runs/<run> ...        score per epoch, where layers were left (history.png)
     distill-run-analyse attention outputs/runs/<run> ...     attention maps of one example (attention.png)
     distill-run-analyse alpha outputs/runs/<run> ...         ALP's weights of the teacher's layers (alpha.png)
     distill-run-analyse states outputs/runs/<run> ...        [CLS] states beside the teacher's (states.png)
@@ -44,9 +44,9 @@ def samples(runs: Sequence[FinishedRun], options: Namespace) -> None:
     print(internals.samples_table(first.texts(shown), [*map(taught.truth, shown)], said, shown))
 
 
-def course(runs: Sequence[FinishedRun], options: Namespace) -> None:
-    courses = {run.name: internals.Course.read(run.folder / "metrics.jsonl") for run in runs}
-    _save(internals.draw_courses(courses), options.out or Path("course.png"))
+def history(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    histories = {run.name: internals.ScoreHistory.read(run.folder / "metrics.jsonl") for run in runs}
+    _save(internals.draw_histories(histories), options.out or Path("history.png"))
 
 
 def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
@@ -60,7 +60,7 @@ def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
         if not 0 <= value < count:
             raise UserError(key, value, f"there are {count}, counted from 0")
     matched = single(
-        LayerMapping(rule="group_top", supervise_last=True).resolve(shape.num_layers, taught_shape.num_layers)
+        LayerMapping(rule="group_top", supervise_last=True).between(shape.num_layers, taught_shape.num_layers)
     )
     ids = first.tokens.batch([options.example]).input_ids.tolist()
     words = read_tokenizer(str(first.stage.tokenizer)).convert_ids_to_tokens(ids)
@@ -122,7 +122,7 @@ def _compared(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> dict
             raise UserError("run", run.folder, problem, "Only states of one width have a distance.")
     matched = next((run.matched for run in runs if run.matched), None)
     if matched is None:
-        matched = single(LayerMapping(rule="skip").resolve(depth, teacher.num_layers))
+        matched = single(LayerMapping(rule="skip").between(depth, teacher.num_layers))
     for layer in layers or ():
         if layer not in matched:
             known = f"Layers with one: {', '.join(map(str, matched))}." if matched else ""
@@ -197,7 +197,7 @@ def analyse(arguments: Sequence[str]) -> None:
         UserError: no finished runs there, or runs that cannot be compared so.
     """
     parser = Parser("distill-run-analyse", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    actions = {action.__name__: action for action in (agreement, samples, course, attention, alpha, states)}
+    actions = {action.__name__: action for action in (agreement, samples, history, attention, alpha, states)}
     parser.add_argument("what", choices=actions)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, help="the picture's file")

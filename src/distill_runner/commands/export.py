@@ -13,9 +13,9 @@ import numpy as np
 
 from distill_runner.commands.arguments import Parser, ended
 from distill_runner.common.errors import UserError
-from distill_runner.deploy.measure import Engine, Texts, costs
+from distill_runner.deploy.measure import Engine, PaddedTexts, running_costs
 from distill_runner.deploy.onnx import FOLDER, PLAIN, OnnxEngine, TorchEngine, export, quantise, require_onnx
-from distill_runner.deploy.report import Row, as_json, put_into, section, table
+from distill_runner.deploy.report import ModelForm, as_json, put_into, section, table
 from distill_runner.deploy.student import Student
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class _Judge:
             raise UserError("folder", source, f"task.kind={task.kind} cannot be exported", "Text tasks can.")
         self.task, self.threads, self.examples = task, threads, task.examples(split)
         self.tokenizer = read_tokenizer(source)
-        self.texts = Texts(self.tokenizer, self.examples.texts, task.num_positions)
+        self.texts = PaddedTexts(self.tokenizer, self.examples.texts, task.num_positions)
 
     def forms(self, model: Path, folder: Path, int8: bool) -> dict[str, Any]:
         """The model as torch runs it and as files in ``folder``, by form."""
@@ -125,14 +125,14 @@ class _Judge:
             forms["ONNX int8"] = OnnxEngine(quantise(path), self.threads)
         return forms
 
-    def rows(self, engines: Mapping[tuple[str, str], Any], num_examples: int) -> list[Row]:
+    def rows(self, engines: Mapping[tuple[str, str], Any], num_examples: int) -> list[ModelForm]:
         """
         Raises:
             UserError: ONNX in float32 gives other outputs than torch.
         """
         outputs = {key: self.texts.outputs(engine) for key, engine in engines.items()}
         named: dict[str, Engine] = {" ".join(key): engine for key, engine in engines.items()}
-        measured, rows = costs(named, self.texts, num_examples), []
+        measured, rows = running_costs(named, self.texts, num_examples), []
         for (model, form), found in outputs.items():
             reference = outputs[model, "torch"]
             difference = float(np.abs(found - reference).max())
@@ -142,7 +142,7 @@ class _Judge:
             same = [a == b for a, b in zip(self.task.as_lines(found), self.task.as_lines(reference), strict=True)]
             compared = (None, None) if form == "torch" else (difference, float(np.mean(same)))
             cost, engine = measured[f"{model} {form}"], engines[model, form]
-            rows.append(Row(model, form, self._score(found), engine.num_bytes, cost, *compared))
+            rows.append(ModelForm(model, form, self._score(found), engine.num_bytes, cost, *compared))
         return rows
 
     def _score(self, outputs: np.ndarray) -> float:

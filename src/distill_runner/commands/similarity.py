@@ -14,7 +14,7 @@ import numpy as np
 
 from distill_runner.commands.arguments import Parser, ended
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.corpora.parts import Part
+from distill_runner.datasets.corpora.parts import CorpusPart
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 """**reading**: what a word is, in lower case; the paper does not say."""
@@ -59,9 +59,9 @@ def similarity_table(counts: Mapping[str, Counter[str]], factor: float = 1.0) ->
     return "\n".join(lines)
 
 
-def _part(name: str) -> Part:
+def _part(name: str) -> CorpusPart:
     dataset, _, config = (name, "", "") if Path(name).is_dir() else name.partition("/")
-    return Part(dataset=dataset, config=config or None, columns=["text"])
+    return CorpusPart(dataset=dataset, config=config or None, columns=["text"])
 
 
 def main() -> None:

@@ -15,14 +15,14 @@ SHARES = (0.05, 0.35, 0.65, 0.95)
 
 
 @dataclass(frozen=True)
-class Cost:
+class RunningCost:
     """Of one engine: percentiles of the milliseconds of one example, and examples per second in batches of 32."""
 
     milliseconds: dict[int, float]
     examples_per_second: float
 
 
-class Texts:
+class PaddedTexts:
     """Examples as a tokenizer gives them, each padded to the longest of its batch and no further.
 
     Args:
@@ -60,7 +60,9 @@ class Texts:
         return np.argsort(self.lengths, kind="stable")[places]
 
 
-def costs(engines: Mapping[str, Engine], texts: Texts, num_examples: int, seed: int = 0) -> dict[str, Cost]:
+def running_costs(
+    engines: Mapping[str, Engine], texts: PaddedTexts, num_examples: int, seed: int = 0
+) -> dict[str, RunningCost]:
     """Time every engine on the same examples, drawn from ``texts``; they take turns, so that all meet the same machine.
 
     Tokenizing is not counted.
@@ -79,10 +81,8 @@ def costs(engines: Mapping[str, Engine], texts: Texts, num_examples: int, seed: 
     for inputs in batches:
         for name, engine in engines.items():
             together[name] += _seconds(engine, inputs)
-    return {
-        name: Cost({p: 1000 * float(np.percentile(alone[name], p)) for p in PERCENTILES}, len(drawn) / together[name])
-        for name in engines
-    }
+    latencies = {name: {p: 1000 * float(np.percentile(alone[name], p)) for p in PERCENTILES} for name in engines}
+    return {name: RunningCost(latencies[name], len(drawn) / together[name]) for name in engines}
 
 
 def _seconds(engine: Engine, inputs: Inputs) -> float:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from distill_runner.deploy.measure import BATCH, PERCENTILES, Cost
+from distill_runner.deploy.measure import BATCH, PERCENTILES, RunningCost
 
 HEADING = "## Deployment"
 
 
 @dataclass(frozen=True)
-class Row:
+class ModelForm:
     """Of one model in one form.
 
     Attributes:
@@ -24,12 +24,12 @@ class Row:
     form: str
     score: float
     num_bytes: int
-    cost: Cost
+    cost: RunningCost
     difference: float | None = None
     agreement: float | None = None
 
 
-def table(rows: Sequence[Row], metric: str) -> str:
+def table(rows: Sequence[ModelForm], metric: str) -> str:
     """In Markdown."""
     head = ["model", "form", f"{metric} ×100", "MB", *(f"p{p} ms" for p in PERCENTILES), f"examples/s at {BATCH}"]
     head += ["largest difference", "same prediction"]
@@ -44,12 +44,12 @@ def table(rows: Sequence[Row], metric: str) -> str:
     return "\n".join(lines)
 
 
-def section(rows: Sequence[Row], metric: str, conditions: str, loading: str) -> str:
+def section(rows: Sequence[ModelForm], metric: str, conditions: str, loading: str) -> str:
     """Of a model card."""
     return f"{HEADING}\n\n{table(rows, metric)}\n\n{conditions}\n\n{loading}\n"
 
 
-def as_json(rows: Sequence[Row], conditions: str) -> dict[str, Any]:
+def as_json(rows: Sequence[ModelForm], conditions: str) -> dict[str, Any]:
     return {"conditions": conditions, "rows": [asdict(row) for row in rows]}
 
 

@@ -15,7 +15,7 @@ from distill_runner.datasets.examples import Examples
 from distill_runner.datasets.metrics import LOWER_IS_BETTER, Metric, score
 from distill_runner.datasets.reading.dataset import Dataset
 from distill_runner.datasets.reading.slices import share_rows
-from distill_runner.datasets.reading.tables import fingerprint
+from distill_runner.datasets.reading.tables import data_fingerprint
 from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.models.head import Head
 
@@ -262,7 +262,7 @@ class Task(Dataset):
         by_itself = set() if self.select_on == HELD_OUT else {"hold_out"}
         by_itself |= set() if self.by_split else {"by_split"}
         by_itself |= {"select_on"} if self.select_on in (VALIDATION, next(iter(self.validation))) else set()
-        return {**self.model_dump(exclude=WHERE | by_itself, exclude_none=True), "content": fingerprint(self)}
+        return {**self.model_dump(exclude=WHERE | by_itself, exclude_none=True), "content": data_fingerprint(self)}
 
     @property
     def columns_of(self) -> list[str]:

@@ -72,7 +72,7 @@ class CheckpointSchedule(EpochsPerStep):
         ),
     ] = "end"
 
-    def resolve(self, teacher_epochs: int, student_epochs: int) -> tuple[int, ...]:
+    def by_epoch(self, teacher_epochs: int, student_epochs: int) -> tuple[int, ...]:
         """The epochs that the teacher has behind it, for each of the student's epochs that learns from it.
 
         Raises:

@@ -65,7 +65,7 @@ class LayerMapping(Schema):
             raise UserError("mapping.supervise_last", True, problem, _EXAMPLES["explicit"])
         return self
 
-    def resolve(self, student_layers: int, teacher_layers: int) -> list[list[int]]:
+    def between(self, student_layers: int, teacher_layers: int) -> list[list[int]]:
         """The list of ``student_layers`` entries for a teacher of ``teacher_layers`` layers.
 
         Raises:

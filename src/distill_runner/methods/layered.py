@@ -35,7 +35,7 @@ class LayeredTerm(LossTerm):
             raise UserError("teacher", None, "an intermediate loss needs one", "Without one: method=nkd.")
         for side, shape in (("student", student), ("teacher", teacher)):
             shape.require(FeatureRequest(cls=frozenset({1})), side)
-        layers = self.mapping.resolve(student.num_layers, teacher.num_layers)
+        layers = self.mapping.between(student.num_layers, teacher.num_layers)
         if not any(layers):
             raise UserError(
                 ".mapping",

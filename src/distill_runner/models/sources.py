@@ -50,7 +50,7 @@ TRUST = "DISTILL_TRUST_REMOTE_CODE"
 HUB = "Give a folder in Hugging Face layout, or check the hub id and the network (HF_HUB_OFFLINE, HF_HOME)."
 
 
-def locate(source: str) -> str:
+def resolved_source(source: str) -> str:
     """The folder of an installed package or an existing folder, absolute; anything else is taken for a hub id.
 
     A hub id may name a revision, ``<id>@<revision>``; the newest one by default.
@@ -89,7 +89,7 @@ def _in_package(source: str) -> Path:
 
 def is_on_hub(source: str) -> bool:
     """Whether a source is no folder here."""
-    return not Path(locate(source)).is_dir()
+    return not Path(resolved_source(source)).is_dir()
 
 
 def commit(source: str) -> hub.Commit:
@@ -117,7 +117,7 @@ def folder_of(source: str, weights: bool = False) -> Path:
     Raises:
         UserError: they cannot be had.
     """
-    place = Path(locate(source))
+    place = Path(resolved_source(source))
     if place.is_dir():
         return place
     found, revision = commit(source), source.partition("@")[2] or "main"
@@ -138,9 +138,9 @@ def trusts_code() -> bool:
     return os.environ.get(TRUST) == "1"
 
 
-def fingerprint(source: str) -> str:
+def source_fingerprint(source: str) -> str:
     """What determines a source's weights, wherever it lies: content of a folder, the commit on the hub."""
-    place = Path(locate(source))
+    place = Path(resolved_source(source))
     if not place.is_dir():
         return f"hub:{commit(source).sha}" + ("+code" if trusts_code() else "")
     files = sorted({file for kind in DETERMINING for file in place.glob(kind)})

@@ -23,7 +23,7 @@ from distill_runner.pipeline.caches import serving
 from distill_runner.pipeline.inputs import Inputs
 from distill_runner.pipeline.planning import fillable
 from distill_runner.pipeline.stages import Stage
-from distill_runner.pipeline.store import Store, remove, share
+from distill_runner.pipeline.store import Store, link_tree, remove
 from distill_runner.training.config import Runtime
 from distill_runner.training.data import Data
 from distill_runner.training.devices import Device
@@ -128,7 +128,7 @@ class Pipeline:
             return
         kept = self.checkpoints(stage) if stage.config.keep_checkpoints else self.store.find(stage.checkpoints_spec)
         if kept is not None:
-            share(kept / YIELD, folder)
+            link_tree(kept / YIELD, folder)
         else:
             self._fit(stage, folder, pause_after=pause_after)
 
@@ -165,7 +165,7 @@ class Pipeline:
             training = self._training(stage, data, targets, folder, keep, pause_after, group)
             history = fit(training)
         if keep is not None:
-            share(keep / EPOCH.format(history.best), folder / "model")
+            link_tree(keep / EPOCH.format(history.best), folder / "model")
         if (tokenizer := self.inputs.tokenizer(stage)) is not None:  # another than above, never set to truncate
             tokenizer.save_pretrained(folder / "model")
         if stage.config.task is not None:

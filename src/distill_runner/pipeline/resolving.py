@@ -148,7 +148,7 @@ def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
         raise UserError(f"stages.{teacher.name}.optim.max_steps", taught.max_steps, problem, "Set its epochs instead.")
     if epochs is None:
         raise UserError(".optim.epochs", None, "a student that follows a route needs them")
-    return config.route.resolve(taught.epochs, epochs)
+    return config.route.by_epoch(taught.epochs, epochs)
 
 
 def _require_terms(stage: Stage) -> None:

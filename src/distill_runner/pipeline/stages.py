@@ -16,7 +16,7 @@ from distill_runner.models.config import ModelConfig
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.head import LANGUAGE_MODEL, PRE_TRAINING, Head
-from distill_runner.models.sources import commit, fingerprint, fresh_architecture, is_on_hub
+from distill_runner.models.sources import commit, fresh_architecture, is_on_hub, source_fingerprint
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import Spec, key_of
 from distill_runner.training.teachers import why_live
@@ -88,7 +88,7 @@ class Stage:
             return None
         if self.tokenizer == CORPUS:
             return self.vocabulary_spec
-        return {"content": fingerprint(self.tokenizer)}
+        return {"content": source_fingerprint(self.tokenizer)}
 
     @cached_property
     def vocabulary_spec(self) -> dict[str, Any]:
@@ -290,6 +290,6 @@ def _major(package: str) -> str:
 
 def _source_spec(model: ModelConfig) -> dict[str, Any]:
     if model.source:
-        return {"content": fingerprint(model.source)}
+        return {"content": source_fingerprint(model.source)}
     # However its depth is given: models that are the same are pre-trained once.
     return {"architecture": fresh_architecture(model), "num_layers": None} if model.num_layers else {}

@@ -171,7 +171,7 @@ def is_whole(folder: Path, checksums: bool = False) -> bool:
         return False
 
 
-def share(source: Path, target: Path) -> None:
+def link_tree(source: Path, target: Path) -> None:
     """All that lies below ``source`` below ``target`` as well, without a second copy where the file system allows."""
     shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
 

@@ -1,13 +1,13 @@
 """Unlabelled text to learn from: what it is, where it comes from, how it is tokenised and masked."""
 
 from distill_runner.datasets.corpora.corpus import Corpus, TransferSet
-from distill_runner.datasets.corpora.parts import Part
+from distill_runner.datasets.corpora.parts import CorpusPart
 from distill_runner.datasets.corpora.pretraining import continuations, mask_draws, mask_tokens, train_wordpiece
 from distill_runner.datasets.corpora.text_examples import write_examples
 
 __all__ = [
     "Corpus",
-    "Part",
+    "CorpusPart",
     "TransferSet",
     "continuations",
     "mask_draws",

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.readings import Reading
-from distill_runner.datasets.corpora.parts import Mixture, Part
+from distill_runner.datasets.corpora.parts import CorpusPart, Mixture
 from distill_runner.datasets.examples import Examples
 from distill_runner.datasets.reading.tables import read
 
@@ -70,7 +70,7 @@ class Corpus(Mixture):
             rounds = -(-quota // size)
             yield from islice(chain.from_iterable(self._of(part, split) for _ in range(rounds)), quota)
 
-    def _of(self, part: Part, split: Held) -> Iterator[list[str]]:
+    def _of(self, part: CorpusPart, split: Held) -> Iterator[list[str]]:
         """The documents of one part, each once."""
         if part.validation is None:
             documents = enumerate(part.documents(part.train, self.stream))

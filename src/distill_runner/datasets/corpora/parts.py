@@ -10,13 +10,13 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.reading.dataset import Dataset
-from distill_runner.datasets.reading.tables import fingerprint, rows
+from distill_runner.datasets.reading.tables import data_fingerprint, rows
 
 WHERE = {"dataset", "config", "revision"}
 """Fields that say where the text lies; of these only the content counts."""
 
 
-class Part(Dataset):
+class CorpusPart(Dataset):
     """Text from one data set.
 
     A row is a document of its own unless one of the next three fields says otherwise; consecutive rows then make one.
@@ -64,7 +64,7 @@ class Part(Dataset):
 
     def spec(self) -> dict[str, Any]:
         """All that determines the text, wherever it lies."""
-        return {**self.model_dump(exclude=WHERE), "content": fingerprint(self)}
+        return {**self.model_dump(exclude=WHERE), "content": data_fingerprint(self)}
 
     def documents(self, split: str, stream: bool = False) -> Iterator[list[str]]:
         """Documents as the texts of their rows, in order; empty texts are left out, and so are empty documents.
@@ -112,7 +112,7 @@ class Mixture(Schema):
 
     name: str
     version: int = 1
-    parts: dict[str, Part] = Field(min_length=1)
+    parts: dict[str, CorpusPart] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _named(self) -> Self:

@@ -25,7 +25,7 @@ IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 _SYNONYMS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing"))
 
 
-def locate(data: Dataset) -> Path | None:
+def local_data(data: Dataset) -> Path | None:
     """The folder of the data files; ``None`` for the hub and for embedded data.
 
     A folder named by ``dataset`` comes first, then the hub id under ``DISTILL_DATA_DIR``, by its full or

@@ -10,7 +10,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Part:
+class Slice:
     """Rows from ``start`` to ``stop`` as they are written, ``drawn`` if they are those of a shuffled split."""
 
     start: str
@@ -23,7 +23,7 @@ class Part:
         chosen = order[_place(self.start, size, 0) : _place(self.stop, size, size)]
         return np.sort(chosen)
 
-    def overlaps(self, other: "Part") -> bool:
+    def overlaps(self, other: "Slice") -> bool:
         """Whether the two have rows in common, as far as can be told without the size of the split."""
         if self.drawn != other.drawn:
             return True
@@ -34,15 +34,15 @@ class Part:
         return max(one[0], two[0]) < min(one[1], two[1])
 
 
-WHOLE = Part("", "", False)
+WHOLE = Slice("", "", False)
 
 
-def parse(split: str) -> tuple[str, Part | None]:
+def parse(split: str) -> tuple[str, Slice | None]:
     """The name of the split in the data, and the part of it that is meant; None for the whole."""
     found = _PART.fullmatch(split)
     if found is None:
         return split, None
-    return found["name"], Part(found["start"], found["stop"], bool(found["drawn"]))
+    return found["name"], Slice(found["start"], found["stop"], bool(found["drawn"]))
 
 
 def share_rows(one: str, other: str) -> bool:

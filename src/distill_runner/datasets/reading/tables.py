@@ -15,7 +15,7 @@ from pydantic import Field
 from distill_runner.common.errors import UserError, as_list, brief
 from distill_runner.datasets.reading import hub
 from distill_runner.datasets.reading.dataset import EMBEDDED, Dataset, is_embedded
-from distill_runner.datasets.reading.folders import IMAGES, READERS, locate, missing_split, split_files
+from distill_runner.datasets.reading.folders import IMAGES, READERS, local_data, missing_split, split_files
 from distill_runner.datasets.reading.slices import parse
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class SplitTable:
     class_names: list[str] | None
 
 
-def fingerprint(data: Dataset) -> str:
+def data_fingerprint(data: Dataset) -> str:
     """A hash of what can be read; equal for equal content, wherever a folder lies.
 
     Local files: over names and bytes of the files of the splits in use. Hub: the commit and the configuration.
@@ -77,7 +77,7 @@ def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
 
         of_images = data.dataset == f"{EMBEDDED}digits"
         return f"{data.dataset}:{digits_fingerprint() if of_images else embedded_fingerprint()}"
-    folder = locate(data)
+    folder = local_data(data)
     if folder is None:
         return f"hub:{hub.commit(data).sha}/{data.config or ''}"
     total = hashlib.sha256()
@@ -92,7 +92,7 @@ def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
 
 def on_hub(data: Dataset) -> str | None:
     """The commit that is read of data on the hub."""
-    return None if is_embedded(data) or locate(data) else hub.commit(data).sha
+    return None if is_embedded(data) or local_data(data) else hub.commit(data).sha
 
 
 @lru_cache(maxsize=4096)
@@ -123,7 +123,7 @@ def _read(data: Dataset, split: str) -> SplitTable:
         return SplitTable(columns, whole.class_names)
     if is_embedded(data):
         return _read_embedded(data, split)
-    folder = locate(data)
+    folder = local_data(data)
     if folder is not None and (files := split_files(folder, split, data))[0].suffix.lower() in IMAGES:
         return _image_files(data, split, files)
     # The cache of ``datasets`` knows a file by path and time, which may be equal for different content
@@ -158,7 +158,7 @@ def _rows(data: Dataset, split: str, stream: bool) -> Iterator[dict[str, Any]]:
         columns = _read_embedded(data, split).columns
         yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
         return
-    folder, number = locate(data), 0
+    folder, number = local_data(data), 0
     with _quiet(), TemporaryDirectory() as place:
         if folder is not None:
             found = _from_files(data, split, folder, streaming=True)

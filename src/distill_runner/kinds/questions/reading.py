@@ -13,7 +13,7 @@ from typing import Any
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.reading.dataset import Dataset
-from distill_runner.datasets.reading.folders import locate, split_files
+from distill_runner.datasets.reading.folders import local_data, split_files
 from distill_runner.datasets.reading.slices import parse
 from distill_runner.datasets.reading.tables import rows
 
@@ -122,7 +122,7 @@ def question_rows(data: Dataset, split: str) -> Iterator[Row]:
 
 def _whole(data: Dataset, split: str) -> Iterator[Row]:
     where, name = data.placed(split)
-    folder = locate(where)
+    folder = local_data(where)
     files = split_files(folder, name, where) if folder else []
     nested = [squad_json(file) for file in files if file.suffix == ".json"]
     if nested and all(articles is not None for articles in nested):

@@ -65,7 +65,7 @@ class Windows(Tokens):
         )
         if self.labels is not None:
             self.labels = self.labels.reshape(-1, 2)
-        self._asked, self._contexts = Texts(folder / "questions"), Texts(folder / "contexts")
+        self._asked, self._contexts = StoredTexts(folder / "questions"), StoredTexts(folder / "contexts")
         self.contexts = np.load(folder / "context_of.npy", mmap_mode="r")
         self.language: str | None = json.loads((folder / "language.json").read_text())
 
@@ -93,7 +93,7 @@ class Windows(Tokens):
         return replace(batch, rows=rows, labels=labels, output_rows=torch.from_numpy(places))
 
 
-class Texts:
+class StoredTexts:
     """Texts by number, in a file that is memory-mapped."""
 
     def __init__(self, file: Path) -> None:
