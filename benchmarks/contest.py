@@ -20,6 +20,8 @@ from benchmarks.setting import BATCH, Setting
 from distill_runner.common.terminal import quiet
 
 Weights = dict[str, torch.Tensor]
+WITHOUT_GRADIENT = "qa_outputs.bias"
+"""It moves all logits of a softmax alike: its gradient is rounding, and Adam makes steps of that."""
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Result:
 
     def share(self, setting: Setting, only_read: bool) -> list[float]:
         """Of the peak of matrix products, round by round."""
+        only_read = only_read and not setting.reads_all
         operations = student_operations(setting.stage.shape, setting.lengths(), only_read)
         return [rate * operations / max(self.peaks) for rate in self.rates]
 
@@ -86,7 +89,8 @@ def trained(setting: Setting, who: Competitor, dtype: torch.dtype | None = None)
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     train = who.make(setting, **({"dtype": dtype} if dtype else {}))
-    return train(student, setting.num_examples // BATCH), student.state_dict()
+    curve = train(student, setting.num_examples // BATCH)
+    return curve, {name: weights for name, weights in student.state_dict().items() if name != WITHOUT_GRADIENT}
 
 
 _seat: Seat

@@ -1,15 +1,34 @@
 """ALP-KD's loss as a first script would have it, written without the package's losses.
 
-B examples, C classes, H features.
+B examples, C classes or, of spans, padded tokens, H features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss, softmax
 
 from benchmarks.setting import BETA, ETA, LAMBDA, TEMPERATURE
+
+INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+
+
+def logits_of(output: Any, mask_BL: Tensor) -> Tensor:
+    """Of classes, (B, C); of a span's start and end, (2B, L), the least there is on padding."""
+    if "logits" in output:
+        return torch.as_tensor(output["logits"])
+    ends = [output[f"{end}_logits"].masked_fill(mask_BL == 0, torch.finfo(torch.float32).min) for end in ENDS]
+    return torch.cat(ends)
+
+
+ENDS = ("start", "end")
+
+
+def labels_of(batch: Mapping[str, Tensor]) -> Tensor:
+    """In the order of ``logits_of``."""
+    return batch["labels"] if "labels" in batch else torch.cat([batch[f"{end}_positions"] for end in ENDS])
 
 
 def loss_of(mine_BC: Tensor, taught_BC: Tensor, labels_B: Tensor, intermediate: Sequence[Tensor]) -> Tensor:

@@ -4,19 +4,21 @@ Weights have no say in the time, lengths and vocabulary have: the texts are the 
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import hydra
 import torch
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import AutoTokenizer, BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
 from distill_runner.compose import resolvers
 from distill_runner.compose.composed import typed_run
 from distill_runner.compose.folders import config_folder
 from distill_runner.datasets.batches import Batch, Tokens, epoch_order
-from distill_runner.kinds.text import TextTask
+from distill_runner.kinds.questions import QuestionsTask
+from distill_runner.kinds.task import Task
 from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
@@ -42,9 +44,19 @@ class Setting:
     device: str
 
     @property
-    def task(self) -> TextTask:
-        assert isinstance(self.stage.config.task, TextTask)
+    def task(self) -> Task:
+        assert self.stage.config.task is not None
         return self.stage.config.task
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that everything is padded to where nobody thinks."""
+        return self.task.num_positions
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the head reads every token, and not [CLS] alone."""
+        return isinstance(self.task, QuestionsTask)
 
     @property
     def name(self) -> str:
@@ -57,8 +69,12 @@ class Setting:
         assert isinstance(term, HiddenStateLoss)
         return term.combination.layers
 
-    def tokens(self) -> "First":
-        return First(Tokens(self.folder / "tokens"), self.num_examples)
+    def tokens(self) -> Tokens:
+        """The first examples; the ids, and with them the vocabulary, stay those of the whole split."""
+        split: Tokens = copy(self.task.open(self.folder / "tokens"))
+        split.offsets = split.offsets[: self.num_examples + 1]
+        split.labels = None if split.labels is None else split.labels[: self.num_examples]
+        return split
 
     def lengths(self) -> list[int]:
         """Of the examples that are trained on, in tokens."""
@@ -70,7 +86,7 @@ class Setting:
         return [tokens.batch(order[start : start + BATCH]) for start in range(0, self.num_examples, BATCH)]
 
     def padded(self, length: int | None) -> list[dict[str, torch.Tensor]]:
-        """Inputs and ``labels`` of all batches, padded to ``length`` or, if None, to the longest of each batch."""
+        """Inputs and labels of all batches, padded to ``length`` or, if None, to the longest of each batch."""
         return [_padded(batch, length) for batch in self.batches()]
 
     def targets(self, device: Device) -> CachedTargets:
@@ -87,20 +103,15 @@ class Setting:
         return build(ModelConfig(source=str(self.folder / name), head="keep"), self.task.head)
 
 
-class First(Tokens):
-    """The first examples of a split; the ids, and with them the vocabulary, stay those of all of it."""
-
-    def __init__(self, tokens: Tokens, size: int) -> None:
-        self.ids, self.segments, self.offsets = tokens.ids, tokens.segments, tokens.offsets[: size + 1]
-        self.labels = None if tokens.labels is None else tokens.labels[:size]
-
-
 def _padded(batch: Batch, length: int | None) -> dict[str, torch.Tensor]:
     ids, segments, mask = batch.padded()
     missing = 0 if length is None else length - ids.shape[1]
     ids, segments, mask = (torch.nn.functional.pad(part, (0, missing)) for part in (ids, segments, mask))
     assert batch.labels is not None
-    return {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask, "labels": batch.labels}
+    labels = {"labels": batch.labels}
+    if batch.labels.ndim == 2:
+        labels = {"start_positions": batch.labels[:, 0], "end_positions": batch.labels[:, 1]}
+    return {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask, **labels}
 
 
 def prepare(
@@ -122,9 +133,10 @@ def prepare(
     resolvers.register()
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
         config: Any = hydra.compose("config", chosen)
-    write_teacher(folder / "teacher", width, list(config.task.labels), tokenizer)
+    positions = {"max_position_embeddings": max(512, config.task.max_length)}
+    write_teacher(folder / "teacher", width, config.task.get("labels"), tokenizer, **positions)
     stage = resolve(typed_run(config).stages, "student", "fp32")
-    assert isinstance(stage.config.task, TextTask)
+    assert stage.config.task is not None
     (folder / "tokens").mkdir(exist_ok=True)
     examples = stage.config.task.examples(stage.train_split)
     words = AutoTokenizer.from_pretrained(resolved_source(tokenizer))
@@ -132,22 +144,24 @@ def prepare(
     torch.manual_seed(0)
     student: Any = build(stage.config.model, stage.head)
     student.save_pretrained(folder / "student")
-    num_examples = min(steps * BATCH, len(Tokens(folder / "tokens")) // BATCH * BATCH)
+    num_examples = min(steps * BATCH, len(stage.config.task.open(folder / "tokens")) // BATCH * BATCH)
     return Setting(folder, stage, num_examples, device)
 
 
-def write_teacher(folder: Path, width: int, labels: list[str], tokenizer: str) -> None:
-    """A BERT of 12 layers with random weights, its head for these labels, and its tokenizer."""
+def write_teacher(folder: Path, width: int, labels: Sequence[str] | None, tokenizer: str, **sizes: int) -> None:
+    """A BERT of 12 layers with random weights, its head for these labels or, without any, for spans; its tokenizer."""
     words = AutoTokenizer.from_pretrained(resolved_source(tokenizer))
     words.save_pretrained(folder)
-    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": max(1, width // HEAD_WIDTH)}
-    names = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
-    config: Any = BertConfig
-    torch.manual_seed(1)
-    model = BertForSequenceClassification(
-        config(vocab_size=len(words), num_hidden_layers=TEACHER_LAYERS, **sizes, **names)
+    sizes |= {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": max(1, width // HEAD_WIDTH)}
+    names = (
+        {"id2label": dict(enumerate(labels)), "label2id": {label: n for n, label in enumerate(labels)}}
+        if labels
+        else {}
     )
-    model.save_pretrained(folder)
+    config: Any = BertConfig
+    model: Any = BertForSequenceClassification if labels else BertForQuestionAnswering
+    torch.manual_seed(1)
+    model(config(vocab_size=len(words), num_hidden_layers=TEACHER_LAYERS, **sizes, **names)).save_pretrained(folder)
 
 
 def fill_targets(setting: Setting) -> None:

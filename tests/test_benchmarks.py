@@ -1,5 +1,6 @@
 """The harness of the benchmarks on tiny models; what it measures is asserted nowhere."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from benchmarks.machine import student_operations
 from benchmarks.setting import BATCH, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
 from distill_runner.models.encoders import EncoderShape
+from made_questions import as_json, made_rows
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,26 @@ def test_both_come_to_the_same_weights_by_the_same_losses(setting: Setting) -> N
         (naive, theirs), (ours, mine) = (trained(setting, competitor(name)[0], dtype) for name in ("naive", "ours"))
         assert furthest(mine, theirs) < tolerance
         assert len(naive) == 2
+        assert largest_difference(ours, naive) < tolerance
+
+
+def test_questions_too(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    """Spans over padded windows, and over packed ones: the same losses and weights."""
+    rows = [row for row in made_rows(80, 1, longest=40) if row["answers"]["text"]]
+    for split in ("train", "validation"):
+        (tmp_path / "data" / f"{split}.json").parent.mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{split}.json").write_text(json.dumps(as_json(rows)))
+    overrides = [
+        f"task.dataset={tmp_path / 'data'}",
+        "task.config=null",
+        "task.max_length=64",
+        "task.windowing.tokens=16",
+    ]
+    made = prepare(tmp_path, "squad", 2, 32, 2, str(tiny_bert_folder), overrides=overrides)
+    fill_targets(made)
+    for dtype, tolerance in ((None, 1e-4), (torch.float64, 1e-9)):
+        (naive, theirs), (ours, mine) = (trained(made, competitor(name)[0], dtype) for name in ("naive", "ours"))
+        assert furthest(mine, theirs) < tolerance
         assert largest_difference(ours, naive) < tolerance
 
 
@@ -81,7 +103,7 @@ def test_the_naive_loop_has_a_teacher_to_train_and_a_student_to_judge(setting: S
         losses.append(train(student, steps))
     assert losses[0] == pytest.approx([math.log(2)] * steps, abs=0.1)  # the weights are small, and the labels two
     assert losses[1][0] != losses[0][0]  # by the same dropout: it is the teacher that has changed
-    (inputs, *_) = setting.padded(setting.task.max_length)
+    (inputs, *_) = setting.padded(setting.max_length)
     inputs.pop("labels")
     with torch.no_grad():
         expected = student.eval()(**inputs).logits.mean().item()

@@ -20,26 +20,8 @@ from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.kinds.questions.reading import Question, QuestionColumns, read_questions, squad_json
 from distill_runner.kinds.questions.windowing import Windowing
 from distill_runner.kinds.questions.windows import OUTSIDE, Windows, window_starts, write_windows
+from made_questions import Row, made_rows
 from words import WORDS
-
-Row = dict[str, Any]
-
-
-def made_rows(number: int, seed: int = 0, longest: int = 120) -> list[Row]:
-    """Questions of 2 to 6 words about contexts of 3 to ``longest`` words, two or three about each."""
-    rng = random.Random(seed)
-    rows: list[Row] = []
-    while len(rows) < number:
-        words = rng.choices(WORDS, k=rng.randint(3, longest))
-        context = "  ".join(words) if rng.random() < 0.2 else " ".join(words)
-        for _ in range(rng.randint(2, 3)):
-            first = rng.randrange(len(words))
-            text = words[first] if rng.random() < 0.3 else " ".join(words[first : first + rng.randint(1, 5)])
-            start = context.find(text)
-            answers = {"text": [text], "answer_start": [start]} if start >= 0 else {"text": [], "answer_start": []}
-            asked = " ".join(rng.choices(WORDS, k=rng.randint(2, 12))) + "?"
-            rows.append({"id": f"q{len(rows)}", "question": asked, "context": context, "answers": answers})
-    return rows[:number]
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from distill_runner.kinds import make_task
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from test_question_windows import made_rows
+from made_questions import as_json, made_rows
 
 Compose = Callable[..., RunConfig]
 
@@ -29,20 +28,6 @@ def squad(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = [row for row in made_rows(number, seed, longest=40) if row["answers"]["text"]]
         (folder / f"{split}.json").write_text(json.dumps(as_json(rows)))
     return folder
-
-
-def as_json(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """SQuAD's nesting, a paragraph for each row."""
-    paragraphs = []
-    for row in rows:
-        answers = row["answers"]
-        answers = [
-            {"text": text, "answer_start": start}
-            for text, start in zip(answers["text"], answers["answer_start"], strict=True)
-        ]
-        asked = {"id": row["id"], "question": row["question"], "answers": answers}
-        paragraphs.append({"context": row["context"], "qas": [asked]})
-    return {"version": "1.1", "data": [{"title": "Rivers", "paragraphs": paragraphs}]}
 
 
 TASK = [

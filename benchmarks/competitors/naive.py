@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from benchmarks.competitors import Train
-from benchmarks.loss import layer_distance, loss_of
+from benchmarks.loss import INPUTS, labels_of, layer_distance, logits_of, loss_of
 from benchmarks.setting import LR, WEIGHT_DECAY, Setting
 from distill_runner.training.config import Precision
 from distill_runner.training.devices import Device
@@ -22,13 +22,14 @@ def make(setting: Setting, dtype: torch.dtype = torch.float32, precision: Precis
     layers = setting.layers
 
     def loss_of_both(student: Any, inputs: Any, labels: torch.Tensor) -> torch.Tensor:
+        mask = inputs["attention_mask"]
         with device.autocast():
             with torch.no_grad():
                 taught = teacher(**inputs, output_hidden_states=True)
             mine = student(**inputs, output_hidden_states=True)
         learnt, wanted = ([state[:, 0].to(dtype) for state in side.hidden_states] for side in (mine, taught))
         distances = [layer_distance(learnt[j], [wanted[k] for k in entry]) for j, entry in layers.items()]
-        return loss_of(mine.logits.to(dtype), taught.logits.to(dtype), labels, distances)
+        return loss_of(*(logits_of(side, mask).to(dtype) for side in (mine, taught)), labels, distances)
 
     return _loop(setting, device, loss_of_both)
 
@@ -39,25 +40,26 @@ def make_teacher(setting: Setting) -> Train:
     loop = _loop(
         setting,
         Device.of(setting.device, "fp32"),
-        lambda model, inputs, labels: cross_entropy(model(**inputs).logits, labels),
+        lambda model, inputs, labels: cross_entropy(logits_of(model(**inputs), inputs["attention_mask"]), labels),
     )
     return lambda _, steps: loop(teacher, steps)
 
 
 def make_evaluation(setting: Setting) -> Train:
     """Runs the student on as many batches as there would be steps."""
-    device, batches = Device.of(setting.device, "fp32"), setting.padded(setting.task.max_length)
+    device, batches = Device.of(setting.device, "fp32"), setting.padded(setting.max_length)
 
     def evaluate(student: Any, steps: int) -> list[float]:
         device.place(student).eval()
         with torch.no_grad():
-            return [float(student(**_on(device, batch)[0]).logits.mean()) for batch in batches[:steps]]
+            outputs = ((inputs, student(**inputs)) for inputs, _ in (_on(device, batch) for batch in batches[:steps]))
+            return [float(logits_of(output, inputs["attention_mask"]).mean()) for inputs, output in outputs]
 
     return evaluate
 
 
 def _loop(setting: Setting, device: Device, loss_on: Callable[[Any, Any, torch.Tensor], torch.Tensor]) -> Train:
-    batches = setting.padded(setting.task.max_length)
+    batches = setting.padded(setting.max_length)
 
     def train(model: Any, steps: int) -> list[float]:
         device.place(model).train()
@@ -76,9 +78,8 @@ def _loop(setting: Setting, device: Device, loss_on: Callable[[Any, Any, torch.T
 
 def _on(device: Device, batch: dict[str, torch.Tensor]) -> tuple[Any, torch.Tensor]:
     """Inputs and labels."""
-    inputs = {name: part.to(device.torch) for name, part in batch.items()}
-    labels = inputs.pop("labels")
-    return inputs, labels
+    placed = {name: part.to(device.torch) for name, part in batch.items()}
+    return {name: placed[name] for name in INPUTS}, labels_of(placed)
 
 
 def optimizer_of(student: Any) -> torch.optim.Optimizer:

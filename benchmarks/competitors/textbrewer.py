@@ -10,10 +10,11 @@ from typing import Any
 import textbrewer
 import torch
 from textbrewer.presets import MATCH_LOSS_MAP
+from torch.nn.functional import cross_entropy
 
 from benchmarks.competitors import Train
 from benchmarks.competitors.naive import optimizer_of
-from benchmarks.loss import layer_distance
+from benchmarks.loss import labels_of, layer_distance, logits_of
 from benchmarks.setting import BETA, ETA, LAMBDA, TEMPERATURE, Setting
 from distill_runner.training.devices import Device
 
@@ -42,7 +43,7 @@ def make(setting: Setting, tuned: bool = False) -> Train:
         kd_loss_weight=ETA * TEMPERATURE**2,
         intermediate_matches=[{**pair, "feature": "hidden", "loss": "alp", "weight": LAMBDA} for pair in layers],
     )
-    batches = _with_outputs(setting) if tuned else setting.padded(setting.task.max_length)
+    batches = _with_outputs(setting) if tuned else setting.padded(setting.max_length)
     teacher = torch.nn.Identity() if tuned else setting.teacher()
 
     def train(student: Any, steps: int) -> list[float]:
@@ -57,12 +58,22 @@ def make(setting: Setting, tuned: bool = False) -> Train:
     return train
 
 
-def _learnt(_batch: Any, output: Any) -> dict[str, Any]:
-    return {"logits": output.logits, "hidden": output.hidden_states, "losses": output.loss}
+def _learnt(batch: Any, output: Any) -> dict[str, Any]:
+    logits = logits_of(output, batch["attention_mask"])
+    return {"logits": logits, "hidden": output.hidden_states, "losses": cross_entropy(logits, labels_of(batch))}
 
 
-def _taught(_batch: Any, output: Any) -> dict[str, Any]:
-    return {"logits": output["logits"], "hidden": output["hidden_states"]}
+def _taught(batch: Any, output: Any) -> dict[str, Any]:
+    mask = (batch or output)["attention_mask"]
+    return {"logits": logits_of(output, mask), "hidden": output["hidden_states"]}
+
+
+def _by_row(setting: Setting, logits: Any, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The teacher's logits as its model would give them, from one row an output."""
+    if not setting.reads_all:
+        return {"logits": logits}
+    padded = torch.zeros(*mask.shape, 2).masked_scatter(mask.bool()[:, :, None], logits)
+    return {"start_logits": padded[..., 0], "end_logits": padded[..., 1]}
 
 
 def _with_outputs(setting: Setting) -> list[dict[str, Any]]:
@@ -72,6 +83,7 @@ def _with_outputs(setting: Setting) -> list[dict[str, Any]]:
         taught = targets(batch)
         states = [taught.cls[k][:, None] for k in sorted(taught.cls)]
         # Its layers count from the embeddings' output, 0, which nobody reads.
-        cache = {"logits": taught.logits, "hidden_states": [states[0], *states]}
+        mask = inputs["attention_mask"]
+        cache = {"hidden_states": [states[0], *states], "attention_mask": mask, **_by_row(setting, taught.logits, mask)}
         whole.append({"teacher": {}, "student": inputs, "teacher_cache": cache})
     return whole

@@ -57,7 +57,7 @@ class AlpKd(torch.nn.Module):
 
 def make(setting: Setting, tuned: bool = False) -> Train:
     teacher, layers = setting.teacher(), setting.layers
-    batches = setting.padded(None if tuned else setting.task.max_length)
+    batches = setting.padded(None if tuned else setting.max_length)
     read = sorted({k for entry in layers.values() for k in entry})
 
     def train(student: Any, steps: int) -> list[float]:
