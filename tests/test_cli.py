@@ -608,7 +608,8 @@ def test_parts_of_splits_need_no_quotes(part: str) -> None:
         assert OverridesParser.create().parse_override(f"task.train='{part}'").value() == part
 
 
-@pytest.mark.parametrize("given", ["task.columns=a,b", "task.columns=a", "task.columns=[a,b]"])
-def test_columns_need_no_brackets(given: str) -> None:
-    names = given.partition("=")[2].strip("[]")
-    assert _arguments([given]) == [f"task.columns=[{names}]"]
+@pytest.mark.parametrize("value", ["a,b", "a", "[a,b]"])
+@pytest.mark.parametrize("key", ["task.columns", "task.metrics", "task.probabilities"])
+def test_lists_need_no_brackets(key: str, value: str) -> None:
+    assert _arguments([f"{key}={value}"]) == [f"{key}=[{value.strip('[]')}]"]
+    assert _arguments([f"{key}=null"]) == [f"{key}=null"]

@@ -112,11 +112,13 @@ def _arguments(given: Sequence[str]) -> list[str]:
 def _shorthand(override: str) -> str:
     """``student.init=random`` stands for ``student.init.layers=random``, and ``task.columns=a,b`` for a list.
 
-    A shell may take brackets for a pattern (zsh), and no grid is over columns. A part of a split, ``train[:90%]``, gets
-    quotes: Hydra would take its bracket for a list.
+    A shell may take brackets for a pattern (zsh), and no grid is over columns, names of classes or metrics. A part of a
+    split, ``train[:90%]``, gets quotes: Hydra would take its bracket for a list.
     """
     override = re.sub(r"^([\w.]+)=([\w./:-]+\[[\w~%]*:[\w~%]*\])$", r"\1='\2'", override)
-    override = re.sub(r"^task\.columns=([\w. -]+(?:,[\w. -]+)?)$", r"task.columns=[\1]", override)
+    lists = r"^task\.(columns|labels|metrics|probabilities|logits)=([\w. -]+(?:,[\w. -]+)*)$"
+    if not override.endswith("=null"):
+        override = re.sub(lists, r"task.\1=[\2]", override)
     return re.sub(r"^student\.init=([\w,]+)$", r"student.init.layers=\1", override)
 
 

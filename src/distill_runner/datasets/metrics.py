@@ -9,7 +9,7 @@ import numpy as np
 from distill_runner.common.errors import TrainingError
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
-"""Outputs of the model, shape (N, C), and labels, shape (N,), to one number."""
+"""Outputs of the model, shape (N, C), and labels, shape (N,) or (N, C), to one number."""
 
 
 class NotFinite(TrainingError):
@@ -86,11 +86,33 @@ def pearson_spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the F1 of every class, each counting the same however rare it is; 0 for one that is never met."""
+    """Mean of the F1 of every class or label, each counting the same however rare it is; 0 for one never met."""
     from sklearn.metrics import f1_score
 
+    if labels.ndim == 2:
+        return float(f1_score(labels, outputs > 0, average="macro", zero_division=0.0))
     classes = np.arange(outputs.shape[-1])
     return float(f1_score(labels, outputs.argmax(axis=-1), labels=classes, average="macro", zero_division=0.0))
+
+
+def f1_micro(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """F1 of all pairs of an example and a label together; 0 where no label is predicted or present."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, outputs > 0, average="micro", zero_division=0.0))
+
+
+def subset_accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Share of examples all of whose labels are right."""
+    return float(((outputs > 0) == (labels > 0)).all(axis=-1).mean())
+
+
+def mean_average_precision(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Mean over labels of the area under precision and recall, without labels that no example has; 0 without any."""
+    from sklearn.metrics import average_precision_score
+
+    found = [average_precision_score(labels[:, c], outputs[:, c]) for c in np.flatnonzero(labels.any(axis=0))]
+    return float(np.mean(found)) if found else 0.0
 
 
 def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -150,7 +172,13 @@ REGRESSION_METRICS: dict[str, Metric] = {
     "spearman": spearman,
     "pearson_spearman": pearson_spearman,
 }
-METRICS: dict[str, Metric] = CLASSIFICATION_METRICS | REGRESSION_METRICS
+MULTILABEL_METRICS: dict[str, Metric] = {
+    "f1_micro": f1_micro,
+    "f1_macro": f1_macro,
+    "subset_accuracy": subset_accuracy,
+    "mean_average_precision": mean_average_precision,
+}
+METRICS: dict[str, Metric] = CLASSIFICATION_METRICS | REGRESSION_METRICS | MULTILABEL_METRICS
 
 
 def score(metrics: Sequence[str], outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -159,7 +187,7 @@ def score(metrics: Sequence[str], outputs: np.ndarray, labels: np.ndarray) -> di
     Args:
         metrics: keys of ``METRICS``.
         outputs: logits or regression outputs, shape (N, C), C = 1 for regression.
-        labels: shape (N,), class indices or scores.
+        labels: shape (N,), class indices or scores; (N, C) of 0 and 1 where several labels go together.
     Raises:
         NotFinite: an output is not a number.
     """

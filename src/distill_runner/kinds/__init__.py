@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 from distill_runner.common.errors import UserError, nearest
 from distill_runner.kinds.classification import ClassificationTask
 from distill_runner.kinds.images import ImagesTask
+from distill_runner.kinds.multilabel import MultiLabelTask
 from distill_runner.kinds.questions import QuestionsTask
 from distill_runner.kinds.regression import RegressionTask
 from distill_runner.kinds.task import Task
@@ -20,6 +21,7 @@ __all__ = [
     "AnyTask",
     "ClassificationTask",
     "ImagesTask",
+    "MultiLabelTask",
     "QuestionsTask",
     "RegressionTask",
     "Task",
@@ -29,6 +31,7 @@ __all__ = [
 
 KINDS: dict[str, type[Task]] = {
     "classification": ClassificationTask,
+    "multilabel": MultiLabelTask,
     "regression": RegressionTask,
     "images": ImagesTask,
     "questions": QuestionsTask,

@@ -41,7 +41,7 @@ class Task(Dataset):
     Attributes:
         version: raised when the meaning of the task changes, so that stored results are not mistaken for it.
         kind: name of the kind, which chooses the subclass.
-        metrics: the first one selects the best epoch.
+        metrics: the first one selects the best epoch; null is the first one of ``known_metrics``.
         validation, test: name in the results -> split. A split may name its configuration and data set, if they are not
             the task's: ``<configuration>:<split>``, ``<data set>[@<revision>]:<configuration>:<split>``.
         select_on: what selects the best epoch: the first split of ``validation``, by its name or as ``validation``, as
@@ -101,11 +101,13 @@ class Task(Dataset):
     @model_validator(mode="before")
     @classmethod
     def _without_fields_of_other_kinds(cls, fields: Any) -> Any:
-        """A configuration may name the fields of other kinds, as null."""
+        """A configuration may name the fields of other kinds, as null, and leave the metric to the kind."""
         if not isinstance(fields, Mapping):
             return fields
         others = _all_fields(Task) - cls.model_fields.keys()
-        return {key: value for key, value in fields.items() if value is not None or key not in others}
+        own = {key: value for key, value in fields.items() if value is not None or key not in others}
+        default = {"metrics": [next(iter(cls.known_metrics))]} if own.get("metrics", ()) is None else {}
+        return own | default
 
     @model_validator(mode="after")
     def _metrics_are_known(self) -> Self:

@@ -72,15 +72,18 @@ class TextTask(Task):
             UserError: there are several ways, or none.
         """
         there = column_names(self, self.train)
-        label = self.label
-        if label not in there:
-            others = [name for name in there if name.casefold() in LABELS]
-            label = others[0] if len(others) == 1 else label
-        texts = [name for name, is_text in there.items() if is_text and name != label and name.casefold() not in KEYS]
-        if label not in there or not 1 <= len(texts) <= 2:
+        labels = self.label_columns
+        others = [name for name in there if name.casefold() in LABELS]
+        if not there.keys() >= set(labels) and len(labels) == len(others) == 1:
+            labels = others
+        beside = {*labels, *self.given_columns}
+        texts = [
+            name for name, is_text in there.items() if is_text and name not in beside and name.casefold() not in KEYS
+        ]
+        if not there.keys() >= set(labels) or not 1 <= len(texts) <= 2:
             problem = f"cannot be found: the data have {', '.join(there)}"
             raise UserError("task.columns", None, problem, "'task.columns=[<text>]' task.label=<label>")
-        return {"columns": texts, "label": label}
+        return {"columns": texts, "label": labels[0] if isinstance(self.label, str) else labels}
 
     @model_validator(mode="after")
     def _one_kind_of_predictions(self) -> Self:
@@ -118,13 +121,14 @@ class TextTask(Task):
         raise UserError("task.probabilities", as_list(self.given_columns), f"task.kind={self.kind} has none")
 
     @property
-    def label_column(self) -> str | None:
-        return self.label
+    def label_columns(self) -> list[str]:
+        return [self.label]
 
     def needed(self, split: str) -> dict[str, str]:
         """The label may be absent where it is only tested on."""
         given = dict.fromkeys(self.given_columns if split == self.train else (), "probabilities")
-        return dict.fromkeys(self.columns, "columns") | given | ({} if self.is_test(split) else {self.label: "label"})
+        labels = dict.fromkeys(() if self.is_test(split) else self.label_columns, "label")
+        return dict.fromkeys(self.columns, "columns") | given | labels
 
     def examples(self, split: str) -> Examples:
         table = read(self, split)
@@ -153,20 +157,25 @@ class TextTask(Task):
         return {"max_length": self.max_length}
 
     def _labels(self, table: SplitTable, split: str) -> np.ndarray | None:
-        """The labels of a split, shape (N,).
+        """The labels of a split, one row for each example.
 
         Returns:
             None for a test split without labels (no such column, empty, or all -1 as on the hub).
         Raises:
             UserError: labels are missing in a split that trains or selects, or cannot be encoded.
         """
-        values = table.columns.get(self.label, [])
+        values = self.label_values(table)
         if self.is_test(split) and all(is_empty(value) or value == -1 for value in values):
             return None
         if missing := sum(self.is_unlabelled(value) for value in values):
             problem = f"{missing} of {len(values)} rows of split '{split}' have no label (-1 or empty)"
-            raise UserError("task.label", self.label, problem, "Remove these rows, or choose a labelled split.")
+            shown = as_list(self.label_columns) if len(self.label_columns) > 1 else self.label_columns[0]
+            raise UserError("task.label", shown, problem, "Remove these rows, or choose a labelled split.")
         return self.encode(values, table, split)
+
+    def label_values(self, table: SplitTable) -> list[Any]:
+        """What a split holds for each example; empty where it has no labels."""
+        return table.columns.get(self.label, [])
 
     @abstractmethod
     def is_unlabelled(self, value: Any) -> bool:
@@ -174,7 +183,7 @@ class TextTask(Task):
 
     @abstractmethod
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
-        """Labels (N,) as the losses take them.
+        """Labels as the losses take them, one row for each example.
 
         Raises:
             UserError: a value is no label of the task.

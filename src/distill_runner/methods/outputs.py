@@ -74,6 +74,32 @@ class Classes(Outputs):
         return torch.stack(logs).logsumexp(0)
 
 
+class LabelSets(Outputs):
+    """Logits of labels that an example may have together: Bernoulli each; ``labels`` are 0 and 1, (O, C).
+
+    Losses are means over the labels too, as ``transformers`` has them.
+    """
+
+    def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
+        assert batch.labels is not None
+        return functional.binary_cross_entropy_with_logits(logits_OC, batch.labels.to(logits_OC))
+
+    def soft(
+        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
+    ) -> Tensor:
+        """Cross entropy of each label's two probabilities, both sides at T, times T² if asked."""
+        teacher = torch.sigmoid(teacher_OC / temperature)
+        loss = functional.binary_cross_entropy_with_logits(student_OC / temperature, teacher)
+        return loss * temperature**2 if scale_by_t2 else loss
+
+    def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """Logits of the mean probability of each label."""
+        shares = [math.log(weight) for weight in weights]
+        yes = [functional.logsigmoid(one) + share for one, share in zip(logits, shares, strict=True)]
+        no = [functional.logsigmoid(-one) + share for one, share in zip(logits, shares, strict=True)]
+        return torch.stack(yes).logsumexp(0) - torch.stack(no).logsumexp(0)
+
+
 class Score(Outputs):
     """One number (O, 1), the score itself; the labels are scores (O,)."""
 

@@ -99,21 +99,24 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
     """The stage's teacher, if its method reads one. Binding on the meta device is free, and shows misfits early."""
     wanted = stage.config.teacher
     method = stage.config.method.make()
-    with torch.device("meta"):
-        if not method.reads_teacher():
+    if not method.reads_teacher():
+        with torch.device("meta"):
             method.bind(stage.shape, None, stage.outputs)
-            return None
-        if wanted is None:
-            raise UserError("teacher", None, "this method learns from one, and the stage has none")
-        _require_stage(stages, wanted, ".teacher", wanted)
-        teacher = resolve(stages, wanted, stage.precision, path)
+        return None
+    if wanted is None:
+        raise UserError("teacher", None, "this method learns from one, and the stage has none")
+    _require_stage(stages, wanted, ".teacher", wanted)
+    teacher = resolve(stages, wanted, stage.precision, path)
+    with torch.device("meta"):
         if teacher.config.given is not None:
             _bind_to_predictions(method, stage, teacher)
         else:
             method.bind(stage.shape, teacher.shape, stage.outputs)
-            of_examples = stage.config.task is not None and stage.config.task.head.auto == CLASSIFIER
-            if not of_examples or method.needs[1].of_tokens or CORPUS in (teacher.tokenizer, stage.tokenizer):
-                require_same_vocabulary(teacher, stage)
+    of_examples = stage.config.task is not None and stage.config.task.head.auto == CLASSIFIER
+    if teacher.config.given is None and (
+        not of_examples or method.needs[1].of_tokens or CORPUS in (teacher.tokenizer, stage.tokenizer)
+    ):
+        require_same_vocabulary(teacher, stage)
     if stage.is_masked:
         problem = "it would read other tokens than a student that learns from masked text too"
         raise UserError("teacher", wanted, problem, "Leave out the terms that read labels.")

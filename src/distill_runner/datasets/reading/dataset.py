@@ -54,9 +54,9 @@ class Dataset(Schema, ABC):
         """The columns that a split must have, each with the field that names it."""
 
     @property
-    def label_column(self) -> str | None:
-        """A column that is read where it is there, with the names of its values."""
-        return None
+    def label_columns(self) -> list[str]:
+        """Columns that are read where they are there, the first one with the names of its values."""
+        return []
 
     def placed(self, split: str) -> tuple[Self, str]:
         """Where a split lies, and its name there: a split may be of another configuration or data set."""

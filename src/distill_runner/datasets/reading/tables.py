@@ -136,9 +136,10 @@ def _read(data: Dataset, split: str) -> SplitTable:
         _check_columns(data, split, found.column_names)
         if not len(found):
             raise _empty(data, split, folder or data.dataset)
-        asked = {*data.needed(split), data.label_column}
+        asked = {*data.needed(split), *data.label_columns}
         columns = found.select_columns([name for name in found.column_names if name in asked]).to_dict()
-    return SplitTable(columns, getattr(found.features.get(data.label_column), "names", None))
+        labels = found.features.get(next(iter(data.label_columns), None))
+    return SplitTable(columns, getattr(getattr(labels, "feature", labels), "names", None))  # of a list, or of a value
 
 
 def rows(data: Dataset, split: str, stream: bool = False) -> Iterator[dict[str, Any]]:

@@ -132,8 +132,8 @@ class QuestionsTask(Task):
         return self
 
     @property
-    def label_column(self) -> str | None:
-        return self.label
+    def label_columns(self) -> list[str]:
+        return [self.label]
 
     def needed(self, split: str) -> dict[str, str]:
         return dict.fromkeys(self.columns, "columns") | ({} if self.is_test(split) else {self.label: "label"})

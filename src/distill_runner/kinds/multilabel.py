@@ -1,0 +1,158 @@
+"""Multi-label classification: any number of the labels, none too, for each example."""
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from pydantic import field_validator, model_validator
+
+from distill_runner.common.errors import UserError, as_list
+from distill_runner.datasets.metrics import MULTILABEL_METRICS
+from distill_runner.datasets.reading.tables import SplitTable, read
+from distill_runner.kinds.classification import SMALLEST
+from distill_runner.kinds.text import TextTask, is_empty, whole
+from distill_runner.models.head import Head, normal
+
+if TYPE_CHECKING:
+    from distill_runner.methods.outputs import Outputs
+
+YES, NO = ("1", "true", "yes"), ("0", "false", "no")
+"""What a column of one label may hold, in whatever case."""
+SEPARATORS = {"comma": ",", "semicolon": ";", "bar": "|", "blank": None}
+
+
+class MultiLabelTask(TextTask):
+    """Any number of the labels for each example.
+
+    Attributes:
+        label: a column whose values are lists of labels, or texts that ``separator`` divides; or several columns, one
+            for each label, of 0 and 1.
+        separator: what divides the labels of a text; null where there are none such.
+        labels: their names in the order of the model's outputs; None until ``resolved`` reads them from the data.
+    """
+
+    known_metrics = MULTILABEL_METRICS
+    read_fields = TextTask.read_fields | {"separator"}
+
+    kind: Literal["multilabel"]
+    label: str | list[str] = "labels"  # type: ignore[assignment]
+    separator: Literal["comma", "semicolon", "bar", "blank"] | None = None
+    labels: list[str] | None = None
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _names_are_text(cls, labels: Any) -> Any:
+        """``task.labels=[0,1]`` arrives as numbers."""
+        return [str(label) for label in labels] if isinstance(labels, list | tuple) else labels
+
+    @model_validator(mode="after")
+    def _labels_are_sound(self) -> Self:
+        shown = as_list(self.labels or [])
+        if self.labels is not None and len(self.labels) < 2:
+            raise UserError("task.labels", shown, "one label is a matter of yes or no", "task.kind=classification")
+        if len({normal(label) for label in self.labels or []}) < len(self.labels or []):
+            raise UserError("task.labels", shown, "two names are equal but for case, spaces, '_' and '-'")
+        if isinstance(self.label, list) and self.labels and len(self.labels) != len(self.label):
+            problem = f"names {len(self.labels)} labels, and task.label {len(self.label)} columns"
+            raise UserError("task.labels", shown, problem, "Leave task.labels out: the columns name them.")
+        return self
+
+    @property
+    def label_columns(self) -> list[str]:
+        return [self.label] if isinstance(self.label, str) else self.label
+
+    def resolved(self) -> Self:
+        found = super().resolved()
+        if found.labels is not None:
+            return found
+        names = found.label if isinstance(found.label, list) else found._names_in(read(found, found.train))
+        return type(self)(**found.model_dump() | {"labels": names})
+
+    @property
+    def head(self) -> Head:
+        assert self.labels is not None, "resolved"
+        names = tuple(self.labels)
+        problem = "multi_label_classification"
+        return Head("AutoModelForSequenceClassification", names, len(names), problem, self.name)  # type: ignore[arg-type]
+
+    @property
+    def outputs(self) -> "Outputs":
+        from distill_runner.methods.outputs import LabelSets
+
+        return LabelSets()
+
+    def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:
+        """The labels of a probability above one half, divided by ``;``."""
+        shown = [name if names else str(number) for number, name in enumerate(self.labels or [])]
+        return [";".join(shown[number] for number in np.flatnonzero(row > 0)) for row in outputs]
+
+    def class_probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+        from scipy.special import expit
+
+        return dict(zip(self.labels or [], expit(outputs.astype(np.float64)).T, strict=True))
+
+    def as_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
+        """The logit of each label's probability by itself, kept 1e-12 away from 0 and 1."""
+        from scipy.special import logit
+
+        if len(rows := np.flatnonzero(((probabilities_NC < 0) | (probabilities_NC > 1)).any(1))):
+            problem = f"row {rows[0]} of split '{split}' has {probabilities_NC[rows[0]].tolist()}, not all in 0..1"
+            raise UserError("task.probabilities", as_list(self.given_columns), problem, "Raw outputs are task.logits.")
+        logits: np.ndarray = logit(np.clip(probabilities_NC, SMALLEST, 1 - SMALLEST))
+        return logits
+
+    def is_unlabelled(self, value: Any) -> bool:
+        """Empty; no label at all is an empty list, or an empty text where ``separator`` divides it."""
+        return value is None or (is_empty(value) and self.separator is None)
+
+    def label_values(self, table: SplitTable) -> list[Any]:
+        """For each example what ``encode`` takes: a list of labels, of whatever the data hold."""
+        if isinstance(self.label, str):
+            return table.columns.get(self.label, [])
+        columns = [table.columns[name] for name in self.label if name in table.columns]
+        if len(columns) < len(self.label):  # of a test split
+            return []
+        rows = zip(*columns, strict=True)
+        return [None if any(map(is_empty, row)) else list(row) for row in rows]
+
+    def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
+        """1 where an example has a label, else 0: float32 (N, C)."""
+        if isinstance(self.label, list):
+            flags = [
+                [self._flag(value, name, split) for value, name in zip(row, self.label, strict=True)] for row in values
+            ]
+            return np.asarray(flags, dtype=np.float32)
+        labels, encoded = self.labels or [], np.zeros((len(values), len(self.labels or [])), dtype=np.float32)
+        number = {normal(name): place for place, name in enumerate(labels)}
+        for row, value in enumerate(values):
+            for name in self._names(value, table, split):
+                if normal(name) not in number:
+                    problem = f"split '{split}' has the label {name}, which is none of them"
+                    raise UserError("task.labels", as_list(labels), problem, "Name them all, or remove it.")
+                encoded[row, number[normal(name)]] = 1
+        return encoded
+
+    def _flag(self, value: Any, column: str, split: str) -> bool:
+        said = str(whole(value)).casefold()
+        if said not in YES + NO:
+            problem = f"split '{split}' holds {value!r} in a column of 0 and 1"
+            raise UserError("task.label", column, problem, "One column of 0 and 1 for each label.")
+        return said in YES
+
+    def _names(self, value: Any, table: SplitTable, split: str) -> list[str]:
+        """Of one example's labels; a number is the place in the data's own names, where it has some."""
+        if isinstance(value, str) and self.separator is not None:
+            return [name.strip() for name in value.split(SEPARATORS[self.separator]) if name.strip()]
+        if not isinstance(value, list):
+            problem = f"split '{split}' holds {str(value)[:40]!r}, which is no list of labels"
+            remedy = "task.separator=comma (semicolon, bar, blank), or columns of 0 and 1: 'task.label=[<one>,<other>]'"
+            raise UserError("task.label", self.label, problem, remedy)
+        own = table.class_names
+        return [own[one] if own is not None and isinstance(one, int) else str(whole(one)) for one in value]
+
+    def _names_in(self, table: SplitTable) -> list[str]:
+        """Names for a task that gives none: the data's own, else the distinct labels in order."""
+        if table.class_names is not None:
+            return table.class_names
+        values = [value for value in self.label_values(table) if not self.is_unlabelled(value)]
+        names = {name for value in values for name in self._names(value, table, self.train)}
+        return sorted(names, key=(lambda name: f"{int(name):09d}") if all(name.isdigit() for name in names) else None)

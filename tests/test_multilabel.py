@@ -1,0 +1,191 @@
+"""Multi-label classification: what is read, lost, taught and scored, and a run from a file to predictions."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from command import distill_run
+from distill_runner.commands.predict import predict
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.metrics import MULTILABEL_METRICS
+from distill_runner.kinds import make_task
+from distill_runner.methods.base import Progress
+from distill_runner.methods.logits import SoftLabels
+from distill_runner.methods.outputs import LabelSets
+from distill_runner.models.features import Features
+
+SAID = {"soup": "food", "waiter": "service", "bill": "price"}
+TEXTS = ["the soup and the bill", "a waiter", "nothing at all", "the bill , the waiter and the soup"] * 6
+LABELS = [sorted(label for word, label in SAID.items() if word in text) for text in TEXTS]
+NAMES = ["food", "price", "service"]
+
+
+def flags(path: Path) -> Path:
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", *NAMES])
+        rows.writerows([text, *(int(name in own) for name in NAMES)] for text, own in zip(TEXTS, LABELS, strict=True))
+    return path
+
+
+def lists(path: Path) -> Path:
+    rows = (json.dumps({"text": text, "labels": own}) for text, own in zip(TEXTS, LABELS, strict=True))
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def joined(path: Path) -> Path:
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "labels"])
+        rows.writerows(zip(TEXTS, map(" ; ".join, LABELS), strict=True))
+    return path
+
+
+def saved(path: Path) -> Path:
+    import datasets
+
+    codes = [[NAMES.index(label) for label in own] for own in LABELS]
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "labels": datasets.List(datasets.ClassLabel(names=NAMES))}
+    )
+    datasets.Dataset.from_dict({"text": TEXTS, "labels": codes}, features).save_to_disk(path)
+    return path
+
+
+SHAPES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
+    "flags.csv": (flags, {"label": NAMES}),
+    "lists.jsonl": (lists, {}),
+    "joined.csv": (joined, {"separator": "semicolon"}),
+    "saved": (saved, {}),
+}
+
+
+def task(dataset: Path, **fields: Any) -> Any:
+    given = {"name": "own", "kind": "multilabel", "dataset": str(dataset), "metrics": None, "max_length": 32}
+    split = {"validation": {"validation": "validation"}, "split_off": 0.25, "epochs": 1}
+    return make_task(**given | split | fields).resolved()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_labels_are_read_as_they_lie_there(tmp_path: Path, shape: str) -> None:
+    make, fields = SHAPES[shape]
+    found = task(make(tmp_path / shape), **fields)
+    assert (found.columns, found.labels, found.metrics) == (["text"], NAMES, ["f1_micro"])
+    parts = [found.examples(split) for split in (found.train, found.validation["validation"])]
+    assert [len(part) for part in parts] == [18, 6]
+    read = {text: row.tolist() for part in parts for text, row in zip(part.texts[0], part.labels, strict=True)}
+    assert read == {text: [name in own for name in NAMES] for text, own in zip(TEXTS, LABELS, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "said"),
+    [
+        (joined, {}, r"task.label=labels: split 'train.*' holds .* which is no list of labels"),
+        (flags, {"label": ["food", "text"], "columns": ["text"]}, "in a column of 0 and 1"),
+        (flags, {"label": NAMES, "labels": ["one", "other"]}, "names 2 labels, and task.label 3 columns"),
+        (lists, {"labels": ["food", "price"]}, "has the label service, which is none of them"),
+        (lists, {"labels": ["food"]}, "one label is a matter of yes or no"),
+        (lists, {"metrics": ["accuracy"]}, "task.kind=multilabel has no such metric\n.*f1_micro"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, make: Any, fields: dict[str, Any], said: str) -> None:
+    file = make(tmp_path / ("d.jsonl" if make is lists else "d.csv"))
+
+    def read() -> None:
+        found = task(file, **fields)
+        found.examples(found.train)
+
+    with pytest.raises(UserError, match=said):
+        read()
+
+
+def test_losses_are_those_of_bernoulli_variables() -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(5, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+    labels = (torch.rand(5, 3, generator=generator) > 0.5).float()
+    batch: Any = SimpleNamespace(labels=labels)
+    p = 1 / (1 + np.exp(-student.numpy()))
+    expected = -np.where(labels.numpy() > 0, np.log(p), np.log(1 - p)).mean()
+    assert LabelSets().gold(student, batch).item() == pytest.approx(expected, rel=1e-12)
+    term = SoftLabels(temperature=3.0)
+    term.outputs = LabelSets()
+    student.requires_grad_()
+    loss = term(Features(student), Features(teacher), batch, Progress(0, 0, 1, 1))
+    p, q = (1 / (1 + np.exp(-values.detach().numpy() / 3)) for values in (teacher, student))
+    divergence = 9 * (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean()
+    entropy = -9 * (p * np.log(p) + (1 - p) * np.log(1 - p)).mean()
+    assert term.observed["divergence"].item() == pytest.approx(divergence, rel=1e-9)
+    assert loss.item() == pytest.approx(divergence + entropy, rel=1e-9)
+    assert torch.autograd.gradcheck(lambda z: LabelSets().soft(z, teacher, batch, 3.0, True), student)
+
+
+def test_several_teachers_say_the_mean_of_their_probabilities() -> None:
+    one, other = torch.logit(torch.tensor([[0.2, 0.9]])), torch.logit(torch.tensor([[0.6, 0.5]]))
+    mean = LabelSets().mean([one, other], [0.75, 0.25])
+    torch.testing.assert_close(mean.sigmoid(), torch.tensor([[0.3, 0.8]]))
+
+
+def test_probabilities_in_columns_are_the_sigmoid_of_what_is_learned(tmp_path: Path) -> None:
+    found = task(flags(tmp_path / "d.csv"), label=NAMES, probabilities=NAMES)
+    logits = found.given_logits(found.train)
+    np.testing.assert_allclose(
+        1 / (1 + np.exp(-logits.astype(np.float64))), found.examples(found.train).labels, atol=1e-7
+    )
+    with pytest.raises(UserError, match=r"not all in 0\.\.1"):
+        found.as_logits(np.array([[0.5, 1.5, 0.0]]), "train")
+
+
+def test_metrics_by_hand() -> None:
+    labels = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 0]], dtype=np.float32)
+    outputs = np.array([[2, -1, 1], [-1, 1, -2], [1, -3, -1], [3, -2, -3]], dtype=np.float32)
+    scores = {name: metric(outputs, labels) for name, metric in MULTILABEL_METRICS.items()}
+    # Right: 4 of 5 labels that are there; one is said that is not: of label 0 both and one more, of label 1 one of two.
+    assert scores["f1_micro"] == pytest.approx(2 * 4 / (5 + 5))
+    assert scores["f1_macro"] == pytest.approx((4 / 5 + 2 / 3 + 1) / 3)
+    assert scores["subset_accuracy"] == 0.5
+    # By rank: label 0 is at places 2 and 3 of 4; label 1 at 1 and 4; label 2 at 1.
+    assert scores["mean_average_precision"] == pytest.approx(((1 / 2 + 2 / 3) / 2 + (1 + 2 / 4) / 2 + 1) / 3)
+
+
+def test_a_file_becomes_a_student_that_names_its_labels(
+    tmp_path: Path, tiny_bert_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags(tmp_path / "d.csv")
+    how = ["task=custom", "task.dataset=d.csv", "task.kind=multilabel", "task.label=[food,price,service]"]
+    how += [
+        "task.split_off=0.25",
+        "task.max_length=32",
+        "optim.epochs=1",
+        "teacher.optim.epochs=1",
+        "optim.batch_size=8",
+    ]
+    model = ["teacher=base", f"teacher.source={tiny_bert_folder}", "student.num_layers=2", "runtime.device=cpu"]
+    ended = distill_run(tmp_path, *how, *model, "method=rkd")
+    assert ended.code == 0, ended.err
+    folder = next((tmp_path / "outputs" / "runs").iterdir())
+    result = json.loads((folder / "result.json").read_text())
+    assert result["metric"] == "f1_micro"
+    config = json.loads((folder / "model" / "config.json").read_text())
+    assert config["problem_type"] == "multi_label_classification"
+    predict([str(folder), str(tmp_path / "d.csv"), "--out", str(tmp_path / "said.csv"), "--device", "cpu"])
+    with (tmp_path / "said.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(TEXTS)
+    for row in rows:
+        said = [name for name in NAMES if float(row[f"p_{name}"]) > 0.5]
+        assert row["prediction"] == ";".join(said)
+
+    from transformers import pipeline
+
+    classify = pipeline("text-classification", model=str(folder / "model"), top_k=None)
+    heard = {one["label"]: one["score"] for one in classify([TEXTS[0]])[0]}
+    assert heard == pytest.approx({name: float(rows[0][f"p_{name}"]) for name in NAMES}, abs=1e-4)
