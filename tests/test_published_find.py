@@ -208,7 +208,7 @@ def test_a_number_whose_split_is_not_said_is_a_reference() -> None:
         ("internal_3_4", "rte", INTERNAL | AT_END | {"schedule.rule": "pid"}),
         ("minilmv2", "squad_v2", MINILMV2 | {"pairs": ["QQ"]}),
         ("minilmv2", "rte", MINILMV2 | {"terms": ["relations"]}),
-        ("minilmv2", None, MINILMV2),
+        ("minilmv2", "books_wiki", MINILMV2),  # a run of a corpus alone
     ],
 )
 def test_what_no_paper_prints_is_none(method: str, task: str, variant: dict[str, Any]) -> None:

@@ -1,6 +1,10 @@
-"""Every paper's methods bring their own paper's recipe, whoever calls them."""
+"""Every paper's methods bring their own paper's recipe, whoever calls them.
+
+``python tests/test_recipes.py`` makes docs/papers/recipes.md.
+"""
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -11,6 +15,17 @@ from distill_runner.compose import resolvers
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.recipe import beside_the_paper
 from distill_runner.sweeping.points import ReadOnce
+
+PAGE = Path(__file__).parents[1] / "docs" / "papers" / "recipes.md"
+SHOWN = (
+    "task=cola method=minilmv2 teacher=bert_large",
+    "task=sst2 method=minilmv2 teacher=roberta_large student=minilm_12x768",
+    "task=rte method=alp",
+    "task=mrpc experiment=internal/3_3",
+    "task=mnli method=prokd",
+    "task=stsb method=takd experiment=pro_kd/distilroberta",
+    "task=rte method=pd student=tiny",
+)
 
 
 @cache
@@ -89,3 +104,26 @@ def test_a_recipe_stands_beside_what_its_paper_says() -> None:
     ]
     of_alp = OmegaConf.to_container(composed("task=rte", "method=nkd"), resolve=True)
     assert not any("stages.distil" in line for line in beside_the_paper(of_alp))  # type: ignore[arg-type]
+
+
+def page() -> str:
+    """What ``plan=true`` prints first, of some runs of each paper."""
+    lines = [
+        "# The recipe of a run, beside its paper",
+        "",
+        "`plan=true` prints the recipe that a method brings, beside what its paper says, and then the stages.",
+        f"Here are the recipes of {len(SHOWN)} commands. A value given on the command line goes before the recipe's.",
+    ]
+    for overrides in SHOWN:
+        settings = OmegaConf.to_container(composed(*overrides.split()), resolve=True)
+        lines += ["", "```text", f"$ distill-run {overrides} plan=true"]
+        lines += [*beside_the_paper(settings), "```"]  # type: ignore[arg-type]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_shows_the_recipes_as_they_are() -> None:
+    assert PAGE.read_text() == page(), "python tests/test_recipes.py"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

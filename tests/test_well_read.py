@@ -98,6 +98,28 @@ def test_a_method_is_its_stages(method: str, trained: dict[str, str], run: Calla
     assert measured["shape"]["num_layers"] == 2
 
 
+def test_berts_two_lengths_are_two_stages(run: Callable[..., RunConfig]) -> None:
+    """BERT A.2: 128 tokens for 90 % of the steps, 512 for the rest; the second stage takes over both heads."""
+    stages = run("method=pf", "pretraining=mlm_nsp_two_lengths", "pretraining.optim.max_steps=900000").stages
+    short, long = stages["pretrain"], stages["pretrain_long"]
+    assert short.optim.max_steps == 9 * (long.optim.max_steps or 0)
+    assert short.corpus is not None
+    assert long.corpus == short.corpus.model_copy(update={"max_length": 512})
+    assert (short.optim.lr, long.optim.lr, long.optim.warmup) == (1e-4, 1e-5, 0.0)
+
+    of_long = ("stages.pretrain_long.corpus.max_length=40", "stages.pretrain_long.optim.max_steps=2")
+    built = Built(run("method=pf", "pretraining=mlm_nsp_two_lengths", *of_long, "stages.pretrain_long.optim.lr=1e-30"))
+    assert list(built.losses) == ["pretrain", "pretrain_long", "student"]
+    assert built.terms("pretrain_long") == {"loss/masked_lm", "loss/next_sentence"}
+    last = built.stage.source
+    assert last is not None
+    assert last.source is not None
+    first, second = built.weights(last.source), built.weights(last)
+    assert {"cls.predictions.bias", "cls.seq_relationship.weight"} <= first.keys()
+    assert first.keys() == second.keys()
+    assert all(torch.allclose(second[name], first[name], rtol=0, atol=1e-20) for name in first)
+
+
 def test_pdf_fine_tunes_what_it_distilled_head_and_all(run: Callable[..., RunConfig]) -> None:
     built = Built(run("method=pdf", "optim.lr=1e-30"))
     assert built.stage.source is not None

@@ -32,23 +32,28 @@ def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def inherited(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The stages with what they inherit; interpolations, where there are some, are left as they are."""
-    found = {}
-    for name, stage in settings["stages"].items():
-        found[name] = stage
-        if isinstance(stage, Mapping) and "method" not in stage:
-            known = [other for other in settings["stages"] if other != name]
-            raise UserError(f"stages.{name}", None, "there is no such stage", nearest(name, known))
-        if isinstance(stage, Mapping) and (base := stage.get(INHERITS)):
-            if base != TEMPLATE:
-                problem = "there is nothing of this name to inherit"
-                raise UserError(f"stages.{name}.{INHERITS}", base, problem, f"Known: {TEMPLATE}.")
-            own = {key: value for key, value in stage.items() if key != INHERITS}
-            template = dict(settings[TEMPLATE])
-            if isinstance(own.get("model"), Mapping) and "source" in own["model"]:
-                del template["model"]
-            found[name] = _merged(template, own, settings)
-    return found
+    """The stages with what they inherit, of the template or of another stage; interpolations are left as they are."""
+    return {name: _with_base(name, settings, ()) for name in settings["stages"]}
+
+
+def _with_base(name: str, settings: Mapping[str, Any], heirs: tuple[str, ...]) -> Any:
+    """A stage with what it inherits. ``heirs`` inherit it in turn, so that it cannot inherit from them."""
+    stage = settings["stages"][name]
+    if not isinstance(stage, Mapping):
+        return stage
+    others = [other for other in settings["stages"] if other not in (name, *heirs)]
+    if not (base := stage.get(INHERITS)):
+        if "method" not in stage:
+            raise UserError(f"stages.{name}", None, "there is no such stage", nearest(name, others))
+        return stage
+    if base not in (TEMPLATE, *others):
+        problem = "there is nothing of this name to inherit"
+        raise UserError(f"stages.{name}.{INHERITS}", base, problem, nearest(base, [TEMPLATE, *others]))
+    own = {key: value for key, value in stage.items() if key != INHERITS}
+    known = dict(settings[TEMPLATE] if base == TEMPLATE else _with_base(base, settings, (*heirs, name)))
+    if isinstance(own.get("model"), Mapping) and "source" in own["model"]:
+        del known["model"]
+    return _merged(known, own, settings)
 
 
 def _merged(base: Any, over: Any, settings: Mapping[str, Any]) -> Any:

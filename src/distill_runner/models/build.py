@@ -25,8 +25,11 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None) -> PreT
         UserError: the source cannot be had, or a kept head does not fit ``head``.
     """
     auto: Any = getattr(transformers, head.auto)
-    if model.head == "keep" and head.task:
-        return _fine_tuned(model, head, auto)
+    if model.head == "keep" and model.source is not None:
+        if head.task:
+            return _fine_tuned(model, head, auto)
+        language_model: PreTrainedModel = load(auto.from_pretrained, model.source, dtype=torch.float32)
+        return language_model
     config = read_config(model)
     if model.source is not None and reads_images(config):
         return _whole_network(model, head, auto, config)

@@ -22,7 +22,7 @@ class Head:
         ordered: a kept head of this kind has its outputs in this order, whatever they are called.
         num_labels: how many numbers an output has; 0 for a language model, whose outputs are its vocabulary.
         problem_type: as ``transformers`` calls it, for configurations that are saved.
-        task: that it belongs to, for messages; empty where a head is never kept from a source.
+        task: that it belongs to, for messages; empty for a language model, which is kept as far as the source has it.
     """
 
     auto: str

@@ -43,6 +43,7 @@ class Corpus(Mixture):
         Literal["passages", "packed", "pairs"],
         Reading("a separator stands between two documents, as in RoBERTa's FULL-SENTENCES", "MiniLMv2 4.1", "packed"),
         Reading("pairs are drawn once, masks anew in every epoch; BERT had ten copies", "BERT A.2", "pairs"),
+        Reading("one length for all steps; BERT's last tenth at 512: mlm_nsp_two_lengths", "BERT A.2", "pairs"),
     ] = "passages"
     hold_out: Annotated[int, Reading("one document in 200 validates", "all papers that pre-train")] = Field(200, ge=2)
     short_pairs: float = Field(0.1, ge=0, le=1)
