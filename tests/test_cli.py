@@ -259,7 +259,20 @@ def test_the_same_command_again_is_a_hit(alp: Ended, workplace: Path, inputs: tu
     assert [line.split()[:2] for line in again.err.splitlines()] == [["hit", "student"]]
 
 
-def test_neither_a_plan_nor_a_hit_nor_a_reader_takes_a_device(
+def test_a_plan_tells_time_and_disk_and_waits_for_no_gpu(
+    workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    several = Device.several
+    monkeypatch.setattr(Device, "several", lambda name, *rest: asked.append(name) or several("cpu", *rest))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    given = [value for value in inputs if not value.startswith("runtime.device")]
+    planned = distill_run(workplace, *given, "method=pkd", "seed=11", "plan=true", "runtime.device=auto")
+    assert re.search(r"time: \d+ s \(.*student \d+ s\); disk: 0.0 GB of \d+ GB that are free", planned.err), planned.err
+    assert set(asked) == {"cuda:0"}  # which is taken without a place in the queue
+
+
+def test_neither_a_hit_nor_a_reader_takes_a_device(
     alp: Ended, workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(*_: object) -> None:
@@ -267,7 +280,6 @@ def test_neither_a_plan_nor_a_hit_nor_a_reader_takes_a_device(
 
     monkeypatch.setattr(Device, "several", taken)
     monkeypatch.chdir(workplace)
-    assert distill_run(workplace, *inputs, "method=pkd", "plan=true").code == 0
     assert distill_run(workplace, *inputs, "method=alp").out == alp.out
     assert len(FinishedRun.read(run_folder(alp)).tokens) == 40
     with pytest.raises(AssertionError, match="free GPU"):

@@ -489,6 +489,16 @@ def test_points_that_mean_the_same_are_run_once(tmp_path: Path, sweep: Sweep) ->
 
 
 @pytest.mark.slow
+def test_a_plan_tells_which_points_cannot_run(sweep: Sweep) -> None:
+    planned = sweep("method=nkd", "student.num_layers=2,9", "plan=true")
+    assert planned.code == 0, planned.err
+    listed = planned.out.splitlines()
+    assert listed[1] == "  not run  student.num_layers=2"
+    assert listed[2:4] == ["cannot run, the others can:", "  student.num_layers=9"]
+    assert "must be between 1 and" in listed[4]
+
+
+@pytest.mark.slow
 def test_halving_resumes_the_survivors_exactly(tmp_path: Path, sweep: Sweep) -> None:
     grid = ["method=nkd", "optim.lr=1e-4,1e-3,3e-3,6e-3"]
     halved = sweep(*grid, "sweep.halving=2")

@@ -61,7 +61,10 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     for line in planned:
         log.info("%s", line)
     if run.plan:
+        from distill_runner.sweeping.plan import cost_of_run
+
         log.info("%s", "\n  ".join(["readings, where a paper is silent:", *readings(stage)]))
+        log.info("%s", cost_of_run(stage, run.store.dir, run.runtime))
         return {"status": "planned", **described_by(run)}
     if planned[-1].hit and (before := read(folder)) and before["status"] == "done":
         if run.tracker.name != "none":

@@ -24,7 +24,7 @@ from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTarg
 from distill_runner.training.train import Training
 
 SECONDS = 2.0
-"""Of measuring, after one pass to warm up."""
+"""Of measuring, after as many to warm up, at most."""
 START_SECONDS = 2.0
 """Of a run beside its training: the model's loading, the first batches, the writing of the result."""
 UPDATES = 4
@@ -176,8 +176,11 @@ class _Predictions:
 
 
 def _mean_seconds(call: Callable[[Any], None], arguments: list[Any]) -> float:
+    started = time.perf_counter()
     for argument in arguments:
         call(argument)
+        if time.perf_counter() - started > SECONDS:
+            break
     started, times, again = time.perf_counter(), 0, cycle(arguments)
     while time.perf_counter() - started < SECONDS:
         call(next(again))

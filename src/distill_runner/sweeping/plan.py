@@ -1,15 +1,24 @@
-"""``plan=true`` of a sweep: its points, what is there and what is to be built, and what that will cost."""
+"""``plan=true``: what will be built, and what that will cost; of a sweep its points, too."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from shutil import disk_usage
+
+import torch
 
 from distill_runner.common.terminal import duration
 from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.planning import missing
+from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping.estimate import Cost, Estimator
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.sweep import missing_stages, summary
+from distill_runner.training.config import Runtime
+
+log = logging.getLogger(__name__)
 
 SHOWN = 20
 """Lines of a long list."""
@@ -29,13 +38,37 @@ def show_plan(grid: Grid, num_workers: int) -> None:
         return " ".join(override for override in overrides if override in varying) or "the only point"
 
     print(summary(grid))
-    _show("", [f"  {point.result()['status']:8} {named(point.overrides)}" for point in points])
+    possible = [point for point in points if point.error is None]
+    _show("", [f"  {point.result()['status']:8} {named(point.overrides)}" for point in possible])
+    refused = [f"  {named(point.overrides)}\n    {point.error}" for point in points if point.error is not None]
+    _show("cannot run, the others can:" if possible else "cannot run:", refused)
     _show("dropped by sweep.where:", [f"  {named(overrides)}" for overrides in grid.dropped])
     same = [f"  {named(point.overrides)}  =  {named(first.overrides)}" for point, first in grid.merged]
     _show("the same as another point:", same)
     todo = [point for point in points if point.stage and point.result()["status"] not in ("done", "failed")]
     if todo:
         _show_cost(todo, num_workers)
+
+
+def cost_of_run(stage: Stage, store: Path, runtime: Runtime) -> str:
+    """Time and disk of a single run, in one line. Its GPU is the first one, whoever is on it: a plan waits for none."""
+    device = "cuda:0" if runtime.device in ("auto", "cuda") and torch.cuda.is_available() else runtime.device
+    pipeline = Pipeline(Store(store), runtime.model_copy(update={"device": device, "num_processes": 1}))
+    stages = missing(stage, pipeline.store)
+    for part in stages:
+        if part.reads_text and not pipeline.store.has(part.split_spec("train")):
+            return f"time: unknown until the text of stage {part.name} is tokenised, which a plan does not do"
+    log.info("trying some updates of each stage")
+    estimator = Estimator(pipeline)
+    costs = {part.name: estimator.cost(part) for part in stages}
+    parts = ", ".join(f"{name} {duration(cost.seconds)}" for name, cost in costs.items()) or "all is there"
+    whole = [*costs.values()]
+    return f"time: {duration(_seconds(whole))} ({parts}); {_disk(whole, pipeline)}"
+
+
+def _disk(costs: Sequence[Cost], pipeline: Pipeline) -> str:
+    free = disk_usage(pipeline.store.folder).free
+    return f"disk: {sum(cost.bytes for cost in costs) / 1e9:.1f} GB of {free / 1e9:.0f} GB that are free"
 
 
 def _show(head: str, lines: Sequence[str]) -> None:
@@ -51,16 +84,14 @@ def _show_cost(todo: Sequence[GridPoint], num_workers: int) -> None:
     estimator = Estimator(pipeline)
     costs: dict[str, list[Cost]] = {}
     print("to build:")
-    for stage in (missing.stage for missing in missing_stages(todo)):
+    for stage in (before.stage for before in missing_stages(todo)):
         cost = estimator.cost(stage)
         costs.setdefault(stage.name, []).append(cost)
         print(f"  {stage.name:8} {stage.key}  {duration(cost.seconds)}  {stage.describe()}")
     students = [estimator.cost(point.stage) for point in todo if point.stage]
     print(f"  student  of {len(todo)} points, {duration(_seconds(students) / len(todo))} each")
     rounds = [*costs.values(), students]  # each waits for the one before
-    num_bytes = sum(cost.bytes for built in rounds for cost in built)
-    free = disk_usage(pipeline.store.folder).free
-    print(f"disk: {num_bytes / 1e9:.1f} GB of {free / 1e9:.0f} GB that are free")
+    print(_disk([cost for built in rounds for cost in built], pipeline))
     alone, shared = (sum(_seconds(built, workers) for built in rounds) for workers in (1, num_workers))
     print(f"time: {duration(alone)} of one worker, {duration(shared)} of {num_workers}")
 
