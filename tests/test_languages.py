@@ -1,11 +1,21 @@
 """Several languages: corpora that read small ones more often, and splits of other configurations and data sets."""
 
+import random
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from command import distill_run
+from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora.corpus import Corpus, quotas
+from distill_runner.kinds import make_task
+from distill_runner.kinds.task import Task
+from distill_runner.report.collect import results
+from distill_runner.report.rows import tabulate
+from words import WORDS
 
 
 def test_quotas_by_hand() -> None:
@@ -36,3 +46,57 @@ def test_small_languages_are_read_more_often(corpus_of_two: dict[str, object]) -
     assert list(sampled.texts("validation")) == list(plain.texts("validation"))
     assert "exponent" not in plain.spec()
     assert sampled.spec()["exponent"] == 0.5
+
+
+LANGUAGES = {"en": "en:validation", "sw": "sw:validation"}
+
+
+def made(tmp_path: Path, **fields: object) -> Task:
+    common = {"name": "two", "dataset": str(tmp_path), "columns": ["text"], "epochs": 1, "max_length": 16}
+    return make_task(**common, metrics=["accuracy"], labels=["no", "yes"], validation=LANGUAGES, **fields)
+
+
+def test_what_selects_has_the_names_of_the_metrics(tmp_path: Path) -> None:
+    scores = {"en": {"accuracy": 0.9}, "sw": {"accuracy": 0.5}}
+    mean = made(tmp_path, select_on="mean").named(scores)
+    assert mean == pytest.approx({"accuracy": 0.7, "en/accuracy": 0.9, "sw/accuracy": 0.5})
+    assert next(iter(mean)) == "accuracy"
+    assert made(tmp_path, select_on="sw").named(scores) == {"accuracy": 0.5, "en/accuracy": 0.9}
+    by_split = made(tmp_path, select_on="en", by_split=True).named(scores)
+    assert by_split == {"accuracy": 0.9, "en/accuracy": 0.9, "sw/accuracy": 0.5}
+
+
+def test_a_missing_language_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.select_on=fr"):
+        made(tmp_path, select_on="fr")
+
+
+@pytest.mark.slow
+def test_trained_in_one_language_and_judged_in_two(tmp_path: Path, tiny_bert_folder: Path) -> None:
+    """Each has a column; the mean selects, and is what the task's own column shows."""
+    rng = random.Random(0)
+    for language, split, number in (("en", "train", 64), ("en", "validation", 30), ("sw", "validation", 30)):
+        file = tmp_path / "data" / language / f"{split}-00000-of-00001.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        texts = [" ".join(rng.choices(WORDS, k=5)) for _ in range(number)]
+        pq.write_table(pa.table({"text": texts, "label": [rng.choice(["no", "yes"]) for _ in texts]}), file)
+    given = ["task=custom", "task.dataset=data", "task.config=en", "task.columns=[text]", "task.labels=[no,yes]"]
+    given += ["~task.validation.validation", *(f"+task.validation.{name}={place}" for name, place in LANGUAGES.items())]
+    given += [
+        "task.select_on=mean",
+        "task.by_split=true",
+        "task.max_length=16",
+        "task.epochs=2",
+        "student.num_layers=2",
+    ]
+    given += ["method=rkd", "student.num_layers=2", "teacher=base", f"teacher.source={tiny_bert_folder}"]
+    ended = distill_run(tmp_path, *given, "runtime.device=cpu")
+    assert ended.code == 0, ended.err
+    (result,) = results([tmp_path / "outputs" / "runs"])
+    scores = [result["splits"][language]["score"] for language in LANGUAGES]
+    assert result["score"] == pytest.approx(sum(scores) / 2)
+    assert result["score"] == pytest.approx(max(epoch["accuracy"] for epoch in result["history"]))
+    table = tabulate([result])
+    assert table.tasks == [result["task"], f"{result['task']}_en", f"{result['task']}_sw"]
+    shown = [table.rows[0].cells[task].value for task in table.tasks]
+    assert shown == pytest.approx([100 * score for score in (result["score"], *scores)])
