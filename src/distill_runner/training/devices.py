@@ -107,7 +107,7 @@ def computing() -> Iterator[None]:
     """How a process is set while it trains: denormal numbers are zero, and memory that is freed stays, for good.
 
     AdamW's averages of gradients decay into denormals where a word has not occurred for some 750 updates, and stay
-    there; some CPUs take many times as long for such numbers (docs/log.md). That holds for threads started meanwhile.
+    there; some CPUs take many times as long for such numbers (docs/notebook.md). It holds for threads started later.
     """
     _keep_freed_memory()
     torch.set_flush_denormal(True)
