@@ -79,7 +79,7 @@ def test_a_sweep_names_choices_that_exist(file: Path) -> None:
 # Training.
 
 MINILM = ("minilm_6x384", "minilm_6x768", "minilm_12x384", "minilm_12x384_bert", "minilm_12x768")
-FRESH = ("fresh", "tiny", "mini", "small", "medium", "base", *MINILM)
+FRESH = ("fresh", "fresh_tiny", "fresh_mini", "fresh_small", "fresh_medium", "fresh_base", *MINILM)
 SELECTING = ("pkd", "pkd_original")  # one teacher layer per student layer, no more
 READING = (*SELECTING, "ckd", "alp")
 
@@ -175,7 +175,7 @@ TEACHERS = {
     "demo": "stage:pretrain",
 }
 HEADS = {128: 2, 256: 4, 512: 8, 768: 12}
-FOUND = ("compact", "pretrained", "truncated")
+FOUND = ("pretrained_compact", "pretrained", "truncated")
 
 
 @pytest.fixture
@@ -209,10 +209,10 @@ def test_a_teacher_comes_from_its_source(teacher: str, compose: Compose, located
     assert built.config.num_hidden_layers == 4
 
 
-@pytest.mark.parametrize("role", ["teacher", "student"])
-def test_the_24_compact_models(role: str, compose: Compose) -> None:
+@pytest.mark.parametrize(("role", "name"), [("teacher", "compact"), ("student", "pretrained_compact")])
+def test_the_24_compact_models(role: str, name: str, compose: Compose) -> None:
     for layers, width in itertools.product(range(2, 13, 2), HEADS):
-        run = compose(f"{role}=compact", f"{role}.layers={layers}", f"{role}.width={width}", tiny=False)
+        run = compose(f"{role}={name}", f"{role}.layers={layers}", f"{role}.width={width}", tiny=False)
         expected = f"google/bert_uncased_L-{layers}_H-{width}_A-{HEADS[width]}"
         assert run.stages[role].model.source == expected
 

@@ -23,10 +23,10 @@ from distill_runner.pipeline.store import Store
 
 Compose = Callable[..., RunConfig]
 INITS = get_args(Init)
-FROM_WEIGHTS = ("truncated", "pretrained", "compact")
+FROM_WEIGHTS = ("truncated", "pretrained", "pretrained_compact")
 """Students that start from layers of some model; the others have an architecture of their own."""
 OF_IMAGES = ("resnet", "resnet8", "resnet20")
-USUAL = ("truncated", "tiny")
+USUAL = ("truncated", "fresh_tiny")
 WIDTHS = {"minilm_6x384": 48, "minilm_12x384": 48, "minilm_6x768": 32, "minilm_12x768": 32}
 OUTCOMES = os.environ.get("DISTILL_WHOLE_MATRIX")
 """The file for the outcome of every cell with every way to start, as of ``make matrix``, more than an hour; none: each
@@ -39,7 +39,9 @@ def cells(trained: bool = False) -> list[Any]:
     chosen = [pair for pair in pairs if OUTCOMES or not trained or pair[1] in USUAL]
     turns = {pair: INITS if OUTCOMES else (INITS[number % len(INITS)],) for number, pair in enumerate(pairs)}
     return [
-        pytest.param(*pair, turns[pair], id="-".join(pair), marks=[] if pair[1] == "tiny" else [pytest.mark.matrix])
+        pytest.param(
+            *pair, turns[pair], id="-".join(pair), marks=[] if pair[1] == "fresh_tiny" else [pytest.mark.matrix]
+        )
         for pair in chosen
     ]
 
@@ -145,7 +147,7 @@ def keep(method: str, student: str, init: Init, refusal: str) -> None:
 
 
 def test_phase_one_of_a_fresh_student_is_that_student(compose: Compose) -> None:
-    _, student = resolved(compose, "method=prokd", "student=tiny")
+    _, student = resolved(compose, "method=prokd", "student=fresh_tiny")
     assert isinstance(student, Stage)
     assert student.source is not None
     assert student.source.name == "phase1"

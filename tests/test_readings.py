@@ -31,7 +31,7 @@ def of(compose: Compose, *overrides: str) -> list[str]:
         (("method=alp",), ["intermediate.attention.scale=none: ", "kd.scale_by_t2=true: ", "optim.warmup=0.1: "]),
         (("method=prokd",), ["logits.over_classes=sum: ", "logits.steps.warmup=1: ", "route.at=end: "]),
         (MINILMV2, ["relations.over_rows=sequence: ", "corpus.examples=packed: "]),
-        (("method=pdf", "student=tiny"), ["kd.scale_by_t2=true: ", "corpus.examples=pairs: ", "select=best: "]),
+        (("method=pdf", "student=fresh_tiny"), ["kd.scale_by_t2=true: ", "corpus.examples=pairs: ", "select=best: "]),
         (("method=pkd", "mapping=skip"), ["intermediate.mapping.rule=skip: "]),
     ],
 )

@@ -24,7 +24,7 @@ SHOWN = (
     "task=mrpc experiment=internal/3_3",
     "task=mnli method=prokd",
     "task=stsb method=takd experiment=pro_kd/distilroberta",
-    "task=rte method=pd student=tiny",
+    "task=rte method=pd student=fresh_tiny",
 )
 
 
@@ -56,8 +56,8 @@ Expected = tuple[int, float, int, float, int]
         ("task=sst2 method=prokd", (128, 2e-5, 10, 2e-5, 7), "accuracy"),
         ("task=mrpc method=vanilla", (128, 5e-5, 18, 5e-5, 7), "accuracy_f1"),
         ("task=stsb method=takd experiment=pro_kd/distilroberta", (128, 2e-5, 22, 2e-5, 5), "pearson_spearman"),
-        ("task=sst2 method=pd student=tiny", (512, 3e-4, 4, 2e-5, 3), "accuracy"),
-        ("task=mnli method=kd student=base", (128, 5e-5, 4, 2e-5, 3), "accuracy"),
+        ("task=sst2 method=pd student=fresh_tiny", (512, 3e-4, 4, 2e-5, 3), "accuracy"),
+        ("task=mnli method=kd student=fresh_base", (128, 5e-5, 4, 2e-5, 3), "accuracy"),
         # Another paper's recipe for a method, and what a task of no paper keeps.
         ("task=rte method=alp recipe=internal", (64, 2e-5, 50, 2e-5, 10), "accuracy"),
         ("task=demo_sentences method=internal", (64, 2e-5, 1, 2e-5, 1), "accuracy"),

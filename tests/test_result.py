@@ -74,8 +74,8 @@ def test_settings_name_all_that_a_student_needs(compose: Compose) -> None:
     assert settings_of(compose("method=nkd"))["stages"] == [], "it reads no teacher"
 
 
-RELATIONS = ("method=minilmv2", "student=tiny", "relations.heads=2")
-PRETRAINED = ("method=pd", "student=tiny")
+RELATIONS = ("method=minilmv2", "student=fresh_tiny", "relations.heads=2")
+PRETRAINED = ("method=pd", "student=fresh_tiny")
 
 
 @pytest.mark.parametrize(
