@@ -13,7 +13,7 @@ one pass over them is timed by itself.
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,6 +37,7 @@ from distill_runner.models.resnet import CifarResNet, CifarResNetConfig
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import TaskData
 from distill_runner.training.devices import Device, computing
+from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.teachers import CachedTargets, LiveTargets
 from distill_runner.training.train import Training
 
@@ -101,20 +102,20 @@ def ours(split: Any, depth: int, optim: Optim, cache: Path | None) -> Turn:
     shape = EncoderShape.of(student.config)
     method = parse_method(VANILLA).make().bind(shape, EncoderShape.of(live.model.config), task.outputs)
     losses: list[float] = []
+
+    def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
+        if "loss" in values:
+            losses.append(values["loss"])
+
     with TemporaryDirectory() as folder:
+        targets = live if cache is None else CachedTargets(cache, device, FeatureRequest(logits=True))
         training = Training(
-            student,
-            method,
-            TaskData(task, split, {}, device, seed=SEED),
-            live if cache is None else CachedTargets(cache, device, FeatureRequest(logits=True)),
-            optim,
-            select_best=False,
-            pause_after=None,
-            seed=SEED,
-            device=device,
-            runtime=Runtime(log_every=1),
-            folder=Path(folder),
-            report=lambda values, step, epoch: losses.append(values["loss"]) if "loss" in values else None,
+            Learner(student, method, TaskData(task, split, {}, device, seed=SEED), targets),
+            Procedure(optim, SEED),
+            Machine(device, Runtime(log_every=1)),
+            Record(
+                Path(folder), lambda values, step, epoch: losses.append(values["loss"]) if "loss" in values else None
+            ),
         )
 
         def updates() -> Iterator[float]:

@@ -159,7 +159,7 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
     from distill_runner.compose import resolvers
     from distill_runner.compose.composed import typed_run
     from distill_runner.compose.folders import config_folder
-    from distill_runner.sweeping.points import ReadOnce
+    from distill_runner.compose.hydra_private import ReadOnce, read_once
 
     defaults = [
         "task=custom",
@@ -185,7 +185,7 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
     def of_groups(overrides: tuple[str, ...]) -> DictConfig:
         resolvers.register()
         with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-            GlobalHydra.instance().config_loader().repository = repository()  # type: ignore[attr-defined]
+            read_once(GlobalHydra.instance().config_loader(), repository())
             return hydra.compose("config", list(overrides))
 
     def composed(*overrides: str, tiny: bool = True) -> "RunConfig":

@@ -22,9 +22,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from command import Ended, distill_run
 from distill_runner.analysis.finished import FinishedRun
-from distill_runner.cli import _arguments
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
+from distill_runner.compose.command_line import rewritten
 from distill_runner.compose.folders import choices
 from distill_runner.training.devices import Device
 
@@ -100,7 +100,7 @@ def result_of(ended: Ended) -> dict[str, Any]:
     ],
 )
 def test_a_value_in_a_sweep_is_an_axis(given: list[str], parsed: list[str]) -> None:
-    assert _arguments(given) == parsed
+    assert rewritten(given) == parsed
 
 
 def test_help_and_completion_need_no_library(workplace: Path) -> None:
@@ -616,12 +616,12 @@ def test_a_bare_command_is_the_help_and_the_version_is_ours(tmp_path: Path) -> N
 @pytest.mark.parametrize("part", ["train[:90%]", "validation[9503:]", "train[~10%:20%]", "owner/name:config:train[:5]"])
 def test_parts_of_splits_need_no_quotes(part: str) -> None:
     for options in ([], ["-m"]):
-        assert _arguments([f"task.train={part}", *options]) == [f"task.train='{part}'", *options]
+        assert rewritten([f"task.train={part}", *options]) == [f"task.train='{part}'", *options]
         assert OverridesParser.create().parse_override(f"task.train='{part}'").value() == part
 
 
 @pytest.mark.parametrize("value", ["a,b", "a", "[a,b]"])
 @pytest.mark.parametrize("key", ["task.columns", "task.metrics", "task.probabilities"])
 def test_lists_need_no_brackets(key: str, value: str) -> None:
-    assert _arguments([f"{key}={value}"]) == [f"{key}=[{value.strip('[]')}]"]
-    assert _arguments([f"{key}=null"]) == [f"{key}=null"]
+    assert rewritten([f"{key}={value}"]) == [f"{key}=[{value.strip('[]')}]"]
+    assert rewritten([f"{key}=null"]) == [f"{key}=null"]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from distill_runner.cli import _arguments, _shorthand
 from distill_runner.common.errors import UserError
+from distill_runner.compose.command_line import rewritten, shorthand
 from distill_runner.compose.config import RunConfig
 from distill_runner.compose.folders import choices, config_folder
 from distill_runner.models import build as models
@@ -36,7 +36,7 @@ def in_header(file: Path) -> list[str]:
     found = re.findall(r"distill-run(?: --help|((?: +(?:-m|'[^']*'|[\w./@+]+=[^\s<\[]\S*))+))", header(file))
     assert found, f"{file} names no command"
     overrides = [override.rstrip(".,`") for override in shlex.split(found[0]) if override != "-m"]
-    return [_shorthand(override if "[" in override else override.partition(",")[0]) for override in overrides]
+    return [shorthand(override if "[" in override else override.partition(",")[0]) for override in overrides]
 
 
 def _defaults() -> list[dict[str, Any]]:
@@ -235,17 +235,17 @@ def test_a_student_comes_from_its_source(
 
 
 def test_the_short_form_of_an_initialisation() -> None:
-    assert _arguments(["student.init=random"]) == ["student.init.layers=random"]
-    assert _arguments(["-m", "student.init=first,group_top"]) == ["student.init.layers=first,group_top", "-m"]
+    assert rewritten(["student.init=random"]) == ["student.init.layers=random"]
+    assert rewritten(["-m", "student.init=first,group_top"]) == ["student.init.layers=first,group_top", "-m"]
     unchanged = ["student.init.source=random", "+student.init={layers: random}"]
-    assert _arguments(unchanged) == unchanged
+    assert rewritten(unchanged) == unchanged
 
 
 def test_options_may_stand_anywhere() -> None:
-    assert _arguments(["seed=1", "-m", "method=nkd,rkd"]) == ["seed=1", "method=nkd,rkd", "-m"]
-    assert _arguments(["seed=1", "--cfg", "job", "task=rte"]) == ["seed=1", "task=rte", "--cfg", "job"]
+    assert rewritten(["seed=1", "-m", "method=nkd,rkd"]) == ["seed=1", "method=nkd,rkd", "-m"]
+    assert rewritten(["seed=1", "--cfg", "job", "task=rte"]) == ["seed=1", "task=rte", "--cfg", "job"]
     with pytest.raises(UserError, match="--multirunn: there is no such option"):
-        _arguments(["--multirunn", "seed=1"])
+        rewritten(["--multirunn", "seed=1"])
 
 
 def test_a_fine_tuned_teacher_is_not_trained(compose: Compose) -> None:

@@ -32,6 +32,7 @@ from distill_runner.training import gpus
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import CorpusData, Data, TaskData, steps
 from distill_runner.training.devices import Device
+from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.processes import Lost, ProcessGroup, together
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
 from distill_runner.training.train import Training, fit
@@ -155,19 +156,10 @@ class Case:
         report: Callable[..., None],
     ) -> Training:
         return Training(
-            model.double(),
-            method.double(),
-            data,
-            teacher,
-            Optim(**{"lr": 3e-3, "batch_size": 16, "epochs": 3} | dict(self.optim)),
-            select_best=True,
-            pause_after=None,
-            seed=5,
-            device=CPU,
-            runtime=Runtime(log_every=1),
-            folder=self.folder,
-            report=report,
-            group=group,
+            Learner(model.double(), method.double(), data, teacher),
+            Procedure(Optim(**{"lr": 3e-3, "batch_size": 16, "epochs": 3} | dict(self.optim)), 5, select_best=True),
+            Machine(CPU, Runtime(log_every=1), group),
+            Record(self.folder, report),
         )
 
     def take_part(self, group: ProcessGroup) -> None:

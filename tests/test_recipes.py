@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill_runner.compose import resolvers
 from distill_runner.compose.folders import config_folder
+from distill_runner.compose.hydra_private import ReadOnce, read_once
 from distill_runner.compose.recipe import beside_the_paper
-from distill_runner.sweeping.points import ReadOnce
 
 PAGE = Path(__file__).parents[1] / "docs" / "papers" / "recipes.md"
 SHOWN = (
@@ -36,7 +36,7 @@ def repository() -> ReadOnce:
 def composed(*overrides: str) -> DictConfig:
     resolvers.register()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        GlobalHydra.instance().config_loader().repository = repository()  # type: ignore[attr-defined]
+        read_once(GlobalHydra.instance().config_loader(), repository())
         return compose("config", list(overrides))
 
 

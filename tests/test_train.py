@@ -46,6 +46,7 @@ from distill_runner.training.data import CorpusData, Data, Evaluation, TaskData,
 from distill_runner.training.devices import Device
 from distill_runner.training.learning_rates import learning_rate
 from distill_runner.training.meter import Diverged, Log
+from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
 from distill_runner.training.train import Training, fit
 
@@ -141,19 +142,12 @@ def make(data: TaskData, live: LiveTargets, tmp_path_factory: pytest.TempPathFac
         if isinstance(method, str):
             method = parse_method(METHODS[method]).make()
         method.bind(EncoderShape.of(model.config), EncoderShape.of(live.model.config), Classes())
+        teacher = Double(live) if dtype == torch.float64 else live if method.reads_teacher() else NoTeacher()
         return Training(
-            model,
-            method.to(dtype=dtype),
-            examples,
-            Double(live) if dtype == torch.float64 else live if method.reads_teacher() else NoTeacher(),
-            Optim(**{"lr": 3e-3, "batch_size": 16, "epochs": 3} | optim),
-            select_best=select_best,
-            pause_after=None,
-            seed=5,
-            device=device,
-            runtime=Runtime(**{"log_every": 1} | dict(runtime or {})),
-            folder=folder or tmp_path_factory.mktemp("training"),
-            report=report,
+            Learner(model, method.to(dtype=dtype), examples, teacher),
+            Procedure(Optim(**{"lr": 3e-3, "batch_size": 16, "epochs": 3} | optim), 5, select_best),
+            Machine(device, Runtime(**{"log_every": 1} | dict(runtime or {}))),
+            Record(folder or tmp_path_factory.mktemp("training"), report),
         )
 
     return training
@@ -285,19 +279,13 @@ def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder:
     def training(name: str, seed: int, report: Log) -> Training:
         seed_all(seed)
         (tmp_path / name).mkdir(exist_ok=True)
+        method = parse_method(METHODS["nkd"]).make().bind(EncoderShape.of(bert(2)), None, Classes())
+        text = CorpusData(TEXT, splits["train"], splits["validation"], tokenizer, 3, CPU)
         return Training(
-            BertForMaskedLM(bert(2)),
-            parse_method(METHODS["nkd"]).make().bind(EncoderShape.of(bert(2)), None, Classes()),
-            CorpusData(TEXT, splits["train"], splits["validation"], tokenizer, 3, CPU),
-            NoTeacher(),
-            Optim(lr=3e-3, batch_size=16, epochs=2),
-            select_best=True,
-            pause_after=None,
-            seed=5,
-            device=CPU,
-            runtime=Runtime(log_every=1),
-            folder=tmp_path / name,
-            report=report,
+            Learner(BertForMaskedLM(bert(2)), method, text),
+            Procedure(Optim(lr=3e-3, batch_size=16, epochs=2), 5, select_best=True),
+            Machine(CPU, Runtime(log_every=1)),
+            Record(tmp_path / name, report),
         )
 
     rows: Logged = []

@@ -13,6 +13,7 @@ from distill_runner.training import train as train_module
 from distill_runner.training.config import Optim, Precision, Runtime
 from distill_runner.training.data import TaskData
 from distill_runner.training.devices import Device, computing
+from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.teachers import LiveTargets, TeacherTargets
 from distill_runner.training.train import Training
 
@@ -34,18 +35,10 @@ def make(
         optim = {"lr": LR, "weight_decay": WEIGHT_DECAY, "batch_size": BATCH, "schedule": "constant", "warmup": 0}
         with tempfile.TemporaryDirectory() as folder:
             training = Training(
-                student,
-                setting.stage.method().to(dtype),
-                data,
-                targets,
-                Optim(epochs=1, max_steps=steps, **optim),
-                select_best=True,
-                pause_after=None,
-                seed=0,
-                device=device,
-                runtime=Runtime(log_every=1),
-                folder=Path(folder),
-                report=lambda values, step, epoch: curve.append(values["loss"]),
+                Learner(student, setting.stage.method().to(dtype), data, targets),
+                Procedure(Optim(epochs=1, max_steps=steps, **optim), seed=0, select_best=True),
+                Machine(device, Runtime(log_every=1)),
+                Record(Path(folder), lambda values, step, epoch: curve.append(values["loss"])),
             )
             for update in training.rest_of_epoch():
                 training.step(update)

@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from distill_runner.common.errors import as_typed
 from distill_runner.compose.folders import config_folder
-from distill_runner.datasets.corpora import Corpus, Part, TransferSet
+from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet
 from distill_runner.kinds import KINDS
 from distill_runner.methods.checkpoint_schedule import CheckpointSchedule
 from distill_runner.methods.layer_mapping import Attention, LayerMapping
@@ -29,7 +29,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "schedule.*": LayerSchedule,
     "route.*": CheckpointSchedule,
     "corpus.*": Corpus,
-    "corpus.parts.<name>.*": Part,
+    "corpus.parts.<name>.*": CorpusPart,
     "transfer.*": TransferSet,
     "tracker.*": TrackerConfig,
     "store.*": StoreConfig,

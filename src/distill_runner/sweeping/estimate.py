@@ -16,10 +16,11 @@ from distill_runner.methods.base import Progress
 from distill_runner.models.build import build
 from distill_runner.models.encoders import extract
 from distill_runner.models.features import FeatureRequest, Features
-from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.build import Pipeline, discard
 from distill_runner.pipeline.caches import serving
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import key_of
+from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets, cache_bytes
 from distill_runner.training.train import Training
 
@@ -96,18 +97,10 @@ class Estimator:
         model = self._random(stage)
         with TemporaryDirectory() as folder:
             training = Training(
-                model,
-                stage.method(),
-                self.pipeline.inputs.data(stage),
-                self._teacher(stage),
-                stage.config.optim.model_copy(update={"epochs": 1, "max_steps": None}),
-                select_best=False,
-                pause_after=None,
-                seed=0,
-                device=self.pipeline.device,
-                runtime=self.pipeline.runtime,
-                folder=Path(folder),
-                report=lambda values, step, epoch: None,
+                Learner(model, stage.method(), self.pipeline.inputs.data(stage), self._teacher(stage)),
+                Procedure(stage.config.optim.model_copy(update={"epochs": 1, "max_steps": None}), seed=0),
+                Machine(self.pipeline.device, self.pipeline.runtime),
+                Record(Path(folder), discard(stage.name)),
             )
             updates = list(islice(training.rest_of_epoch(), UPDATES))
             update = _mean_seconds(training.step, updates) if training.method.weights else 0.0

@@ -6,18 +6,14 @@ import pickle
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -25,6 +21,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.composed import PARTS, typed_run
 from distill_runner.compose.config import RunConfig
 from distill_runner.compose.explain import in_words
+from distill_runner.compose.hydra_private import apply_overrides, combinations, read_once, with_number
 from distill_runner.compose.resolvers import run_key
 from distill_runner.compose.template import Template
 from distill_runner.pipeline import status
@@ -102,11 +99,11 @@ def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], w
         UserError, HydraException: arguments or conditions that cannot be read.
     """
     parser = OverridesParser.create(config_loader=loader)
-    (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(list(arguments)), None)
-    constant = set(combinations[0]).intersection(*combinations) if combinations else set()
+    every = combinations(parser.parse_overrides(list(arguments)))
+    constant = set(every[0]).intersection(*every) if every else set()
     compose = _Composer(master, loader, parser, constant)
     grid, first = Grid(lambda overrides: _point(overrides, compose(overrides))), dict[str, GridPoint]()
-    for overrides in _watched(list(dict.fromkeys(map(tuple, combinations)))):  # a value that is given twice is one
+    for overrides in _watched(list(dict.fromkeys(map(tuple, every)))):  # a value that is given twice is one
         composed = compose(overrides)
         if not all(holds(condition, composed.config) for condition in where):
             grid.dropped.append(overrides)
@@ -152,31 +149,13 @@ class _Composed:
         return Path(self.sweep.dir, self.sweep._get_node("subdir")._value().replace("${run_key:}", key)).absolute()
 
 
-class ReadOnce(ConfigRepository):
-    """Files of configuration, parsed once for all points, which takes four tenths off composing one."""
-
-    def __init__(self, loader: ConfigLoader) -> None:
-        super().__init__(loader.get_search_path())
-        self.files: dict[str, bytes] = {}
-
-    def __deepcopy__(self, memo: Any) -> "ReadOnce":
-        return self  # Hydra copies it for each composition
-
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        if config_path not in self.files:
-            self.files[config_path] = pickle.dumps(super().load_config(config_path))
-        found: ConfigResult | None = pickle.loads(self.files[config_path])  # composing changes what it is given
-        return found
-
-
 class _Composer:
     """Configurations of points. Hydra composes each choice of groups once; values are then set on copies of it."""
 
     def __init__(
         self, master: DictConfig, loader: ConfigLoader, parser: OverridesParser, constant: Set[str] = frozenset()
     ) -> None:
-        assert isinstance(loader, ConfigLoaderImpl)
-        loader.repository = ReadOnce(loader)
+        read_once(loader)
         self.constant = constant
         self.master, self.loader, self.parser = master, loader, parser
         # Groups of groups count too: sweep=alp_kd/table1.
@@ -198,7 +177,7 @@ class _Composer:
         given = [*hydra.overrides.task, *(str(value.input_line) for value in values)]
         template = self._template(choices, values, pickled)
         config, rest = (template.config, self._varying(values)) if template else (pickle.loads(pickled), values)
-        ConfigLoaderImpl._apply_overrides_to_config(rest, config)
+        apply_overrides(rest, config)
         try:
             resolved = template.resolved() if template else None
         except (UserError, OmegaConfBaseException):  # told where the point is made
@@ -214,7 +193,7 @@ class _Composer:
         if kind not in self.templates:
             config = pickle.loads(pickled)
             try:
-                ConfigLoaderImpl._apply_overrides_to_config(list(values), config)
+                apply_overrides(values, config)
                 self.templates[kind] = Template(config, PARTS, keys)
             except OmegaConfBaseException:
                 self.templates[kind] = None
@@ -227,7 +206,7 @@ class _Composer:
         """Hydra's grammar takes a millisecond for one; a number for a key that had one before needs none."""
         key, _, value = override.partition("=")
         if (alike := self.parsed.get(key)) and re.fullmatch(r"0|[1-9]\d{0,17}", value):
-            return replace(alike, _value=int(value), input_line=override)
+            return with_number(alike, int(value), override)
         if override not in self.parsed:
             (self.parsed[override],) = self.parser.parse_overrides([override])
             if type(self.parsed[override].value()) is int:

@@ -15,20 +15,18 @@ from transformers import PreTrainedModel
 
 from distill_runner.common.errors import Paused, UserError
 from distill_runner.datasets.batches import Batch
-from distill_runner.methods.base import Method, Progress
+from distill_runner.methods.base import Progress
 from distill_runner.models.build import count_parameters
 from distill_runner.models.encoders import extract
 from distill_runner.models.vocabulary import train_used_rows, whole
 from distill_runner.training import checkpoints
 from distill_runner.training.batch_norm import share_statistics
 from distill_runner.training.checkpoints import History, interrupts
-from distill_runner.training.config import Optim, Runtime
-from distill_runner.training.data import Data, Update, steps, weighed
-from distill_runner.training.devices import Device
+from distill_runner.training.data import Update, steps, weighed
 from distill_runner.training.learning_rates import learning_rate
-from distill_runner.training.meter import Log, Meter
-from distill_runner.training.processes import ALONE, ProcessGroup
-from distill_runner.training.teachers import TeacherTargets
+from distill_runner.training.meter import Meter
+from distill_runner.training.optimizers import make_optimizer
+from distill_runner.training.parts import Learner, Machine, Procedure, Record
 
 log = logging.getLogger(__name__)
 
@@ -69,59 +67,31 @@ def fit(training: "Training") -> History:
 
 
 class Training:
-    """A model, what it learns from, and all that changes while it does.
+    """A model, what it learns from, and all that changes while it does."""
 
-    Args:
-        select_best: keep the epoch with the best first metric of ``data``, else the last one.
-        pause_after: stop after that many epochs, if they are not all.
-        folder: of the artifact; a checkpoint in it is taken up.
-        keep: where the model after each epoch goes, as ``EPOCH``, beside the one to keep; nowhere by default.
-        report: called every ``runtime.log_every`` steps and after every epoch.
-        group: of the processes that share every update; all have the same arguments, and the first one writes.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        method: Method,
-        data: Data,
-        teacher: TeacherTargets,
-        optim: Optim,
-        *,
-        select_best: bool,
-        pause_after: int | None,
-        seed: int,
-        device: Device,
-        runtime: Runtime,
-        folder: Path,
-        report: Log,
-        keep: Path | None = None,
-        group: ProcessGroup = ALONE,
-    ) -> None:
-        self.model, self.method = device.place(model), device.place(method)
-        share_statistics(model, group)
+    def __init__(self, learner: Learner, procedure: Procedure, machine: Machine, record: Record) -> None:
+        device, runtime, self.group = machine.device, machine.runtime, machine.group
+        model, method = device.place(learner.model), device.place(learner.method)
+        self.model, self.method, self.data, self.teacher = model, method, learner.data, learner.teacher
+        self.procedure, self.optim, self.seed = procedure, procedure.optim, procedure.seed
+        self.device, self.record, self.folder = device, record, record.folder
+        share_statistics(model, self.group)
         self.num_params = count_parameters(model)
         if runtime.gradient_checkpointing:
-            if not model.supports_gradient_checkpointing:
-                problem = f"models of the family {model.config.model_type} cannot do it"
-                raise UserError("runtime.gradient_checkpointing", True, problem, "Leave it out.")
-            model.activation_checkpointing_enable()
+            _checkpoint_activations(model)
         self.rows = None
-        if optim.decay_is_decoupled and (occurring := data.token_ids) is not None:
+        if self.optim.decay_is_decoupled and (occurring := self.data.token_ids) is not None:
             self.rows = train_used_rows(model, torch.as_tensor(occurring, device=device.torch))
-        self.data, self.teacher, self.optim = data, teacher, optim
-        self.select_best, self.seed, self.device, self.folder, self.report = select_best, seed, device, folder, report
-        self.keep, self.pause_after, self.group = keep, pause_after, group
         self.checkpoint_minutes, self.checkpoint_steps = runtime.checkpoint_minutes, runtime.checkpoint_steps
-        self.optimizer, self.scaler = _optimizer(model, method, optim), device.scaler()
+        self.optimizer, self.scaler = make_optimizer(model, method, self.optim), device.scaler()
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.parts = {"model": model, "method": method, "optimizer": self.optimizer, "scaler": self.scaler}
-        self.history = checkpoints.resume(folder / CHECKPOINT, self.parts, device.torch)
+        self.history = checkpoints.resume(self.folder / CHECKPOINT, self.parts, device.torch)
         if self.history.step:
             log.info("resuming after step %d, in epoch %d", self.history.step, self.history.epoch + 1)
-        self.per_epoch = math.ceil(len(data) / optim.batch_size)
-        self.num_steps = optim.num_steps(self.per_epoch)
-        self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, report)
+        self.per_epoch = math.ceil(len(self.data) / self.optim.batch_size)
+        self.num_steps = self.optim.num_steps(self.per_epoch)
+        self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, record.report)
         self.saved = time.monotonic()
 
     @property
@@ -154,7 +124,7 @@ class Training:
         gradients = (p.grad for p in self.parameters if p.grad is not None)
         self.group.add_up([*means.values(), *observed.values(), *gradients])
         self.method.end_update(means, update.num_examples)
-        rate = self._rate(history.step)
+        rate = learning_rate(optim, history.step, self.num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if optim.clip is not None:
@@ -188,10 +158,10 @@ class Training:
         metrics, predictions = self.group.by_first(lambda: self.data.evaluate(self.model))
         history.epochs.append(metrics)
         history.epoch, history.position = history.epoch + 1, 0
-        if self.keep is not None and self.group.first:
-            self._save_model(self.keep / EPOCH.format(history.epoch))
+        if self.record.keep is not None and self.group.first:
+            self._save_model(self.record.keep / EPOCH.format(history.epoch))
         score = next(iter(metrics.values()), 0.0)
-        if not (self.select_best and metrics) or score > history.best_score:
+        if not (self.procedure.select_best and metrics) or score > history.best_score:
             history.best, history.best_score = history.epoch, score
             if self.group.first:
                 self._save_model(self.folder / "model")
@@ -199,11 +169,8 @@ class Training:
                     np.save(self.folder / PREDICTIONS.format(name), outputs)
         if metrics:
             values = {f"validation/{name}": value for name, value in metrics.items()}
-            self.report(values, history.step, history.step / self.per_epoch)
+            self.record.report(values, history.step, history.step / self.per_epoch)
         self.save()
-
-    def _rate(self, step: int) -> float:
-        return learning_rate(self.optim, step, self.num_steps)
 
     def whole_model(self) -> AbstractContextManager[PreTrainedModel]:
         """The model as it is to be saved: without it, words that occur nowhere in ``data`` are missing."""
@@ -214,7 +181,8 @@ class Training:
             model.save_pretrained(folder)
 
     def pauses(self) -> bool:
-        return self.pause_after is not None and self.history.epoch >= self.pause_after and not self.history.position
+        after = self.procedure.pause_after
+        return after is not None and self.history.epoch >= after and not self.history.position
 
     def checkpoint_due(self) -> bool:
         by_steps = self.checkpoint_steps and self.history.step % self.checkpoint_steps == 0
@@ -229,15 +197,8 @@ class Training:
         self.saved = time.monotonic()
 
 
-def _optimizer(model: nn.Module, method: nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    parameters = [p for module in (model, method) for p in module.parameters() if p.requires_grad]
-    matrices = [p for p in parameters if p.ndim > 1 or optim.decay == "all"]
-    vectors = [p for p in parameters if p.ndim <= 1 and optim.decay != "all"]
-    groups = [
-        {"params": matrices, "weight_decay": optim.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    if optim.name == "sgd":
-        return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=True)
-    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[optim.name]
-    return kind(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+def _checkpoint_activations(model: PreTrainedModel) -> None:
+    if not model.supports_gradient_checkpointing:
+        problem = f"models of the family {model.config.model_type} cannot do it"
+        raise UserError("runtime.gradient_checkpointing", True, problem, "Leave it out.")
+    model.activation_checkpointing_enable()

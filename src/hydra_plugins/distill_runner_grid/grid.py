@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.imports import importing
+from distill_runner.compose.hydra_private import BasicSweeper
 
 
 @dataclass

@@ -1,0 +1,38 @@
+"""What Hydra keeps to itself: used in one file, and known to be as it was for this version alone."""
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+import distill_runner
+from distill_runner.compose.hydra_private import combinations, parse_options, with_number
+
+PACKAGE = Path(distill_runner.__file__).parent
+
+
+def test_the_version_that_the_file_is_written_against() -> None:
+    problem = "look through compose/hydra_private.py and tests/test_hydra_private.py before allowing another version"
+    assert version("hydra-core").split(".")[:2] == ["1", "3"], problem
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, PACKAGE.parent / "hydra_plugins"])
+def test_one_file_uses_private_names(folder: Path) -> None:
+    private = re.compile(r"hydra\._internal|ConfigLoaderImpl|ConfigRepository|_apply_overrides|_value=")
+    using = [file.name for file in folder.rglob("*.py") if private.search(file.read_text())]
+    assert using == (["hydra_private.py"] if folder == PACKAGE else [])
+
+
+def test_they_do_what_is_expected_of_them() -> None:
+    known, behind = parse_options(["-m", "seed=1,2", "--config-dir", "own", "task=rte"])
+    assert (known.multirun, known.config_dir, [*known.overrides, *behind]) == (True, "own", ["seed=1,2", "task=rte"])
+    parser = OverridesParser.create()
+    parsed = parser.parse_overrides(["seed=1,2", "task=rte"])
+    assert combinations(parsed) == [["seed=1", "task=rte"], ["seed=2", "task=rte"]]
+    (one,) = parser.parse_overrides(["seed=1"])
+    two = with_number(one, 2, "seed=2")
+    assert (two.value(), two.key_or_group, two.input_line) == (2, "seed", "seed=2")
+    assert callable(ConfigLoaderImpl._apply_overrides_to_config)
