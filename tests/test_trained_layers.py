@@ -27,7 +27,7 @@ def moved(compose: Compose, *overrides: str) -> list[set[str]]:
     pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
     pipeline.build(stage)
     kept: Path = pipeline.checkpoints(stage)
-    before = {name: tensor.clone() for name, tensor in pipeline._untrained(stage).state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in pipeline.untrained(stage).state_dict().items()}
     found = []
     for epoch in (1, 2, 3):
         after = load_file(kept / f"epoch-{epoch}" / "model.safetensors")
@@ -89,5 +89,5 @@ def test_the_first_checkpoint_at_the_beginning_is_the_untrained_teacher(compose:
     pipeline.build(stage)
     first = pipeline.store.find(phase.targets_spec(0))
     assert first is not None
-    expected = predict(pipeline._untrained(teacher), pipeline.inputs.split(phase, phase.train_split), pipeline.device)
+    expected = predict(pipeline.untrained(teacher), pipeline.inputs.split(phase, phase.train_split), pipeline.device)
     assert np.load(first / "logits.npy") == pytest.approx(expected, abs=1e-5)

@@ -3,42 +3,32 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from distill_runner.common.errors import within
-from distill_runner.common.seeds import seed_all, stage_seed, undisturbed
+from distill_runner.common.seeds import stage_seed, undisturbed
 from distill_runner.common.terminal import quiet
-from distill_runner.models.build import build
-from distill_runner.models.config import ModelConfig
 from distill_runner.models.sources import require_weights
-from distill_runner.pipeline.caches import serving
+from distill_runner.pipeline.ensembles import judge_mean
 from distill_runner.pipeline.inputs import Inputs
+from distill_runner.pipeline.models import initial_model, kept_model
 from distill_runner.pipeline.planning import fillable
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store, link_tree, remove
+from distill_runner.pipeline.targets import teacher_targets
 from distill_runner.training.config import Runtime
 from distill_runner.training.data import Data
 from distill_runner.training.devices import Device
 from distill_runner.training.meter import Log
+from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.processes import ProcessGroup, together
-from distill_runner.training.teachers import (
-    CachedTargets,
-    CheckpointTargets,
-    LiveTargets,
-    MeanTargets,
-    NoTeacher,
-    TeacherTargets,
-    cache_bytes,
-    choose,
-)
+from distill_runner.training.teachers import TeacherTargets
 from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
 
 log = logging.getLogger(__name__)
@@ -104,7 +94,7 @@ class Pipeline:
         """Cache what the stage, and those that it needs, read of teachers that are there. Nothing is trained."""
         readers = [reader for reader, _ in fillable(stage, self.store, self.runtime.targets)]
         for reader in readers:
-            self._targets(reader)
+            teacher_targets(reader, self)
         if not readers:
             log.info("there is nothing to cache: it is there, or cannot be, or the teacher is not there yet")
 
@@ -124,7 +114,8 @@ class Pipeline:
 
     def _yield(self, stage: Stage, folder: Path, pause_after: int | None) -> None:
         if stage.config.given is not None:
-            self._judge(stage, folder)
+            members = [self.build(member) for member in stage.members]
+            judge_mean(stage, folder, members, lambda name: self.inputs.split(stage.members[0], name))
             return
         kept = self.checkpoints(stage) if stage.config.keep_checkpoints else self.store.find(stage.checkpoints_spec)
         if kept is not None:
@@ -132,37 +123,18 @@ class Pipeline:
         else:
             self._fit(stage, folder, pause_after=pause_after)
 
-    def _judge(self, stage: Stage, folder: Path) -> None:
-        """What is kept of a stage of predictions: those of an ensemble for the validation splits, and their scores."""
-        task, metrics = stage.config.task, dict[str, float]()
-        assert task is not None
-        for number, (name, split_name) in enumerate(task.validation.items()):
-            of = [np.load(self.build(member) / PREDICTIONS.format(name)) for member in stage.members]
-            if not of:
-                break
-            outputs = self._mean(stage)([torch.from_numpy(one) for one in of]).numpy()
-            np.save(folder / PREDICTIONS.format(name), outputs)
-            scores = task.score(outputs, self.inputs.split(stage.members[0], split_name))
-            metrics |= {f"{name}/{metric}" if number else metric: value for metric, value in scores.items()}
-        (folder / "metrics.json").write_text(json.dumps({"metrics": metrics}, indent=1))
-
-    @staticmethod
-    def _mean(stage: Stage) -> Callable[[Sequence[Tensor]], Tensor]:
-        assert stage.config.given is not None
-        return partial(stage.outputs.mean, weights=stage.config.given.shares)
-
     def _fit(self, stage: Stage, folder: Path, keep: Path | None = None, pause_after: int | None = None) -> None:
         if stage.teacher and stage.route and not self.store.has(stage.teacher.spec):
             self.checkpoints(stage.teacher)  # first, so that what the teacher yields comes from the same training
         for upstream in stage.upstream:
             self.build(upstream)
         log.info("stage %s: building %s", stage.name, stage.key)
-        data, targets = self.inputs.data(stage), self._targets(stage)
+        data, targets = self.inputs.data(stage), teacher_targets(stage, self)
         # All that is read lies in the store by now, where other processes find it.
-        started = time.monotonic()
+        started, record = time.monotonic(), Record(folder, self.report(stage.name), keep)
         job = partial(_take_part, stage, self.store.folder, self.runtime, self.devices, folder, pause_after)
         with together([device.torch for device in self.devices], job) as group:
-            training = self._training(stage, data, targets, folder, keep, pause_after, group)
+            training = self.training(stage, data, targets, record, pause_after, group)
             history = fit(training)
         if keep is not None:
             link_tree(keep / EPOCH.format(history.best), folder / "model")
@@ -170,7 +142,7 @@ class Pipeline:
             tokenizer.save_pretrained(folder / "model")
         if stage.config.task is not None:
             stage.config.task.save_reader(folder / "model")
-        judged, outputs = data.judge(lambda: self.device.place(self._kept(stage, folder)))
+        judged, outputs = data.judge(lambda: self.device.place(kept_model(stage, folder / "model")))
         for name, predictions in outputs.items():
             np.save(folder / PREDICTIONS.format(name), predictions)
         metrics = asdict(history) | {
@@ -183,107 +155,37 @@ class Pipeline:
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=1))
         remove(folder / CHECKPOINT)
 
-    def _training(
+    def training(
         self,
         stage: Stage,
         data: Data,
         targets: TeacherTargets,
-        folder: Path,
-        keep: Path | None,
+        record: Record,
         pause_after: int | None,
         group: ProcessGroup,
     ) -> Training:
+        """The training of a stage, before its first update or where it was interrupted."""
+        model = self._initial(stage)
         return Training(
-            self._initial(stage),
-            stage.method(),
-            data,
-            targets,
-            stage.config.optim,
-            select_best=stage.config.select == "best",
-            pause_after=pause_after,
-            seed=stage_seed(stage.config.seed, stage.name),
-            device=self.device,
-            runtime=self.runtime,
-            folder=folder,
-            report=self.report(stage.name),
-            keep=keep,
-            group=group,
+            Learner(model, stage.method(), data, targets),
+            Procedure(
+                stage.config.optim,
+                stage_seed(stage.config.seed, stage.name),
+                select_best=stage.config.select == "best",
+                pause_after=pause_after,
+            ),
+            Machine(self.device, self.runtime, group),
+            record,
         )
 
-    def _untrained(self, stage: Stage) -> Any:
-        """The stage's model as it is before its first epoch."""
+    def untrained(self, stage: Stage) -> Any:
+        """The stage's model as it is before its first epoch; random numbers go on as if it had not been made."""
         with undisturbed():
             return self._initial(stage)
 
     def _initial(self, stage: Stage) -> Any:
-        # Nothing before may leave a trace in the random numbers below: it may have come from the store.
-        vocab_size = self.inputs.vocab_size(stage)
-        seed_all(stage_seed(stage.config.seed, stage.name))
-        model = stage.config.model
-        if stage.source is not None:
-            model = model.model_copy(update={"source": str(self.build(stage.source) / "model")})
-        return build(model, stage.head, vocab_size)
-
-    @staticmethod
-    def _kept(stage: Stage, folder: Path) -> Any:
-        return build(ModelConfig(source=str(folder / "model"), head="keep"), stage.head)
-
-    def is_cached(self, stage: Stage) -> tuple[bool, str]:
-        """Whether the outputs of the stage's teacher are read from a cache, and why."""
-        if why := stage.why_live(self.runtime.targets):
-            return False, why
-        assert stage.teacher is not None
-        if stage.teacher.config.given is not None and not stage.teacher.members:
-            return True, "columns of the data"
-        split = self.inputs.split(stage, stage.train_split).taught
-        size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(stage.followed))
-        there = all(self.store.has(serving(stage, checkpoint, self.store)) for checkpoint in stage.followed)
-        return choose(self.runtime.targets, size, self.store.folder, there)
-
-    def _targets(self, stage: Stage) -> TeacherTargets:
-        """Cached or live, whichever fits; both give the same numbers."""
-        if stage.teacher is None:
-            return NoTeacher()
-        teacher, (_, needs) = stage.teacher, stage.needs
-        cached, why = self.is_cached(stage)
-        log.info("stage %s: teacher targets %s", stage.name, why)
-
-        @cache
-        def weights() -> Path:
-            return self.checkpoints(teacher) if stage.route else self.build(teacher)
-
-        def alone(model: Stage, folder: Path | None) -> LiveTargets:
-            split = self.inputs.split(stage.read_by(model), stage.train_split)
-            kept = ModelConfig(source=str(folder), head="keep")
-            return LiveTargets(build(kept, stage.head) if folder else self._untrained(model), split, needs, self.device)
-
-        def live(checkpoint: int | None) -> LiveTargets | MeanTargets:
-            if teacher.members:
-                members = [alone(member, self.build(member) / "model") for member in teacher.members]
-                return MeanTargets(members, self._mean(teacher))
-            if checkpoint == 0:
-                return alone(teacher, None)
-            return alone(teacher, weights() / ("model" if checkpoint is None else EPOCH.format(checkpoint)))
-
-        def write(folder: Path, checkpoint: int | None) -> None:
-            if teacher.config.given is not None and not teacher.members:
-                assert stage.config.task is not None
-                np.save(folder / "logits.npy", stage.config.task.given_logits(stage.train_split))
-            else:
-                CachedTargets.write(folder, live(checkpoint))
-
-        def from_cache(checkpoint: int | None) -> CachedTargets:
-            spec = serving(stage, checkpoint, self.store)
-            folder = self.store.get(spec, partial(write, checkpoint=checkpoint))
-            return CachedTargets(folder, self.device, needs)
-
-        of: Callable[[int | None], TeacherTargets]
-        if cached:
-            of = {checkpoint: from_cache(checkpoint) for checkpoint in stage.followed}.__getitem__
-        else:
-            weights()  # now, not between two steps of training
-            of = live
-        return CheckpointTargets(stage.route, of) if stage.route else of(None)
+        source = self.build(stage.source) / "model" if stage.source else None
+        return initial_model(stage, source, self.inputs.vocab_size(stage))
 
 
 def _take_part(
@@ -299,5 +201,5 @@ def _take_part(
     quiet()
     here = runtime.model_copy(update={"device": str(devices[group.rank].torch), "num_processes": 1})
     pipeline = Pipeline(Store(store), here)
-    data, targets = pipeline.inputs.data(stage), pipeline._targets(stage)
-    fit(pipeline._training(stage, data, targets, folder, None, pause_after, group))
+    data, targets = pipeline.inputs.data(stage), teacher_targets(stage, pipeline)
+    fit(pipeline.training(stage, data, targets, Record(folder, discard(stage.name)), pause_after, group))

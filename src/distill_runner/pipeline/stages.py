@@ -147,6 +147,11 @@ class Stage:
         return self.config.optim.epochs != 0 or self.config.model.head == "keep"
 
     @property
+    def has_columns(self) -> bool:
+        """Whether its predictions are columns of the data."""
+        return self.config.given is not None and not self.members
+
+    @property
     def followed(self) -> list[int | None]:
         """The checkpoints of the teacher that this stage reads; None is the model that the teacher yields."""
         return [*sorted(set(self.route))] if self.route else [None]

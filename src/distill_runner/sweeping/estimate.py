@@ -20,6 +20,7 @@ from distill_runner.pipeline.build import Pipeline, discard
 from distill_runner.pipeline.caches import serving
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import key_of
+from distill_runner.pipeline.targets import is_cached
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets, cache_bytes
 from distill_runner.training.train import Training
@@ -70,7 +71,7 @@ class Estimator:
         num_epochs = max(1, -(-num_steps // per_epoch))  # a model that is not trained is judged once
         seconds = num_steps * speed.update + num_epochs * data.num_evaluated * speed.prediction
         num_bytes = speed.model_bytes * (num_epochs if stage.config.keep_checkpoints else 1)
-        if stage.teacher is not None and self.pipeline.is_cached(stage)[0]:
+        if stage.teacher is not None and is_cached(stage, self.pipeline)[0]:
             specs = [serving(stage, checkpoint, self.pipeline.store) for checkpoint in stage.followed]
             new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted
             self.counted |= new
@@ -120,7 +121,7 @@ class Estimator:
         if stage.teacher.config.given is not None:
             return _Predictions(stage.teacher.shape.num_labels)
         live = LiveTargets(self._random(stage.teacher), split, stage.needs[1], self.pipeline.device)
-        return _Remembered(live) if self.pipeline.is_cached(stage)[0] else live
+        return _Remembered(live) if is_cached(stage, self.pipeline)[0] else live
 
     def _random(self, stage: Stage) -> PreTrainedModel:
         model = stage.root.config.model

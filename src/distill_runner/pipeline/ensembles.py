@@ -1,0 +1,38 @@
+"""Stages of predictions: the mean of several models, or columns of the data."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distill_runner.datasets.batches import Split
+from distill_runner.pipeline.stages import Stage
+from distill_runner.training.train import PREDICTIONS
+
+
+def mean_of(stage: Stage) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Makes one output of those of the members of an ensemble."""
+    assert stage.config.given is not None
+    return partial(stage.outputs.mean, weights=stage.config.given.shares)
+
+
+def judge_mean(stage: Stage, folder: Path, members: Sequence[Path], split: Callable[[str], Split]) -> None:
+    """Keep the predictions of an ensemble for the validation splits, with their scores; none of columns of the data.
+
+    Args:
+        members: the folders of the models.
+        split: gives a split of the task by its name.
+    """
+    task, metrics = stage.config.task, dict[str, float]()
+    assert task is not None
+    for number, (name, split_name) in enumerate(task.validation.items() if members else ()):
+        of = [torch.from_numpy(np.load(member / PREDICTIONS.format(name))) for member in members]
+        outputs = mean_of(stage)(of).numpy()
+        np.save(folder / PREDICTIONS.format(name), outputs)
+        scores = task.score(outputs, split(split_name))
+        metrics |= {f"{name}/{metric}" if number else metric: value for metric, value in scores.items()}
+    (folder / "metrics.json").write_text(json.dumps({"metrics": metrics}, indent=1))
