@@ -17,6 +17,7 @@ from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.datasets.examples import Examples
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.caches import read_by, targets_spec
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
@@ -49,7 +50,7 @@ def test_a_column_of_the_teachers_outputs_is_the_teacher_to_the_bit(
 ) -> None:
     stage, pipeline = student(compose(*SHORT))
     reference = load_file(pipeline.build(stage) / "model" / "model.safetensors")
-    said = np.load(pipeline.store.get(stage.targets_spec(None), lambda folder: None) / "logits.npy")
+    said = np.load(pipeline.store.get(targets_spec(stage, None), lambda folder: None) / "logits.npy")
     columns = {f"z{number}": [repr(float(value)) for value in said[:, number]] for number in range(2)}
     data = with_columns(tmp_path / "data", tiny_examples, columns)
     again, other = student(compose(*SHORT, "teacher=labels", f"task.dataset={data}", "task.logits=[z0,z1]"))
@@ -70,7 +71,7 @@ def test_probabilities_are_the_softmax_of_what_is_read(
     run = compose(*SHORT, "teacher=labels", f"task.dataset={data}", "task.probabilities=[p0,p1]")
     stage, pipeline = student(run)
     pipeline.build(stage)
-    logits = np.load(pipeline.store.get(stage.targets_spec(None), lambda folder: None) / "logits.npy")
+    logits = np.load(pipeline.store.get(targets_spec(stage, None), lambda folder: None) / "logits.npy")
     powers = np.exp(logits.astype(np.float64))
     np.testing.assert_allclose(powers / powers.sum(1, keepdims=True), shares, atol=1e-6)
 
@@ -129,7 +130,7 @@ def test_a_teacher_may_read_other_tokens_where_only_predictions_are_read(
     assert stage.tokenizer == str(tiny_bert_folder)
     assert stage.teacher.tokenizer == str(other_vocabulary)
     pipeline.build(stage)
-    said = np.load(pipeline.store.get(stage.targets_spec(None), lambda folder: None) / "logits.npy")
+    said = np.load(pipeline.store.get(targets_spec(stage, None), lambda folder: None) / "logits.npy")
     from distill_runner.models.build import build
     from distill_runner.models.config import ModelConfig
     from distill_runner.training.evaluate import predict
@@ -150,14 +151,14 @@ def test_an_ensemble_is_the_mean_of_its_teachers(
     assert stage.teacher is not None
     assert len(stage.teacher.members) == 2
     pipeline.build(stage)
-    said = np.load(pipeline.store.get(stage.targets_spec(None), lambda folder: None) / "logits.npy").astype(np.float64)
+    said = np.load(pipeline.store.get(targets_spec(stage, None), lambda folder: None) / "logits.npy").astype(np.float64)
     of_members = []
     for number in (1, 2):
         alone, _ = student(compose(*SHORT, f"teacher.source={[tiny_bert_folder, other_vocabulary][number - 1]}"))
         assert alone.teacher is not None
         assert stage.teacher.members[number - 1].spec["data"] == alone.teacher.spec["data"]
         member = stage.teacher.members[number - 1]
-        view = stage.read_by(member)
+        view = read_by(stage, member)
         from distill_runner.models.build import build
         from distill_runner.models.config import ModelConfig
         from distill_runner.training.evaluate import predict

@@ -25,6 +25,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.pipeline import status
 from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.caches import targets_spec
 from distill_runner.pipeline.planning import fillable
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
@@ -245,12 +246,12 @@ def test_targets_that_points_share_are_computed_before_them(
     annealing = made("method=annealing").stage
     assert annealing is not None
     ((phase, [spec]),) = fillable(annealing, store)
-    assert (phase.name, spec) == ("phase1", phase.targets_spec(None))
+    assert (phase.name, spec) == ("phase1", targets_spec(phase, None))
     store.get(phase.spec, lambda folder: None)
     assert list(fillable(annealing, store)) == []
 
     for stage in stages:
-        store.get(stage.targets_spec(None), lambda folder: None)
+        store.get(targets_spec(stage, None), lambda folder: None)
     assert jobs([*points, *live], 3) == []
 
 

@@ -13,6 +13,7 @@ from distill_runner.compose.config import RunConfig
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
 from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.caches import targets_spec
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.training.evaluate import predict
@@ -87,7 +88,9 @@ def test_the_first_checkpoint_at_the_beginning_is_the_untrained_teacher(compose:
     assert teacher is not None
     assert phase.route == (0, 1)
     pipeline.build(stage)
-    first = pipeline.store.find(phase.targets_spec(0))
+    first = pipeline.store.find(targets_spec(phase, 0))
     assert first is not None
-    expected = predict(pipeline.untrained(teacher), pipeline.inputs.split(phase, phase.train_split), pipeline.device)
+    expected = predict(
+        pipeline.untrained(teacher), pipeline.inputs.split(phase, phase.data.train_split), pipeline.device
+    )
     assert np.load(first / "logits.npy") == pytest.approx(expected, abs=1e-5)

@@ -25,7 +25,8 @@ from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.models.head import LANGUAGE_MODEL, PRE_TRAINING
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.pipeline.stages import TRANSFER, Stage
+from distill_runner.pipeline.stage_data import TRANSFER
+from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping import estimate
 

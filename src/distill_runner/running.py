@@ -54,7 +54,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         torch.set_num_threads(max(1, torch.get_num_threads() // run.runtime.num_processes))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     pipeline = Pipeline(Store(run.store.dir), run.runtime)
-    if stage.name == STUDENT and not stage.is_judged:
+    if stage.name == STUDENT and not stage.data.is_judged:
         problem = "a student that learns from plain text alone has no score"
         raise UserError("stages.student.corpus", None, problem, "Give the text to another stage, and end with that.")
     planned = plan(stage, pipeline.store, run.runtime.targets)

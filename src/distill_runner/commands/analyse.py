@@ -135,9 +135,9 @@ def _compared(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> dict
 def _together(runs: Sequence[FinishedRun]) -> FinishedRun:
     """The first of runs that have one teacher and one validation split."""
     first, *others = runs
-    of = first.teacher.key, first.stage.split_spec(first.split)
+    of = first.teacher.key, first.stage.data.split_spec(first.split)
     for run in others:
-        if (run.teacher.key, run.stage.split_spec(run.split)) != of:
+        if (run.teacher.key, run.stage.data.split_spec(run.split)) != of:
             problem = f"its teacher or task is not that of {first.folder}"
             raise UserError("run", run.folder, problem, "Give runs of one task and one teacher.")
     return first

@@ -1,15 +1,49 @@
-"""Which cache of a teacher's outputs serves a stage: its own, or one that holds more of the same teacher."""
+"""Caches of a teacher's outputs: whether there can be one, what determines it, and which one serves a stage."""
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
+from distill_runner.pipeline.stage_data import SCHEMA
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
+from distill_runner.training import teachers
+
+
+def why_live(stage: Stage, mode: Literal["auto", "cached", "live"]) -> str | None:
+    """Why the teacher's outputs cannot be cached; None if they can."""
+    task = stage.config.task
+    endless = task is not None and task.is_endless(stage.data.views)
+    return teachers.why_live(mode, stage.needs[1], text=stage.data.is_corpus, endless=endless)
+
+
+def read_by(stage: Stage, teacher: Stage) -> Stage:
+    """The stage with its data tokenised for a teacher."""
+    same = teacher.config.given is not None or teacher.tokenizer == stage.tokenizer
+    return stage if same else replace(stage, tokenizer=teacher.tokenizer)
+
+
+def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
+    """Of the cached features of the teacher, or of one of its checkpoints, on the training split."""
+    assert stage.teacher is not None
+    assert stage.config.task is not None
+    _, needs = stage.needs
+    return {
+        "kind": "targets",
+        "schema": SCHEMA,
+        "layout": "by example",
+        "teacher": stage.teacher.key,
+        "tokens": read_by(stage, stage.teacher).data.split_spec(stage.data.train_split),
+        "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
+        "precision": stage.precision,
+        **({"checkpoint": checkpoint} if checkpoint is not None else {}),
+        **({"shown": {**shown, "views": stage.data.views}} if (shown := stage.config.task.shown) else {}),
+    }
 
 
 def serving(stage: Stage, checkpoint: int | None, store: Store) -> Spec:
     """The spec of the cache that the stage reads, whether it is there or not."""
-    own = stage.targets_spec(checkpoint)
+    own = targets_spec(stage, checkpoint)
     if store.has(own):
         return own
     return larger(own, (spec for spec in store.specs("targets") if store.has(spec)), _depth(stage))

@@ -12,7 +12,8 @@ from distill_runner.datasets.corpora import train_wordpiece, write_examples
 from distill_runner.datasets.held_out import HeldOut, held_out_rows
 from distill_runner.kinds.task import HELD_OUT
 from distill_runner.models.sources import read_tokenizer
-from distill_runner.pipeline.stages import CORPUS, TRANSFER, Stage
+from distill_runner.pipeline.stage_data import CORPUS, TRANSFER
+from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.training.data import CorpusData, Data, TaskData, TextData
 from distill_runner.training.devices import Device
@@ -38,7 +39,7 @@ class Inputs:
         def train(folder: Path) -> None:
             train_wordpiece(corpus.texts("train"), size, folder)
 
-        return read_tokenizer(str(self.store.get(stage.vocabulary_spec, train)))
+        return read_tokenizer(str(self.store.get(stage.data.vocabulary_spec, train)))
 
     def vocab_size(self, stage: Stage) -> int | None:
         """Of a model that is made new; None where there is a source, or no text."""
@@ -57,14 +58,14 @@ class Inputs:
             elif corpus is not None:
                 write_examples(folder, corpus, "train" if name == "train" else "validation", read_by)
 
-        folder = self.store.get(stage.split_spec(name), write)
-        return task.open(folder, stage.views) if task is not None else Tokens(folder)
+        folder = self.store.get(stage.data.split_spec(name), write)
+        return task.open(folder, stage.data.views) if task is not None else Tokens(folder)
 
     def data(self, stage: Stage) -> Data:
         """What the stage trains on and is judged by, tokenised into the store."""
         task, corpus = stage.config.task, stage.config.corpus
         seed = stage_seed(stage.config.seed, stage.name)
-        if not stage.is_judged:
+        if not stage.data.is_judged:
             return TextData(self.split(stage, "train"), self.device())
         if corpus is not None:
             tokenizer = self.tokenizer(stage)
@@ -72,9 +73,9 @@ class Inputs:
             return CorpusData(corpus, train, held_out, tokenizer, seed, self.device())
         assert task is not None
         validation = {name: self.split(stage, split) for name, split in task.validation.items()}
-        train = self.split(stage, stage.train_split)
+        train = self.split(stage, stage.data.train_split)
         selecting = None
         if task.select_on == HELD_OUT:
-            whole = train if stage.train_split == task.train else self.split(stage, task.train)
+            whole = train if stage.data.train_split == task.train else self.split(stage, task.train)
             selecting = HeldOut(whole, held_out_rows(np.asarray(whole.labels), task.hold_out))
-        return TaskData(task, train, validation, self.device(), stage.share, selecting, seed)
+        return TaskData(task, train, validation, self.device(), stage.data.share, selecting, seed)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distill_runner.models.features import FeatureRequest
-from distill_runner.pipeline.caches import serving
+from distill_runner.pipeline.caches import serving, why_live
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
 
@@ -36,7 +36,20 @@ def plan(stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] 
         lines = [line for upstream in stage.upstream for line in plan(upstream, store, targets)]
         if stage.teacher:
             lines += _targets(stage, stage.teacher, store, targets)
-    return list(dict.fromkeys([*lines, Planned(stage.name, stage.key, hit, stage.describe())]))
+    return list(dict.fromkeys([*lines, Planned(stage.name, stage.key, hit, describe(stage))]))
+
+
+def describe(stage: Stage) -> str:
+    """Data, sizes, origin and terms in a few words."""
+    config = stage.config
+    data = config.task.name if config.task else f"corpus {config.corpus.name}" if config.corpus else ""
+    data += f" on {config.transfer.name}" if config.transfer else ""
+    if config.given is not None:
+        of = ", ".join(config.given.sources)
+        return f"{data}: {f'mean of {of}' if of else 'columns of the data'}"
+    origin = stage.source.name if stage.source else config.model.source or "fresh"
+    terms = ", ".join(config.method.terms)
+    return f"{data}: {stage.shape.num_layers} layers x {stage.shape.width} from {origin}; {terms or 'as it is'}"
 
 
 def missing(stage: Stage, store: Store) -> list[Stage]:
@@ -56,7 +69,7 @@ def fillable(
     for upstream in stage.upstream:
         yield from fillable(upstream, store, targets)
     teacher = stage.teacher
-    if teacher is None or targets == "live" or stage.why_live("auto"):
+    if teacher is None or targets == "live" or why_live(stage, "auto"):
         return
     if store.has(teacher.checkpoints_spec if stage.route else teacher.spec):
         specs = (serving(stage, checkpoint, store) for checkpoint in stage.followed)
@@ -68,7 +81,7 @@ def fillable(
 def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "cached", "live"]) -> list[Planned]:
     _, needs = stage.needs
     what = _read(needs)
-    if why := stage.why_live(mode):
+    if why := why_live(stage, mode):
         return [Planned("targets", "-" * 16, False, f"{what} of {teacher.name}, {why}")]
     remark = "" if mode == "auto" else f" (runtime.targets={mode})"
     lines = []

@@ -15,7 +15,8 @@ from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.sources import read_shape, read_tokenizer
 from distill_runner.pipeline.config import StageConfig
-from distill_runner.pipeline.stages import CORPUS, STAGE, Stage
+from distill_runner.pipeline.stage_data import CORPUS
+from distill_runner.pipeline.stages import STAGE, Stage
 
 CLASSIFIER = "AutoModelForSequenceClassification"
 """The class of heads whose outputs belong to examples, whatever tokens a model reads of them."""
@@ -56,7 +57,7 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
             return stage
         tokenizer = stage.tokenizer
         if teacher.config.given is None and (
-            teacher.tokenizer_spec == stage.tokenizer_spec or not _differ(teacher.tokenizer, stage.tokenizer)
+            teacher.data.tokenizer_spec == stage.data.tokenizer_spec or not _differ(teacher.tokenizer, stage.tokenizer)
         ):
             tokenizer = teacher.tokenizer
         return replace(stage, teacher=teacher, tokenizer=tokenizer, route=_route(config, teacher))
@@ -117,10 +118,10 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
         not of_examples or method.needs[1].of_tokens or CORPUS in (teacher.tokenizer, stage.tokenizer)
     ):
         require_same_vocabulary(teacher, stage)
-    if stage.is_masked:
+    if stage.data.is_masked:
         problem = "it would read other tokens than a student that learns from masked text too"
         raise UserError("teacher", wanted, problem, "Leave out the terms that read labels.")
-    if stage.reads_text and method.needs[1].logits:
+    if stage.data.is_corpus and method.needs[1].logits:
         problem = "its predictions are of a task's examples, and the stage reads the text of a corpus"
         raise UserError("teacher", wanted, problem, "Learn from its relations or layers, or from inputs of a task.")
     return teacher
@@ -156,13 +157,13 @@ def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
 
 def _require_terms(stage: Stage) -> None:
     """See to it that a model that is trained learns something."""
-    if stage.config.optim.epochs != 0 and not stage.unbound.weights:
+    if stage.config.optim.epochs != 0 and not stage.config.method.terms:
         raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
 
 
 def _require_labels(stage: Stage) -> None:
     """See to it that the training data have what the method reads of them."""
-    missing = stage.unbound.reads_labels() - stage.labels
+    missing = stage.data.labels_read - stage.data.labels
     if "labels" in missing:
         remedy = "Learn from a teacher's predictions alone (method=kd), or set transfer=labelled."
         raise UserError("transfer", None, "its examples have no labels, and this method reads some", remedy)
@@ -200,7 +201,7 @@ def _shape(config: StageConfig, source: Stage | None) -> EncoderShape:
 
 def require_same_vocabulary(teacher: Stage, student: Stage) -> None:
     """Both models read the same tokens: UserError if not, or if only one vocabulary is still to be trained."""
-    if teacher.tokenizer_spec == student.tokenizer_spec:
+    if teacher.data.tokenizer_spec == student.data.tokenizer_spec:
         return
     if CORPUS in (teacher.tokenizer, student.tokenizer):
         problem = "teacher and student cannot read the same words: only one has a vocabulary of the run's own corpus"

@@ -1,29 +1,24 @@
-"""Stages: what determines each, and what it needs. ``resolving`` makes them of a configuration."""
+"""Stages: what determines each, and what it needs of others. ``resolving`` makes them of a configuration."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
-from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from distill_runner.datasets.reading.dataset import Dataset
-from distill_runner.datasets.reading.tables import on_hub
 from distill_runner.methods.base import Method
 from distill_runner.methods.outputs import Classes, Outputs
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.head import LANGUAGE_MODEL, PRE_TRAINING, Head
-from distill_runner.models.sources import commit, fresh_architecture, is_on_hub, source_fingerprint
+from distill_runner.models.sources import fresh_architecture, source_fingerprint
 from distill_runner.pipeline.config import StageConfig
+from distill_runner.pipeline.stage_data import SCHEMA, StageData
 from distill_runner.pipeline.store import Spec, key_of
-from distill_runner.training.teachers import why_live
 
-SCHEMA = 3
-"""Raised when the meaning of an artifact changes; everything is then built again."""
-STAGE, CORPUS, TRANSFER = "stage:", "corpus", "transfer"
+STAGE = "stage:"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +41,12 @@ class Stage:
     route: tuple[int, ...] | None = None
     members: tuple["Stage", ...] = ()
     """Of an ensemble, whose predictions are the mean of theirs."""
+
+    @cached_property
+    def data(self) -> StageData:
+        """What it reads."""
+        first = self.root.data if self.source else None
+        return StageData(self.config, self.tokenizer, first, self.teacher is not None)
 
     @property
     def outputs(self) -> Outputs:
@@ -75,38 +76,15 @@ class Stage:
         return list({id(stage): stage for stage in every}.values())
 
     @cached_property
-    def data_spec(self) -> dict[str, Any]:
-        if self.config.corpus is not None:
-            of_masks = () if self.is_masked else ("mask_probability", "whole_word")
-            return {key: value for key, value in self.config.corpus.spec().items() if key not in of_masks}
-        assert self.config.task is not None
-        return self.config.task.spec() | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
-
-    @cached_property
-    def tokenizer_spec(self) -> dict[str, Any] | None:
-        if self.tokenizer is None:
-            return None
-        if self.tokenizer == CORPUS:
-            return self.vocabulary_spec
-        return {"content": source_fingerprint(self.tokenizer)}
-
-    @cached_property
-    def vocabulary_spec(self) -> dict[str, Any]:
-        """Of a vocabulary trained on the corpus of the first stage of this line."""
-        root = self.root
-        read = ("version", "parts", "hold_out", "vocab_size")
-        return {"kind": "vocabulary", "schema": SCHEMA, "corpus": {key: root.data_spec[key] for key in read}}
-
-    @cached_property
     def spec(self) -> dict[str, Any]:
         """Everything that determines what the stage yields, and nothing else."""
         if self.config.given is not None:
-            what = {"kind": self.config.given.kind, "schema": SCHEMA, "data": self.data_spec}
+            what = {"kind": self.config.given.kind, "schema": SCHEMA, "data": self.data.spec}
             members = [key_of(member.spec) for member in self.members]
             return what | ({"members": members, "weights": self.config.given.shares} if members else {})
         model = self.config.model
         source = {"upstream": key_of(self.source.spec)} if self.source else _source_spec(model)
-        share = {"share": self.share} if self.share < 1 else {}
+        share = {"share": self.data.share} if self.data.share < 1 else {}
         return (
             share
             | {
@@ -114,8 +92,8 @@ class Stage:
                 "schema": SCHEMA,
                 "stage": self.name,
                 "seed": self.config.seed,
-                "data": self.data_spec,
-                "tokenizer": self.tokenizer_spec,
+                "data": self.data.spec,
+                "tokenizer": self.data.tokenizer_spec,
                 "model": {**model.model_dump(exclude={"source", "tokenizer"}), **source},
                 "method": self.config.method.spec(self.outputs),
                 "teacher": key_of(self.teacher.spec) if self.teacher else None,
@@ -125,7 +103,7 @@ class Stage:
                 "versions": {name: _major(name) for name in ("torch", "transformers")},
             }
             | ({"route": self.route} if self.route else {})
-            | ({"views": self.views} if self.views else {})
+            | ({"views": self.data.views} if self.data.views else {})
         )
 
     @property
@@ -157,128 +135,15 @@ class Stage:
         return [*sorted(set(self.route))] if self.route else [None]
 
     @property
-    def hub_commits(self) -> dict[str, str]:
-        """The commit of each model and data set of the hub that it reads, here or in the stages that it needs."""
-        config, found = self.config, dict[str, str]()
-        for upstream in self.upstream:
-            found |= upstream.hub_commits
-        for source in (config.model.source, self.tokenizer):
-            if source and source != CORPUS and not source.startswith(STAGE) and is_on_hub(source):
-                found[source] = commit(source).sha
-        parts = [mixture.parts.values() for mixture in (config.corpus, config.transfer) if mixture]
-        data: list[Dataset] = [*filter(None, [config.task]), *chain(*parts)]
-        return found | {entry.dataset: sha for entry in data if (sha := on_hub(entry))}
-
-    @property
     def checkpoints_spec(self) -> Spec:
         """Of the model after each epoch, beside what the stage yields."""
         return {"kind": "checkpoints", "schema": SCHEMA, "stage": self.key}
-
-    def describe(self) -> str:
-        """Data, sizes, origin and terms in a few words."""
-        config = self.config
-        data = config.task.name if config.task else f"corpus {config.corpus.name}" if config.corpus else ""
-        data += f" on {config.transfer.name}" if config.transfer else ""
-        if config.given is not None:
-            of = ", ".join(config.given.sources)
-            return f"{data}: {f'mean of {of}' if of else 'columns of the data'}"
-        origin = self.source.name if self.source else config.model.source or "fresh"
-        terms = ", ".join(config.method.terms)
-        return f"{data}: {self.shape.num_layers} layers x {self.shape.width} from {origin}; {terms or 'as it is'}"
-
-    @property
-    def train_split(self) -> str:
-        """The split to train on; ``TRANSFER`` stands for the transfer set."""
-        if self.config.transfer:
-            return TRANSFER
-        return self.config.task.train if self.config.task else "train"
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether it is of a corpus, and not of a task."""
-        return self.config.corpus is not None
-
-    @cached_property
-    def unbound(self) -> Method:
-        """The stage's method before it knows the models: what it reads of labels and of a teacher."""
-        return self.config.method.make()
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether its text has labels: tokens that are hidden, and whether sentences follow each other."""
-        return self.reads_text and bool(self.unbound.reads_labels())
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether there is something to judge its model by."""
-        return self.is_masked or not self.reads_text
-
-    @property
-    def share(self) -> float:
-        """Of the training examples that are used; a transfer set is cut by its own ``size`` alone."""
-        return 1.0 if self.config.transfer else self.config.share
-
-    @property
-    def views(self) -> int | None:
-        """How many fixed pictures of each example a teacher sees; None where each epoch has its own."""
-        return self.config.views if self.teacher else None
-
-    def why_live(self, mode: Literal["auto", "cached", "live"]) -> str | None:
-        """Why the teacher's outputs cannot be cached; None if they can."""
-        task = self.config.task
-        endless = task is not None and task.is_endless(self.views)
-        return why_live(mode, self.needs[1], text=self.reads_text, endless=endless)
-
-    @property
-    def labels(self) -> frozenset[str]:
-        """What the training batches have of their own to learn from."""
-        if self.config.transfer:
-            return frozenset()
-        paired = self.config.corpus is not None and self.config.corpus.examples == "pairs"
-        return frozenset({"labels", "is_next"} if paired else {"labels"})
-
-    def split_spec(self, split: str) -> Spec:
-        """Of a tokenised split: what the texts, their labels and their tokens depend on."""
-        read = {"parts", "examples", "hold_out", "short_pairs", "max_length"}
-        if self.config.task is not None:
-            read = {"content"} | self.config.task.read_fields
-        if split == TRANSFER:
-            read = {"transfer"} | (read - {"content", "label", "labels"})
-        return {
-            "kind": "tokens",
-            "schema": SCHEMA,
-            "data": {key: value for key, value in self.data_spec.items() if key in read},
-            "split": split,
-            "tokenizer": self.tokenizer_spec,
-        }
 
     @cached_property
     def needs(self) -> tuple[FeatureRequest, FeatureRequest]:
         """What the method reads of the student and of the teacher, told without drawing or holding a parameter."""
         with torch.device("meta"):
             return self.method().needs
-
-    def targets_spec(self, checkpoint: int | None) -> Spec:
-        """Of the cached features of the teacher, or of one of its checkpoints, on the training split."""
-        assert self.teacher is not None
-        assert self.config.task is not None
-        _, needs = self.needs
-        return {
-            "kind": "targets",
-            "schema": SCHEMA,
-            "layout": "by example",
-            "teacher": self.teacher.key,
-            "tokens": self.read_by(self.teacher).split_spec(self.train_split),
-            "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
-            "precision": self.precision,
-            **({"checkpoint": checkpoint} if checkpoint is not None else {}),
-            **({"shown": {**shown, "views": self.views}} if (shown := self.config.task.shown) else {}),
-        }
-
-    def read_by(self, teacher: "Stage") -> "Stage":
-        """This stage with its data tokenised for a teacher."""
-        same = teacher.config.given is not None or teacher.tokenizer == self.tokenizer
-        return self if same else replace(self, tokenizer=teacher.tokenizer)
 
     def method(self, student: EncoderShape | None = None) -> Method:
         """The stage's method, bound to its models; new parameters are drawn from torch's global generator."""

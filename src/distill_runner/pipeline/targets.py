@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distill_runner.pipeline.caches import serving
+from distill_runner.pipeline.caches import read_by, serving, why_live
 from distill_runner.pipeline.ensembles import mean_of
 from distill_runner.pipeline.inputs import Inputs
 from distill_runner.pipeline.models import kept_model
@@ -51,12 +51,12 @@ class Builder(Protocol):
 def is_cached(stage: Stage, builder: Builder) -> tuple[bool, str]:
     """Whether the outputs of the stage's teacher are read from a cache, and why."""
     mode = builder.runtime.targets
-    if why := stage.why_live(mode):
+    if why := why_live(stage, mode):
         return False, why
     assert stage.teacher is not None
     if stage.teacher.has_columns:
         return True, "columns of the data"
-    split = builder.inputs.split(stage, stage.train_split).taught
+    split = builder.inputs.split(stage, stage.data.train_split).taught
     size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(stage.followed))
     there = all(builder.store.has(serving(stage, checkpoint, builder.store)) for checkpoint in stage.followed)
     return choose(mode, size, builder.store.folder, there)
@@ -98,7 +98,7 @@ class _Teacher:
 
     def _alone(self, model: Stage, folder: Path | None) -> LiveTargets:
         """Of one model; before its first epoch where there is no folder."""
-        split = self.builder.inputs.split(self.stage.read_by(model), self.stage.train_split)
+        split = self.builder.inputs.split(read_by(self.stage, model), self.stage.data.train_split)
         network = kept_model(self.stage, folder) if folder else self.builder.untrained(model)
         return LiveTargets(network, split, self.needs, self.builder.device)
 
@@ -110,6 +110,6 @@ class _Teacher:
     def _write(self, folder: Path, checkpoint: int | None) -> None:
         if self.teacher.has_columns:
             assert self.stage.config.task is not None
-            np.save(folder / "logits.npy", self.stage.config.task.given_logits(self.stage.train_split))
+            np.save(folder / "logits.npy", self.stage.config.task.given_logits(self.stage.data.train_split))
         else:
             CachedTargets.write(folder, self.live(checkpoint))

@@ -16,6 +16,7 @@ from distill_runner.kinds.task import HELD_OUT
 from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.layer_mapping import Attention, LayerMapping
 from distill_runner.pipeline.config import StageConfig
+from distill_runner.pipeline.hub_commits import hub_commits
 from distill_runner.pipeline.stages import STAGE, Stage
 from distill_runner.report.published import Published, find
 from distill_runner.report.settings import settings_of
@@ -75,7 +76,7 @@ def finished(
             for name in (stage.config.task.columns_of if stage.config.task else ())
         },
         "readings": readings(stage),
-        "hub": stage.hub_commits,
+        "hub": hub_commits(stage),
         "folder": str(folder),
         "model": str(folder / "model"),
     }

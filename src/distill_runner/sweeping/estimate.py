@@ -76,7 +76,7 @@ class Estimator:
             new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted
             self.counted |= new
             # Of the whole split, whatever share of it is used.
-            split = self.pipeline.inputs.split(stage, stage.train_split).taught
+            split = self.pipeline.inputs.split(stage, stage.data.train_split).taught
             judges = stage.teacher.members if stage.teacher.config.given else (stage.teacher,)
             seconds += len(split) * len(new) * sum(self._speed(judge).prediction for judge in judges)
             num_bytes += cache_bytes(stage.needs[1], stage.teacher.shape, split, len(new))
@@ -87,7 +87,7 @@ class Estimator:
         optim, teacher = stage.config.optim, stage.teacher.shape if stage.teacher else None
         method = _without_fractions(stage.config.method.spec(stage.outputs))
         kind = str(
-            (stage.data_spec, stage.shape, teacher, optim.batch_size, optim.accumulation, optim.bucketing, method)
+            (stage.data.spec, stage.shape, teacher, optim.batch_size, optim.accumulation, optim.bucketing, method)
         )
         if kind not in self.speeds:
             self.speeds[kind] = self._measure(stage)
@@ -117,7 +117,7 @@ class Estimator:
     def _teacher(self, stage: Stage) -> TeacherTargets:
         if stage.teacher is None:
             return NoTeacher()
-        split = self.pipeline.inputs.split(stage, stage.train_split)
+        split = self.pipeline.inputs.split(stage, stage.data.train_split)
         if stage.teacher.config.given is not None:
             return _Predictions(stage.teacher.shape.num_labels)
         live = LiveTargets(self._random(stage.teacher), split, stage.needs[1], self.pipeline.device)

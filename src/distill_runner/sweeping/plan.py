@@ -10,7 +10,7 @@ import torch
 
 from distill_runner.common.terminal import duration
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.planning import missing
+from distill_runner.pipeline.planning import describe, missing
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping.estimate import Cost, Estimator
@@ -87,7 +87,7 @@ def _show_cost(todo: Sequence[GridPoint], num_workers: int) -> None:
     for stage in (before.stage for before in missing_stages(todo)):
         cost = estimator.cost(stage)
         costs.setdefault(stage.name, []).append(cost)
-        print(f"  {stage.name:8} {stage.key}  {duration(cost.seconds)}  {stage.describe()}")
+        print(f"  {stage.name:8} {stage.key}  {duration(cost.seconds)}  {describe(stage)}")
     students = [estimator.cost(point.stage) for point in todo if point.stage]
     print(f"  student  of {len(todo)} points, {duration(_seconds(students) / len(todo))} each")
     rounds = [*costs.values(), students]  # each waits for the one before

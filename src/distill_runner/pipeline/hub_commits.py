@@ -1,0 +1,22 @@
+"""Which commits of the hub a stage comes from."""
+
+from itertools import chain
+
+from distill_runner.datasets.reading.dataset import Dataset
+from distill_runner.datasets.reading.tables import on_hub
+from distill_runner.models.sources import commit, is_on_hub
+from distill_runner.pipeline.stage_data import CORPUS
+from distill_runner.pipeline.stages import STAGE, Stage
+
+
+def hub_commits(stage: Stage) -> dict[str, str]:
+    """The commit of each model and data set of the hub that it reads, here or in the stages that it needs."""
+    config, found = stage.config, dict[str, str]()
+    for upstream in stage.upstream:
+        found |= hub_commits(upstream)
+    for source in (config.model.source, stage.tokenizer):
+        if source and source != CORPUS and not source.startswith(STAGE) and is_on_hub(source):
+            found[source] = commit(source).sha
+    parts = [mixture.parts.values() for mixture in (config.corpus, config.transfer) if mixture]
+    data: list[Dataset] = [*filter(None, [config.task]), *chain(*parts)]
+    return found | {entry.dataset: sha for entry in data if (sha := on_hub(entry))}
