@@ -282,7 +282,7 @@ def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder:
         method = parse_method(METHODS["nkd"]).make().bind(EncoderShape.of(bert(2)), None, Classes())
         text = CorpusData(TEXT, splits["train"], splits["validation"], tokenizer, 3, CPU)
         return Training(
-            Learner(BertForMaskedLM(bert(2)), method, text),
+            Learner(BertForMaskedLM(bert(2)), method, text, NoTeacher()),
             Procedure(Optim(lr=3e-3, batch_size=16, epochs=2), 5, select_best=True),
             Machine(CPU, Runtime(log_every=1)),
             Record(tmp_path / name, report),

@@ -56,7 +56,7 @@ def cost_of_run(stage: Stage, store: Path, runtime: Runtime) -> str:
     pipeline = Pipeline(Store(store), runtime.model_copy(update={"device": device, "num_processes": 1}))
     stages = missing(stage, pipeline.store)
     for part in stages:
-        if part.reads_text and not pipeline.store.has(part.split_spec("train")):
+        if part.data.is_corpus and not pipeline.store.has(part.data.split_spec("train")):
             return f"time: unknown until the text of stage {part.name} is tokenised, which a plan does not do"
     log.info("trying some updates of each stage")
     estimator = Estimator(pipeline)
