@@ -1,6 +1,7 @@
 """Trackers: what is logged is read back from the files written, and no fault reaches the training."""
 
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -254,8 +255,9 @@ def test_tensorboard_is_read_back(tmp_path: Path) -> None:
     with open_tracker(config, tmp_path, "run", {"task": "rte"}, "distill") as tracker:
         tracker.log({"loss": 0.5, "phase": "warm-up"}, step=1)
         tracker.log({"loss": 0.25}, step=2, epoch=1.0)
-        tracker.summary({"score": 0.75})
+        tracker.summary({"score": 0.75, "method": "alp", "settings/optim/lr": 2e-5})
         tracker.table("results", [{"method": "alp", "score": 0.75}, {"method": "nkd"}])
+        tracker.model(tmp_path)
         tracker.text("table", "alp  75.00")
         tracker.picture("pictures/scores", picture(tmp_path))
     events = accumulators.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -265,7 +267,12 @@ def test_tensorboard_is_read_back(tmp_path: Path) -> None:
     def text(name: str) -> str:
         return events.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0].decode()
 
-    assert text("summary") == "| name | value |\n| --- | --- |\n| score | 0.75 |"
+    assert text("summary").startswith("| name | value |\n| --- | --- |\n| score | 0.75 |\n")
+    assert [event.value for event in events.Scalars("score")] == [0.75]
+    hparams = importlib.import_module("tensorboard.plugins.hparams.plugin_data_pb2")
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    told = hparams.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert (told["method"].string_value, told["settings/optim/lr"].number_value) == ("alp", 2e-5)
     assert text("results") == "| method | score |\n| --- | --- |\n| alp | 0.75 |\n| nkd |  |"
     assert '"task": "rte"' in text("config")
     assert text("table") == "```\nalp  75.00\n```"
@@ -294,6 +301,7 @@ def test_wandb_offline_is_read_back(
         tracker.log({"loss": 0.125}, step=2, epoch=1.0)  # a step that comes again is not dropped
         tracker.summary({"score": 0.75})
         tracker.table("results", [{"method": "alp", "score": 0.75}, {"method": "nkd"}])
+        tracker.model(wandb_home)  # not unless asked for
     config = TrackerConfig(name="wandb")
     with (
         contextlib.suppress(RuntimeError),
@@ -319,6 +327,22 @@ def test_wandb_offline_is_read_back(
     assert json.loads(table.read_text())["data"] == [["alp", 0.75], ["nkd", None]]
     assert (second["exit_code"], second["summary"]["loss"]) == (1, 4.0)
     assert capfd.readouterr() == ("", ""), "the console belongs to the progress bar"
+
+
+@pytest.mark.slow
+def test_wandb_keeps_console_and_model_where_asked(wandb_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    student = wandb_home / "model"
+    student.mkdir()
+    (student / "config.json").write_text("{}")
+    config = TrackerConfig(name="wandb", console=True, model=True)
+    with open_tracker(config, wandb_home, "key3", {}, "distill") as tracker:
+        print("what the run says")
+        tracker.model(student)
+    (file,) = (wandb_home / "wandb").glob("offline-run-*-key3/run-key3.wandb")
+    written = file.read_bytes()
+    assert b"what the run says" in written
+    assert b"model-key3" in written
 
 
 def fallback(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[float, str]:

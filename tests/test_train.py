@@ -433,6 +433,32 @@ def test_the_gradient_is_clipped_over_model_and_method(make: Make, clip: float |
     assert norms == pytest.approx([0.01] * 2, rel=1e-3) if clip else min(norms) > 0.1
 
 
+def test_the_norm_of_the_gradient_is_that_before_it_is_clipped(make: Make) -> None:
+    logged: Logged = []
+    training = make("ckd", log_into(logged), clip=1e9, max_steps=2)
+    norms: list[float] = []
+
+    def measure(*_arguments: Any) -> None:
+        gradients = [p.grad for p in training.parameters if p.grad is not None]
+        norms.append(float(torch.stack([gradient.norm() for gradient in gradients]).norm()))
+
+    training.optimizer.register_step_pre_hook(measure)
+    fit(training)
+    told = [values["gradient_norm"] for values, *_ in logged if "gradient_norm" in values]
+    assert told == pytest.approx(norms, rel=1e-5)
+
+
+@pytest.mark.parametrize(("patience", "epochs"), [(1, 2), (2, 5), (None, 6)])
+def test_training_stops_when_nothing_gets_better(
+    make: Make, monkeypatch: pytest.MonkeyPatch, patience: int | None, epochs: int
+) -> None:
+    scores = iter([0.5, 0.4, 0.6, 0.6, 0.2, 0.9])
+    monkeypatch.setattr(TaskData, "evaluate", lambda self, model: ({"accuracy": next(scores)}, {}))
+    history = fit(make(select_best=True, epochs=6, patience=patience))
+    assert len(history.epochs) == epochs
+    assert history.best == {1: 1, 2: 3, None: 6}[patience]
+
+
 def rates(num_steps: int, warmup: float, schedule: str, **others: Any) -> list[float]:
     optim = Optim(lr=1.0, batch_size=1, epochs=1, warmup=warmup, schedule=schedule, **others)
     return [learning_rate(optim, step, num_steps) for step in range(num_steps)]

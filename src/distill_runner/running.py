@@ -108,6 +108,7 @@ def _tracked(
         result = _report(run, stage, pipeline, folder)
         tracker.summary(flat(result))
         tracker.table("results", [flat(result)])
+        tracker.model(folder / "model")
     return result
 
 

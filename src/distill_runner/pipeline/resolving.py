@@ -150,6 +150,9 @@ def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
     if taught.max_steps is not None or taught.epochs is None:
         problem = "ends the training of a teacher whose epochs are followed"
         raise UserError(f"stages.{teacher.name}.optim.max_steps", taught.max_steps, problem, "Set its epochs instead.")
+    if taught.patience is not None:
+        problem = "may end the training of a teacher whose epochs are followed"
+        raise UserError(f"stages.{teacher.name}.optim.patience", taught.patience, problem, "Leave it out.")
     if epochs is None:
         raise UserError(".optim.epochs", None, "a student that follows a route needs them")
     return config.route.by_epoch(taught.epochs, epochs)

@@ -42,5 +42,8 @@ class MetricsFile:
     def picture(self, name: str, file: Path) -> None:
         """Nothing, as for tables."""
 
+    def model(self, folder: Path) -> None:
+        """Nothing: it lies beside the file."""
+
     def finish(self, exit_code: int) -> None:
         self.file.close()

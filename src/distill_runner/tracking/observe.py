@@ -39,6 +39,9 @@ class FaultTolerant:
     def picture(self, name: str, file: Path) -> None:
         self._each(lambda tracker: tracker.picture(name, file))
 
+    def model(self, folder: Path) -> None:
+        self._each(lambda tracker: tracker.model(folder))
+
     def finish(self, exit_code: int) -> None:
         self._each(lambda tracker: tracker.finish(exit_code))
 

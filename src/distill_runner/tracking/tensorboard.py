@@ -6,9 +6,14 @@ from pathlib import Path
 
 from distill_runner.tracking.tracker import TrackerConfig, Values, columns, missing, point
 
+NAMES = ("task", "method", "teacher", "seed")
+
 
 class TensorBoardTracker:
-    """Event files in ``<folder>/tensorboard``; texts hold the configuration, the summary and the tables."""
+    """Event files in ``<folder>/tensorboard``; texts hold the configuration, the summary and the tables.
+
+    HPARAMS has a row for each run, of what tells runs apart and their metrics.
+    """
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
         try:
@@ -26,6 +31,10 @@ class TensorBoardTracker:
 
     def summary(self, values: Values) -> None:
         self.table("summary", [{"name": key, "value": value} for key, value in values.items()])
+        chosen = {key: value for key, value in values.items() if key in NAMES or key.startswith("settings/")}
+        plain = {key: value if isinstance(value, int | float) else str(value) for key, value in chosen.items()}
+        scores = {key: value for key, value in values.items() if key == "score" or key.startswith("metrics/")}
+        self.writer.add_hparams(plain, scores, run_name=".")  # beside the curves, and in no folder of its own
 
     def table(self, name: str, rows: Sequence[Values]) -> None:
         names = columns(rows)
@@ -42,6 +51,9 @@ class TensorBoardTracker:
 
         with Image.open(file) as image:
             self.writer.add_image(name, np.asarray(image.convert("RGB")), dataformats="HWC")
+
+    def model(self, folder: Path) -> None:
+        """Nothing: TensorBoard keeps no models."""
 
     def finish(self, exit_code: int) -> None:
         self.writer.close()

@@ -19,6 +19,8 @@ class TrackerConfig(Schema):
         tags: besides those that every run has: its task, method and teacher.
         title: the name displayed; that of the run's folder by default.
         mode: None leaves the choice to WANDB_MODE, and failing that to whether there is a key and a network.
+        console: send what the run prints, too.
+        model: upload the finished student as an artifact.
     """
 
     name: Literal["none", "wandb", "tensorboard"] = "none"
@@ -28,6 +30,8 @@ class TrackerConfig(Schema):
     tags: tuple[str, ...] = ()
     title: str | None = None
     mode: Literal["online", "offline"] | None = None
+    console: bool = False
+    model: bool = False
 
     def tagged(self, *names: str | None) -> "TrackerConfig":
         """The same with further tags, as far as they are known, cut to the 64 characters that W&B allows."""
@@ -52,6 +56,9 @@ class Tracker(Protocol):
 
     def picture(self, name: str, file: Path) -> None:
         """A PNG file."""
+
+    def model(self, folder: Path) -> None:
+        """The finished student in Hugging Face layout."""
 
     def finish(self, exit_code: int) -> None:
         """Write what is left and close. ``exit_code`` is 0, or 1 after an exception."""

@@ -39,7 +39,11 @@ class WandbTracker:
             raise missing("wandb", error) from error
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's own telemetry complains offline
 
-        limits = wandb.Settings(console="off", init_timeout=WANDB_INIT_SECONDS, finish_timeout=WANDB_FINISH_SECONDS)
+        limits = wandb.Settings(
+            console="wrap" if config.console else "off",
+            init_timeout=WANDB_INIT_SECONDS,
+            finish_timeout=WANDB_FINISH_SECONDS,
+        )
 
         def start(mode: Literal["online", "offline"] | None) -> Any:
             wandb.setup(wandb.Settings(silent=True))  # also what keeps it from asking for a key on a terminal
@@ -69,7 +73,7 @@ class WandbTracker:
                 raise UserError("tracker", config.name, first_line(offline_error)) from offline_error
         # Our own step as x axis: W&B drops points whose built-in step goes back, as in a run taken up again.
         self.run.define_metric("*", step_metric="step")
-        self.wandb = wandb
+        self.wandb, self.sends_model = wandb, config.model
         log.info("W&B: %s", self.run.url or f"wandb sync {Path(self.run.dir).parent}")
 
     @staticmethod
@@ -105,6 +109,12 @@ class WandbTracker:
 
     def picture(self, name: str, file: Path) -> None:
         self.run.log({name: self.wandb.Image(str(file), caption=file.stem)})
+
+    def model(self, folder: Path) -> None:
+        if self.sends_model:
+            artifact = self.wandb.Artifact(f"model-{self.run.id}", type="model")
+            artifact.add_dir(str(folder))
+            self.run.log_artifact(artifact, aliases=["latest", "student"])
 
     def finish(self, exit_code: int) -> None:
         ending = threading.Thread(target=self.run.finish, kwargs={"exit_code": exit_code}, daemon=True)

@@ -9,6 +9,8 @@ from distill_runner.common.schema import Schema
 
 MANY = 10**6
 """More examples at once, or epochs, than anyone means."""
+USUAL = {"bucketing": False, "decay": "matrices", "patience": None}
+"""What goes without saying in keys and results."""
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -29,7 +31,9 @@ class Optim(Schema):
         decay: what is decayed: ``matrices`` leaves out biases and normalisation, as in BERT's recipe; ``all`` does not,
             as in the recipes for CIFAR (He et al. 2015).
         momentum, nesterov: of ``sgd``; torch's form, in which the learning rate multiplies the whole average.
-        clip: largest norm of the gradient; None for no limit.
+        clip: largest norm of the gradient, which is then logged as ``gradient_norm``; None for no limit.
+        patience: stop after so many epochs without a better score, which ``select=best`` keeps; None trains on. The
+            schedule of the learning rate is that of all epochs, as with the ``Trainer`` of ``transformers``.
     """
 
     name: Annotated[
@@ -63,6 +67,8 @@ class Optim(Schema):
         1.0, gt=0
     )
 
+    patience: int | None = Field(None, ge=1)
+
     @field_validator("max_steps")
     @classmethod
     def _ends(cls, max_steps: int | None, before: ValidationInfo) -> int | None:
@@ -75,7 +81,7 @@ class Optim(Schema):
         """In keys and in results: batches drawn from all examples go without saying, and so does what is not read."""
         unread = {"milestones", "drop"} if self.schedule != "steps" else set[str]()
         unread |= {"betas", "eps"} if self.name == "sgd" else {"momentum", "nesterov"}
-        unread |= {key for key, usual in (("bucketing", False), ("decay", "matrices")) if getattr(self, key) == usual}
+        unread |= {key for key, usual in USUAL.items() if getattr(self, key) == usual}
         return {key: value for key, value in dump(self).items() if key not in unread}
 
     @field_validator("milestones")

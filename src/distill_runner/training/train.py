@@ -50,7 +50,7 @@ def fit(training: "Training") -> History:
         training.end_epoch()
     with interrupts() as interrupted:
         # A position behind the last step: stopped before the evaluation of an epoch that is through.
-        while training.history.step < training.num_steps or training.history.position:
+        while (training.history.step < training.num_steps and not training.is_stale) or training.history.position:
             if training.pauses():
                 raise Paused(training.history.epochs)
             for update in training.rest_of_epoch():
@@ -129,7 +129,9 @@ class Training:
             group["lr"] = rate
         if optim.clip is not None:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.parameters, optim.clip)
+            norm = nn.utils.clip_grad_norm_(self.parameters, optim.clip)
+            if not self.scaler.is_enabled():  # which takes a norm that is not finite as a matter of course
+                observed["gradient_norm"] = norm
         if self.rows is not None and self.rows.weight.grad is not None:
             history.decay *= 1 - rate * optim.weight_decay
         self.scaler.step(self.optimizer)
@@ -179,6 +181,12 @@ class Training:
     def _save_model(self, folder: Path) -> None:
         with self.whole_model() as model:
             model.save_pretrained(folder)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the last ``optim.patience`` epochs have brought no better score."""
+        history, patience = self.history, self.optim.patience
+        return patience is not None and history.epoch - history.best >= patience
 
     def pauses(self) -> bool:
         after = self.procedure.pause_after
