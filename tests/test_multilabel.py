@@ -143,6 +143,16 @@ def test_probabilities_in_columns_are_the_sigmoid_of_what_is_learned(tmp_path: P
         found.as_logits(np.array([[0.5, 1.5, 0.0]]), "train")
 
 
+def test_right_and_wrong_by_hand(tmp_path: Path) -> None:
+    judged = task(lists(tmp_path / "d.jsonl"))
+    logits, labels = np.log([[3.0, 1 / 4, 1.0], [1 / 3, 1 / 9, 1 / 4]]), np.array([[1.0, 0, 1], [0, 0, 0]])
+    found = judged.verdicts(logits, SimpleNamespace(labels=labels))
+    assert found.right.tolist() == [False, True]
+    np.testing.assert_allclose(found.of_truth, [0.75 * 0.8 * 0.5, 0.75 * 0.9 * 0.8])
+    assert [found.said(number) for number in (0, 1)] == ["food (0.3000)", "no label (0.5400)"]
+    assert [found.truth(number) for number in (0, 1)] == ["food;service", "no label"]
+
+
 def test_metrics_by_hand() -> None:
     labels = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 0]], dtype=np.float32)
     outputs = np.array([[2, -1, 1], [-1, 1, -2], [1, -3, -1], [3, -2, -3]], dtype=np.float32)

@@ -10,11 +10,14 @@ from distill_runner.datasets.metrics import MULTILABEL_METRICS
 from distill_runner.datasets.reading.tables import SplitTable, read
 from distill_runner.kinds.classification import SMALLEST
 from distill_runner.kinds.text import TextTask, is_empty, whole
+from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.models.head import Head, normal
 
 if TYPE_CHECKING:
+    from distill_runner.datasets.batches import Split
     from distill_runner.methods.outputs import Outputs
 
+NONE = "no label"
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
 """What a column of one label may hold, in whatever case."""
 SEPARATORS = {"comma": ",", "semicolon": ";", "bar": "|", "blank": None}
@@ -89,6 +92,19 @@ class MultiLabelTask(TextTask):
         from scipy.special import expit
 
         return dict(zip(self.labels or [], expit(outputs.astype(np.float64)).T, strict=True))
+
+    def verdicts(self, outputs: np.ndarray, split: "Split") -> Verdicts:
+        """Right if all labels of an example are; its truth has the product of their probabilities."""
+        labels_NC = np.asarray(split.labels)
+        probabilities_NC = np.stack([*self.class_probabilities(outputs).values()], axis=1)
+        sure_N = np.maximum(probabilities_NC, 1 - probabilities_NC).prod(axis=1)
+        said, truth = self.as_lines(outputs), self.as_lines(labels_NC)
+        return Verdicts(
+            right=((outputs > 0) == (labels_NC > 0)).all(axis=1),
+            of_truth=np.where(labels_NC > 0, probabilities_NC, 1 - probabilities_NC).prod(axis=1),
+            said=lambda number: f"{said[number] or NONE} ({sure_N[number]:.4f})",
+            truth=lambda number: truth[number] or NONE,
+        )
 
     def as_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
         """The logit of each label's probability by itself, kept 1e-12 away from 0 and 1."""
