@@ -18,7 +18,8 @@ from distill_runner.common.errors import UserError, nearest
 from distill_runner.report.cells import ResultCell, cell_of, is_scored, label, settings
 from distill_runner.report.collect import Result, chosen
 from distill_runner.report.figures.canvas import COLOURS, save, style
-from distill_runner.report.rows import distinct, row_names, tabulate
+from distill_runner.report.row_keys import row_keys
+from distill_runner.report.rows import distinct, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +83,8 @@ def lines(
         raise UserError("--by", by, "no finished run has a place on this axis")
     several_tasks = len({result["task"] for result, _ in here}) > 1
     runs: dict[str, dict[str, list[Result]]] = {}
-    names = row_names([result for result, _ in here], [(label(result), place) for result, place in here])
+    keys = row_keys([result for result, _ in here], [(label(result), place) for result, place in here])
+    names = [key.name for key in keys]
     for name, (result, (_, place)) in zip(names, here, strict=True):
         line = f"{name} on {result['task']}" if several_tasks else name
         runs.setdefault(line, {}).setdefault(place, []).append(result)

@@ -17,7 +17,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store, key_of
 from distill_runner.report.cells import label
 from distill_runner.report.figures import write_pictures
-from distill_runner.report.rows import row_names
+from distill_runner.report.row_keys import row_keys
 from distill_runner.report.write import write_report
 from distill_runner.sweeping.halving import ROUNDS, Scores, replay, rungs, survivors
 from distill_runner.sweeping.points import Grid, GridPoint
@@ -181,7 +181,7 @@ def _cells(points: Sequence[GridPoint]) -> dict[tuple[Any, ...], list[GridPoint]
     known = [(point, point.stage.shape) for point in points if point.stage is not None]
     cells: dict[tuple[Any, ...], list[GridPoint]] = {}
     # As if none had run: what a result knows in addition is no difference between points.
-    names = row_names([{**point.names, "status": "planned"} for point, _ in known])
+    names = [key.name for key in row_keys([{**point.names, "status": "planned"} for point, _ in known])]
     for (point, shape), name in zip(known, names, strict=True):
         cells.setdefault((point.names["task"], name, shape), []).append(point)
     return cells

@@ -1,0 +1,141 @@
+"""What makes a row of its own: the method, and whatever else differs between results."""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distill_runner.common.errors import as_typed
+from distill_runner.report.cells import Settings, is_scored, label, settings, telling_rows
+from distill_runner.report.collect import Result
+
+EVERYWHERE: Mapping[str, str] = {
+    "source": "from {}",
+    "num_layers": "{} layers",
+    "width": "width {}",
+    "init": "init {}",
+    "teacher": "teacher {}",
+}
+"""What tells rows apart on all tasks alike, in the words of their names."""
+BY_TASK: Mapping[str, str] = {
+    "dataset": "data {}",
+    "metric": "by {}",
+    "epochs": "{} epochs",
+    "steps": "{} steps",
+    "num_params": "{:,} parameters",
+    "teacher_score": "teacher at {:.2f}",
+}
+"""What has other values on other tasks. Settings follow under their own names, where nothing above says it already."""
+PLACE = ""
+"""Name among the facets of where a result stands; it tells results apart without a word."""
+
+Facets = Mapping[str, Any]
+"""What a result has by name, None where its run does not know it: one that failed before its models were read."""
+
+
+@dataclass(frozen=True)
+class RowKey:
+    """The method's label, and of what differs between the results what this one has."""
+
+    label: str
+    facets: Facets
+
+    @property
+    def name(self) -> str:
+        words = {**EVERYWHERE, **BY_TASK}
+        known = {name: value for name, value in self.facets.items() if value is not None}
+        return ", ".join([self.label, *(words.get(name, f"{name} {{}}").format(known[name]) for name in known)])
+
+    def may_be(self, other: "RowKey") -> bool:
+        """Whether the two differ in nothing that both know."""
+        mine, theirs = self.facets, other.facets
+        return (
+            self.label == other.label
+            and mine.keys() == theirs.keys()
+            and all(mine[name] == theirs[name] or None in (mine[name], theirs[name]) for name in mine)
+        )
+
+
+def row_keys(results: Sequence[Result], places: Sequence[Hashable] | None = None) -> list[RowKey]:
+    """The key of each result. What a run that has not finished does not know is that of a finished one of its kind.
+
+    Args:
+        places: where each result stands, if that tells them apart already: what follows from it is no part of a key.
+    """
+    settled = _telling_settings(results)
+    facets = [
+        {PLACE: place} | _facets(result) | _settled(result, settled)
+        for result, place in zip(results, places or [None] * len(results), strict=True)
+    ]
+    telling = _telling_facets(results, facets, settled)
+    keys = [
+        RowKey(label(result), {name: has[name] for name in telling(result)})
+        for result, has in zip(results, facets, strict=True)
+    ]
+    finished = [key for key, result in zip(keys, results, strict=True) if is_scored(result)]
+    return [
+        key if is_scored(result) else next((other for other in finished if key.may_be(other)), key)
+        for key, result in zip(keys, results, strict=True)
+    ]
+
+
+def _facets(result: Result) -> dict[str, Any]:
+    student, known = result.get("student") or {}, settings(result)
+    score = result.get("teacher_score")
+    return {
+        **{name: student.get(name) for name in ("source", "num_layers", "width", "init")},
+        **{name: result.get(name) for name in ("teacher", "dataset", "metric")},
+        "epochs": known.get("optim.epochs", result.get("epochs")),
+        "steps": known.get("optim.max_steps"),
+        "num_params": result.get("num_params"),
+        "teacher_score": None if score is None else 100 * score,
+    }
+
+
+MethodOnTask = tuple[str, str]
+"""Label and task."""
+
+
+def _of(result: Result) -> MethodOnTask:
+    return label(result), result["task"]
+
+
+def _telling_settings(results: Sequence[Result]) -> dict[MethodOnTask, list[str]]:
+    """Of the settings of each method on each task, those that make rows."""
+    known: dict[MethodOnTask, list[Settings]] = {}
+    for result in results:
+        if has := settings(result):
+            known.setdefault(_of(result), []).append(has)
+    return {of: telling_rows(every) for of, every in known.items()}
+
+
+def _settled(result: Result, settled: Mapping[MethodOnTask, Sequence[str]]) -> dict[str, Any]:
+    has = settings(result)
+    return {name: as_typed(has.get(name)) if has else None for name in settled.get(_of(result), [])}
+
+
+def _telling_facets(
+    results: Sequence[Result], facets: Sequence[Facets], settled: Mapping[MethodOnTask, Sequence[str]]
+) -> Callable[[Result], list[str]]:
+    """Gives the facets that tell a result from others, without those that follow from the ones before them."""
+    every = list(zip(results, facets, strict=True))
+    everywhere = _telling(EVERYWHERE, facets)
+    by_task = {}
+    for task in dict.fromkeys(result["task"] for result in results):
+        here = [has for result, has in every if result["task"] == task]
+        by_task[task] = [name for name in _telling([*everywhere, *BY_TASK], here) if name in BY_TASK]
+    by_method = {}
+    for of, names in settled.items():
+        here = [has for result, has in every if _of(result) == of]
+        by_method[of] = [name for name in _telling([*everywhere, *by_task[of[1]], *names], here) if name in names]
+    return lambda result: [*everywhere, *by_task[result["task"]], *by_method.get(_of(result), [])]
+
+
+def _telling(names: Iterable[str], facets: Sequence[Facets]) -> list[str]:
+    """Those of the names in which facets differ that do not differ in the names before already."""
+    chosen = [PLACE]
+    for name in names:
+        known = [has for has in facets if has[name] is not None]
+        values = {(*(has[earlier] for earlier in chosen), has[name]) for has in known}
+        if len({has[name] for has in known}) > 1 and len(values) > len({value[:-1] for value in values}):
+            chosen.append(name)
+    return chosen[1:]
