@@ -19,6 +19,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.seeds import seed_all
 from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.batches import Tokens
+from distill_runner.datasets.corpora import CorpusTokens
 from distill_runner.datasets.examples import Examples
 from distill_runner.methods.base import Method
 from distill_runner.methods.config import parse_method
@@ -30,12 +31,14 @@ from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.training import gpus
 from distill_runner.training.config import Optim, Runtime
-from distill_runner.training.data import CorpusData, Data, TaskData, steps
+from distill_runner.training.data import Data, TaskData
 from distill_runner.training.devices import Device
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.processes import Lost, ProcessGroup, together
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
+from distill_runner.training.text_data import CorpusData
 from distill_runner.training.train import Training, fit
+from distill_runner.training.updates import steps
 from test_train import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into, same, told, weights
 
 CPU = Device.of("cpu", "fp32")
@@ -203,7 +206,7 @@ class Pretraining(Case):
         seed_all(0)
         model: Any = BertForPreTraining(bert(2))
         method = parse_method(self.method).make().bind(EncoderShape.of(model.config), None, Classes())
-        train, validation = self.splits()
+        train, validation = (CorpusTokens(self.tokens / split) for split in ("train", "validation"))
         data = CorpusData(TEXT, train, validation, AutoTokenizer.from_pretrained(self.tokens), 3, CPU)
         return self.training(model, method, data, NoTeacher(), group, report)
 

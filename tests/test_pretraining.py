@@ -18,10 +18,10 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets import corpora
 from distill_runner.datasets.array_file import ArrayFile
 from distill_runner.datasets.batches import Tokens
-from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet, write_examples
+from distill_runner.datasets.corpora import Corpus, CorpusPart, CorpusTokens, TransferSet, write_examples
 from distill_runner.datasets.corpora.text_examples import IS_NEXT, Documents, Frame, packed, pairs, passages
-from distill_runner.training.data import CorpusData
 from distill_runner.training.devices import Device
+from distill_runner.training.text_data import CorpusData
 
 CPU = Device.of("cpu", "fp32")
 EMBEDDED = CorpusPart(dataset="embedded:text", columns=["text"], validation="validation", document_column="topic")
@@ -261,7 +261,7 @@ def test_masking_with_probability_zero_and_one() -> None:
 def test_an_example_is_masked_the_same_in_any_company(tokenizer: Any, tmp_path: Path) -> None:
     mine = corpus(examples="pairs", whole_word=True)
     write_examples(tmp_path, mine, "validation", tokenizer)
-    data = CorpusData(mine, Tokens(tmp_path), Tokens(tmp_path), tokenizer, 7, CPU)
+    data = CorpusData(mine, CorpusTokens(tmp_path), CorpusTokens(tmp_path), tokenizer, 7, CPU)
     alone = {number: data.batch(np.array([number]), 0) for number in range(6)}
     together = data.batch(np.arange(6), 0)
     assert together.is_next is not None

@@ -42,12 +42,13 @@ from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.training.checkpoints import History, interrupts
 from distill_runner.training.config import Optim, Runtime
-from distill_runner.training.data import CorpusData, Data, Evaluation, TaskData, TextData
+from distill_runner.training.data import Data, Evaluation, TaskData
 from distill_runner.training.devices import Device
 from distill_runner.training.learning_rates import learning_rate
 from distill_runner.training.meter import Diverged, Log
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
+from distill_runner.training.text_data import CorpusData, TextData
 from distill_runner.training.train import Training, fit
 
 CPU = Device.of("cpu", "fp32")
@@ -635,13 +636,6 @@ class Scripted:
         return {"accuracy": score, "other": 1 - score}, {"validation": np.array([score])}
 
 
-class Unjudged(TextData):
-    """Text of a task, whose labels the method may read."""
-
-    def batch(self, index: np.ndarray, epoch: int) -> Batch:
-        return self.train.batch(index)
-
-
 @pytest.mark.parametrize(
     ("scores", "select_best", "kept"),
     [
@@ -665,7 +659,7 @@ def test_the_best_or_the_last_epoch_is_kept(
 
 def test_of_data_that_judge_nothing_the_last_epoch_is_kept(splits: dict[str, Tokens], make: Make) -> None:
     points: Logged = []
-    history = fit(make("alp", log_into(points), examples=Unjudged(splits["train"], CPU), select_best=True))
+    history = fit(make("alp", log_into(points), examples=TextData(splits["train"], CPU), select_best=True))
     assert (history.best, history.epochs) == (3, [{}] * 3)
     assert all("loss" in values for values, _, _ in points)
 

@@ -58,7 +58,7 @@ class Batch:
     ``index`` (B,), always on the host, is the example's number in its split; ``rows`` are the tokens that a token-wise
     head reads, None for a head on [CLS]; ``labels`` belong to what the head reads; ``is_next`` (B,) are those of next
     sentence prediction. ``noise`` is the seed of the update's dropout.
-    ``weights`` is what its means over each unit weigh in those of the update that it is a part of (``data.weighed``).
+    ``weights`` is what its means over each unit weigh in those of its update (``updates.weighed``).
     ``output_rows``, on the host, are the places of the head's outputs among those of the split, where they are not the
     examples' own numbers.
     """

@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.seeds import stage_seed
-from distill_runner.datasets.batches import Split, Tokens
-from distill_runner.datasets.corpora import train_wordpiece, write_examples
+from distill_runner.datasets.batches import Split
+from distill_runner.datasets.corpora import CorpusTokens, train_wordpiece, write_examples
 from distill_runner.datasets.held_out import HeldOut, held_out_rows
 from distill_runner.kinds.task import HELD_OUT
 from distill_runner.models.sources import read_tokenizer
 from distill_runner.pipeline.stage_data import CORPUS, TRANSFER
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
-from distill_runner.training.data import CorpusData, Data, TaskData, TextData
+from distill_runner.training.data import Data, TaskData
 from distill_runner.training.devices import Device
+from distill_runner.training.text_data import CorpusData, TextData
 
 
 class Inputs:
@@ -59,7 +60,7 @@ class Inputs:
                 write_examples(folder, corpus, "train" if name == "train" else "validation", read_by)
 
         folder = self.store.get(stage.data.split_spec(name), write)
-        return task.open(folder, stage.data.views) if task is not None else Tokens(folder)
+        return task.open(folder, stage.data.views) if task is not None else CorpusTokens(folder)
 
     def data(self, stage: Stage) -> Data:
         """What the stage trains on and is judged by, tokenised into the store."""

@@ -22,11 +22,11 @@ from distill_runner.models.vocabulary import train_used_rows, whole
 from distill_runner.training import checkpoints
 from distill_runner.training.batch_norm import share_statistics
 from distill_runner.training.checkpoints import History, interrupts
-from distill_runner.training.data import Update, steps, weighed
 from distill_runner.training.learning_rates import learning_rate
 from distill_runner.training.meter import Meter
 from distill_runner.training.optimizers import make_optimizer
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
+from distill_runner.training.updates import Update, steps, weighed
 
 log = logging.getLogger(__name__)
 

@@ -172,7 +172,7 @@ def _truncated(
 
 
 def write_examples(folder: Path, corpus: Corpus, split: Held, tokenizer: Any) -> None:
-    """Tokenise a split into the files that ``batches.Tokens`` reads; labels are those of pairs.
+    """Tokenise a split into the files that ``CorpusTokens`` reads; its ``labels`` are those of pairs.
 
     Raises:
         UserError: the corpus cannot be read, or gives no example.
