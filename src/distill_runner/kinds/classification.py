@@ -9,7 +9,8 @@ from pydantic import field_validator, model_validator
 
 from distill_runner.common.errors import UserError, as_list
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
-from distill_runner.datasets.reading.tables import SplitTable, read
+from distill_runner.datasets.reading.split_table import SplitTable
+from distill_runner.datasets.reading.tables import read
 from distill_runner.kinds.text import TextTask, is_empty, whole
 from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.models.head import Head, normal

@@ -7,7 +7,8 @@ from pydantic import field_validator, model_validator
 
 from distill_runner.common.errors import UserError, as_list
 from distill_runner.datasets.metrics import MULTILABEL_METRICS
-from distill_runner.datasets.reading.tables import SplitTable, read
+from distill_runner.datasets.reading.split_table import SplitTable
+from distill_runner.datasets.reading.tables import read
 from distill_runner.kinds.classification import SMALLEST
 from distill_runner.kinds.text import TextTask, is_empty, whole
 from distill_runner.kinds.verdicts import Verdicts

@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from distill_runner.common.errors import UserError, as_list
 from distill_runner.datasets.metrics import REGRESSION_METRICS
-from distill_runner.datasets.reading.tables import SplitTable
+from distill_runner.datasets.reading.split_table import SplitTable
 from distill_runner.kinds.text import TextTask, is_empty
 from distill_runner.models.head import Head
 

@@ -14,8 +14,8 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.examples import Examples
 from distill_runner.datasets.metrics import LOWER_IS_BETTER, Metric, score
 from distill_runner.datasets.reading.dataset import Dataset
+from distill_runner.datasets.reading.fingerprints import data_fingerprint
 from distill_runner.datasets.reading.slices import share_rows
-from distill_runner.datasets.reading.tables import data_fingerprint
 from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.models.head import Head
 

@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError, as_list, brief
 from distill_runner.datasets.examples import Examples
-from distill_runner.datasets.reading.tables import SplitTable, column_names, read
+from distill_runner.datasets.reading.split_table import SplitTable
+from distill_runner.datasets.reading.tables import column_names, read
 from distill_runner.kinds.task import Task
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from itertools import chain
 
 from distill_runner.datasets.reading.dataset import Dataset
-from distill_runner.datasets.reading.tables import on_hub
+from distill_runner.datasets.reading.fingerprints import on_hub
 from distill_runner.models.sources import commit, is_on_hub
 from distill_runner.pipeline.stage_data import CORPUS
 from distill_runner.pipeline.stages import STAGE, Stage

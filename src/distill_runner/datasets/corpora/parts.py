@@ -10,7 +10,8 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.reading.dataset import Dataset
-from distill_runner.datasets.reading.tables import data_fingerprint, rows
+from distill_runner.datasets.reading.fingerprints import data_fingerprint
+from distill_runner.datasets.reading.tables import rows
 
 WHERE = {"dataset", "config", "revision"}
 """Fields that say where the text lies; of these only the content counts."""
