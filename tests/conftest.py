@@ -15,6 +15,8 @@ from hypothesis import settings
 from words import WORDS
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from distill_runner.compose.config import RunConfig
     from distill_runner.datasets.batches import Tokens
     from distill_runner.datasets.examples import Examples
@@ -141,6 +143,31 @@ def images_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels[:, :, channel] += 55
                 Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{number}.png")
     return root
+
+
+@pytest.fixture(scope="session")
+def wordpiece(tmp_path_factory: pytest.TempPathFactory) -> "PreTrainedTokenizerBase":
+    """A tokenizer of BERT's kind."""
+    from transformers import AutoTokenizer
+
+    from distill_runner.datasets.corpora import train_wordpiece
+
+    folder = tmp_path_factory.mktemp("wordpiece")
+    train_wordpiece([" ".join(WORDS)] * 20, 200, folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> "PreTrainedTokenizerBase":
+    """RoBERTa's kind, four special tokens around a pair."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import RobertaTokenizer
+
+    folder, made = tmp_path_factory.mktemp("byte_level"), ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    made.train_from_iterator([" ".join(WORDS)] * 50, vocab_size=310, special_tokens=special)
+    made.save_model(str(folder))
+    return RobertaTokenizer.from_pretrained(folder)
 
 
 Compose = Callable[..., "RunConfig"]

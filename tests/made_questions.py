@@ -1,8 +1,14 @@
-"""Questions of SQuAD's shape, made of a few words."""
+"""Questions of SQuAD's shape, made of a few words or drawn from the real ones, and their windows."""
 
 import random
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from distill_runner.kinds.questions.reading import QuestionColumns, read_questions
+from distill_runner.kinds.questions.windowing import Windowing
+from distill_runner.kinds.questions.windows import Windows, write_windows
 from words import WORDS
 
 Row = dict[str, Any]
@@ -37,3 +43,20 @@ def as_json(rows: list[Row]) -> dict[str, Any]:
         asked = {"id": row["id"], "question": row["question"], "answers": answers}
         paragraphs.append({"context": row["context"], "qas": [asked]})
     return {"version": "1.1", "data": [{"title": "Rivers", "paragraphs": paragraphs}]}
+
+
+def real_rows(data_dir: Path, number: int) -> list[Row]:
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    files = sorted((data_dir / "squad" / "plain_text").glob("validation*.parquet"))
+    if not files:
+        pytest.skip("there is no SQuAD")
+    rows: list[Row] = pq.read_table(files[0]).to_pylist()
+    return random.Random(0).sample(rows, number)
+
+
+def windows_of(folder: Path, rows: list[Row], tokenizer: Any, max_length: int, **windowing: Any) -> Windows:
+    folder.mkdir(exist_ok=True)
+    questions = list(read_questions(rows, QuestionColumns(unanswerable=True)))
+    write_windows(folder, questions, tokenizer, max_length, Windowing(**windowing), labelled=True)
+    return Windows(folder)

@@ -39,7 +39,7 @@ from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTarg
 from distill_runner.training.text_data import CorpusData
 from distill_runner.training.train import Training, fit
 from distill_runner.training.updates import steps
-from test_train import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into, same, told, weights
+from trainings import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into, same, told, weights
 
 CPU = Device.of("cpu", "fp32")
 SCHEDULED: dict[str, Any] = {

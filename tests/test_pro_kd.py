@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import test_stages
+import built
 from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.batches import Batch
@@ -155,7 +155,7 @@ def test_a_checkpoint_is_opened_when_its_turn_comes_and_the_one_before_let_go() 
 # Runs.
 
 
-class Run(test_stages.Run):
+class Run(built.Run):
     """A run of a phase I and its teacher's checkpoints."""
 
     @property

@@ -19,10 +19,7 @@ from distill_runner.kinds.questions.answers import answer_texts, best_spans, nul
 from distill_runner.kinds.questions.scores import best_over_thresholds, normalised, question_scores
 from distill_runner.kinds.questions.verdicts import verdicts
 from distill_runner.kinds.questions.windows import Windows
-from made_questions import Row, made_rows
-from test_question_windows import byte_level, real_rows, windows_of, wordpiece
-
-__all__ = ["byte_level", "wordpiece"]
+from made_questions import Row, made_rows, real_rows, windows_of
 
 
 def made_logits(windows: Windows, seed: int) -> np.ndarray:

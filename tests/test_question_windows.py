@@ -2,7 +2,6 @@
 
 import json
 import logging
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,41 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoTokenizer, RobertaTokenizer
+from transformers import AutoTokenizer
 
 import run_qa
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.kinds.questions.reading import Question, QuestionColumns, read_questions, squad_json
 from distill_runner.kinds.questions.windowing import Windowing
 from distill_runner.kinds.questions.windows import OUTSIDE, Windows, window_starts, write_windows
-from made_questions import Row, made_rows
+from made_questions import Row, made_rows, real_rows, windows_of
 from words import WORDS
-
-
-@pytest.fixture(scope="session")
-def wordpiece(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("wordpiece")
-    train_wordpiece([" ".join(WORDS)] * 20, 200, folder)
-    return AutoTokenizer.from_pretrained(folder)
-
-
-@pytest.fixture(scope="session")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """RoBERTa's kind, four special tokens around a pair."""
-    folder, made = tmp_path_factory.mktemp("byte_level"), ByteLevelBPETokenizer()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    made.train_from_iterator([" ".join(WORDS)] * 50, vocab_size=310, special_tokens=special)
-    made.save_model(str(folder))
-    return RobertaTokenizer.from_pretrained(folder)
-
-
-def windows_of(folder: Path, rows: list[Row], tokenizer: Any, max_length: int, **windowing: Any) -> Windows:
-    folder.mkdir(exist_ok=True)
-    questions = list(read_questions(rows, QuestionColumns(unanswerable=True)))
-    write_windows(folder, questions, tokenizer, max_length, Windowing(**windowing), labelled=True)
-    return Windows(folder)
 
 
 def same_as_run_qa(windows: Windows, features: list[Row]) -> None:
@@ -82,16 +55,6 @@ def test_windows_of_real_questions_are_those_of_run_qa(
     stride = 128 if max_length == 384 else 32
     windows = windows_of(tmp_path, rows, tokenizer, max_length, tokens=stride)
     same_as_run_qa(windows, run_qa.features(tokenizer, rows, max_length, stride))
-
-
-def real_rows(data_dir: Path, number: int) -> list[Row]:
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    files = sorted((data_dir / "squad" / "plain_text").glob("validation*.parquet"))
-    if not files:
-        pytest.skip("there is no SQuAD")
-    rows: list[Row] = pq.read_table(files[0]).to_pylist()
-    return random.Random(0).sample(rows, number)
 
 
 def test_a_step_moves_the_window_and_gives_each_token_the_window_with_most_context(

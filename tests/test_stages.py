@@ -11,23 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from built import Run, student
 from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.labels import HardLabels
-from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import plan
-from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
-from distill_runner.pipeline.store import Store
 
 Compose = Callable[..., RunConfig]
 CE = {"term": "hard_labels"}
-
-
-def student(run: RunConfig) -> Stage:
-    return resolve(run.stages, "student", run.runtime.precision)
 
 
 @pytest.fixture(scope="module")
@@ -222,25 +216,6 @@ def test_what_is_trained_learns_something(compose: Compose) -> None:
 
 
 # What a stage yields.
-
-
-class Run:
-    """A run's pipeline, and the stages that it trained."""
-
-    def __init__(self, run: RunConfig) -> None:
-        self.stage, self.trained = student(run), list[str]()
-        self.pipeline = Pipeline(Store(run.store.dir), run.runtime, self.report)
-        self.store = self.pipeline.store
-
-    def report(self, name: str) -> Callable[[Mapping[str, Any], int, float], None]:
-        self.trained.append(name)
-        return lambda values, step, epoch: None
-
-    def build(self) -> dict[str, bytes]:
-        """The student's files that must not differ by a bit."""
-        folder = self.pipeline.build(self.stage)
-        names = ["model/model.safetensors", "model/tokenizer.json", "predictions-validation.npy"]
-        return {name: (folder / name).read_bytes() for name in names}
 
 
 CKD = ("method=ckd", "student.num_layers=3", "seed=5")  # parameters of its own, and dropout

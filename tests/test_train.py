@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
     PreTrainedModel,
@@ -31,55 +29,39 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.schema import typed
 from distill_runner.common.seeds import seed_all
 from distill_runner.datasets.batches import Batch, Tokens
-from distill_runner.datasets.corpora import Corpus, CorpusPart
 from distill_runner.datasets.examples import Examples
-from distill_runner.kinds import make_task
 from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.labels import HardLabels
 from distill_runner.methods.outputs import Classes, Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
-from distill_runner.training.checkpoints import History, interrupts
+from distill_runner.training.checkpoints import interrupts
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import Data, Evaluation, TaskData
 from distill_runner.training.devices import Device
 from distill_runner.training.learning_rates import learning_rate
 from distill_runner.training.meter import Diverged, Log
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
-from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
+from distill_runner.training.teachers import LiveTargets, NoTeacher
 from distill_runner.training.text_data import CorpusData, TextData
 from distill_runner.training.train import Training, fit
-
-CPU = Device.of("cpu", "fp32")
-TASK = make_task(
-    name="tiny",
-    dataset="nowhere",
-    columns=["sentence1", "sentence2"],
-    labels=["no", "yes"],
-    metrics=["accuracy"],
-    max_length=48,
-    epochs=3,
-    validation={"validation": "validation"},
+from trainings import (
+    CE,
+    CKD,
+    CPU,
+    METHODS,
+    NO_DROPOUT,
+    TASK,
+    TEXT,
+    Double,
+    Logged,
+    bert,
+    log_into,
+    same,
+    told,
+    weights,
 )
-CE = {"term": "hard_labels"}
-KD = {"term": "soft_labels", "temperature": 5.0}
-CKD = {"term": "hidden_states", "mapping": {"rule": "no"}, "combine": "concatenate", "distance": "mse"}
-ALP = {"term": "hidden_states", "mapping": {"rule": "all"}, "combine": "attend", "distance": "mse"}
-KQV = {"kind": "kqv", "heads": 2}
-METHODS: dict[str, dict[str, Any]] = {
-    "nkd": {"terms": {"ce": CE}, "weights": {"ce": 1.0}},
-    "ckd": {"terms": {"ce": CE, "kd": KD, "layers": CKD}, "weights": {"ce": 0.3, "kd": 0.5, "layers": 0.2}},
-    "alp": {"terms": {"ce": CE, "layers": ALP | {"attention": KQV}}, "weights": {"ce": 0.5, "layers": 0.5}},
-}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-Logged = list[tuple[dict[str, Any], int, float]]
-
-
-def bert(num_layers: int, num_labels: int = 2, **options: Any) -> BertConfig:
-    sizes = {"num_hidden_layers": num_layers, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
-    config: Any = BertConfig
-    return config(vocab_size=200, max_position_embeddings=48, num_labels=num_labels, **sizes, **options)
 
 
 @pytest.fixture(scope="module")
@@ -103,18 +85,6 @@ def live(splits: dict[str, Tokens]) -> LiveTargets:
     torch.manual_seed(11)
     teacher = BertForSequenceClassification(bert(4, initializer_range=0.2))
     return LiveTargets(teacher, splits["train"], FeatureRequest(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
-
-
-class Double:
-    """A teacher's features in float64, for references."""
-
-    def __init__(self, teacher: TeacherTargets) -> None:
-        self.teacher = teacher
-
-    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
-        features = self.teacher(batch, progress, needs)
-        assert features.logits is not None
-        return Features(features.logits.double(), {layer: cls.double() for layer, cls in features.cls.items()})
 
 
 Make = Callable[..., Training]
@@ -165,23 +135,6 @@ def whole(make: Make) -> Callable[[str], Training]:
         return trained
 
     return training
-
-
-def log_into(rows: Logged) -> Log:
-    return lambda values, step, epoch: rows.append((dict(values), step, epoch))
-
-
-def weights(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-
-
-def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
-def told(history: History) -> dict[str, Any]:
-    """All that must not depend on interruptions; seconds do."""
-    return {key: value for key, value in asdict(history).items() if key != "seconds"}
 
 
 def result(training: Training) -> tuple[dict[str, Any], dict[str, Tensor], bytes, bytes]:
@@ -269,9 +222,6 @@ def test_a_finished_training_is_not_trained_further(make: Make, whole: Callable[
     again = make(seed=1, folder=whole("nkd").folder, select_best=True)
     fit(again)
     assert_same_result(whole("nkd"), again)
-
-
-TEXT = Corpus(name="tiny", parts={"text": CorpusPart(dataset="data", columns=["text"])}, max_length=16)
 
 
 def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder: Path, tmp_path: Path) -> None:

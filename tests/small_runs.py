@@ -1,0 +1,44 @@
+"""What makes a run of the shipped configuration small."""
+
+import yaml
+
+from distill_runner.compose.folders import choices, config_folder
+
+CONF = config_folder()
+
+
+def chosen_by(method: str) -> list[str]:
+    """The choices that a method makes in other groups."""
+    content = yaml.safe_load((CONF / "method" / f"{method}.yaml").read_text())
+    entries = [entry for entry in content.get("defaults", []) if isinstance(entry, dict)]
+    pairs = [pair for entry in entries for pair in entry.items()]
+    return [f"{group.removeprefix('override /')}={choice}" for group, choice in pairs]
+
+
+def made_small(overrides: tuple[str, ...]) -> list[str]:
+    """What else to set, so that two steps of a combination are short and its tiny teacher will do."""
+    values = ["teacher.optim.epochs=1", "optim.max_steps=2", "runtime.log_every=1"]
+    if "method=takd" in overrides:
+        values.append("assistant.num_layers=3")
+    name = overrides[0].removeprefix("method=")
+    if name in choices("method") and "student=fresh" in chosen_by(name):
+        values += [
+            "student.width=32",
+            "student.heads=2",
+            "pretraining.optim.max_steps=2",
+            "pretraining.optim.batch_size=8",
+        ]
+    if name == "tinybert":
+        values.append("stages.phase1.optim.max_steps=2")
+    if "mapping=explicit" in overrides:
+        values.append("mapping.layers=[[2],[]]")
+    if {"mapping=layer_6", "mapping=layer_12"} & set(overrides):  # layers that the small teacher has not
+        values.append("mapping.layer=2")
+    if {"method=minilmv2", "experiment=compositions/sid_relations"} & set(overrides):
+        values.append("relations.heads=8")
+    if {"method=minilm", "method=minilmv2"} & set(overrides):
+        values += ["student.width=32", "student.heads=4", "stages.distil.optim.max_steps=2"]
+        values += ["stages.distil.optim.batch_size=8", "corpus.max_length=48"]
+    if overrides[0].startswith("experiment="):
+        values += ["student.num_layers=2", "task.max_length=48", "optim.batch_size=16"]
+    return values

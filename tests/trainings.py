@@ -1,0 +1,81 @@
+"""Small methods, models and data that trainings are made of, and what is compared of them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    BertConfig,
+)
+
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.corpora import Corpus, CorpusPart
+from distill_runner.kinds import make_task
+from distill_runner.methods.base import Progress
+from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.training.checkpoints import History
+from distill_runner.training.devices import Device
+from distill_runner.training.meter import Log
+from distill_runner.training.teachers import TeacherTargets
+
+CPU = Device.of("cpu", "fp32")
+TASK = make_task(
+    name="tiny",
+    dataset="nowhere",
+    columns=["sentence1", "sentence2"],
+    labels=["no", "yes"],
+    metrics=["accuracy"],
+    max_length=48,
+    epochs=3,
+    validation={"validation": "validation"},
+)
+CE = {"term": "hard_labels"}
+KD = {"term": "soft_labels", "temperature": 5.0}
+CKD = {"term": "hidden_states", "mapping": {"rule": "no"}, "combine": "concatenate", "distance": "mse"}
+ALP = {"term": "hidden_states", "mapping": {"rule": "all"}, "combine": "attend", "distance": "mse"}
+KQV = {"kind": "kqv", "heads": 2}
+METHODS: dict[str, dict[str, Any]] = {
+    "nkd": {"terms": {"ce": CE}, "weights": {"ce": 1.0}},
+    "ckd": {"terms": {"ce": CE, "kd": KD, "layers": CKD}, "weights": {"ce": 0.3, "kd": 0.5, "layers": 0.2}},
+    "alp": {"terms": {"ce": CE, "layers": ALP | {"attention": KQV}}, "weights": {"ce": 0.5, "layers": 0.5}},
+}
+TEXT = Corpus(name="tiny", parts={"text": CorpusPart(dataset="data", columns=["text"])}, max_length=16)
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+Logged = list[tuple[dict[str, Any], int, float]]
+
+
+def bert(num_layers: int, num_labels: int = 2, **options: Any) -> BertConfig:
+    sizes = {"num_hidden_layers": num_layers, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    config: Any = BertConfig
+    return config(vocab_size=200, max_position_embeddings=48, num_labels=num_labels, **sizes, **options)
+
+
+class Double:
+    """A teacher's features in float64, for references."""
+
+    def __init__(self, teacher: TeacherTargets) -> None:
+        self.teacher = teacher
+
+    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
+        features = self.teacher(batch, progress, needs)
+        assert features.logits is not None
+        return Features(features.logits.double(), {layer: cls.double() for layer, cls in features.cls.items()})
+
+
+def log_into(rows: Logged) -> Log:
+    return lambda values, step, epoch: rows.append((dict(values), step, epoch))
+
+
+def weights(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def told(history: History) -> dict[str, Any]:
+    """All that must not depend on interruptions; seconds do."""
+    return {key: value for key, value in asdict(history).items() if key != "seconds"}
