@@ -613,6 +613,12 @@ def test_a_bare_command_is_the_help_and_the_version_is_ours(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("how", [["student.num_layers=99"], ["plan=true"]])
+def test_what_does_not_run_leaves_no_folder(tmp_path: Path, inputs: tuple[str, ...], how: list[str]) -> None:
+    distill_run(tmp_path, *inputs, "method=nkd", *how)
+    assert not list(tmp_path.glob("outputs/runs/*"))
+
+
 @pytest.mark.parametrize("part", ["train[:90%]", "validation[9503:]", "train[~10%:20%]", "owner/name:config:train[:5]"])
 def test_parts_of_splits_need_no_quotes(part: str) -> None:
     for options in ([], ["-m"]):

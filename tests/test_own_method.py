@@ -1,6 +1,7 @@
 """Methods from outside: a term and a file of one's own in the working folder, without touching the package."""
 
 import itertools
+import json
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,11 @@ def test_a_shipped_file_can_be_overridden(place: Path) -> None:
 def test_a_folder_given_by_name_goes_before_that_of_the_working_folder(place: Path, tmp_path: Path) -> None:
     (place / "conf").rename(place / "elsewhere")
     assert distill_run(place, *COMMAND, "plan=true").code == 2
-    assert distill_run(place, "--config-dir", "elsewhere", *COMMAND, "plan=true").code == 0
+    ended = distill_run(place, "--config-dir", "elsewhere", *COMMAND, "transfer=sst2")
+    assert ended.code == 0, ended.err
+    assert "transfer=sst2: method=relational reads no transfer set" in ended.err
+    (result,) = (json.loads(file.read_text()) for file in place.glob("outputs/runs/*/result.json"))
+    assert result["command"].endswith(" --config-dir elsewhere")
     assert distill_run(place, "--config-dir=nowhere", *COMMAND).err == "--config-dir=nowhere: there is no such folder\n"
 
 

@@ -5,6 +5,7 @@ torch and transformers are imported when a run starts, so that ``--help`` and ta
 
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -75,8 +76,16 @@ def _job(config: DictConfig) -> Mapping[str, Any]:
     try:
         return run(config)
     finally:
+        _remove_if_bare(Path(HydraConfig.get().runtime.output_dir))
         with suppress(ValueError):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _remove_if_bare(folder: Path) -> None:
+    """A run that was refused, or only planned, leaves no folder: it has Hydra's notes and the log, and nothing else."""
+    with suppress(OSError):
+        if {file.name for file in folder.iterdir()} <= {".hydra", "distill-run.log"}:
+            shutil.rmtree(folder)
 
 
 def _point(config: DictConfig) -> Mapping[str, Any]:

@@ -40,6 +40,7 @@ class FinishedRun:
         Raises:
             UserError: the folder holds no run, or its artifacts are not in the store.
         """
+        from distill_runner.pipeline import status
         from distill_runner.pipeline.build import Pipeline
         from distill_runner.pipeline.resolving import resolve
         from distill_runner.pipeline.store import Store
@@ -55,6 +56,9 @@ class FinishedRun:
         for needed in (stage, stage.teacher):
             if needed is not None and not pipeline.store.has(needed.spec):
                 problem = f"its stage {needed.name} is not in the store {run.store.dir}"
+                then = (status.read(folder) or {}).get("key")
+                if needed is stage and then is not None and then != stage.key:
+                    problem = "its data, its teacher's files or this package are others than when it ran"
                 raise UserError("run", folder, problem, "Repeat the run, from the folder that it was started in.")
         return cls(folder, f"{label(described_by(run))}, {stage.shape.num_layers} layers", stage, pipeline)
 

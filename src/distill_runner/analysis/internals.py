@@ -118,7 +118,9 @@ def draw_histories(runs: Mapping[str, ScoreHistory]) -> "Figure":
         marked: Counter[tuple[int, float]] = Counter()
         colours = dict(zip(runs, cycle(COLOURS), strict=False))
         for name, run in runs.items():
-            axes.plot(range(1, len(run.scores) + 1), [100 * score for score in run.scores], color=colours[name])
+            single = "o" if len(run.scores) == 1 else None  # of one epoch there is no line
+            epochs, scores = range(1, len(run.scores) + 1), [100 * score for score in run.scores]
+            axes.plot(epochs, scores, color=colours[name], marker=single)
             for layer, epoch in run.ends:
                 place = (epoch, 100 * run.scores[epoch - 1])
                 axes.plot(*place, "o", markersize=4, color=colours[name])

@@ -24,7 +24,8 @@ from distill_runner.analysis import inner_states, internals
 from distill_runner.analysis.finished import FinishedRun
 from distill_runner.commands.arguments import Parser, ended
 from distill_runner.common.errors import UserError
-from distill_runner.report.figures.canvas import style
+from distill_runner.common.terminal import quiet
+from distill_runner.report.figures.canvas import save
 
 
 def agreement(runs: Sequence[FinishedRun], options: Namespace) -> None:
@@ -174,9 +175,27 @@ def _sample(run: FinishedRun, count: int | None, default: int) -> np.ndarray:
 
 
 def _save(figure: Any, file: Path) -> None:
-    with style():  # some texts are laid out only now
-        figure.savefig(file, dpi=150)
+    save(figure, file)
     print(file)
+
+
+def _read(folders: Sequence[Path]) -> list[FinishedRun]:
+    """The finished runs among several folders; the others are told.
+
+    Raises:
+        UserError: there is none.
+    """
+    runs, errors = list[FinishedRun](), list[UserError]()
+    for folder in folders:
+        try:
+            runs.append(FinishedRun.read(folder))
+        except UserError as error:
+            errors.append(error)
+    if not runs:
+        raise errors[0]
+    for error in errors:
+        print(f"left out: {error}", file=sys.stderr)
+    return runs
 
 
 def _named(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
@@ -200,14 +219,15 @@ def analyse(arguments: Sequence[str]) -> None:
     actions = {action.__name__: action for action in (agreement, samples, history, attention, alpha, states)}
     parser.add_argument("what", choices=actions)
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, help="the picture's file")
+    parser.add_argument("--out", type=Path, help="the picture's file: .png, .pdf, .svg")
     parser.add_argument("--example", type=int, default=0, help="number in the validation split, for attention")
     parser.add_argument("--head", type=int, default=0, help="counted from 0, for attention")
     layers = "of the student, behind the runs, for alpha (1) and states (all that have a peer)"
     parser.add_argument("--layers", type=int, nargs="+", help=layers)
     parser.add_argument("--samples", type=int, help="how many, for samples (4), alpha (10) and states (100)")
     options = parser.parse_args(arguments)
-    actions[options.what](_named([FinishedRun.read(folder) for folder in options.runs]), options)
+    quiet()
+    actions[options.what](_named(_read(options.runs)), options)
 
 
 if __name__ == "__main__":

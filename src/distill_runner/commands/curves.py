@@ -17,7 +17,7 @@ from distill_runner.commands.arguments import Parser, ended, require_folder
 from distill_runner.common.errors import UserError, nearest
 from distill_runner.report.cells import ResultCell, cell_of, is_scored, label, settings
 from distill_runner.report.collect import Result, chosen
-from distill_runner.report.figures.canvas import COLOURS, save, style
+from distill_runner.report.figures.canvas import COLOURS, below, save, style
 from distill_runner.report.row_keys import row_keys
 from distill_runner.report.rows import distinct, tabulate
 
@@ -134,7 +134,7 @@ def draw(results: Sequence[Result], by: str, file: Path, order: Sequence[str] = 
         axes.set_xlabel(AXES[by][0])
         metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if is_scored(result))
         axes.set_ylabel(", ".join(metrics))
-        figure.legend(loc="outside lower center", ncols=2)
+        below(figure, axes.get_legend_handles_labels()[0])
     save(figure, file)
 
 

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill_runner.common.schema import typed
 from distill_runner.compose.config import RunConfig
+from distill_runner.compose.folders import config_dir
 from distill_runner.compose.stages import completed
 
 PARTS = ("stages", "template", "teacher", "runtime", "store", "tracker", "seed", "stage", "plan")
@@ -33,7 +34,7 @@ def typed_run(
         {
             "teacher": {key: config.teacher[key] for key in ("name", "source", "fine_tuned")},
             "method": config.method.name,
-            "command": shlex.join(["distill-run", *overrides]),
+            "command": shlex.join(["distill-run", *overrides, *config_dir()]),
             **{key: value for key, value in resolved.items() if key not in ("template", "teacher")},
         },
     )

@@ -12,6 +12,7 @@ class _Given:
     """What ``--config-dir`` names, for this process."""
 
     folder: Path | None = None
+    typed: str | None = None
 
 
 def config_folder() -> Path:
@@ -28,7 +29,12 @@ def give(folder: str | None) -> None:
     """
     if folder is not None and not Path(folder).is_dir():
         raise UserError("--config-dir", folder, "there is no such folder")
-    _Given.folder = Path(folder).absolute() if folder is not None else None
+    _Given.folder, _Given.typed = Path(folder).absolute() if folder is not None else None, folder
+
+
+def config_dir() -> list[str]:
+    """The option that names the user's configuration, as it was typed; empty where none was."""
+    return ["--config-dir", _Given.typed] if _Given.typed is not None else []
 
 
 def own_folder() -> Path | None:

@@ -145,12 +145,13 @@ class Pipeline:
         judged, outputs = data.judge(lambda: self.device.place(kept_model(stage, folder / "model")))
         for name, predictions in outputs.items():
             np.save(folder / PREDICTIONS.format(name), predictions)
+        saved = json.loads((folder / "model" / "config.json").read_text())  # a new model has its tokenizer's words
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,
             "metrics": judged | history.epochs[history.best - 1],
             "num_params": training.num_params,
-            "shape": asdict(stage.shape),
+            "shape": asdict(stage.shape) | {"vocab_size": saved.get("vocab_size", stage.shape.vocab_size)},
         }
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=1))
         remove(folder / CHECKPOINT)

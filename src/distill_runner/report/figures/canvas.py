@@ -1,9 +1,10 @@
 """What the figures share: style, colours, panels, legend. matplotlib is imported when something is drawn."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import ceil
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import UserError
@@ -32,9 +33,16 @@ def panels(count: int, most: int, width: float, height: float) -> tuple["Figure"
 def legend(figure: "Figure", looks: Mapping[str, Mapping[str, Any]]) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
-    inches = 0.6 + 0.07 * max(map(len, looks))
-    columns = max(1, min(len(handles), int(figure.get_figwidth() / inches)))
+    below(figure, [Line2D([], [], label=name, **look) for name, look in looks.items()])
+
+
+def below(figure: "Figure", handles: Sequence[Any]) -> None:
+    """The legend of these under the axes, in as many columns as fit; names wider than the figure are broken."""
+    line, letter, width = 0.6, 0.07, figure.get_figwidth()  # inches
+    for handle in handles:
+        handle.set_label("\n".join(wrap(str(handle.get_label()), int((width - line) / letter))))
+    longest = max((len(part) for handle in handles for part in handle.get_label().splitlines()), default=0)
+    columns = max(1, min(len(handles), int(width / (line + letter * longest))))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
