@@ -1,6 +1,8 @@
 """What Hydra keeps to itself: used in one file, and known to be as it was for this version alone."""
 
 import re
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,3 +38,16 @@ def test_they_do_what_is_expected_of_them() -> None:
     two = with_number(one, 2, "seed=2")
     assert (two.value(), two.key_or_group, two.input_line) == (2, "seed", "seed=2")
     assert callable(ConfigLoaderImpl._apply_overrides_to_config)
+
+
+def test_a_sweeper_can_be_made_whatever_was_imported_before_the_search_for_plugins() -> None:
+    """The search executes the module of Hydra's sweeper once more: a class of before would not be the one of then."""
+    lines = (
+        "import distill_runner.sweeping.points",
+        "from hydra.core.plugins import Plugins",
+        "Plugins.instance()",
+        "from hydra_plugins.distill_runner_grid.grid import GridSweeper",
+        "GridSweeper()",
+    )
+    ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

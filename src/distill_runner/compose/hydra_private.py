@@ -3,18 +3,32 @@
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
+if TYPE_CHECKING:
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
 __all__ = ["BasicSweeper", "ReadOnce", "apply_overrides", "combinations", "parse_options", "read_once", "with_number"]
+
+
+def __getattr__(name: str) -> Any:
+    """``BasicSweeper``, not before it is asked for: Hydra's search for plugins executes its module once more.
+
+    A class of before that is not the one which its ``__init__`` calls ``super`` of.
+    """
+    if name != "BasicSweeper":
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    return BasicSweeper
 
 
 def parse_options(arguments: Sequence[str]) -> tuple[Any, list[str]]:
@@ -25,6 +39,8 @@ def parse_options(arguments: Sequence[str]) -> tuple[Any, list[str]]:
 
 def combinations(overrides: list[Override]) -> list[list[str]]:
     """Every combination of the values of a sweep, the last override varying fastest."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
     (found,) = BasicSweeper.split_arguments(overrides, None)
     return list(found)
 
