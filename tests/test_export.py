@@ -1,6 +1,7 @@
 """A finished run's student as ONNX: files, outputs, table and card; uploading it, to a server of this test."""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -176,3 +177,19 @@ def test_a_push_uploads_model_card_and_onnx(exported: Path, hub: type[Hub], monk
     (commit,) = [body for path, body in hub.seen if "/commit/" in path]
     paths = {json.loads(line)["value"].get("path") for line in commit.splitlines() if b'"file"' in line}
     assert {"README.md", "config.json", "model.safetensors", "onnx/model.onnx", "tokenizer.json"} <= paths
+
+
+def test_openvino_gives_what_torch_gives(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+    monkeypatch.chdir(exported.parents[2])
+    export_run([str(exported), "--examples", "10", "--no-teacher", "--no-int8", "--openvino"])
+    assert (exported / "model/openvino/openvino_model.bin").is_file()
+    torch_row, _, row = json.loads((exported / "deploy.json").read_text())["rows"]
+    assert (row["model"], row["form"], row["score"]) == ("student", "OpenVINO", torch_row["score"])
+    assert row["difference"] < 1e-4
+
+
+def test_without_openvino_the_extra_is_named(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(UserError, match=r"--openvino: openvino is not installed\n.*distill-run\[openvino\]"):
+        export_run([str(exported), "--openvino"])

@@ -13,6 +13,7 @@ import numpy as np
 
 from distill_runner.commands.arguments import Parser, ended
 from distill_runner.common.errors import UserError
+from distill_runner.deploy import openvino
 from distill_runner.deploy.measure import Engine, PaddedTexts, running_costs
 from distill_runner.deploy.onnx import FOLDER, PLAIN, OnnxEngine, TorchEngine, export, quantise, require_onnx
 from distill_runner.deploy.report import ModelForm, as_json, put_into, section, table
@@ -21,8 +22,8 @@ from distill_runner.deploy.student import Student
 if TYPE_CHECKING:
     from distill_runner.kinds import Task
 
-TOLERANCE = 1e-3
-"""By which outputs of ONNX in float32 may differ from those of torch, relative to the largest of them."""
+EXACT, TOLERANCE = ("ONNX", "OpenVINO"), 1e-3
+"""Forms in float32, and by how much their outputs may differ from those of torch, relative to the largest of them."""
 LOADING = """```python
 from optimum.onnxruntime import ORTModelForSequenceClassification
 
@@ -47,16 +48,19 @@ def export_run(arguments: list[str]) -> None:
     """
     given = _parser().parse_args(arguments)
     require_onnx()
+    if given.openvino:
+        openvino.require_openvino()
     student = Student.read(given.run)
     _quiet(given.threads)
     split = next(iter(student.task.validation.values()))
     judge = _Judge(student.task, split, str(student.model), given.threads)
-    onnx = student.model / FOLDER
-    engines = {("student", form): engine for form, engine in judge.forms(student.model, onnx, given.int8).items()}
+    chosen = (given.int8, given.openvino)
+    forms = judge.forms(student.model, student.model, *chosen)
+    engines = {("student", form): engine for form, engine in forms.items()}
     with TemporaryDirectory() as folder:
         teacher = None if given.no_teacher else _teacher(given.run)
         if teacher is not None:
-            forms = judge.forms(teacher, Path(folder), given.int8)
+            forms = judge.forms(teacher, Path(folder), *chosen)
             engines = {("teacher", form): engine for form, engine in forms.items()} | engines
         rows = judge.rows(engines, given.examples)
     conditions = (
@@ -71,7 +75,7 @@ def export_run(arguments: list[str]) -> None:
     written = put_into(card.read_text() if card.is_file() else "", section(rows, metric, conditions, loading))
     card.unlink(missing_ok=True)  # it may share its bytes with the store
     card.write_text(written)
-    print(table(rows, metric), conditions, f"written: {onnx}", sep="\n")
+    print(table(rows, metric), conditions, f"written: {student.model / FOLDER}", sep="\n")
     if given.push:
         print(_push(student.model, given.push))
 
@@ -83,6 +87,7 @@ def _parser() -> Parser:
     parser.add_argument("--threads", type=int, default=1, help="of torch and of ONNX Runtime (default: 1)")
     parser.add_argument("--examples", type=int, default=200, help="that are timed (default: 200)")
     parser.add_argument("--no-int8", dest="int8", action="store_false", help="float32 alone")
+    parser.add_argument("--openvino", action="store_true", help="for OpenVINO too, in float32")
     parser.add_argument("--no-teacher", action="store_true", help="the student alone")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload the model's folder to the Hugging Face hub")
     return parser
@@ -113,16 +118,19 @@ class _Judge:
         self.tokenizer = read_tokenizer(source)
         self.texts = PaddedTexts(self.tokenizer, self.examples.texts, task.num_positions)
 
-    def forms(self, model: Path, folder: Path, int8: bool) -> dict[str, Any]:
-        """The model as torch runs it and as files in ``folder``, by form."""
+    def forms(self, model: Path, place: Path, int8: bool, for_openvino: bool) -> dict[str, Any]:
+        """The model as torch runs it and as files in folders of ``place``, by form."""
         from distill_runner.models.build import build
         from distill_runner.models.config import ModelConfig
 
         built = build(ModelConfig(source=str(model), head="keep"), self.task.head)
-        path = export(built, self.texts.inputs(self.texts.spread()), folder / PLAIN)
+        path = export(built, self.texts.inputs(self.texts.spread()), place / FOLDER / PLAIN)
         forms = {"torch": TorchEngine(built), "ONNX": OnnxEngine(path, self.threads)}
         if int8:
             forms["ONNX int8"] = OnnxEngine(quantise(path), self.threads)
+        if for_openvino:
+            converted = openvino.convert(path, place / openvino.FOLDER / openvino.PLAIN)
+            forms["OpenVINO"] = openvino.OpenVinoEngine(converted, self.threads)
         return forms
 
     def rows(self, engines: Mapping[tuple[str, str], Any], num_examples: int) -> list[ModelForm]:
@@ -136,8 +144,8 @@ class _Judge:
         for (model, form), found in outputs.items():
             reference = outputs[model, "torch"]
             difference = float(np.abs(found - reference).max())
-            if form == "ONNX" and difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
-                problem = f"its {model} gives other outputs than torch, by up to {difference:.1e}"
+            if form in EXACT and difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
+                problem = f"{form} of its {model} gives other outputs than torch, by up to {difference:.1e}"
                 raise UserError("distill-run-export", None, problem, "Do not deploy it; please report this.")
             same = [a == b for a, b in zip(self.task.as_lines(found), self.task.as_lines(reference), strict=True)]
             compared = (None, None) if form == "torch" else (difference, float(np.mean(same)))
