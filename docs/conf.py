@@ -19,5 +19,7 @@ autodoc_member_order = "bysource"
 napoleon_use_ivar = True
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = "distill-run"
 html_show_sphinx = False

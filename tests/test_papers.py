@@ -1,6 +1,6 @@
 """docs/papers: every table and figure of the five papers has a row, which agrees with sweeps and published numbers.
 
-``python tests/test_papers.py`` makes the pages of ``rows.yaml``.
+``python -m tests.test_papers`` makes the pages of ``rows.yaml``.
 """
 
 import re
@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.paper_hours import commands, forward, forward_resnet
 from distill_runner.report.published import cells, titles
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "papers"
 PAPERS: dict[str, dict[str, Any]] = yaml.safe_load((PAGES / "rows.yaml").read_text())
+HOURS: dict[str, dict[str, float]] = yaml.safe_load((PAGES / "hours.yaml").read_text())
 HOWS = {"command": "by command", "stand-in": "by stand-in", "set": "in the configuration", "drawing": "a drawing"}
 
 PLACES = {  # as the captions of the papers count
@@ -37,16 +39,22 @@ def page(paper: str) -> str:
         known["about"],
         "",
         ", ".join(f"{counts[how]} {words}" for how, words in HOWS.items() if counts[how])
-        + f", of {len(known['rows'])} tables and figures. Add `plan=true` to a sweep for its hours on your machine.",
+        + f", of {len(known['rows'])} tables and figures.",
         "",
-        "| | shows | repeated by | trainings | what differs | measured in small |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "Hours are counted, not measured: one NVIDIA A100 at 40 % of its peak in bf16, one run at a time",
+        "(`python -m benchmarks.paper_hours`). Those of your machine: add `plan=true` to a sweep.",
+        "",
+        "| | shows | repeated by | trainings | hours | what differs | measured in small |",
+        "| --- | --- | --- | --- | ---: | --- | --- |",
     ]
     for place, (shows, how, by, trainings, differs, measured) in known["rows"].items():
-        commands = "<br>".join(f"`{command}`" for command in str(by).split("; ") if command)
-        told = commands if how == "command" else f"{HOWS[how]}{': ' if commands else ''}{commands}"
+        every = [command for command in str(by).split("; ") if command]
+        typed = "<br>".join(f"`{command}`" for command in every)
+        told = typed if how == "command" else f"{HOWS[how]}{': ' if typed else ''}{typed}"
+        hours = sum(HOURS[command]["hours"] for command in every if command in HOURS)
         link = f"[{measured}](../results/{measured}.md)" if measured else ""
-        lines.append(f"| {place} | {shows} | {told} | {trainings} | {differs} | {link} |")
+        cost = f"{hours:,.{0 if hours >= 10 else 1}f}" if hours else ""
+        lines.append(f"| {place} | {shows} | {told} | {trainings} | {cost} | {differs} | {link} |")
     return "\n".join(lines) + "\n"
 
 
@@ -80,9 +88,24 @@ def test_places_and_measurements_exist() -> None:
                 assert (ROOT / path).exists(), (place, path)
 
 
+def test_every_training_has_hours_and_as_many_students_as_its_row_says() -> None:
+    assert list(HOURS) == list(commands())
+    assert min(cost["hours"] for cost in HOURS.values()) > 0
+    for paper in PAPERS.values():
+        for place, (_, _, by, trainings, _, _) in paper["rows"].items():
+            if counted := [HOURS[command]["trainings"] for command in str(by).split("; ") if command in HOURS]:
+                assert sum(counted) == int(re.findall(r"\d+", str(trainings))[0]), place
+
+
+def test_operations_are_those_that_are_known() -> None:
+    """As others count them: 22.5 billion of BERT-base at 128 tokens, 255 million multiplications of ResNet-110."""
+    assert forward(12, 768, 128) == pytest.approx(22.5e9, rel=0.01)
+    assert forward_resnet(110) / 2 == pytest.approx(255e6, rel=0.01)
+
+
 @pytest.mark.parametrize("paper", PLACES)
 def test_pages_are_those_of_the_rows(paper: str) -> None:
-    assert (PAGES / f"{paper}.md").read_text() == page(paper), "python tests/test_papers.py"
+    assert (PAGES / f"{paper}.md").read_text() == page(paper), "python -m tests.test_papers"
 
 
 if __name__ == "__main__":

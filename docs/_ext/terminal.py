@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,6 @@ from rich.console import Console
 from rich.text import Text
 
 COMMANDS = (
-    "distill-run experiment=demo plan=true",
     "distill-run experiment=demo seed=1",
     "distill-run-table --compare kd nkd",
 )
@@ -42,7 +42,8 @@ def main() -> None:
             console.print()
             if ran.returncode:
                 sys.exit(f"{command} ended with exit code {ran.returncode}:\n{ran.stdout[-2000:]}")
-    console.save_svg(str(target), title="distill-run")
+    svg = console.export_svg(title="distill-run", unique_id="terminal")
+    target.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))  # they would be fetched
     print(target)
 
 

@@ -1,0 +1,266 @@
+"""Hours of every command in docs/papers on an assumed GPU, counted from its plan. Nothing is trained or downloaded.
+
+    DISTILL_DATA_DIR=<folder with amazon_reviews/ and wiki_paragraphs/> python -m benchmarks.paper_hours [--missing]
+
+writes docs/papers/hours.yaml after each command (a quarter of an hour in all).
+
+Counted are the operations of all products: 3 forward passes for an update of a student, one for each example that a
+teacher or a validation set is read for. What points share is counted once. The GPU does not run this: its two speeds
+below are assumptions, and a plan on a machine that has one measures instead (``plan=true``).
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+PAGES = Path(__file__).parents[1] / "docs" / "papers"
+HEAD = "# Made by `python -m benchmarks.paper_hours`, which says what is counted and which GPU is assumed.\n"
+OPERATIONS_PER_SECOND = 125e12
+"""40 % of what an NVIDIA A100 multiplies in bf16."""
+SECONDS_PER_LAYER = 0.003
+"""Of an update at least: starting its kernels. 4 layers take the host some 12 ms (docs/clusters.md)."""
+SECONDS_PER_CONVOLUTION = 0.0003
+"""The same of a convolution with what is around it, which has a tenth of a layer's kernels."""
+SHARED = {"minilmv2": ("optim.lr", "seed"), "alp_kd": ("optim.lr",)}
+"""Axes of a paper's sweeps that cost the same at each value, and leave all stages before the last alone."""
+
+LOCAL = ("amazon_reviews", "wiki_paragraphs")
+"""Data sets that are on no hub."""
+UNREAD = {"sweep=pro_kd/table3": f"task.labels=[{','.join(f'class{number}' for number in range(100))}]"}
+"""Command's part -> what its plan would read of the data: the names of CIFAR-100's classes."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Numbers of examples, and mean tokens by ``max_length``, of BERT's tokenizer on the data or the part at hand."""
+
+    train: int
+    validation: int
+    tokens: Mapping[int, float]
+
+
+LONG_TEXTS = {64: 60.8, 128: 106.0, 512: 196.3}
+DATA = {
+    "cola": Data(8551, 1043, {128: 11.3}),
+    "sst2": Data(67349, 872, {128: 13.3}),
+    "mrpc": Data(3668, 408, {64: 51.7, 128: 53.2}),
+    "rte": Data(2490, 277, {64: 52.1, 128: 66.6, 512: 70.2}),
+    "stsb": Data(5749, 1500, {128: 27.8}),
+    "wnli": Data(635, 71, {128: 37.1}),
+    "mnli": Data(392702, 19647, {64: 38.4, 128: 39.9}),
+    "qnli": Data(104743, 5463, {64: 46.3, 128: 48.8}),
+    "qqp": Data(363846, 40430, {128: 30.8}),
+    "squad": Data(88524, 10784, {384: 171.8}),
+    "squad_v2": Data(132000, 12232, {384: 171.8}),
+    "mlqa": Data(88524, 10784, {384: 171.8}),
+    "xnli": Data(392702, 15 * 2490, {128: 39.9}),
+    "nli_star": Data(1306000, 0, {128: 36.0}),
+    "imdb": Data(50000, 0, {64: 63.8, 128: 123.7, 512: 272.8}),
+    "wiki_paragraphs": Data(18891, 0, {64: 61.4, 128: 100.7, 512: 126.2}),
+    "cifar10": Data(50000, 10000, {}),
+    "cifar100": Data(50000, 10000, {}),
+    **{f"amazon_{domain}": Data(1700, 300, LONG_TEXTS) for domain in ("books", "dvd", "electronics", "kitchen")},
+    "book_reviews": Data(1700, 300, LONG_TEXTS),
+}
+"""SQuAD counts windows of 384 tokens. Of NLI* SNLI has 549,367 pairs."""
+
+BERTS = {"bert-base-uncased": (12, 768), "bert-large-uncased": (24, 1024)}
+MODELS: dict[str, tuple[str, int, int]] = {
+    **{f"google-bert/{name}": ("bert", *sizes) for name, sizes in BERTS.items()},
+    "google-bert/bert-large-uncased-whole-word-masking": ("bert", 24, 1024),
+    "FacebookAI/roberta-base": ("roberta", 12, 768),
+    "FacebookAI/roberta-large": ("roberta", 24, 1024),
+    "distilbert/distilroberta-base": ("roberta", 6, 768),
+    "distilbert/distilbert-base-uncased": ("bert", 6, 768),
+    "FacebookAI/xlm-roberta-base": ("xlm-roberta", 12, 768),
+    "FacebookAI/xlm-roberta-large": ("xlm-roberta", 24, 1024),
+    **{
+        f"google/bert_uncased_L-{layers}_H-{width}_A-{width // 64}": ("bert", layers, width)
+        for layers in (2, 4, 6, 8, 10, 12)
+        for width in (128, 256, 512, 768)
+    },
+}
+"""Hub id -> architecture, layers and width: all that counting needs of a model."""
+
+
+def forward(layers: int, width: int, tokens: float) -> float:
+    """Operations of one text of ``tokens`` through an encoder whose inner width is 4 times its own."""
+    return layers * tokens * (24 * width**2 + 4 * width * tokens)
+
+
+def forward_resnet(depth: int) -> float:
+    """Operations of one picture of 32 x 32 through CIFAR's ResNet: all of its stages cost the same."""
+    return 2 * (9 * 3 * 16 + (depth - 2) * 9 * 16 * 16) * 32 * 32
+
+
+@dataclass
+class Count:
+    """Of a command: operations, and seconds under the two assumptions."""
+
+    operations: float = 0.0
+    seconds: float = 0.0
+
+    def rounded(self) -> dict[str, float]:
+        return {"operations": float(f"{self.operations:.2g}"), "hours": float(f"{self.seconds / 3600:.2g}")}
+
+    def add(self, operations: float, at_least: float = 0.0, times: int = 1) -> None:
+        self.operations += times * operations
+        self.seconds += times * max(operations / OPERATIONS_PER_SECOND, at_least)
+
+
+def data_of(stage: Any) -> tuple[Data, float]:
+    """Numbers of examples, and tokens of one, of what a stage trains on."""
+    config = stage.config
+    if config.corpus is not None:
+        return Data(10**9, 0, {}), config.corpus.max_length
+    found = DATA[config.transfer.name if config.transfer else config.task.name]
+    if config.transfer:
+        found = replace(found, train=config.transfer.size or found.train, validation=DATA[config.task.name].validation)
+    if not found.tokens:
+        return found, 0
+    limit = next((length for length in sorted(found.tokens) if length >= config.task.max_length), max(found.tokens))
+    return replace(found, train=int(found.train * stage.data.share)), min(found.tokens[limit], config.task.max_length)
+
+
+def one_pass(stage: Any, tokens: float) -> float:
+    """Operations of one example through the stage's model."""
+    if stage.shape.reads_images:
+        return forward_resnet(int(stage.root.config.model.architecture["depth"]))
+    shape = stage.shape
+    words = 0.15 * tokens * 2 * (shape.width**2 + shape.width * shape.vocab_size) if stage.data.is_masked else 0
+    return forward(shape.num_layers, shape.width, tokens) + words
+
+
+def count_stage(stage: Any, count: Count, seen: set[Any], times: int = 1) -> None:
+    """Add a stage, trained ``times`` times on the same outputs of its teacher."""
+    from distill_runner.pipeline.caches import why_live
+
+    (data, tokens), optim = data_of(stage), stage.config.optim
+    if stage.config.given is not None or optim.epochs == 0:
+        return
+    per_epoch = -(-data.train // optim.batch_size)
+    updates = optim.num_steps(per_epoch)
+    trained, judged = updates * optim.batch_size, data.validation * -(-updates // per_epoch)
+    one = one_pass(stage, tokens)
+    operations = 3 * trained * one + judged * one
+    if stage.teacher is not None:
+        said = one_pass(stage.teacher, tokens)
+        if stage.data.is_corpus or why_live(stage, "auto"):
+            operations += trained * said
+        else:
+            new = {(stage.teacher.key, str(stage.data.spec), followed) for followed in stage.followed} - seen
+            seen |= new
+            count.add(len(new) * data.train * said)
+    per_layer = SECONDS_PER_CONVOLUTION if stage.shape.reads_images else SECONDS_PER_LAYER
+    count.add(operations, updates * stage.shape.num_layers * per_layer, times)
+
+
+def count_grid(points: Sequence[Any], times: int) -> Count:
+    """All that the points train, what they share once."""
+    count, seen = Count(), set[Any]()
+    for point in points:
+        if point.error:
+            raise point.error
+        for stage in reversed(point.stage.all_upstream):
+            if stage.key not in seen:
+                seen.add(stage.key)
+                count_stage(stage, count, seen)
+        count_stage(point.stage, count, seen, times)
+    return count
+
+
+def points_of(arguments: Sequence[str], paper: str) -> tuple[Any, int]:
+    """The points of a command less the values of its cheap axes, and how many values those have together."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    from distill_runner.compose import resolvers
+    from distill_runner.compose.folders import config_folder
+    from distill_runner.sweeping.points import expand
+
+    resolvers.register()
+    fixed = [argument for argument in arguments if "," not in argument]
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        master = hydra.compose_config("config", fixed, RunMode.MULTIRUN, with_log_configuration=False)
+        params, times = dict(master.hydra.sweeper.params or {}), 1
+        for key in SHARED.get(paper, ()):
+            if key in params:
+                first, *others = str(params[key]).split(",")
+                params[key], times = first, times * (1 + len(others))
+        unread = [UNREAD[argument] for argument in arguments if argument in UNREAD]
+        every = [*(f"{key}={value}" for key, value in params.items()), *arguments, *unread]
+        return expand(master, hydra.config_loader, every, master.sweep.where).points, times
+
+
+def pretend(cache: Path) -> None:
+    """Models are sizes and a few words in the hub's cache, data sets commits of the hub, but for LOCAL."""
+    (cache / "data").mkdir()
+    for name in LOCAL:
+        (cache / "data" / name).symlink_to(Path(os.environ["DISTILL_DATA_DIR"]) / name)
+    os.environ |= {"DISTILL_DATA_DIR": str(cache / "data"), "HF_HUB_OFFLINE": "1"}
+    from huggingface_hub import constants  # reads the environment
+    from transformers import AutoConfig, BertTokenizer
+
+    from distill_runner.common import hub
+
+    constants.HF_HUB_CACHE = str(cache)
+    words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b")
+    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+    for name, (kind, layers, width) in MODELS.items():
+        sizes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
+        length = 512 if kind == "bert" else 514
+        vocab_size = {"bert": 30522, "roberta": 50265}.get(kind, 250002)
+        sizes |= {"num_attention_heads": width // 64, "vocab_size": vocab_size, "max_position_embeddings": length}
+        folder = hub.Commit("model", name, _sha(name)).folder
+        AutoConfig.for_model(kind, **sizes).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    hub._ask = lambda kind, name, revision: hub.Commit(kind, name, _sha(name))
+
+
+def _sha(name: str) -> str:
+    return hashlib.sha1(name.encode()).hexdigest()
+
+
+def commands() -> dict[str, str]:
+    """Command -> paper, of every training that a row of a paper names."""
+    papers = yaml.safe_load((PAGES / "rows.yaml").read_text())
+    trainings = re.compile(r"distill-run (sweep=|-m )")
+    return {
+        command: paper
+        for paper, known in papers.items()
+        for row in known["rows"].values()
+        for command in str(row[2]).split("; ")
+        if trainings.match(command)
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--missing", action="store_true", help="only commands that the file does not have yet")
+    file, every = PAGES / "hours.yaml", commands()
+    known = yaml.safe_load(file.read_text()) if parser.parse_args().missing and file.exists() else {}
+    with TemporaryDirectory() as cache:
+        pretend(Path(cache))
+        for command, paper in every.items():
+            if command not in known:
+                points, times = points_of([part for part in shlex.split(command)[1:] if part != "-m"], paper)
+                known[command] = count_grid(points, times).rounded() | {"trainings": len(points) * times}
+                print(f"{command}: {known[command]}", flush=True)
+                ordered = {each: known[each] for each in every if each in known}
+                file.write_text(HEAD + yaml.safe_dump(ordered, sort_keys=False, width=150))
+
+
+if __name__ == "__main__":
+    main()
