@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from distill_runner.common.errors import as_typed
+from distill_runner.datasets.metrics import METRICS
 from distill_runner.report.cells import GRID, GRID_MEAN, ResultCell
 from distill_runner.report.rows import ResultTable, Row, Teacher, beside
 
@@ -68,9 +69,15 @@ def lines(table: ResultTable) -> tuple[list[str], list[Line]]:
     """The columns of a table, and its lines: teachers first."""
     every = [line for teacher in table.teachers for line in _teacher_lines(teacher)]
     every += [line for row in table.rows for line in _row_lines(row)]
-    if len(table.tasks) < 2:
+    if len(averaged := _averaged(table.tasks)) < 2:
         return table.tasks, every
-    return [*table.tasks, AVERAGE], [line.with_average(table.tasks) for line in every]
+    return [*table.tasks, AVERAGE], [line.with_average(averaged) for line in every]
+
+
+def _averaged(columns: Sequence[str]) -> list[str]:
+    """One column of each task: not what stands beside it, another metric or another way to select."""
+    repeated = {name for task in columns for name in (beside(task), *(f"{task} {metric}" for metric in METRICS))}
+    return [column for column in columns if column not in repeated]
 
 
 def notes(table: ResultTable) -> list[str]:
