@@ -12,7 +12,7 @@ import yaml
 from distill_runner.common.errors import Paused, UserError
 from distill_runner.common.terminal import Stages, quiet
 from distill_runner.compose.config import RunConfig
-from distill_runner.compose.recipe import beside_the_paper
+from distill_runner.compose.recipe import beside_the_paper, declared_readings
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import missing, plan
 from distill_runner.pipeline.resolving import resolve
@@ -66,13 +66,15 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     if run.plan:
         from distill_runner.sweeping.plan import cost_of_run
 
-        log.info("%s", "\n  ".join(["readings, where a paper is silent:", *readings(stage)]))
+        log.info(
+            "%s", "\n  ".join(["readings, where a paper is silent:", *declared_readings(settings), *readings(stage)])
+        )
         log.info("%s", cost_of_run(stage, run.store.dir, run.runtime))
         return {"status": "planned", **described_by(run)}
     if planned[-1].hit and (before := read(folder)) and before["status"] == "done":
         if run.tracker.name != "none":
             log.info("tracker=%s: this run was finished before, and nothing of it is sent again", run.tracker.name)
-        return _report(run, stage, pipeline, folder)
+        return _report(run, stage, pipeline, folder, settings)
     pipeline.prepare(stage)
     if run.runtime.targets_only:
         pipeline.fill_targets(stage)
@@ -108,7 +110,7 @@ def _tracked(
         with Stages(_work(stage, pipeline)) as stages:
             pipeline.report = Reporter(tracker, stages).stage
             pipeline.build(stage, run.runtime.pause_after)
-        result = _report(run, stage, pipeline, folder)
+        result = _report(run, stage, pipeline, folder, settings)
         tracker.summary(flat(result))
         tracker.table("results", [flat(result)])
         tracker.model(folder / "model")
@@ -155,7 +157,9 @@ def record(folder: Path, settings: Mapping[str, Any]) -> None:
     write_json(folder / "environment.json", environment())
 
 
-def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> dict[str, Any]:
+def _report(
+    run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path, settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Write ``result.json``, put the student with its model card into ``model/``, and print the result."""
     artifact = pipeline.build(stage)
     if stage.name != STUDENT:
@@ -165,6 +169,7 @@ def _report(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> d
     first = stage.first_teacher  # which may have been deleted since
     teacher = pipeline.store.find(first.spec) if first and first.has_head else None
     result = finished(run, stage, artifact, teacher, folder)
+    result["readings"] = [*declared_readings(settings), *result["readings"]]
     link_tree(artifact / "model", folder / "model")
     (folder / "model" / "README.md").write_text(model_card(result))
     _save_predictions(stage, pipeline, artifact, folder)

@@ -1,11 +1,15 @@
-"""The recipe of a run beside what its paper says (``conf/recipe``)."""
+"""The recipe of a run beside what its paper says, and what it takes where that is silent (``conf/recipe``)."""
 
 import textwrap
 from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
+from distill_runner.common.errors import as_typed
+
 WIDTH = 120
+DECLARING = ("recipe", "method", "student")
+"""Parts of the configuration that may have ``readings``."""
 
 
 def beside_the_paper(settings: Mapping[str, Any]) -> list[str]:
@@ -37,3 +41,18 @@ def _value(settings: Mapping[str, Any], key: str) -> list[Any]:
 def _text(value: list[Any]) -> str:
     (found,) = value
     return ", ".join(map(str, found)) if isinstance(found, list) else "null" if found is None else str(found)
+
+
+def declared_readings(settings: Mapping[str, Any]) -> list[str]:
+    """What is taken where the paper is silent, as the chosen files of configuration declare it: ``readings`` of a part.
+
+    One that names a ``value`` applies as long as the option has it; one of an option that the run has not never does.
+    """
+    paper, lines = settings["recipe"]["paper"], []
+    for part in DECLARING:
+        for key, reading in (settings.get(part) or {}).get("readings", {}).items():
+            meant = reading if isinstance(reading, Mapping) else {"text": reading}
+            for value in _value(settings, key):
+                if meant.get("value", value) == value:
+                    lines.append(f"{key}={as_typed(value)}: {meant['text']} ({paper})")
+    return lines

@@ -108,7 +108,8 @@ class ImagesTask(ClassificationTask):
         """See to it that a model reads such images."""
         if not shape.reads_images:
             problem = f"a model of type {shape.model_type} reads text, and {self.name} has images"
-            raise UserError(".model", None, problem, "Take image networks: teacher=resnet110 student=resnet8.")
+            remedy = "Take image networks: teacher=resnet110 student=resnet8; of an assistant: experiment=pro_kd/cifar."
+            raise UserError(".model", None, problem, remedy)
         if shape.num_channels != CHANNELS[self.mode]:
             problem = f"the model reads {shape.num_channels} channels, images of this mode have {CHANNELS[self.mode]}"
             raise UserError("task.mode", self.mode, problem)

@@ -30,8 +30,7 @@ class CifarResNetConfig(PreTrainedConfig):
         widths: channels of the three groups.
         num_channels: of an image.
         shortcut: where a group begins, ``conv`` is a 1x1 convolution with its normalisation (option B of He et al.,
-            the code of TAKD), ``pad`` takes every second place and fills new channels with 0 (option A). **reading**:
-            conv, see METHODS.md section 8.
+            the code of TAKD), ``pad`` takes every second place and fills new channels with 0 (option A).
     """
 
     model_type = "cifar_resnet"

@@ -46,7 +46,8 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
         shape = _shape(config, source)
         tokenizer = _tokenizer(config, source)
         if tokenizer is None and (config.task is None or config.task.tokenized):
-            raise UserError(".model.tokenizer", None, "a fresh model needs one")
+            remedy = "That of a model, google-bert/bert-base-uncased, or a student that has one: student=fresh_tiny."
+            raise UserError(".model.tokenizer", None, "a model with new weights needs one", remedy)
         if config.model.tokenizer == CORPUS and not (config.corpus and config.corpus.vocab_size):
             raise UserError("corpus.vocab_size", None, "a vocabulary trained on the corpus needs a size")
         stage = Stage(name, config, shape, tokenizer, source, None, precision)

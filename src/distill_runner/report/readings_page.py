@@ -1,12 +1,16 @@
 """``docs/readings.md``: every reading that the package declares, by the option that it belongs to."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+import yaml
 from pydantic import BaseModel
 
 from distill_runner.common.errors import as_typed
 from distill_runner.common.readings import EVERY, declared
+from distill_runner.compose.folders import config_folder
+from distill_runner.compose.recipe import DECLARING
 from distill_runner.datasets.corpora import Corpus
+from distill_runner.kinds.questions.windowing import Windowing
 from distill_runner.methods.checkpoint_schedule import CheckpointSchedule
 from distill_runner.methods.config import arguments_of
 from distill_runner.methods.layer_mapping import Attention, LayerMapping
@@ -23,8 +27,18 @@ What is taken where a paper leaves a choice open. Each is declared where the opt
 to it, with its values, in `result.json` (`readings`) and under `plan=true`. This page is made by
 `python -m distill_runner.report.readings_page`; what a recipe takes is beside what its paper says under `plan=true`.
 
+## Of options
+
 | option | default | taken | source |
 | --- | --- | --- | --- |
+"""
+
+
+CHOICES = """
+## Of files of configuration
+
+| choice | option | taken |
+| --- | --- | --- |
 """
 
 
@@ -35,6 +49,7 @@ def parts() -> Iterator[tuple[str, type[BaseModel]]]:
         ("stages.<stage>.model", ModelConfig),
         ("optim", Optim),
         ("corpus", Corpus),
+        ("task.windowing", Windowing),
         ("mapping", LayerMapping),
         ("attention", Attention),
         ("schedule", LayerSchedule),
@@ -51,7 +66,20 @@ def page() -> str:
         for option, default, reading in declared(schema):
             key = f"{name}.{option}" + ("" if reading.value is EVERY else f"={as_typed(reading.value)}")
             rows.append(f"| `{key}` | {as_typed(default)} | {reading.text} | {reading.source} |")
-    return HEAD + "\n".join(rows) + "\n"
+    return HEAD + "\n".join(rows) + "\n" + CHOICES + "\n".join(sorted(_of_files())) + "\n"
+
+
+def _of_files() -> Iterator[str]:
+    """Rows of the readings that files of configuration declare."""
+    for file in sorted(config_folder().rglob("*.yaml")):
+        content = yaml.safe_load(file.read_text()) or {}
+        choice = f"{file.parent.relative_to(config_folder()).as_posix()}={file.stem}"
+        found = [content, *(content.get(part) for part in DECLARING)]
+        for part in found:
+            for key, reading in part.get("readings", {}).items() if isinstance(part, Mapping) else ():
+                meant = reading if isinstance(reading, Mapping) else {"text": reading}
+                shown = f"{key}={as_typed(meant['value'])}" if "value" in meant else key
+                yield f"| `{choice}` | `{shown}` | {meant['text']} |"
 
 
 if __name__ == "__main__":

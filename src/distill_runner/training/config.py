@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer
 
-from distill_runner.common.readings import Reading
 from distill_runner.common.schema import Schema
 
 MANY = 10**6
@@ -36,37 +35,24 @@ class Optim(Schema):
             schedule of the learning rate is that of all epochs, as with the ``Trainer`` of ``transformers``.
     """
 
-    name: Annotated[
-        Literal["adamw", "adam", "sgd"],
-        Reading("AdamW, as BERT is tuned; the paper names none", "ALP-KD appendix"),
-    ] = "adamw"
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
     lr: float = Field(gt=0)
     batch_size: int = Field(ge=1, le=MANY)
     accumulation: int = Field(1, ge=1, le=MANY)
     bucketing: bool = False
     epochs: int | None = Field(ge=0, le=MANY)
     max_steps: int | None = Field(None, ge=1, validate_default=True)
-    schedule: Annotated[
-        Literal["linear", "constant", "cosine", "steps"],
-        Reading("linear, as BERT is tuned; the paper names none", "ALP-KD appendix"),
-    ] = "linear"
+    schedule: Literal["linear", "constant", "cosine", "steps"] = "linear"
     milestones: tuple[Share, ...] = (0.5, 0.75)
     drop: float = Field(0.1, gt=0, le=1)
-    warmup: Annotated[
-        float, Reading("a tenth of the steps, as BERT is fine-tuned; the paper names none", "ALP-KD appendix")
-    ] = Field(0.1, ge=0, le=1)
-    weight_decay: Annotated[float, Reading("0.01, as BERT is fine-tuned; the paper names none", "ALP-KD appendix")] = (
-        Field(0.01, ge=0)
-    )
+    warmup: float = Field(0.1, ge=0, le=1)
+    weight_decay: float = Field(0.01, ge=0)
     decay: Literal["matrices", "all"] = "matrices"
     momentum: float = Field(0.9, ge=0, lt=1)
     nesterov: bool = False
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0, le=1)
-    clip: Annotated[float | None, Reading("1, as BERT is fine-tuned; the paper names none", "ALP-KD appendix")] = Field(
-        1.0, gt=0
-    )
-
+    clip: float | None = Field(1.0, gt=0)
     patience: int | None = Field(None, ge=1)
 
     @field_validator("max_steps")
