@@ -55,17 +55,17 @@ def export_run(arguments: list[str]) -> None:
     split = next(iter(student.task.validation.values()))
     judge = _Judge(student.task, split, str(student.model), given.threads)
     chosen = (given.int8, given.openvino)
-    forms = judge.forms(student.model, student.model, *chosen)
+    forms = judge.forms("student", student.model, student.model, *chosen)
     engines = {("student", form): engine for form, engine in forms.items()}
     with TemporaryDirectory() as folder:
         teacher = None if given.no_teacher else _teacher(given.run)
         if teacher is not None:
-            forms = judge.forms(teacher, Path(folder), *chosen)
+            forms = judge.forms("teacher", teacher, Path(folder), *chosen)
             engines = {("teacher", form): engine for form, engine in forms.items()} | engines
         rows = judge.rows(engines, given.examples)
     conditions = (
         f"{platform.processor() or platform.machine()}, {given.threads} thread(s), one example at a time "
-        f"(p50, p95, p99) and {min(given.examples, len(judge.texts))} examples in batches, of the validation set; "
+        f"(p50, p95, p99) and {min(given.examples, len(judge.examples))} examples in batches, of the validation set; "
         "the forms take turns; tokenizing is not counted."
     )
     metric = student.task.metrics[0]
@@ -105,26 +105,25 @@ def _quiet(threads: int) -> None:
 class _Judge:
     """What is asked of each model: outputs for the validation split, their score, and time.
 
-    Args:
-        source: of the tokenizer.
+    ``texts`` are the examples as each model's own tokenizer gives them, by the name of the model.
     """
 
     def __init__(self, task: "Task", split: str, source: str, threads: int) -> None:
-        from distill_runner.models.sources import read_tokenizer
-
         if not task.num_positions:
             raise UserError("folder", source, f"task.kind={task.kind} cannot be exported", "Text tasks can.")
         self.task, self.threads, self.examples = task, threads, task.examples(split)
-        self.tokenizer = read_tokenizer(source)
-        self.texts = PaddedTexts(self.tokenizer, self.examples.texts, task.num_positions)
+        self.texts: dict[str, PaddedTexts] = {}
 
-    def forms(self, model: Path, place: Path, int8: bool, for_openvino: bool) -> dict[str, Any]:
-        """The model as torch runs it and as files in folders of ``place``, by form."""
+    def forms(self, name: str, model: Path, place: Path, int8: bool, for_openvino: bool) -> dict[str, Any]:
+        """The model of this name as torch runs it and as files in folders of ``place``, by form."""
         from distill_runner.models.build import build
         from distill_runner.models.config import ModelConfig
+        from distill_runner.models.sources import read_tokenizer
 
+        texts = PaddedTexts(read_tokenizer(str(model)), self.examples.texts, self.task.num_positions)
+        self.texts[name] = texts
         built = build(ModelConfig(source=str(model), head="keep"), self.task.head)
-        path = export(built, self.texts.inputs(self.texts.spread()), place / FOLDER / PLAIN)
+        path = export(built, texts.inputs(texts.spread()), place / FOLDER / PLAIN)
         forms = {"torch": TorchEngine(built), "ONNX": OnnxEngine(path, self.threads)}
         if int8:
             forms["ONNX int8"] = OnnxEngine(quantise(path), self.threads)
@@ -138,9 +137,10 @@ class _Judge:
         Raises:
             UserError: ONNX in float32 gives other outputs than torch.
         """
-        outputs = {key: self.texts.outputs(engine) for key, engine in engines.items()}
+        outputs = {key: self.texts[key[0]].outputs(engine) for key, engine in engines.items()}
         named: dict[str, Engine] = {" ".join(key): engine for key, engine in engines.items()}
-        measured, rows = running_costs(named, self.texts, num_examples), []
+        texts = {" ".join(key): self.texts[key[0]] for key in engines}
+        measured, rows = running_costs(named, texts, num_examples), []
         for (model, form), found in outputs.items():
             reference = outputs[model, "torch"]
             difference = float(np.abs(found - reference).max())
@@ -155,7 +155,7 @@ class _Judge:
 
     def _score(self, outputs: np.ndarray) -> float:
         with TemporaryDirectory() as folder:
-            self.task.write(Path(folder), self.examples, self.tokenizer)
+            self.task.write(Path(folder), self.examples, next(iter(self.texts.values())).tokenizer)
             return self.task.score(outputs, self.task.open(Path(folder)))[self.task.metrics[0]]
 
 

@@ -61,26 +61,31 @@ class PaddedTexts:
 
 
 def running_costs(
-    engines: Mapping[str, Engine], texts: PaddedTexts, num_examples: int, seed: int = 0
+    engines: Mapping[str, Engine], texts: Mapping[str, PaddedTexts], num_examples: int, seed: int = 0
 ) -> dict[str, RunningCost]:
-    """Time every engine on the same examples, drawn from ``texts``; they take turns, so that all meet the same machine.
+    """Time every engine on the same examples; they take turns, so that all meet the same machine.
 
     Tokenizing is not counted.
+
+    Args:
+        texts: the examples as each engine's tokenizer gives them, by its name.
     """
-    drawn = np.random.default_rng(seed).choice(len(texts), min(num_examples, len(texts)), replace=False)
-    single = [texts.inputs([int(i)]) for i in drawn]
-    batches = [texts.inputs(drawn[start : start + BATCH]) for start in range(0, len(drawn), BATCH)]
+    count = len(next(iter(texts.values())))
+    drawn = np.random.default_rng(seed).choice(count, min(num_examples, count), replace=False)
+    parts = [drawn[start : start + BATCH] for start in range(0, len(drawn), BATCH)]
+    single = {name: [texts[name].inputs([int(i)]) for i in drawn] for name in engines}
+    batches = {name: [texts[name].inputs(part) for part in parts] for name in engines}
     alone: dict[str, list[float]] = {name: [] for name in engines}
     together: dict[str, float] = dict.fromkeys(engines, 0.0)
-    for engine in engines.values():
-        for inputs in single[:WARM_UP]:
+    for name, engine in engines.items():
+        for inputs in single[name][:WARM_UP]:
             engine(inputs)
-    for inputs in single:
+    for number in range(len(drawn)):
         for name, engine in engines.items():
-            alone[name].append(_seconds(engine, inputs))
-    for inputs in batches:
+            alone[name].append(_seconds(engine, single[name][number]))
+    for number in range(len(parts)):
         for name, engine in engines.items():
-            together[name] += _seconds(engine, inputs)
+            together[name] += _seconds(engine, batches[name][number])
     latencies = {name: {p: 1000 * float(np.percentile(alone[name], p)) for p in PERCENTILES} for name in engines}
     return {name: RunningCost(latencies[name], len(drawn) / together[name]) for name in engines}
 
