@@ -16,6 +16,7 @@ from distill_runner.commands.export import export_run
 from distill_runner.common.errors import UserError
 from distill_runner.deploy.measure import PaddedTexts, running_costs
 from distill_runner.deploy.report import HEADING, put_into
+from distill_runner.report.model_card import licensed
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow
@@ -177,6 +178,15 @@ def test_a_push_uploads_model_card_and_onnx(exported: Path, hub: type[Hub], monk
     (commit,) = [body for path, body in hub.seen if "/commit/" in path]
     paths = {json.loads(line)["value"].get("path") for line in commit.splitlines() if b'"file"' in line}
     assert {"README.md", "config.json", "model.safetensors", "onnx/model.onnx", "tokenizer.json"} <= paths
+
+
+def test_the_card_names_labels_and_licence(exported: Path) -> None:
+    card = (exported / "model" / "README.md").read_text()
+    assert "Labels, in the order of the outputs: no, yes." in card
+    assert "Licence: not given." in card
+    licence = licensed(card, "mit")
+    assert licence.startswith("---\nlicense: mit\n")
+    assert "Licence: mit." in licence
 
 
 def test_openvino_gives_what_torch_gives(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:

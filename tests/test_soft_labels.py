@@ -18,6 +18,7 @@ from distill_runner.datasets.examples import Examples
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.caches import read_by, targets_spec
+from distill_runner.pipeline.hub_commits import hub_commits
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
@@ -104,6 +105,15 @@ def test_mistakes_are_told_before_training(
 
     with pytest.raises(UserError, match=said):
         prepare()
+
+
+def test_predictions_need_no_model_of_the_hub(
+    compose: Compose, tiny_examples: dict[str, Examples], tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    data = with_columns(tmp_path / "data", tiny_examples, {name: ["0.5"] * 64 for name in ("p0", "p1")})
+    where = ["teacher.source=nobody/nothing", f"student.init.source={tiny_bert_folder}", f"task.dataset={data}"]
+    stage, _ = student(compose(*SHORT, "teacher=labels", "task.probabilities=[p0,p1]", *where))
+    assert hub_commits(stage) == {}
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from distill_runner.deploy.measure import Engine, PaddedTexts, running_costs
 from distill_runner.deploy.onnx import FOLDER, PLAIN, OnnxEngine, TorchEngine, export, quantise, require_onnx
 from distill_runner.deploy.report import ModelForm, as_json, put_into, section, table
 from distill_runner.deploy.student import Student
+from distill_runner.report.model_card import licensed
 
 if TYPE_CHECKING:
     from distill_runner.kinds import Task
@@ -72,7 +73,10 @@ def export_run(arguments: list[str]) -> None:
     (given.run / "deploy.json").write_text(json.dumps(as_json(rows, conditions), indent=1))
     card = student.model / "README.md"
     loading = LOADING.format(folder="this folder", file=PLAIN)
-    written = put_into(card.read_text() if card.is_file() else "", section(rows, metric, conditions, loading))
+    before = card.read_text() if card.is_file() else ""
+    if given.license:
+        before = licensed(before, given.license)
+    written = put_into(before, section(rows, metric, conditions, loading))
     card.unlink(missing_ok=True)  # it may share its bytes with the store
     card.write_text(written)
     print(table(rows, metric), conditions, f"written: {student.model / FOLDER}", sep="\n")
@@ -89,6 +93,7 @@ def _parser() -> Parser:
     parser.add_argument("--no-int8", dest="int8", action="store_false", help="float32 alone")
     parser.add_argument("--openvino", action="store_true", help="for OpenVINO too, in float32")
     parser.add_argument("--no-teacher", action="store_true", help="the student alone")
+    parser.add_argument("--license", metavar="ID", help="of the model card, by the hub's name of it: apache-2.0")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload the model's folder to the Hugging Face hub")
     return parser
 

@@ -14,7 +14,7 @@ def hub_commits(stage: Stage) -> dict[str, str]:
     config, found = stage.config, dict[str, str]()
     for upstream in stage.upstream:
         found |= hub_commits(upstream)
-    for source in (config.model.source, stage.tokenizer):
+    for source in () if config.given else (config.model.source, stage.tokenizer):  # predictions have no model
         if source and source != CORPUS and not source.startswith(STAGE) and is_on_hub(source):
             found[source] = commit(source).sha
     parts = [mixture.parts.values() for mixture in (config.corpus, config.transfer) if mixture]

@@ -14,6 +14,7 @@ from transformers import pipeline
 model = pipeline("{kind}", model=".")  # this folder, or its id on the hub
 print(model("a text"))
 ```"""
+NO_LICENCE = "Licence: not given. It follows from those of the base model and of the data."
 PATH = re.compile(r"(?<![\w:.])(?:~|\.{0,2})/(?:[^\s'\",\]/]+/)*([^\s'\",\]/]+)")
 """A path of this machine, and the last of its names."""
 CLASSIFIER = ("text-classification", "AutoModelForSequenceClassification")
@@ -35,6 +36,8 @@ def model_card(result: Result) -> str:
         f"({result['num_params'] / 1e6:.1f}M parameters, init `{_without_paths(student['init'])}`), trained with "
         f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
         "## Scores on the validation set\n\n" + _scores(result),
+        *([f"Labels, in the order of the outputs: {', '.join(result['labels'])}."] if result.get("labels") else []),
+        NO_LICENCE,
         "## Loading\n\n" + LOADING.format(kind=_kind(result)[0]),
         f"## Training\n\n```sh\n{_without_paths(result['command'])}\n```\n\n"
         f"Seed {result['seed']}, best epoch "
@@ -45,6 +48,11 @@ def model_card(result: Result) -> str:
         items = "\n".join(f"- {reading}" for reading in readings)
         sections.append(f"## Readings\n\nWhere the paper is silent, this run takes:\n\n{items}")
     return "\n\n".join(sections) + "\n"
+
+
+def licensed(card: str, licence: str) -> str:
+    """A card with a licence, by the hub's name of it."""
+    return card.replace("---\n", f"---\nlicense: {licence}\n", 1).replace(NO_LICENCE, f"Licence: {licence}.")
 
 
 def _without_paths(text: str) -> str:

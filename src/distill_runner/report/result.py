@@ -76,6 +76,7 @@ def finished(
             for name in (stage.config.task.columns_of if stage.config.task else ())
         },
         "readings": readings(stage),
+        "labels": list(stage.head.names or ()),
         "hub": hub_commits(stage),
         "folder": str(folder),
         "model": str(folder / "model"),
