@@ -33,8 +33,10 @@ test: $(READY) ## run the fast tests
 test-all: $(READY) ## run every test, also those on real data where it is present
 	$(PYTEST)
 
-matrix: $(READY) ## train every method with every student and every way to start it (more than an hour)
-	DISTILL_WHOLE_MATRIX=1 $(PYTEST) tests/test_matrix.py
+matrix: $(READY) ## train every method with every student and every way to start it (hours), and write docs/matrix.md
+	mkdir -p outputs && rm -f outputs/matrix.csv
+	DISTILL_WHOLE_MATRIX=$(CURDIR)/outputs/matrix.csv $(PYTEST) tests/test_matrix.py
+	$(BIN)/python tests/matrix_page.py outputs/matrix.csv > docs/matrix.md
 
 lint: $(READY) ## check style, formatting and which room imports which
 	$(BIN)/ruff check
