@@ -20,8 +20,9 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, going, read, write, write_json
 from distill_runner.pipeline.store import Store, link_tree
 from distill_runner.report.cells import label
+from distill_runner.report.environment import environment
 from distill_runner.report.model_card import model_card
-from distill_runner.report.result import described_by, environment, finished, readings
+from distill_runner.report.result import described_by, finished, readings
 from distill_runner.report.table import result_row
 from distill_runner.tracking import Tracker, flat, open_tracker
 from distill_runner.training.devices import computing

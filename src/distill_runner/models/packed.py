@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from distill_runner.datasets.batches import Batch
 from distill_runner.models.attention import PackedAttention
 from distill_runner.models.dropout import DropoutMasks
-from distill_runner.models.families import PACKED, Drop, Layer
+from distill_runner.models.families import PACKED
 from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features, Projection
+from distill_runner.models.layers import Drop, Layer
 
 SITES = 4
 """Numbers of a layer's places for dropout; those below are the embeddings', those from ``HEAD`` on the head's."""

@@ -1,11 +1,8 @@
 """The result of a run: what ``result.json`` holds, the tables read and the model card tells."""
 
 import json
-import platform
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +17,6 @@ from distill_runner.pipeline.hub_commits import hub_commits
 from distill_runner.pipeline.stages import STAGE, Stage
 from distill_runner.report.published import Published, find
 from distill_runner.report.settings import settings_of
-
-PACKAGES = (
-    "distill-run",
-    "torch",
-    "transformers",
-    "datasets",
-    "tokenizers",
-    "numpy",
-    "hydra-core",
-    "scikit-learn",
-)
 
 
 def finished(
@@ -235,27 +221,3 @@ def _of_data(stage: Stage) -> Iterator[str]:
         yield f"teacher.seed={teacher.config.seed}: one teacher for all students"
     on = stage.config.task.select_on if stage.config.task else "text"
     yield f"select={stage.config.select}: by the first metric on {on}"
-
-
-def environment() -> dict[str, Any]:
-    """Versions of Python and packages, and the commit of the checkout if there is one."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": versions,
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
