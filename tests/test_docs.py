@@ -29,7 +29,7 @@ def commands(page: Path) -> Iterator[tuple[str, ...]]:
     for number, block in enumerate(blocks):
         if re.search(r"^distill-run", block, re.MULTILINE):
             variables = "".join(re.findall(r"^\w+=.*\n", "".join(blocks[:number]), re.MULTILINE))
-            script = SHELL + re.sub(r"<([\w ]+)>", r"_\1_", variables + block)
+            script = SHELL + re.sub(r"<([\w /.]+)>", r"_\1_", variables + block)
             ran = subprocess.run(["/bin/bash", "-c", script], env={"PATH": ""}, capture_output=True, text=True)
             for call in ran.stdout.split("\n\0")[:-1]:
                 yield tuple(call.split("\0")[:-1])
