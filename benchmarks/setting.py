@@ -71,7 +71,8 @@ class Setting:
 
     def tokens(self) -> Tokens:
         """The first examples; the ids, and with them the vocabulary, stay those of the whole split."""
-        split: Tokens = copy(self.task.open(self.folder / "tokens"))
+        split = copy(self.task.open(self.folder / "tokens"))
+        assert isinstance(split, Tokens)
         split.offsets = split.offsets[: self.num_examples + 1]
         split.labels = None if split.labels is None else split.labels[: self.num_examples]
         return split

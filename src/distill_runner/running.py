@@ -83,7 +83,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     described = {"key": stage.key, **described_by(run)}
     with going(folder) as before:
         if before and before["status"] == "done" and before.get("key") == stage.key and pipeline.store.has(stage.spec):
-            return _report(run, stage, pipeline, folder)  # another process was at it
+            return _report(run, stage, pipeline, folder, settings)  # another process was at it
         write(folder, "running", described)
         record(folder, settings)
         try:

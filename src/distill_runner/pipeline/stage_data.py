@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from distill_runner.models.sources import source_fingerprint
 from distill_runner.pipeline.config import StageConfig
@@ -29,7 +28,7 @@ class StageData:
     has_teacher: bool
 
     @cached_property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Spec:
         """Of the examples."""
         if self.config.corpus is not None:
             of_masks = () if self.is_masked else ("mask_probability", "whole_word")
@@ -38,7 +37,7 @@ class StageData:
         return self.config.task.spec() | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
 
     @cached_property
-    def tokenizer_spec(self) -> dict[str, Any] | None:
+    def tokenizer_spec(self) -> Spec | None:
         if self.tokenizer is None:
             return None
         if self.tokenizer == CORPUS:
