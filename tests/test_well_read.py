@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,7 @@ def test_next_sentence_is_what_transformers_computes(run: Callable[..., RunConfi
     batch = tokens.batch(range(12))
     term = NextSentence()
     term.bind(EncoderShape.of(model.config), None, Classes())
-    batch = type(batch)(**{**vars(batch), "is_next": batch.labels, "rows": torch.tensor([1, 2])})
+    batch = replace(batch, rows=torch.tensor([1, 2]))
     found = term(extract(model, batch, FeatureRequest(next_sentence=True)), Features(), batch, Progress(0, 0, 1, 1))
     ids, segments, mask = batch.padded()
     reference: Any = model
@@ -323,7 +324,7 @@ def test_the_24_sizes_reach_the_model(compose: Compose) -> None:
 )
 def test_the_five_named_sizes(name: str, millions: float, compose: Compose) -> None:
     with torch.device("meta"):
-        model = build(architecture(compose("method=basic", f"student={name}", tiny=False)), PRE_TRAINING)
+        model = build(architecture(compose("method=basic", f"student=fresh_{name}", tiny=False)), PRE_TRAINING)
     assert count_parameters(model) / 1e6 == pytest.approx(millions, abs=0.06)
 
 
