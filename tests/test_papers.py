@@ -54,7 +54,9 @@ def page(paper: str) -> str:
         hours = sum(HOURS[command]["hours"] for command in every if command in HOURS)
         link = f"[{measured}](../results/{measured}.md)" if measured else ""
         cost = f"{hours:,.{0 if hours >= 10 else 1}f}" if hours else ""
-        lines.append(f"| {place} | {shows} | {told} | {trainings} | {cost} | {differs} | {link} |")
+        lines.append(
+            f"| {place.replace(' ', '&nbsp;')} | {shows} | {told} | {trainings} | {cost} | {differs} | {link} |"
+        )
     return "\n".join(lines) + "\n"
 
 
