@@ -193,8 +193,8 @@ def _read(folders: Sequence[Path]) -> list[FinishedRun]:
             errors.append(error)
     if not runs:
         raise errors[0]
-    for error in errors:
-        print(f"left out: {error}", file=sys.stderr)
+    for left_out in errors:
+        print(f"left out: {left_out}", file=sys.stderr)
     return runs
 
 
