@@ -46,7 +46,7 @@ def as_json(rows: list[Row]) -> dict[str, Any]:
 
 
 def real_rows(data_dir: Path, number: int) -> list[Row]:
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq
 
     files = sorted((data_dir / "squad" / "plain_text").glob("validation*.parquet"))
     if not files:

@@ -264,7 +264,12 @@ def test_a_plan_tells_time_and_disk_and_waits_for_no_gpu(
 ) -> None:
     asked: list[str] = []
     several = Device.several
-    monkeypatch.setattr(Device, "several", lambda name, *rest: asked.append(name) or several("cpu", *rest))
+
+    def on_the_cpu(name: str, *rest: Any) -> Any:
+        asked.append(name)
+        return several("cpu", *rest)
+
+    monkeypatch.setattr(Device, "several", on_the_cpu)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     given = [value for value in inputs if not value.startswith("runtime.device")]
     planned = distill_run(workplace, *given, "method=pkd", "seed=11", "plan=true", "runtime.device=auto")

@@ -32,7 +32,7 @@ TASK = ClassificationTask(
 
 
 def verdicts(probabilities: Any, labels: Any) -> Verdicts:
-    return TASK.verdicts(np.log(np.asarray(probabilities)), SimpleNamespace(labels=np.asarray(labels)))  # type: ignore[arg-type]
+    return TASK.verdicts(np.log(np.asarray(probabilities)), SimpleNamespace(labels=np.asarray(labels)))
 
 
 def test_agreement_by_hand() -> None:

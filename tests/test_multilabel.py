@@ -196,6 +196,6 @@ def test_a_file_becomes_a_student_that_names_its_labels(
 
     from transformers import pipeline
 
-    classify = pipeline("text-classification", model=str(folder / "model"), top_k=None)
+    classify: Any = pipeline("text-classification", model=str(folder / "model"), top_k=None)
     heard = {one["label"]: one["score"] for one in classify([TEXTS[0]])[0]}
     assert heard == pytest.approx({name: float(rows[0][f"p_{name}"]) for name in NAMES}, abs=1e-4)

@@ -29,7 +29,7 @@ def make(setting: Setting, dtype: torch.dtype = torch.float32, precision: Precis
             mine = student(**inputs, output_hidden_states=True)
         learnt, wanted = ([state[:, 0].to(dtype) for state in side.hidden_states] for side in (mine, taught))
         distances = [layer_distance(learnt[j], [wanted[k] for k in entry]) for j, entry in layers.items()]
-        return loss_of(*(logits_of(side, mask).to(dtype) for side in (mine, taught)), labels, distances)
+        return loss_of(logits_of(mine, mask).to(dtype), logits_of(taught, mask).to(dtype), labels, distances)
 
     return _loop(setting, device, loss_of_both)
 

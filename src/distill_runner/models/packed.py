@@ -129,7 +129,8 @@ def _layer(
         h_QH, context_QH = h_TH, heads.attend(projected, p, site, layer.window)
     else:
         h_QH = h_TH.index_select(0, starts)
-        q_BH = linear(x_TH.index_select(0, starts), *layer.weights(["query"]))  # a first token's angles are 0
+        x_QH = h_QH if x_TH is h_TH else x_TH.index_select(0, starts)
+        q_BH = linear(x_QH, *layer.weights(["query"]))  # a first token's angles are 0
         read = {name: _project(layer, [name], x_TH, angles) for name in wanted}
         if angles is None:
             context_QH = heads.attend_first(x_TH, q_BH, layer.weights(["key"]), layer.weights(["value"]), p, site)
