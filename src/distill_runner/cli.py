@@ -107,6 +107,9 @@ def run(config: DictConfig) -> Mapping[str, Any]:
     overrides = HydraConfig.get().overrides.task
     try:
         typed, settings = typed_run(config, overrides), settings_of(config)
+        if any(one.startswith("transfer=") for one in overrides) and not any(s.transfer for s in typed.stages.values()):
+            given = settings["transfer"]["name"]
+            log.warning("transfer=%s: method=%s reads no transfer set (method=kd does)", given, typed.method)
         folder = Path(HydraConfig.get().runtime.output_dir).absolute()
         with importing():
             from distill_runner.running import run_stage

@@ -58,9 +58,6 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     if stage.name == STUDENT and not stage.data.is_judged:
         problem = "a student that learns from plain text alone has no score"
         raise UserError("stages.student.corpus", None, problem, "Give the text to another stage, and end with that.")
-    transfer = settings.get("transfer")
-    if transfer and not any(part.config.transfer for part in (stage, *stage.all_upstream)):
-        log.warning("transfer=%s: method=%s reads no transfer set (method=kd does)", transfer["name"], run.method)
     planned = plan(stage, pipeline.store, run.runtime.targets)
     for line in planned:
         log.info("%s", line)

@@ -47,7 +47,10 @@ def declared_readings(settings: Mapping[str, Any]) -> list[str]:
     """What is taken where the paper is silent, as the chosen files of configuration declare it: ``readings`` of a part.
 
     One that names a ``value`` applies as long as the option has it; one of an option that the run has not never does.
+    A run that was made in Python, without those files, has none.
     """
+    if "recipe" not in settings:
+        return []
     paper, lines = settings["recipe"]["paper"], []
     for part in DECLARING:
         for key, reading in (settings.get(part) or {}).get("readings", {}).items():
