@@ -127,7 +127,7 @@ finally:
         assert "imported: set()" in ended.stderr
         return ended
 
-    helped = started("--help").stdout
+    helped = re.sub(r"\n  (?=\w)", " ", started("--help").stdout)  # a long line goes on in the next
     for group in ("task", "method", "mapping", "attention", "teacher", "student", "optim", "tracker", "experiment"):
         assert re.search(rf"^{group}: {', '.join(choices(group))}$", helped, re.MULTILINE), group
     for key in (
@@ -168,7 +168,7 @@ def test_a_plan_trains_nothing(tmp_path: Path, inputs: tuple[str, ...]) -> None:
         ("build", "targets"),
         ("build", "student"),
     ]
-    assert "custom: 2 layers x 32" in planned.err
+    assert "tiny_task0: 2 layers x 32" in planned.err
     assert not list(tmp_path.rglob("model.safetensors"))
     assert not list(tmp_path.rglob("result.json"))
 
@@ -213,7 +213,7 @@ def test_a_run_leaves_its_result(alp: Ended, workplace: Path, inputs: tuple[str,
 
     result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "done"
-    assert (result["task"], result["method"], result["seed"], result["teacher"]) == ("custom", "alp", 42, "tiny")
+    assert (result["task"], result["method"], result["seed"], result["teacher"]) == ("tiny_task0", "alp", 42, "tiny")
     assert (result["metric"], result["score"]) == ("accuracy", result["metrics"]["accuracy"])
     assert 1 <= result["best_epoch"] <= result["epochs"] == 2
     assert 0 <= result["teacher_score"] <= 1
@@ -224,7 +224,7 @@ def test_a_run_leaves_its_result(alp: Ended, workplace: Path, inputs: tuple[str,
     for key in ("num_params", "examples_per_second", "seconds"):
         assert result[key] > 0
     assert any("T^2" in reading for reading in result["readings"])
-    assert f"alp all on custom, seed 42: {100 * result['score']:.2f} accuracy" in alp.out
+    assert f"alp all on tiny_task0, seed 42: {100 * result['score']:.2f} accuracy" in alp.out
     assert f"{100 * result['teacher_score']:.2f}" in alp.out
 
 

@@ -112,8 +112,8 @@ def test_it_shows_nothing_that_no_run_sends(
     (written,) = (wandb_home / "wandb").glob("offline-run-*")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", "--json", str(written)]
     sent = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    assert sent["config"] == {"seed": 42, "cell": "custom alp all"}
-    assert sent["tags"] == ["custom", "alp"], "the teacher is called custom too"
+    assert sent["config"] == {"seed": 42, "cell": "tiny_task0 alp all"}
+    assert sent["tags"] == ["tiny_task0", "alp", "custom"]
 
     spec = json.loads(as_json(dashboard("pilot", "me", None, TERMS)))
     sections = panels(spec)

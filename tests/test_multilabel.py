@@ -17,7 +17,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import MULTILABEL_METRICS
 from distill_runner.kinds import make_task
 from distill_runner.methods.base import Progress
-from distill_runner.methods.logits import SoftLabels
+from distill_runner.methods.logits import SoftLabels, SoftLabelsPerClass
 from distill_runner.methods.outputs import LabelSets
 from distill_runner.models.features import Features
 
@@ -124,6 +124,9 @@ def test_losses_are_those_of_bernoulli_variables() -> None:
     entropy = -9 * (p * np.log(p) + (1 - p) * np.log(1 - p)).mean()
     assert term.observed["divergence"].item() == pytest.approx(divergence, rel=1e-9)
     assert loss.item() == pytest.approx(divergence + entropy, rel=1e-9)
+    per_class = SoftLabelsPerClass(temperature=3.0)  # it is a mean over the labels already
+    per_class.outputs = LabelSets()
+    assert per_class(Features(student), Features(teacher), batch, Progress(0, 0, 1, 1)).item() == loss.item()
     assert torch.autograd.gradcheck(lambda z: LabelSets().soft(z, teacher, batch, 3.0, True), student)
 
 

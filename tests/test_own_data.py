@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distill_runner.api import compose
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.reading.slices import Slice, parse, share_rows
@@ -186,3 +187,22 @@ def test_balanced_weights_make_classes_count_the_same(tmp_path: Path) -> None:
     assert found.outputs.gold(logits, batch).item() == pytest.approx(float(expected), rel=1e-5)
     with pytest.raises(UserError, match="must be balanced, or 2 numbers"):
         task(tmp_path / "a.csv", split_off=0.25, class_weights=[1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("reviews", "reviews"),
+        ("data/of 2026/", "of_2026"),
+        ("shops.v2", "shops.v2"),
+        ("one.csv", "one"),
+        ("acme/reviews", "reviews"),
+        ("copies/rte", "own_rte"),
+    ],
+)
+def test_own_tasks_are_named_by_their_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.csv").touch()
+    assert compose("task=custom", f"task.dataset='{dataset}'").stages["student"].task.name == name

@@ -358,7 +358,7 @@ def test_the_plan_is_what_would_be_built_in_order(compose: Compose, reference: R
     shutil.rmtree(used.store.path(used.stage.spec))
     again = plan(used.stage, used.pipeline.store)
     assert [(line.name, line.hit) for line in again] == [("teacher", True), ("targets", True), ("student", False)]
-    assert str(again[-1]).startswith(f"build student  {reference.stage.key}  custom: 3 layers x 32 from ")
+    assert str(again[-1]).startswith(f"build student  {reference.stage.key}  tiny_task0: 3 layers x 32 from ")
 
 
 @pytest.mark.slow

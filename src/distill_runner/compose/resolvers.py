@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -11,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError
+from distill_runner.compose.folders import choices
 from distill_runner.compose.stages import completed
 
 
@@ -77,6 +80,16 @@ def multiply(value: Any, by: int) -> int:
     return int(value) * by
 
 
+def named_by(dataset: Any) -> str:
+    """What a task on a user's own data is called: as its folder or file, in letters, digits, ``_``, ``.`` and ``-``.
+
+    A folder that has the name of a shipped task gets ``own_`` before it: that task's published numbers are not its own.
+    """
+    path = Path(str(dataset)).absolute()
+    name = re.sub(r"[^\w.-]+", "_", path.stem if path.is_file() else path.name)
+    return f"own_{name}" if name in choices("task") else name
+
+
 EVERY = "every"
 
 
@@ -123,7 +136,7 @@ def run_key(*, _root_: DictConfig, stages: Any = None) -> str:
 
 READS = {"recipe": ("recipe", "task.name", "method.name")}
 """What resolvers read of the configuration beside their arguments."""
-PURE = ("beta", "choose", "count", "divide", "multiply", "phase_epochs", "oc.env")
+PURE = ("beta", "choose", "count", "divide", "multiply", "named_by", "phase_epochs", "oc.env")
 """Those that read their arguments alone."""
 
 
@@ -136,5 +149,5 @@ def register() -> None:
     open_stages = OmegaConf.create({"stages": {}})
     OmegaConf.set_struct(open_stages.stages, False)
     ConfigStore.instance().store(name="open_stages", node=open_stages)
-    for resolver in (beta, choose, count, divide, multiply, phase_epochs, recipe, run_key):
+    for resolver in (beta, choose, count, divide, multiply, named_by, phase_epochs, recipe, run_key):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

@@ -5,7 +5,7 @@ after (stages of ``conf/method/{vanilla,takd,rco,annealing,prokd}.yaml``).
 """
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class SoftLabels(LossTerm):
         scale_by_t2: multiply by T², so that the gradient's size does not depend on T.
     """
 
+    per_class: ClassVar[bool] = False
+
     def __init__(self, temperature: float, scale_by_t2: Annotated[bool, SCALED] = True) -> None:
         super().__init__()
         if temperature <= 0:
@@ -55,19 +57,23 @@ class SoftLabels(LossTerm):
         assert student.logits is not None
         assert teacher.logits is not None
         how = (batch, self.temperature, self.scale_by_t2)
-        loss = self.outputs.soft(student.logits, teacher.logits, *how)
+        share = self.outputs.summed_over(student.logits) if self.per_class else 1
+        loss = self.outputs.soft(student.logits, teacher.logits, *how) / share
         # Cross entropy never falls below the teacher's own entropy; what is above it is what is left to learn.
-        least = self.outputs.soft(teacher.logits, teacher.logits, *how)
+        least = self.outputs.soft(teacher.logits, teacher.logits, *how) / share
         self.observed = {"divergence": (loss - least).detach()}
         return loss
 
 
 class SoftLabelsPerClass(SoftLabels):
-    """``SoftLabels`` as in PKD's published code: the mean is over the classes as well as the batch."""
+    """``SoftLabels`` as in PKD's published code: the mean is over the classes as well as the batch.
 
-    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        assert student.logits is not None
-        return super().forward(student, teacher, batch, progress) / student.logits.shape[-1]
+    That code has classes alone. The losses of label sets are means over the labels as they are, and spans have no
+    classes: with both this is ``SoftLabels``.
+    """
+
+    version = 2
+    per_class = True
 
 
 SOFTENINGS: dict[str, Callable[[int, int], float]] = {

@@ -35,6 +35,10 @@ class Outputs(ABC):
     ) -> Tensor:
         """The loss against the teacher's predictions at a temperature: a scalar, mean over ``unit``."""
 
+    def summed_over(self, logits_OC: Tensor) -> int:
+        """How many classes ``soft`` sums over for one output; 1 where it is a mean already, or there are none."""
+        return 1
+
     @abstractmethod
     def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """What several models say together, (O, C): of each one's (O, C) and its weight; the weights sum to 1."""
@@ -67,6 +71,9 @@ class Classes(Outputs):
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
         return losses.soft_cross_entropy(student_OC, teacher_OC, temperature, scale_by_t2)
+
+    def summed_over(self, logits_OC: Tensor) -> int:
+        return logits_OC.shape[-1]
 
     def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Logarithms of the mean probabilities."""
