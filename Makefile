@@ -34,9 +34,10 @@ test-all: $(READY) ## run every test, also those on real data where it is presen
 	$(PYTEST)
 
 matrix: $(READY) ## train every method with every student and every way to start it (hours), and write docs/matrix.md
-	mkdir -p outputs && rm -f outputs/matrix.csv
+	mkdir -p outputs
 	DISTILL_WHOLE_MATRIX=$(CURDIR)/outputs/matrix.csv $(PYTEST) tests/test_matrix.py
 	$(BIN)/python tests/matrix_page.py outputs/matrix.csv > docs/matrix.md
+	rm outputs/matrix.csv
 
 lint: $(READY) ## check style, formatting and which room imports which
 	$(BIN)/ruff check
