@@ -3,28 +3,29 @@
 import csv
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 HEAD = """\
 # Which students a method trains
 
-Every method with every student and every way to start it (`student.init.layers`): {cells} cells. Of these {trained}
-train and {refused} are refused before anything is trained. `make matrix` trains each for two steps on a small task and
-writes this page.
-Teachers of texts have a width of 32 there; those of images are ResNets. A number stands for a refusal below the table.
+Every method with every student and every way to start it (`student.init.layers`): {cells} cells. {refused} are refused
+before anything is trained. The other {trained} train, each for two steps on a small task. They describe {different}
+different students, and each of these was trained: cells that describe the same one share it, as runs do.
+`make matrix` does all this and writes this page. Teachers of texts have a width of 32 there; those of images are
+ResNets. A number stands for a refusal below the table.
 
 """
 
 
-def page(outcomes: Iterable[tuple[str, str, str, str]]) -> str:
+def page(outcomes: Iterable[Sequence[str]]) -> str:
     """A table of methods by students, alike ones together, and the refusals.
 
     Args:
-        outcomes: method, student, way to start it, refusal; an empty one trains.
+        outcomes: method, student, way to start it, key of the student that was trained, refusal; one of both is empty.
     """
-    told = sorted(set(outcomes))
+    told = sorted(set(map(tuple, outcomes)))
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for method, student, _, refusal in told:
+    for method, student, _, _, refusal in told:
         found[method][student].add(refusal)
     refusals = list(dict.fromkeys(refusal for *_, refusal in told if refusal))
     number = {"": "trains", **{refusal: str(place) for place, refusal in enumerate(refusals, start=1)}}
@@ -41,8 +42,9 @@ def page(outcomes: Iterable[tuple[str, str, str, str]]) -> str:
     for one in refusals:
         problem, _, remedy = one.partition("\n")
         lines += ["", f"{number[one]}. `{problem}` {' '.join(remedy.split())}"]
-    trained = sum(not refusal for *_, refusal in told)
-    return HEAD.format(cells=len(told), trained=trained, refused=len(told) - trained) + "\n".join(lines) + "\n"
+    keys = [key for *_, key, refusal in told if not refusal]
+    counts = {"cells": len(told), "trained": len(keys), "refused": len(told) - len(keys), "different": len(set(keys))}
+    return HEAD.format(**counts) + "\n".join(lines) + "\n"
 
 
 def shown(names: Iterable[str]) -> str:
@@ -59,4 +61,4 @@ def alike(entries: Mapping[str, tuple[str, ...]]) -> list[list[str]]:
 
 if __name__ == "__main__":
     with open(sys.argv[1], newline="") as file:
-        print(page((method, student, init, refusal) for method, student, init, refusal in csv.reader(file)), end="")
+        print(page(csv.reader(file)), end="")

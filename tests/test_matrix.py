@@ -29,8 +29,8 @@ OF_IMAGES = ("resnet", "resnet8", "resnet20")
 USUAL = ("truncated", "fresh_tiny")
 WIDTHS = {"minilm_6x384": 48, "minilm_12x384": 48, "minilm_6x768": 32, "minilm_12x768": 32}
 OUTCOMES = os.environ.get("DISTILL_WHOLE_MATRIX")
-"""The file for the outcome of every cell with every way to start, as of ``make matrix``, more than an hour, which goes on
-where it was cut off; none: each cell has one way, in turn."""
+"""The file for the outcome of every cell with every way to start, as of ``make matrix``, which takes more than an hour
+and goes on where it was cut off; none: each cell has one way, in turn."""
 
 
 def cells(trained: bool = False) -> list[Any]:

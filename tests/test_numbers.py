@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 
 from distill_runner.compose.config import RunConfig
 from distill_runner.pipeline.build import Pipeline
