@@ -30,7 +30,7 @@ from distill_runner.datasets.images.config import Augment
 from distill_runner.datasets.images.pixels import Pixels
 from distill_runner.kinds import make_task
 from distill_runner.methods.config import parse_method
-from distill_runner.methods.losses import cross_entropy, soft_cross_entropy
+from distill_runner.methods.outputs import cross_entropy, soft_cross_entropy
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.resnet import CifarResNet, CifarResNetConfig

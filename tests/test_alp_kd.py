@@ -13,14 +13,13 @@ from torch import Tensor
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
+from distill_runner.methods.attention_projections import KeysQueriesValues
 from distill_runner.methods.base import LossTerm, Method, Progress
-from distill_runner.methods.combinations import Attend, Concatenate, KeysQueriesValues
 from distill_runner.methods.config import TermConfig
-from distill_runner.methods.hidden_states import HiddenStateLoss
-from distill_runner.methods.labels import HardLabels
+from distill_runner.methods.hidden_states import Attend, Concatenate, HiddenStateLoss
 from distill_runner.methods.layer_mapping import Attention, LayerMapping
-from distill_runner.methods.logits import SoftLabels, SoftLabelsPerClass
 from distill_runner.methods.outputs import Classes
+from distill_runner.methods.predictions import HardLabels, SoftLabels, SoftLabelsPerClass
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 

@@ -10,7 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from distill_runner.methods import losses
+from distill_runner.methods.hidden_states import (
+    attention_entropy,
+    mean_squared_error,
+    normalized_mean_squared_error,
+    normalized_squared_distance,
+)
+from distill_runner.methods.outputs import cross_entropy, soft_cross_entropy, squared_error
 
 Array = NDArray[np.float64]
 
@@ -60,25 +66,25 @@ def reference_entropy(weights: Array) -> float:
     return float(np.mean([-sum(p * math.log(p) for p in row) for row in weights]))
 
 
-soft_at_5 = partial(losses.soft_cross_entropy, temperature=5.0, scale_by_t2=True)
+soft_at_5 = partial(soft_cross_entropy, temperature=5.0, scale_by_t2=True)
 CASES = [
-    pytest.param(losses.cross_entropy, reference_cross_entropy, (numbers(5, 3), LABELS), id="ce"),
+    pytest.param(cross_entropy, reference_cross_entropy, (numbers(5, 3), LABELS), id="ce"),
     pytest.param(soft_at_5, reference_soft_cross_entropy, (numbers(5, 3), numbers(5, 3, seed=1)), id="kd"),
-    pytest.param(losses.squared_error, reference_squared_error, (numbers(5, 1), numbers(5, seed=1)), id="regression"),
+    pytest.param(squared_error, reference_squared_error, (numbers(5, 1), numbers(5, seed=1)), id="regression"),
     pytest.param(
-        losses.normalized_squared_distance,
+        normalized_squared_distance,
         reference_distance,
         (numbers(5, 8), numbers(5, 8, seed=1)),
         id="pkd",
     ),
-    pytest.param(losses.mean_squared_error, reference_mse, (numbers(5, 8), numbers(5, 8, seed=1)), id="mse"),
+    pytest.param(mean_squared_error, reference_mse, (numbers(5, 8), numbers(5, 8, seed=1)), id="mse"),
     pytest.param(
-        losses.normalized_mean_squared_error,
+        normalized_mean_squared_error,
         reference_normalized_mse,
         (numbers(5, 8), numbers(5, 8, seed=1)),
         id="pkd_original",
     ),
-    pytest.param(losses.attention_entropy, reference_entropy, (numbers(5, 4).softmax(-1),), id="entropy"),
+    pytest.param(attention_entropy, reference_entropy, (numbers(5, 4).softmax(-1),), id="entropy"),
 ]
 
 
@@ -102,39 +108,37 @@ def test_gradient(loss: Callable[..., Tensor], reference: Callable[..., float], 
 def test_cross_entropy_by_hand() -> None:
     # Softmax of (ln 3, 0) is (3/4, 1/4).
     logits = torch.tensor([[math.log(3), 0.0], [math.log(3), 0.0]])
-    assert losses.cross_entropy(logits, torch.tensor([0, 1])).item() == pytest.approx(
-        (math.log(4 / 3) + math.log(4)) / 2
-    )
+    assert cross_entropy(logits, torch.tensor([0, 1])).item() == pytest.approx((math.log(4 / 3) + math.log(4)) / 2)
 
 
 def test_soft_cross_entropy_by_hand() -> None:
     # At T = 2 the teacher's (2 ln 3, 0) is (3/4, 1/4) and the student's (0, 0) is (1/2, 1/2): ln 2.
     teacher, student = torch.tensor([[2 * math.log(3), 0.0]]), torch.zeros(1, 2)
-    assert losses.soft_cross_entropy(student, teacher, 2.0, False).item() == pytest.approx(math.log(2))
-    assert losses.soft_cross_entropy(student, teacher, 2.0, True).item() == pytest.approx(4 * math.log(2))
+    assert soft_cross_entropy(student, teacher, 2.0, False).item() == pytest.approx(math.log(2))
+    assert soft_cross_entropy(student, teacher, 2.0, True).item() == pytest.approx(4 * math.log(2))
 
 
 def test_squared_error_by_hand() -> None:
     outputs, targets = torch.tensor([[1.0], [5.0]]), torch.tensor([3.0, 4.0])
-    assert losses.squared_error(outputs, targets).item() == pytest.approx((4 + 1) / 2)
+    assert squared_error(outputs, targets).item() == pytest.approx((4 + 1) / 2)
 
 
 def test_distances_by_hand() -> None:
     student, teacher = torch.tensor([[3.0, 4.0]]), torch.tensor([[10.0, 0.0]])  # units (0.6, 0.8) and (1, 0)
-    assert losses.normalized_squared_distance(student, teacher).item() == pytest.approx(0.16 + 0.64)
-    assert losses.normalized_mean_squared_error(student, teacher).item() == pytest.approx(0.4)
-    assert losses.mean_squared_error(student, teacher).item() == pytest.approx((49 + 16) / 2)
+    assert normalized_squared_distance(student, teacher).item() == pytest.approx(0.16 + 0.64)
+    assert normalized_mean_squared_error(student, teacher).item() == pytest.approx(0.4)
+    assert mean_squared_error(student, teacher).item() == pytest.approx((49 + 16) / 2)
 
 
 def test_entropy_by_hand() -> None:
     uniform, certain = [0.25] * 4, [0.0, 1.0, 0.0, 0.0]
-    assert losses.attention_entropy(torch.tensor([uniform, certain])).item() == pytest.approx(math.log(4) / 2)
-    assert losses.attention_entropy(torch.tensor([[uniform, certain]])).item() == pytest.approx(math.log(4) / 2)
+    assert attention_entropy(torch.tensor([uniform, certain])).item() == pytest.approx(math.log(4) / 2)
+    assert attention_entropy(torch.tensor([[uniform, certain]])).item() == pytest.approx(math.log(4) / 2)
 
 
 def test_soft_cross_entropy_has_the_gradient_of_kl() -> None:
     student, teacher = numbers(5, 3).requires_grad_(), numbers(5, 3, seed=1)
-    (ours,) = torch.autograd.grad(losses.soft_cross_entropy(student, teacher, 3.0, True), student)
+    (ours,) = torch.autograd.grad(soft_cross_entropy(student, teacher, 3.0, True), student)
     kl = 9 * torch.nn.functional.kl_div((student / 3).log_softmax(-1), (teacher / 3).softmax(-1), reduction="batchmean")
     (theirs,) = torch.autograd.grad(kl, student)
     torch.testing.assert_close(ours, theirs)
@@ -142,13 +146,17 @@ def test_soft_cross_entropy_has_the_gradient_of_kl() -> None:
 
 def test_soft_cross_entropy_is_smallest_where_the_student_is_the_teacher() -> None:
     logits = numbers(5, 3).requires_grad_()
-    (gradient,) = torch.autograd.grad(losses.soft_cross_entropy(logits, logits.detach(), 5.0, True), logits)
+    (gradient,) = torch.autograd.grad(soft_cross_entropy(logits, logits.detach(), 5.0, True), logits)
     torch.testing.assert_close(gradient, torch.zeros_like(gradient))
 
 
 @pytest.mark.parametrize(
     "loss",
-    [losses.normalized_squared_distance, losses.mean_squared_error, losses.normalized_mean_squared_error],
+    [
+        normalized_squared_distance,
+        mean_squared_error,
+        normalized_mean_squared_error,
+    ],
 )
 def test_equal_states_have_no_distance(loss: Callable[..., Tensor]) -> None:
     assert loss(numbers(5, 8), numbers(5, 8)).item() == 0
@@ -157,7 +165,7 @@ def test_equal_states_have_no_distance(loss: Callable[..., Tensor]) -> None:
 def test_normalised_distance_ignores_length_and_ends_at_4() -> None:
     states, others = numbers(5, 8), numbers(5, 8, seed=1)
     torch.testing.assert_close(
-        losses.normalized_squared_distance(3 * states, others / 7),
-        losses.normalized_squared_distance(states, others),
+        normalized_squared_distance(3 * states, others / 7),
+        normalized_squared_distance(states, others),
     )
-    assert losses.normalized_squared_distance(states, -2 * states).item() == pytest.approx(4)
+    assert normalized_squared_distance(states, -2 * states).item() == pytest.approx(4)

@@ -17,8 +17,8 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import MULTILABEL_METRICS
 from distill_runner.kinds import make_task
 from distill_runner.methods.base import Progress
-from distill_runner.methods.logits import SoftLabels, SoftLabelsPerClass
 from distill_runner.methods.outputs import LabelSets
+from distill_runner.methods.predictions import SoftLabels, SoftLabelsPerClass
 from distill_runner.models.features import Features
 
 SAID = {"soup": "food", "waiter": "service", "bill": "price"}

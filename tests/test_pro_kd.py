@@ -19,8 +19,8 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.methods.checkpoint_schedule import EpochsPerStep
 from distill_runner.methods.config import TermConfig
-from distill_runner.methods.logits import LogitMatching
 from distill_runner.methods.outputs import Classes, Score
+from distill_runner.methods.predictions import LogitMatching
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.caches import targets_spec

@@ -15,10 +15,9 @@ from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.config import parse_method
-from distill_runner.methods.labels import HardLabels
 from distill_runner.methods.layer_schedule import LayerSchedule, ScheduledMethod
-from distill_runner.methods.logits import SoftLabels
 from distill_runner.methods.outputs import Classes, Score
+from distill_runner.methods.predictions import HardLabels, SoftLabels
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline

@@ -203,7 +203,7 @@ def test_means_of_outputs_by_hand() -> None:
 def test_the_divergence_is_what_is_left_to_learn() -> None:
     """KL by hand, times T²: 0 for equal predictions, whatever the teacher's entropy."""
     from distill_runner.methods.base import Progress
-    from distill_runner.methods.logits import SoftLabels
+    from distill_runner.methods.predictions import SoftLabels
     from distill_runner.models.features import Features
 
     student, teacher = torch.tensor([[0.5, -1.0, 2.0]]).double(), torch.tensor([[1.0, 0.0, -2.0]]).double()

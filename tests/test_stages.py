@@ -16,7 +16,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.methods.config import parse_method
-from distill_runner.methods.labels import HardLabels
+from distill_runner.methods.predictions import HardLabels
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.stages import Stage
 

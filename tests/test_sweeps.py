@@ -41,7 +41,7 @@ Compose = Callable[..., RunConfig]
 ROOT = Path(__file__).parents[1]
 FAULTS = """
 import os, signal, sys
-from distill_runner.methods.labels import HardLabels
+from distill_runner.methods.predictions import HardLabels
 
 class Raises(HardLabels):
     def forward(self, *_):

@@ -32,8 +32,8 @@ from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.datasets.examples import Examples
 from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.config import parse_method
-from distill_runner.methods.labels import HardLabels
 from distill_runner.methods.outputs import Classes, Outputs
+from distill_runner.methods.predictions import HardLabels
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.training.checkpoints import interrupts

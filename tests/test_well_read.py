@@ -17,8 +17,8 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.batches import Tokens
 from distill_runner.methods.base import Progress
-from distill_runner.methods.labels import NextSentence
 from distill_runner.methods.outputs import Classes
+from distill_runner.methods.predictions import NextSentence
 from distill_runner.models.build import build, count_parameters
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.encoders import EncoderShape, extract

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from distill_runner.kinds.task import Task
     from distill_runner.kinds.verdicts import Verdicts
-    from distill_runner.methods.combinations import Attend
+    from distill_runner.methods.hidden_states import Attend
     from distill_runner.models.features import FeatureRequest, Features, Projection
     from distill_runner.pipeline.build import Pipeline
     from distill_runner.pipeline.stages import Stage
@@ -142,8 +142,7 @@ class FinishedRun:
         return weights
 
     def _attending(self) -> "Attend":
-        from distill_runner.methods.combinations import Attend
-        from distill_runner.methods.hidden_states import HiddenStateLoss
+        from distill_runner.methods.hidden_states import Attend, HiddenStateLoss
 
         terms = [term for term in self.stage.method().active() if isinstance(term, HiddenStateLoss)]
         for combination in (term.combination for term in terms):
@@ -158,7 +157,7 @@ class FinishedRun:
     @property
     def matched(self) -> dict[int, int]:
         """The one teacher layer that each supervised student layer learns from; empty if one has several, or none."""
-        from distill_runner.methods.layered import LayeredTerm
+        from distill_runner.methods.base import LayeredTerm
 
         for term in self.stage.method().active():
             if isinstance(term, LayeredTerm) and all(len(entry) == 1 for entry in term.layers.values()):

@@ -12,9 +12,8 @@ from torch import Tensor
 from distill_runner.common.errors import UserError
 from distill_runner.common.readings import Reading
 from distill_runner.datasets.batches import Batch, LengthGroup
-from distill_runner.methods.base import Progress
+from distill_runner.methods.base import LayeredTerm, Progress
 from distill_runner.methods.layer_mapping import LayerMapping, single
-from distill_runner.methods.layered import LayeredTerm
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 

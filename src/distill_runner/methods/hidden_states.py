@@ -1,31 +1,190 @@
 """Distillation of intermediate layers: PKD, CKD and ALP-KD as one term with different data (Eqs. 3-7).
 
-``conf/method/{pkd,ckd,alp,pkd_original}.yaml`` say which mapping, combination and distance make which method; the
-``cos`` term of ``internal.yaml`` is one more.
+A ``Combination`` makes one target for a student layer of the states of its teacher layers: it selects, concatenates or
+attends. A distance compares the two. ``conf/method/{pkd,ckd,alp,pkd_original}.yaml`` say which mapping, combination and
+distance make which method; the ``cos`` term of ``internal.yaml`` is one more.
+
+Shapes: B examples, H features, K teacher layers, A attention heads of D features each.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.readings import Reading
 from distill_runner.datasets.batches import Batch
-from distill_runner.methods import losses
-from distill_runner.methods.base import Progress
-from distill_runner.methods.combinations import Attend, Combination, Concatenate, Select
-from distill_runner.methods.layer_mapping import Attention, LayerMapping
-from distill_runner.methods.layered import LayeredTerm
+from distill_runner.methods.attention_projections import KeysQueriesValues
+from distill_runner.methods.base import LayeredTerm, Progress
+from distill_runner.methods.layer_mapping import Attention, LayerMapping, single
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 
+
+def normalized_squared_distance(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
+    """Squared distance of the L2-normalised states, summed over the features: 0 to 4 (ALP-KD Eq. 3, PKD).
+
+    The minus sign that the paper prints before the sum is a slip: the distance is minimised.
+    """
+    return (_normalized(student_BH) - _normalized(teacher_BH)).square().sum(dim=-1).mean()
+
+
+def mean_squared_error(student_BH: Tensor, target_BH: Tensor) -> Tensor:
+    """Squared error, mean over the features (ALP-KD Eq. 7)."""
+    return (student_BH - target_BH).square().mean()
+
+
+def normalized_mean_squared_error(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
+    """``normalized_squared_distance`` as PKD's published code has it: mean, not sum, over the features."""
+    return mean_squared_error(_normalized(student_BH), _normalized(teacher_BH))
+
+
+def cosine_distance(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
+    """1 minus the cosine of the states: 0 to 2 (internal representations, Eq. 3)."""
+    return (1 - functional.cosine_similarity(student_BH, teacher_BH, dim=-1)).mean()
+
+
+def attention_entropy(alpha_BK: Tensor) -> Tensor:
+    """Entropy of a row of weights in nats, 0 (one layer takes all) to ln K (uniform); mean over the rows."""
+    return -torch.xlogy(alpha_BK, alpha_BK).sum(dim=-1).mean()
+
+
+def _normalized(states_BH: Tensor) -> Tensor:
+    return functional.normalize(states_BH, dim=-1)
+
+
 DISTANCES = {
-    "normalized": losses.normalized_squared_distance,
-    "mse": losses.mean_squared_error,
-    "normalized_mse": losses.normalized_mean_squared_error,
-    "cosine": losses.cosine_distance,
+    "normalized": normalized_squared_distance,
+    "mse": mean_squared_error,
+    "normalized_mse": normalized_mean_squared_error,
+    "cosine": cosine_distance,
 }
+
+
+class Combination(nn.Module, ABC):
+    """The two sides of the comparison for each supervised student layer j: its state and a target.
+
+    Args:
+        layers: a resolved mapping.
+        width_student, width_teacher: features of the states of the two models.
+    """
+
+    name: str
+    same_width = True
+
+    def __init__(self, layers: list[list[int]], width_student: int, width_teacher: int) -> None:
+        super().__init__()
+        self.layers = {j: entry for j, entry in enumerate(layers, start=1) if entry}
+        self.alpha: dict[int, Tensor] = {}
+        """Weights of the last forward by student layer, (B, A, K), detached; empty without attention."""
+        if self.same_width and width_student != width_teacher:
+            raise UserError(
+                "student",
+                None,
+                f"its states have {width_student} features, the teacher's {width_teacher}; "
+                f"{self.name} compares them as they are",
+                "Take a student of the teacher's width, or project: method=ckd or attention=kqv1.",
+            )
+
+    def forward(self, student: dict[int, Tensor], teacher: dict[int, Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
+        """From states (B, H) by layer to the two sides of the comparison, for the student layers that are given."""
+        self.alpha.clear()
+        return {
+            j: self.sides(j, student[j], torch.stack([teacher[k] for k in entry], dim=1))
+            for j, entry in self.layers.items()
+            if j in student
+        }
+
+    @abstractmethod
+    def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
+        """The two sides for student layer j: its state (B, H) and the K states (B, K, H) of its teacher layers."""
+
+
+class Select(Combination):
+    """The one teacher layer of each entry, as it is (PKD; ALP-KD Eq. 3)."""
+
+    name = "combine=select"
+
+    def __init__(self, layers: list[list[int]], width_student: int, width_teacher: int) -> None:
+        super().__init__(layers, width_student, width_teacher)
+        single(layers)
+
+    def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
+        return student_BH, teacher_BKH[:, 0]
+
+
+class Concatenate(Combination):
+    """The teacher layers side by side and a trained affine projection (CKD; ALP-KD Eq. 4). Widths may differ.
+
+    **reading**: a projection of its own for each student layer, for ALP-KD says "a single projection layer" and not of
+    how many buckets; and a plain mean squared error behind it (``distance``), for which ALP-KD names none.
+
+    Args:
+        project: ``teacher`` projects the concatenation to the student's width, ``W_j`` of shape (H, K * H),
+            as the paper describes it; ``student`` projects the student to the concatenation's width, as the
+            published code of CKD does.
+    """
+
+    same_width = False
+
+    def __init__(
+        self,
+        layers: list[list[int]],
+        width_student: int,
+        width_teacher: int,
+        project: Literal["teacher", "student"],
+    ) -> None:
+        super().__init__(layers, width_student, width_teacher)
+        self.project = project
+        self.projections = nn.ModuleDict()
+        for j, entry in self.layers.items():
+            widths = (len(entry) * width_teacher, width_student)
+            self.projections[str(j)] = nn.Linear(*(widths if project == "teacher" else widths[::-1]))
+
+    def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
+        target, project = teacher_BKH.flatten(1), self.projections[str(j)]
+        return (student_BH, project(target)) if self.project == "teacher" else (project(student_BH), target)
+
+
+class Attend(Combination):
+    """A mean of the teacher layers, weighted by their similarity to the student layer (ALP-KD Eqs. 5 and 6).
+
+    Gradients flow through the weights into the student. With ``kqv`` every student layer has projections of
+    its own, as every layer of a decoder has in Vaswani et al.
+    """
+
+    def __init__(self, layers: list[list[int]], width_student: int, width_teacher: int, attention: Attention) -> None:
+        self.same_width = attention.kind == "dot"
+        self.name = f"attention={attention.kind}"
+        super().__init__(layers, width_student, width_teacher)
+        self.attention = attention
+        own = self.layers.items() if attention.kind == "kqv" else ()
+        self.projections = nn.ModuleDict(
+            {str(j): KeysQueriesValues(width_student, width_teacher, len(entry), attention) for j, entry in own}
+        )
+
+    def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
+        query_BAD, key_BAKD, value_BAKD = student_BH[:, None], teacher_BKH[:, None], teacher_BKH[:, None]
+        if self.projections:
+            query_BAD, key_BAKD, value_BAKD = self.projections[str(j)](student_BH, teacher_BKH)
+        alpha_BAK = attention_weights(query_BAD, key_BAKD, self.attention.scale, self.attention.normalize)
+        self.alpha[j] = alpha_BAK.detach()
+        return student_BH, (alpha_BAK[..., None] * value_BAKD).sum(dim=2).flatten(1)
+
+
+def attention_weights(query_BAD: Tensor, key_BAKD: Tensor, scale: str, normalize: bool) -> Tensor:
+    """Softmax over the keys of the (optionally scaled) dot products: (B, A, K), rows sum to 1."""
+    if normalize:
+        query_BAD, key_BAKD = functional.normalize(query_BAD, dim=-1), functional.normalize(key_BAKD, dim=-1)
+    # No matmul: elementwise products are summed in full precision under autocast, and alike in any batch.
+    scores_BAK = (query_BAD[:, :, None] * key_BAKD).sum(dim=-1)
+    if scale == "sqrt_dim":
+        scores_BAK = scores_BAK / query_BAD.shape[-1] ** 0.5
+    return functional.softmax(scores_BAK, dim=-1)
 
 
 class HiddenStateLoss(LayeredTerm):
@@ -85,5 +244,5 @@ class HiddenStateLoss(LayeredTerm):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         sides = self.combination({j: student.cls[j] for j in self.supervised}, teacher.cls)
         alphas = self.combination.alpha.items()
-        self.observed = {f"alpha_entropy_{j}": losses.attention_entropy(alpha) for j, alpha in alphas}
+        self.observed = {f"alpha_entropy_{j}": attention_entropy(alpha) for j, alpha in alphas}
         return self.reduced([self.distance(mine, target) for mine, target in sides.values()])

@@ -14,8 +14,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.readings import Reading
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.batches import Batch
-from distill_runner.methods.base import LossTerm, Method, Progress
-from distill_runner.methods.layered import LayeredTerm
+from distill_runner.methods.base import LayeredTerm, LossTerm, Method, Progress
 from distill_runner.methods.outputs import Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features

@@ -1,6 +1,6 @@
 """What a head's outputs mean, and the losses on them. Loss terms ask these, and never which kind of task it is.
 
-Shapes: O outputs of a batch, C numbers in each.
+Shapes: O outputs of a batch (B, where they are those of examples), C numbers in each.
 """
 
 import math
@@ -13,7 +13,27 @@ from torch import Tensor
 from torch.nn import functional
 
 from distill_runner.datasets.batches import Batch, Unit
-from distill_runner.methods import losses
+
+
+def cross_entropy(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
+    """Cross entropy with class indices (ALP-KD Eq. 1, as a mean instead of a sum over the examples)."""
+    return functional.cross_entropy(logits_BC, labels_B)
+
+
+def soft_cross_entropy(student_BC: Tensor, teacher_BC: Tensor, temperature: float, scale_by_t2: bool) -> Tensor:
+    """Cross entropy of the student's softmax with the teacher's, both at T (ALP-KD Eq. 2), times T² if asked.
+
+    It differs from the KL divergence by the teacher's entropy only, so the gradient is the same.
+    """
+    teacher = functional.softmax(teacher_BC / temperature, dim=-1)
+    student = functional.log_softmax(student_BC / temperature, dim=-1)
+    loss = -(teacher * student).sum(dim=-1).mean()
+    return loss * temperature**2 if scale_by_t2 else loss
+
+
+def squared_error(outputs_B1: Tensor, targets_B: Tensor) -> Tensor:
+    """Squared error of a regression head's single output."""
+    return (outputs_B1.squeeze(-1) - targets_B).square().mean()
 
 
 class Outputs(ABC):
@@ -45,7 +65,7 @@ class Outputs(ABC):
 
     def match(self, student_OC: Tensor, target_OC: Tensor, batch: Batch, over: Literal["sum", "mean"]) -> Tensor:
         """Squared distance of the raw outputs, sum or mean over the C numbers: a scalar, mean over ``unit``."""
-        loss = losses.mean_squared_error(student_OC, target_OC)
+        loss = (student_OC - target_OC).square().mean()
         return loss * target_OC.shape[-1] if over == "sum" else loss
 
 
@@ -62,7 +82,7 @@ class Classes(Outputs):
     def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         assert batch.labels is not None
         if self.weights is None:
-            return losses.cross_entropy(logits_OC, batch.labels)
+            return cross_entropy(logits_OC, batch.labels)
         weight_O = logits_OC.new_tensor(self.weights)[batch.labels]
         # A mean over examples, and not over their weights: parts of an update then add up to the whole.
         return (functional.cross_entropy(logits_OC, batch.labels, reduction="none") * weight_O).mean()
@@ -70,7 +90,7 @@ class Classes(Outputs):
     def soft(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
-        return losses.soft_cross_entropy(student_OC, teacher_OC, temperature, scale_by_t2)
+        return soft_cross_entropy(student_OC, teacher_OC, temperature, scale_by_t2)
 
     def summed_over(self, logits_OC: Tensor) -> int:
         return logits_OC.shape[-1]
@@ -114,13 +134,13 @@ class Score(Outputs):
 
     def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         assert batch.labels is not None
-        return losses.squared_error(logits_OC, batch.labels)
+        return squared_error(logits_OC, batch.labels)
 
     def soft(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
         """**reading**: squared error of the two outputs. ALP-KD prints a T for STS-B, which has no meaning here."""
-        return losses.squared_error(student_OC, teacher_OC.squeeze(-1))
+        return squared_error(student_OC, teacher_OC.squeeze(-1))
 
     def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         return torch.stack([one * weight for one, weight in zip(logits, weights, strict=True)]).sum(0)

@@ -6,8 +6,7 @@ from distill_runner.methods.attention_relations import AttentionRelationLoss
 from distill_runner.methods.attention_scores import AttentionScoreLoss
 from distill_runner.methods.base import LossTerm
 from distill_runner.methods.hidden_states import HiddenStateLoss
-from distill_runner.methods.labels import HardLabels, NextSentence
-from distill_runner.methods.logits import LogitMatching, SoftLabels, SoftLabelsPerClass
+from distill_runner.methods.predictions import HardLabels, LogitMatching, NextSentence, SoftLabels, SoftLabelsPerClass
 from distill_runner.methods.token_states import EmbeddingLoss, TokenStateLoss
 
 TERMS: dict[str, type[LossTerm]] = {

@@ -10,15 +10,14 @@ from torch import Tensor, nn
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
-from distill_runner.methods import losses
-from distill_runner.methods.base import LossTerm, Progress
+from distill_runner.methods.base import LayeredTerm, LossTerm, Progress
+from distill_runner.methods.hidden_states import cosine_distance, mean_squared_error
 from distill_runner.methods.layer_mapping import LayerMapping, single
-from distill_runner.methods.layered import LayeredTerm
 from distill_runner.methods.outputs import Outputs
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 
-DISTANCES = {"mse": losses.mean_squared_error, "cosine": losses.cosine_distance}
+DISTANCES = {"mse": mean_squared_error, "cosine": cosine_distance}
 
 
 class TokenStateLoss(LayeredTerm):

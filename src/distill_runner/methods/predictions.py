@@ -1,7 +1,8 @@
-"""Phase I of Pro-KD and of Annealing-KD: the student matches logits of the teacher that are softened less and less.
+"""Terms on what a head gives: gold labels, a teacher's predictions (Hinton et al.), and its logits (Pro-KD).
 
-All else of these methods is configuration: which checkpoint is followed when (``routes``), and what comes before and
-after (stages of ``conf/method/{vanilla,takd,rco,annealing,prokd}.yaml``).
+``LogitMatching`` is phase I of Pro-KD and of Annealing-KD: the student matches logits that are softened less and less.
+All else of these methods is configuration: which checkpoint is followed when (``checkpoint_schedule``), and what comes
+before and after (stages of ``conf/method/{vanilla,takd,rco,annealing,prokd}.yaml``).
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from distill_runner.common.readings import Reading
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.checkpoint_schedule import EpochsPerStep
-from distill_runner.methods.outputs import Outputs
+from distill_runner.methods.outputs import Outputs, cross_entropy
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 
@@ -25,6 +26,42 @@ HOTTEST = 1e6
 
 
 SCALED = Reading("the term is multiplied by T^2, as in Hinton et al. and in the code of the group", "ALP-KD Eq. 2")
+
+
+class HardLabels(LossTerm):
+    """The loss against the gold labels: cross entropy of classes (ALP-KD Eq. 1), squared error of a score."""
+
+    reads_teacher = False
+    reads_labels = frozenset({"labels"})
+
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
+        self.outputs, self.mean_over = outputs, outputs.unit
+        self.student_needs = FeatureRequest(logits=True)
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        assert student.logits is not None
+        return self.outputs.gold(student.logits, batch)
+
+
+class NextSentence(LossTerm):
+    """Cross entropy of "does the second segment follow the first?" (BERT, section 3.1, task 2).
+
+    With masked language modelling it is the paper's MLM+.
+    """
+
+    reads_teacher = False
+    reads_labels = frozenset({"is_next"})
+
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
+        if student.model_type != "bert":
+            problem = f"a model of the type {student.model_type} has no head for next sentence prediction"
+            raise UserError(".", None, problem, "pretraining=mlm pre-trains without it.")
+        self.student_needs = FeatureRequest(next_sentence=True)
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        assert student.next_sentence is not None
+        assert batch.is_next is not None
+        return cross_entropy(student.next_sentence, batch.is_next)
 
 
 class SoftLabels(LossTerm):
