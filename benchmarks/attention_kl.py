@@ -35,7 +35,8 @@ from distill_runner.methods.base import Progress
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import Classes
 from distill_runner.methods.relation_kl import relation_kl, row_weights
-from distill_runner.models.encoders import EncoderShape, extract
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.extract import extract
 
 LAYERS, HEADS, RELATION_HEADS = (12, 6), 12, 48
 TOP = {"rule": "group_top", "supervise_last": True}

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from benchmarks.attention_kl import batch_of
 from distill_runner.datasets.batches import Batch
-from distill_runner.models.encoders import extract
+from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.padded import extract_padded
 

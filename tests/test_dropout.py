@@ -19,10 +19,9 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from distill_runner.common.seeds import split_mix
 from distill_runner.datasets.batches import Batch, LengthGroup, Tokens
-from distill_runner.models.dropout import DropoutMasks
-from distill_runner.models.encoders import extract
+from distill_runner.datasets.noise import DropoutMasks, split_mix
+from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}

@@ -14,7 +14,8 @@ from transformers.models.modernbert import modeling_modernbert
 from transformers.models.nomic_bert.modeling_nomic_bert import apply_rotary_pos_emb
 
 from distill_runner.datasets.batches import Batch, Tokens
-from distill_runner.models.encoders import PACKED_FAMILIES, EncoderShape, extract
+from distill_runner.models.encoders import PACKED_FAMILIES, EncoderShape
+from distill_runner.models.extract import extract
 from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features
 from distill_runner.models.padded import extract_padded
 from families import config_of, make

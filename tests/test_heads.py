@@ -12,7 +12,7 @@ from distill_runner.datasets.batches import Tokens
 from distill_runner.kinds import make_task
 from distill_runner.models.build import build, output_layer
 from distill_runner.models.config import ModelConfig
-from distill_runner.models.encoders import extract
+from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from families import FAMILIES, make
 

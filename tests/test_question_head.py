@@ -7,7 +7,8 @@ from transformers import AutoModelForQuestionAnswering
 
 from distill_runner.datasets.batches import Tokens
 from distill_runner.kinds.questions import losses
-from distill_runner.models.encoders import PACKED_FAMILIES, extract
+from distill_runner.models.encoders import PACKED_FAMILIES
+from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.padded import extract_padded
 from families import config_of

@@ -21,7 +21,8 @@ from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes
-from distill_runner.models.encoders import EncoderShape, extract
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.extract import extract
 from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features, Projection
 from distill_runner.models.padded import extract_padded
 from distill_runner.pipeline.build import Pipeline

@@ -17,7 +17,8 @@ from distill_runner.methods.config import TermConfig
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes
 from distill_runner.methods.token_states import EmbeddingLoss, TokenStateLoss
-from distill_runner.models.encoders import EncoderShape, extract
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import LiveTargets, why_live

@@ -7,7 +7,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from distill_runner.datasets.batches import Tokens
-from distill_runner.models.encoders import extract
+from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.vocabulary import UsedRows, train_used_rows, whole
 

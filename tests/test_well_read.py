@@ -21,7 +21,8 @@ from distill_runner.methods.outputs import Classes
 from distill_runner.methods.predictions import NextSentence
 from distill_runner.models.build import build, count_parameters
 from distill_runner.models.config import ModelConfig
-from distill_runner.models.encoders import EncoderShape, extract
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.models.head import LANGUAGE_MODEL, PRE_TRAINING
 from distill_runner.pipeline.build import Pipeline

@@ -169,7 +169,7 @@ class FinishedRun:
 
         from distill_runner.models.build import build
         from distill_runner.models.config import ModelConfig
-        from distill_runner.models.encoders import extract
+        from distill_runner.models.extract import extract
 
         source = ModelConfig(source=str(self.pipeline.build(stage) / "model"), head="keep")
         with torch.inference_mode():

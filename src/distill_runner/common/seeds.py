@@ -8,10 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-"""Step of SplitMix64's counter: keys that are told apart by a number get that many of it before ``split_mix``."""
 
 
 def stage_seed(seed: int, stage: str) -> int:
@@ -56,16 +52,3 @@ def undisturbed() -> Iterator[None]:
         yield
     finally:
         restore_random_state(state)
-
-
-def split_mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele et al. 2014) on int64, in place: a random number of its own for each number.
-
-    Shifts of int64 bring in the sign, which has to go.
-    """
-    high = torch.empty_like(z)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, None)):
-        z ^= torch.bitwise_right_shift(z, shift, out=high).bitwise_and_(2 ** (64 - shift) - 1)
-        if factor is not None:
-            z *= factor
-    return z

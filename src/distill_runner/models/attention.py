@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from distill_runner.datasets.batches import Batch, LengthGroup
-from distill_runner.models.dropout import DropoutMasks
+from distill_runner.datasets.noise import DropoutMasks
 
 
 class PackedAttention:

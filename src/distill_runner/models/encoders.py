@@ -1,21 +1,17 @@
-"""FeatureRequest -> Features: what methods read of a model, computed once and no more than asked for."""
+"""The sizes of an encoder, and what its family can give."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.batches import Batch
-from distill_runner.datasets.images.pixels import PixelBatch
-from distill_runner.models.families import PACKED
-from distill_runner.models.features import FeatureRequest, Features
-from distill_runner.models.images import depth_and_width, extract_pixels, image_size, reads_images
-from distill_runner.models.packed import extract_packed
-from distill_runner.models.padded import extract_padded
+from distill_runner.models.extract import PACKED
+from distill_runner.models.features import FeatureRequest
+from distill_runner.models.images import depth_and_width, image_size, reads_images
 
 PACKED_FAMILIES = frozenset(PACKED)
-"""Model types whose layers are read part by part (``families``); the others run padded."""
+"""Model types whose layers are read part by part (``extract``); the others run padded."""
 _BEHIND_PADDING = frozenset({"mpnet"}) | {name for name, family in PACKED.items() if family.behind_padding}
 
 
@@ -89,14 +85,6 @@ def _gives_projections(model_type: str) -> bool:
     if model_type in PACKED_FAMILIES or model_type not in CONFIG_MAPPING:
         return model_type in PACKED_FAMILIES
     return bool(getattr(MODEL_MAPPING[CONFIG_MAPPING[model_type]], "_supports_attention_backend", False))
-
-
-def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
-    """Run ``model`` on ``batch`` as far as ``needs`` asks, padding-free where its family allows."""
-    if isinstance(batch, PixelBatch):
-        return extract_pixels(model, batch, needs)
-    read = extract_packed if model.config.model_type in PACKED_FAMILIES else extract_padded
-    return read(model, batch, needs)
 
 
 def predicts_next_sentence(model: Any) -> bool:

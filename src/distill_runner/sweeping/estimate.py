@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.models.build import build
-from distill_runner.models.encoders import extract
+from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline, discard
 from distill_runner.pipeline.caches import serving

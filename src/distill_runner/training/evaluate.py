@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from distill_runner.datasets.batches import Split
-from distill_runner.models.encoders import extract
+from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.training.devices import Device
 

@@ -24,7 +24,8 @@ from distill_runner.common.seeds import undisturbed
 from distill_runner.datasets.batches import Batch, Split
 from distill_runner.datasets.sending import sent, sent_together
 from distill_runner.methods.base import Progress
-from distill_runner.models.encoders import EncoderShape, extract
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.training.devices import Device
 from distill_runner.training.evaluate import TOKENS_PER_BATCH, by_tokens

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from distill_runner.datasets.batches import Batch, Split
 from distill_runner.datasets.corpora import Corpus, continuations, mask_draws, mask_tokens
-from distill_runner.models.encoders import extract, predicts_next_sentence
+from distill_runner.models.encoders import predicts_next_sentence
+from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.training.data import Evaluation
 from distill_runner.training.devices import Device

@@ -17,7 +17,7 @@ from distill_runner.common.errors import Paused, UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.models.build import count_parameters
-from distill_runner.models.encoders import extract
+from distill_runner.models.extract import extract
 from distill_runner.models.vocabulary import train_used_rows, whole
 from distill_runner.training import checkpoints
 from distill_runner.training.batch_norm import share_statistics

@@ -8,8 +8,8 @@ crop reaches beyond an image is black, as in the recipe for CIFAR (He et al. 201
 import torch
 from torch import Tensor
 
-from distill_runner.common.seeds import GOLDEN, split_mix
 from distill_runner.datasets.images.config import Augment
+from distill_runner.datasets.noise import GOLDEN, split_mix
 
 
 def apply(augment: Augment, images: Tensor, index: Tensor, seed: int, epoch: int) -> Tensor:

@@ -1,24 +1,37 @@
-"""Dropout whose masks belong to examples.
+"""Random numbers that belong to examples, and dropout whose masks are made of them.
 
 A mask is a function of the update, the example, the token's position, the place in the model and the feature, and of
 nothing else: alone or beside others, whole or in parts, in one process or in several, an example meets the same zeros
-(in families that run packed, on a CPU). The
-numbers come from a counter-based generator (SplitMix64's finaliser, Steele et al. 2014), four 16-bit ones from each
-64-bit hash, which on a CPU takes a third of the time of ``bernoulli_``.
+(in families that run packed, on a CPU). The numbers come from a counter-based generator (SplitMix64's finaliser, Steele
+et al. 2014), four 16-bit ones from each 64-bit hash, which on a CPU takes a third of the time of ``bernoulli_``.
 """
 
 import torch
 from torch import Tensor
 
-from distill_runner.common.seeds import GOLDEN, split_mix
 from distill_runner.datasets.batches import Batch, LengthGroup
 
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+"""Step of SplitMix64's counter: keys that are told apart by a number get that many of it before ``split_mix``."""
 _PER_SITE = 2**20
 """Hashes that a token may take at one place of the model: more than heads times keys, or features, over four."""
 _PER_HEAD = 2**10
 """Hashes of a head, four keys each, so that its numbers do not depend on how far the keys are padded."""
 _BEYOND = 2**40
 """Where the hashes of a head's next 4,096 keys begin: behind those of all heads and places."""
+
+
+def split_mix(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser (Steele et al. 2014) on int64, in place: a random number of its own for each number.
+
+    Shifts of int64 bring in the sign, which has to go.
+    """
+    high = torch.empty_like(z)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, None)):
+        z ^= torch.bitwise_right_shift(z, shift, out=high).bitwise_and_(2 ** (64 - shift) - 1)
+        if factor is not None:
+            z *= factor
+    return z
 
 
 class DropoutMasks:

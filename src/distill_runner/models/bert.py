@@ -1,16 +1,100 @@
-"""Where the families that run packed keep their parts: embeddings, layers, heads.
+"""BERT and the families that are built like it, as the packed path computes them: embeddings, layers, heads.
 
-T tokens of H features in all, R rows of them; a head reads B first tokens, means of sequences, or chosen tokens.
+T tokens of H features in all, R rows of them, Q of these behind an attention; a head reads B first tokens, means of
+sequences, or chosen tokens.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from distill_runner.datasets.batches import Batch
-from distill_runner.models.layers import BertLayer, DistilBertLayer, Drop, Layer, ModernBertLayer, NomicBertLayer
+from distill_runner.models.features import Projection
+
+Drop = Callable[[Any, Tensor, int], Tensor]
+"""Applies a dropout module to rows, at a place of its own: 1 or 2 in a layer, 0 for embeddings, 0 or 1 in a head."""
+Weights = tuple[Tensor, Tensor | None]
+
+
+class Layer(ABC):
+    """One layer of a Transformer, as the packed path computes it.
+
+    Args:
+        module: the family's own.
+
+    ``window`` is the distance up to which a token attends to others, None for all of them; ``rotary`` is the kind of
+    its rotary positions, None without them.
+    """
+
+    window: int | None = None
+    rotary: str | None = None
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    @property
+    @abstractmethod
+    def attention_dropout(self) -> float:
+        """Probability with which an attention probability is dropped in training."""
+
+    @abstractmethod
+    def weights(self, names: Sequence[Projection]) -> Weights:
+        """Weight (names * H, H) and bias of these projections, side by side."""
+
+    @abstractmethod
+    def finish(self, h_QH: Tensor, context_QH: Tensor, drop: Drop) -> Tensor:
+        """The layer's output, of its input and what the attention made of it."""
+
+    def attended(self, h_TH: Tensor) -> Tensor:
+        """What the projections read: the layer's input, normalised first in pre-norm families."""
+        return h_TH
+
+    @property
+    def computed_twice(self) -> bool:
+        """Whether its activations are not kept for the backward pass (``activation_checkpointing_enable``)."""
+        return self.module.training and getattr(self.module, "gradient_checkpointing", False)
+
+
+def side_by_side(layers: Sequence[Any]) -> Weights:
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None
+
+
+class BertLayer(Layer):
+    @property
+    def attention_dropout(self) -> float:
+        return float(self.module.attention.self.dropout.p)
+
+    def weights(self, names: Sequence[Projection]) -> Weights:
+        return side_by_side([getattr(self.module.attention.self, name) for name in names])
+
+    def finish(self, h_QH: Tensor, context_QH: Tensor, drop: Drop) -> Tensor:
+        h_QH = self._added(self.module.attention.output, context_QH, h_QH, drop, 1)
+        return self._added(self.module.output, self.module.intermediate(h_QH), h_QH, drop, 2)
+
+    @staticmethod
+    def _added(block: Any, x: Tensor, residual_QH: Tensor, drop: Drop, place: int) -> Tensor:
+        normed: Tensor = block.LayerNorm(drop(block.dropout, block.dense(x), place) + residual_QH)
+        return normed
+
+
+class DistilBertLayer(Layer):
+    @property
+    def attention_dropout(self) -> float:
+        return float(self.module.attention.dropout.p)
+
+    def weights(self, names: Sequence[Projection]) -> Weights:
+        return side_by_side([getattr(self.module.attention, f"{name[0]}_lin") for name in names])
+
+    def finish(self, h_QH: Tensor, context_QH: Tensor, drop: Drop) -> Tensor:
+        layer, ffn = self.module, self.module.ffn
+        h_QH = layer.sa_layer_norm(layer.attention.out_lin(context_QH) + h_QH)
+        expanded = ffn.activation(ffn.lin1(h_QH))
+        normed: Tensor = layer.output_layer_norm(drop(ffn.dropout, ffn.lin2(expanded), 2) + h_QH)
+        return normed
 
 
 class Family:
@@ -114,62 +198,3 @@ class DistilBert(Family):
         else:
             logits = model.classifier(drop(model.dropout, model.pre_classifier(h_RH).relu(), 0))
         return logits
-
-
-class ModernBert(Family):
-    layer = ModernBertLayer
-
-    def layers(self, backbone: Any) -> list[Layer]:
-        return [self.layer(module) for module in backbone.layers]
-
-    def embed(self, model: Any, batch: Batch, drop: Drop) -> Tensor:
-        embeddings = model.base_model.embeddings
-        return drop(embeddings.drop, embeddings.norm(embeddings.tok_embeddings(batch.input_ids)), 0)
-
-    def angles(self, backbone: Any, h_TH: Tensor, positions_T: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        cos, sin = backbone.rotary_emb(h_TH, positions_T[None], kind)
-        return cos[0], sin[0]
-
-    def normed(self, backbone: Any, h_RH: Tensor) -> Tensor:
-        normed: Tensor = backbone.final_norm(h_RH)
-        return normed
-
-    def reads_mean(self, model: Any) -> bool:
-        return hasattr(model, "classifier") and model.config.classifier_pooling == "mean"
-
-    def head(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
-        hidden = model.head(h_RH)
-        if hasattr(model, "decoder"):
-            logits: Tensor = model.decoder(hidden)
-        else:
-            logits = model.classifier(drop(model.drop, hidden, 0))
-        return logits
-
-
-class NomicBert(Family):
-    layer = NomicBertLayer
-
-    def layers(self, backbone: Any) -> list[Layer]:
-        return [self.layer(module) for module in backbone.layers]
-
-    def embed(self, model: Any, batch: Batch, drop: Drop) -> Tensor:
-        embeddings = model.base_model.embeddings
-        h_TH = embeddings.word_embeddings(batch.input_ids) + embeddings.token_type_embeddings(batch.segments)
-        return drop(embeddings.dropout, embeddings.LayerNorm(h_TH), 0)
-
-    def angles(self, backbone: Any, h_TH: Tensor, positions_T: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        cos, sin = backbone.rotary_emb(h_TH, positions_T[None])
-        return cos[0], sin[0]
-
-
-PACKED: dict[str, Family] = {
-    "bert": Family(),
-    "electra": Electra(),
-    "roberta": Roberta(),
-    "xlm-roberta": Roberta(),
-    "camembert": Roberta(),
-    "distilbert": DistilBert(),
-    "modernbert": ModernBert(),
-    "nomic_bert": NomicBert(),
-}
-"""By model type. The others run padded, through their own forward."""

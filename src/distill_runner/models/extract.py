@@ -1,4 +1,7 @@
-"""Features of packed tokens, padding-free but for the attention, computed no further than is asked for."""
+"""FeatureRequest -> Features: what methods read of a model, computed once and no further than is asked for.
+
+Packed tokens are padding-free but for the attention. Families that cannot run so take ``padded``, pictures ``images``.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,11 +14,26 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.images.pixels import PixelBatch
+from distill_runner.datasets.noise import DropoutMasks
 from distill_runner.models.attention import PackedAttention
-from distill_runner.models.dropout import DropoutMasks
-from distill_runner.models.families import PACKED
+from distill_runner.models.bert import DistilBert, Drop, Electra, Family, Layer, Roberta
 from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features, Projection
-from distill_runner.models.layers import Drop, Layer
+from distill_runner.models.images import extract_pixels
+from distill_runner.models.padded import extract_padded
+from distill_runner.models.rotary import ModernBert, NomicBert
+
+PACKED: dict[str, Family] = {
+    "bert": Family(),
+    "electra": Electra(),
+    "roberta": Roberta(),
+    "xlm-roberta": Roberta(),
+    "camembert": Roberta(),
+    "distilbert": DistilBert(),
+    "modernbert": ModernBert(),
+    "nomic_bert": NomicBert(),
+}
+"""By model type. The others run padded, through their own forward."""
 
 SITES = 4
 """Numbers of a layer's places for dropout; those below are the embeddings', those from ``HEAD`` on the head's."""
@@ -24,7 +42,15 @@ HEAD = 1
 Angles = tuple[Tensor, Tensor]
 
 
-def extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
+def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
+    """Run ``model`` on ``batch`` as far as ``needs`` asks, padding-free where its family allows."""
+    if isinstance(batch, PixelBatch):
+        return extract_pixels(model, batch, needs)
+    read = _extract_packed if model.config.model_type in PACKED else extract_padded
+    return read(model, batch, needs)
+
+
+def _extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
     """Run a model of a packed family on ``batch`` as far as ``needs`` asks."""
     family, backbone = PACKED[model.config.model_type], _backbone(model)
     layers = family.layers(backbone)
