@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.disk import when_full
 from distill_runner.common.errors import TrainingError, UserError, message_and_exit_code
+from distill_runner.common.exits import exits_raised
 from distill_runner.common.imports import importing
 from distill_runner.compose import resolvers
 from distill_runner.compose.command_line import compose_and_call, rewritten
@@ -74,7 +75,8 @@ def _job(config: DictConfig) -> Mapping[str, Any]:
     with suppress(ValueError):  # not the main thread: whoever owns it handles signals
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; training heeds both by itself
     try:
-        return run(config)
+        with exits_raised():
+            return run(config)
     finally:
         _remove_if_bare(Path(HydraConfig.get().runtime.output_dir))
         with suppress(ValueError):

@@ -14,6 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+LONG = os.environ.get("FAULTS") == "long"
+"""``make faults``: the whole campaign."""
 PATIENCE = 600.0
 """Seconds after which a command hangs."""
 Prepare = Callable[[], None]

@@ -47,6 +47,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.faults, self.aliases = folder, Faults(), dict[str, str]()
         self.requests: list[str] = []
+        self.resumed: list[int] = []  # where contents were asked for from, but for their beginning
 
     @property
     def endpoint(self) -> str:
@@ -137,6 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         faults, start, whole = self.server.faults, 0, len(content)
         if asked := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
             start = int(asked[1])
+            self.server.resumed.append(start)
             headers["Content-Range"] = f"bytes {start}-{whole - 1}/{whole}"
         content = content[start:]
         self._head(206 if asked else 200, {**headers, "Content-Length": str(len(content))})

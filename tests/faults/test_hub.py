@@ -1,5 +1,6 @@
 """What a run does with a hub that is slow, broken off, rate-limited, gated or moved on, through the real libraries."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -166,6 +167,56 @@ def test_a_file_that_breaks_off_is_gone_on_with(hub: Hub, work: Path, reset: boo
     ended = distill_run(work, *RUN)
     assert ended.code == 0, ended.err
     assert hub.faults.cuts == 0
+
+
+def test_a_file_in_progress_is_gone_on_with_by_another_process(
+    hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that is ended, by Ctrl-C or worse, what it has is kept."""
+    import huggingface_hub
+
+    from distill_runner.common import hub as repositories
+    from distill_runner.common import large_files, terminal
+
+    monkeypatch.setattr(large_files, "LARGE", 1)
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(terminal.Fetching, "advance", interrupted_behind(30_000))
+        assert distill_run(work, *RUN).code == 130
+    assert hub.resumed == []
+    repositories.forget()
+    ended = distill_run(work, *RUN)
+    assert ended.code == 0, ended.err
+    assert hub.resumed == [30_000]
+    assert not list((work.parent / "home").rglob("*.partial"))
+
+
+def interrupted_behind(num_bytes: int) -> Any:
+    """As ``Fetching.advance``, and Ctrl-C once so many bytes are there."""
+
+    def advance(self: Any, more: int, total: int) -> None:
+        self.done += more
+        if self.done > num_bytes:
+            raise KeyboardInterrupt
+
+    return advance
+
+
+def test_a_file_in_progress_that_is_damaged_is_fetched_anew(
+    hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distill_runner.common import hub as repositories
+    from distill_runner.common import large_files
+
+    monkeypatch.setattr(large_files, "LARGE", 1)
+    file = hub.folder / "models/acme/tiny/main/model.safetensors"
+    blobs = work.parent / "home/hub/models--acme--tiny/blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{hashlib.sha256(file.read_bytes()).hexdigest()}.partial").write_bytes(b"x" * 1000)
+    ended = distill_run(work, *RUN)
+    assert (ended.code, "arrived damaged" in ended.err) == (1, True), ended.err
+    repositories.forget()
+    assert distill_run(work, *RUN).code == 0
 
 
 @pytest.mark.faults

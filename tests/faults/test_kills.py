@@ -1,7 +1,4 @@
-"""Runs that are killed, at random and at chosen moments, or meet a full disk or flipped bytes: the end is the same.
-
-``FAULTS_KILLS`` and ``FAULTS_FLIPS`` are the numbers of the long form (``make faults``).
-"""
+"""Runs that are killed, at random and at chosen moments, or meet a full disk or flipped bytes: the end is the same."""
 
 import json
 import os
@@ -12,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,11 @@ import pytest
 
 from distill_runner.pipeline.store import MANIFEST, is_whole
 from faults import forked
-from faults.forked import ExitsIn, KilledAt, NoFileAbove
+from faults.forked import LONG, ExitsIn, KilledAt, NoFileAbove
 
 pytestmark = pytest.mark.faults
-KILLS, FLIPS = int(os.environ.get("FAULTS_KILLS", "3")), int(os.environ.get("FAULTS_FLIPS", "4"))
+KILLS, KILLS_OF_SWEEPS, FLIPS = (180, 4, 60) if LONG else (3, 0, 2)
+"""With those at chosen moments 200 and more."""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def test_kills_at_random(
         folder.mkdir()
         while done < KILLS:
             process = forked.start(folder, command)
-            process.join(rng.uniform(0.2, 1.0) * seconds)
+            process.join(rng.uniform(0.3, 1.0) * seconds)
             if process.exitcode is not None:
                 assert process.exitcode == 0, (folder / "said.txt").read_text()
                 break
@@ -116,7 +115,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.parametrize("moment", MOMENTS if KILLS > 3 else MOMENTS[::6], ids=str)
+@pytest.mark.parametrize("moment", MOMENTS if LONG else MOMENTS[::12], ids=str)
 def test_a_kill_at_a_chosen_moment(
     command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str], moment: KilledAt
 ) -> None:
@@ -164,7 +163,7 @@ def test_a_manifest_of_another_shape_is_no_manifest(tmp_path: Path, content: str
     assert not is_whole(tmp_path)
 
 
-@pytest.mark.parametrize("num_bytes", [1000, 20_000, 100_000, 400_000])
+@pytest.mark.parametrize("num_bytes", [1000, 20_000, 100_000, 400_000] if LONG else [20_000])
 def test_a_full_disk_is_said_in_two_lines(
     command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str], num_bytes: int
 ) -> None:
@@ -175,6 +174,35 @@ def test_a_full_disk_is_said_in_two_lines(
     assert ended.code == 1, ended.text
     assert "Traceback" not in ended.text, ended.text
     assert "there is no space left on the disk" in ended.text
+    bring_to_an_end(tmp_path, command, undisturbed[0], tally)
+
+
+@pytest.fixture(
+    params=[("size", 300_000), ("size", 2_000_000), ("nr_inodes", 12)] if LONG else [("size", 300_000)], ids=str
+)
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, in memory, with so many bytes or files."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    what, number = request.param
+    mount = ["mount", "-t", "tmpfs", "-o", f"{what}={number}", "none", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("file systems can be mounted by root alone")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_of_its_own_that_is_full(
+    command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str], small_disk: Path
+) -> None:
+    """The store and the run folder on it; with room again the same command goes on."""
+    (tmp_path / "outputs").symlink_to(small_disk)
+    ended = forked.run(tmp_path, command)
+    tally["full disks"] += 1
+    assert ended.code == 1, ended.text
+    assert "Traceback" not in ended.text, ended.text
+    assert "no space left on the disk, or no file more" in ended.text or "of the disk are free" in ended.text
+    subprocess.run(["mount", "-o", "remount,size=100m,nr_inodes=10000", str(small_disk)], check=True)
     bring_to_an_end(tmp_path, command, undisturbed[0], tally)
 
 
@@ -193,14 +221,16 @@ def test_a_signal_is_heeded(
 
 
 @pytest.mark.parametrize("how", ["os._exit", "sys.exit"])
-def test_a_point_that_ends_itself_has_failed(
-    command: tuple[str, ...], tmp_path: Path, tally: Counter[str], how: str
+def test_a_run_that_ends_itself_has_failed(
+    command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str], how: str
 ) -> None:
     ended = forked.run(tmp_path, command, ExitsIn(how))
     tally["exits"] += 1
-    if how == "sys.exit":
-        assert ended.code == 1, ended.text
-        assert "the run was ended from within, with exit code 0" in ended.text
+    assert ended.code == 1, ended.text
+    assert "the run was ended from within, with exit code 0" in ended.text
+    (file,) = tmp_path.glob("outputs/runs/*/status.json")
+    assert json.loads(file.read_text())["status"] == "failed"
+    bring_to_an_end(tmp_path, command, undisturbed[0], tally)
 
 
 def test_equal_processes_train_once(
@@ -219,7 +249,7 @@ def test_equal_processes_train_once(
     assert built == 1
 
 
-@pytest.mark.skipif(KILLS <= 3, reason="takes minutes: make faults")
+@pytest.mark.skipif(not LONG, reason="takes minutes: make faults")
 def test_equal_sweeps_all_end_with_the_table(command: tuple[str, ...], tmp_path: Path, tally: Counter[str]) -> None:
     script = [sys.executable, "-m", "distill_runner.cli", "-m", *command, "seed=1,2"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -230,7 +260,7 @@ def test_equal_sweeps_all_end_with_the_table(command: tuple[str, ...], tmp_path:
     assert len({out for out, _ in said}) == 1, said
 
 
-@pytest.mark.skipif(KILLS <= 3, reason="takes minutes: make faults")
+@pytest.mark.skipif(not LONG, reason="takes minutes: make faults")
 def test_orphans_end_soon(command: tuple[str, ...], tmp_path: Path, tally: Counter[str]) -> None:
     """The main process of a sweep is killed alone: its points are gone before the next one would wait for them."""
     long = [argument.replace("optim.epochs=2", "optim.epochs=400") for argument in command]
@@ -248,6 +278,41 @@ def test_orphans_end_soon(command: tuple[str, ...], tmp_path: Path, tally: Count
     finally:
         if _group(sweep.pid):
             os.killpg(sweep.pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not LONG, reason="takes minutes: make faults")
+def test_a_sweep_that_is_killed_ends_with_the_same_table(
+    command: tuple[str, ...], tmp_path: Path, tally: Counter[str]
+) -> None:
+    """With all its workers and points, at random moments."""
+    sweep = ("-m", *command, "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    rng, folder, whole = random.Random(2), tmp_path / "killed", tmp_path / "whole"
+    folder.mkdir()
+    whole.mkdir()
+    started = time.monotonic()
+    assert forked.run(whole, sweep).code == 0
+    seconds = time.monotonic() - started
+    for _ in range(KILLS_OF_SWEEPS):
+        process = forked.start(folder, sweep)
+        process.join(rng.uniform(0.3, 1.0) * seconds)
+        if process.exitcode is not None:
+            assert process.exitcode == 0, (folder / "said.txt").read_text()
+            shutil.rmtree(folder / "outputs")
+            continue
+        forked.kill(process)
+        tally["kills"] += 1
+        assert half_trusted(folder) == []
+    ended = forked.run(folder, sweep)
+    assert ended.code == 0, ended.text
+    same = scores(folder) == scores(whole)
+    tally["lost or changed"] += not same
+    assert same
+
+
+def scores(folder: Path) -> list[Any]:
+    """What the table of a sweep is made of."""
+    results = [json.loads(file.read_text()) for file in sorted(folder.glob("outputs/runs/*/result.json"))]
+    return [(result["key"], result["seed"], result["metrics"], result["history"]) for result in results]
 
 
 def _group(number: int) -> list[int]:

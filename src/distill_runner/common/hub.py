@@ -18,6 +18,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any, Literal
 
+from distill_runner.common import large_files
 from distill_runner.common.errors import Unavailable, UserError, brief, causes
 from distill_runner.common.terminal import Fetching
 
@@ -149,18 +150,22 @@ def fetch(of: Commit, patterns: Sequence[str], revision: str | None = None) -> P
     Raises:
         NotThere: they cannot be had.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_url, snapshot_download
 
     chosen: dict[str, Any] = {"repo_type": of.kind, "revision": of.sha, "allow_patterns": list(patterns)}
-    if _is_whole(of, patterns):
+    missing = _missing(of, patterns)
+    if missing == []:
         return of.folder
     connect()
-    _require_space(of, patterns)
+    _require_space(of, missing or [])
     try:
-        with Fetching(of.name) as bar:
+        with Fetching(of.name, sum(file.size for file in missing or [])) as bar:
+            large = [file.path for file in missing or [] if file.size >= large_files.LARGE]
+            urls = [hf_hub_url(of.name, file, repo_type=of.kind, revision=of.sha) for file in large]
+            large_files.fetch_large(urls, of.folder.parents[1] / "blobs", bar.kind)
             folder = Path(snapshot_download(of.name, tqdm_class=bar.kind, **chosen))
     except KeyboardInterrupt:
-        log.warning("what has been fetched is kept in %s; a file in progress begins again", of.folder.parents[1])
+        log.warning("what has been fetched is kept in %s: the same command goes on from there", of.folder.parents[1])
         raise
     except Exception as error:
         if of.folder.is_dir() and _is_offline(error) and names(of) is None:
@@ -171,16 +176,20 @@ def fetch(of: Commit, patterns: Sequence[str], revision: str | None = None) -> P
     return folder
 
 
-def names(of: Commit) -> dict[str, int] | None:
-    """The files of a commit with their sizes; None before something of it has been fetched."""
+def names(of: Commit) -> list[str] | None:
+    """The files of a commit; None before something of it has been fetched."""
+    files = _files(of)
+    return None if files is None else [file.path for file in files]
+
+
+def _files(of: Commit) -> list[Any] | None:
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        tree = get_cached_repo_tree(of.name, repo_type=of.kind, revision=of.sha)
+        return get_cached_repo_tree(of.name, repo_type=of.kind, revision=of.sha)
     except CachedRepoTreeNotFoundError:
         return None
-    return {file.path: file.size for file in tree}
 
 
 def matching(files: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -188,15 +197,16 @@ def matching(files: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return [file for file in files if any(fnmatch(file, pattern) for pattern in patterns)]
 
 
-def _is_whole(of: Commit, patterns: Sequence[str]) -> bool:
-    there = names(of)
-    return there is not None and all((of.folder / file).exists() for file in matching([*there], patterns))
+def _missing(of: Commit, patterns: Sequence[str]) -> list[Any] | None:
+    """The files of these patterns that are not here; None before something of the commit has been fetched."""
+    there = _files(of)
+    if there is None:
+        return None
+    return [file for file in there if matching([file.path], patterns) and not (of.folder / file.path).exists()]
 
 
-def _require_space(of: Commit, patterns: Sequence[str]) -> None:
-    sizes = names(of) or {}
-    needed = sum(sizes[file] for file in matching([*sizes], patterns) if not (of.folder / file).exists())
-    place = _cache_of(of.kind, of.name)
+def _require_space(of: Commit, missing: Sequence[Any]) -> None:
+    place, needed = _cache_of(of.kind, of.name), sum(file.size for file in missing)
     if place.exists() and needed > (free := disk_usage(place).free):
         problem = f"takes {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free in {place.parent}"
         raise NotThere(problem, "Make room, or set HF_HOME to a folder on a larger disk.", network=True)

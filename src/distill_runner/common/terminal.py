@@ -135,13 +135,16 @@ class Fetching:
     """What is fetched of a repository of the hub: a bar on a terminal, a line every 15 seconds elsewhere.
 
     ``kind`` is the class of a bar that ``huggingface_hub`` is to report to; what is there already shows nothing.
+
+    Args:
+        total: bytes, as far as they are known before.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, total: int = 0) -> None:
         from tqdm import tqdm
 
-        self.done = 0
-        self.total, self.started, self.said = 0, time.monotonic(), 0.0
+        self.done = self.kept = 0
+        self.total, self.started, self.said = total, time.monotonic(), 0.0
         self.name, self.rich = name, _rich_progress() if sys.stderr.isatty() else None
         whole = self
 
@@ -149,7 +152,11 @@ class Fetching:
             """Shows nothing itself."""
 
             def __init__(self, *args: Any, **options: Any) -> None:
-                self.counts = options.get("unit") == "B" and "Reconstructing" in options.get("desc", "")
+                self.counts = options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
+                if self.counts and (kept := int(options.get("initial") or 0)):  # of an earlier process
+                    whole.kept += kept
+                    log.info("fetching %s: going on behind %.1f MB", name, kept / 1e6)
+                    whole.advance(kept, 0)
                 super().__init__(*args, **{**options, "disable": True})
 
             def update(self, n: float | None = 1) -> None:
@@ -164,25 +171,26 @@ class Fetching:
         return self
 
     def advance(self, num_bytes: int, total: int) -> None:
-        self.done, self.total = self.done + num_bytes, total
+        self.done, self.total = self.done + num_bytes, max(self.total, total)
         if self.rich:
             if not self.rich.tasks:
                 self.rich.add_task(f"fetching {self.name}")
-            self.rich.update(self.rich.tasks[0].id, completed=self.done, total=total)
+            self.rich.update(self.rich.tasks[0].id, completed=self.done, total=self.total)
         elif time.monotonic() - max(self.started, self.said) > SECONDS_BETWEEN_LINES:
             self.said = time.monotonic()
             log.info("%s", self)
 
     def __str__(self) -> str:
         seconds = time.monotonic() - self.started
-        rate = f"{self.done / 1e6 / seconds:.1f} MB/s" if seconds else ""
+        rate = f"{(self.done - self.kept) / 1e6 / seconds:.1f} MB/s" if seconds else ""
         return f"fetching {self.name}: {self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB, {rate}"
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if self.rich:
             self.rich.stop()
         if self.done and kind is None:
-            log.info("fetched %s: %.1f MB in %.0f s", self.name, self.done / 1e6, time.monotonic() - self.started)
+            seconds = time.monotonic() - self.started
+            log.info("fetched %s: %.1f MB in %.0f s", self.name, (self.done - self.kept) / 1e6, seconds)
 
 
 def _rich_progress() -> Any:

@@ -124,8 +124,7 @@ def folder_of(source: str, weights: bool = False) -> Path:
     with _told(source):
         folder = hub.fetch(found, SMALL + (CODE if trusts_code() else ()), revision)
         if weights:
-            files = hub.names(found)
-            there = [*files] if files is not None else [file.name for file in folder.iterdir()]
+            there = hub.names(found) or [file.name for file in folder.iterdir()]
             chosen = next((kind for kind in WEIGHTS if hub.matching(there, kind)), None)
             if chosen is None:
                 raise UserError(".model.source", source, "the repository holds no weights that torch reads", HUB)
@@ -143,7 +142,7 @@ def source_fingerprint(source: str) -> str:
     place = Path(resolved_source(source))
     if not place.is_dir():
         return f"hub:{commit(source).sha}" + ("+code" if trusts_code() else "")
-    files = sorted({file for kind in DETERMINING for file in place.glob(kind)})
+    files = sorted(place / name for name in hub.matching(os.listdir(place), DETERMINING))
     return hashlib.sha256(
         "".join(f"{f.name}:{_file_hash(f, f.stat().st_mtime_ns)}" for f in files).encode()
     ).hexdigest()
@@ -176,8 +175,8 @@ def _problem(error: Exception, source: str, place: str) -> str:
         return f"needs code of its own, which is not run: read it, then set {TRUST}=1"
     if "weights_only" in text or "UnpicklingError" in type(error).__name__:
         return "its weights are a pickle that is damaged or runs code, and are not read"
-    lines = text.strip().splitlines() or [type(error).__name__]
-    return f"cannot be loaded: {lines[0].replace(place, source)[:200]}"
+    words = text.replace(place, source).split() or [type(error).__name__]
+    return f"cannot be loaded: {' '.join(words)[:200]}"
 
 
 def fresh_architecture(model: ModelConfig) -> dict[str, Any]:

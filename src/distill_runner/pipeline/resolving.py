@@ -22,12 +22,33 @@ CLASSIFIER = "AutoModelForSequenceClassification"
 """The class of heads whose outputs belong to examples, whatever tokens a model reads of them."""
 
 
-def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: tuple[str, ...] = ()) -> Stage:
+def resolve(
+    stages: Mapping[str, StageConfig],
+    name: str,
+    precision: str,
+    path: tuple[str, ...] = (),
+    known: dict[str, Stage] | None = None,
+) -> Stage:
     """The stage ``name`` with all that it needs.
 
+    Args:
+        path: the stages that need it.
+        known: of the stages that it needs, those that are resolved already; the others are added.
     Raises:
         UserError: a stage that does not exist or needs itself; models, data or methods that do not fit.
     """
+    known = {} if known is None else known
+    if name in known:
+        return known[name]
+    found = _resolved(stages, name, precision, path, known)
+    if path:
+        known[name] = found
+    return found
+
+
+def _resolved(
+    stages: Mapping[str, StageConfig], name: str, precision: str, path: tuple[str, ...], known: dict[str, Stage]
+) -> Stage:
     _require_stage(stages, name, "stage", name)
     if name in path:
         raise UserError("stages", " -> ".join([*path, name]), "a stage needs itself")
@@ -42,7 +63,7 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
         if config.model.source and config.model.source.startswith(STAGE):
             upstream = config.model.source.removeprefix(STAGE)
             _require_stage(stages, upstream, ".model.source", config.model.source)
-            source = resolve(stages, upstream, precision, path)
+            source = resolve(stages, upstream, precision, path, known)
         shape = _shape(config, source)
         tokenizer = _tokenizer(config, source)
         if tokenizer is None and (config.task is None or config.task.tokenized):
@@ -53,7 +74,7 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, path: 
         stage = Stage(name, config, shape, tokenizer, source, None, precision)
         _require_labels(stage)
         _require_terms(stage)
-        teacher = _needed_teacher(stages, stage, path)
+        teacher = _needed_teacher(stages, stage, path, known)
         if teacher is None:
             return stage
         tokenizer = stage.tokenizer
@@ -97,7 +118,9 @@ def _require_stage(stages: Mapping[str, StageConfig], name: str, key: str, value
         raise UserError(key, value, "there is no such stage", remedy)
 
 
-def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple[str, ...]) -> Stage | None:
+def _needed_teacher(
+    stages: Mapping[str, StageConfig], stage: Stage, path: tuple[str, ...], known: dict[str, Stage]
+) -> Stage | None:
     """The stage's teacher, if its method reads one. Binding on the meta device is free, and shows misfits early."""
     wanted = stage.config.teacher
     method = stage.config.method.make()
@@ -108,7 +131,7 @@ def _needed_teacher(stages: Mapping[str, StageConfig], stage: Stage, path: tuple
     if wanted is None:
         raise UserError("teacher", None, "this method learns from one, and the stage has none")
     _require_stage(stages, wanted, ".teacher", wanted)
-    teacher = resolve(stages, wanted, stage.precision, path)
+    teacher = resolve(stages, wanted, stage.precision, path, known)
     with torch.device("meta"):
         if teacher.config.given is not None:
             _bind_to_predictions(method, stage, teacher)

@@ -2,39 +2,35 @@
 
 import gc
 import logging
-import pickle
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.composed import PARTS, typed_run
+from distill_runner.compose.composed import typed_run
 from distill_runner.compose.config import RunConfig
 from distill_runner.compose.explain import in_words
-from distill_runner.compose.hydra_private import apply_overrides, combinations, read_once, with_number
-from distill_runner.compose.resolvers import run_key
-from distill_runner.compose.template import Template
+from distill_runner.compose.hydra_private import combinations
+from distill_runner.kinds import Task
 from distill_runner.pipeline import status
+from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.report.result import described_by
+from distill_runner.sweeping.composing import Composed, Composer
 from distill_runner.sweeping.conditions import holds
 
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 5.0
-PLAIN = (int, float, str, bool, type(None))
-"""Values that replace what was there as a whole."""
+POINTS_BETWEEN_SEARCHES = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,14 +97,15 @@ def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], w
     parser = OverridesParser.create(config_loader=loader)
     every = combinations(parser.parse_overrides(list(arguments)))
     constant = set(every[0]).intersection(*every) if every else set()
-    compose = _Composer(master, loader, parser, constant)
-    grid, first = Grid(lambda overrides: _point(overrides, compose(overrides))), dict[str, GridPoint]()
+    compose = Composer(master, loader, parser, constant)
+    alike = _Alike()
+    grid, first = Grid(lambda overrides: _point(overrides, compose(overrides), alike)), dict[str, GridPoint]()
     for overrides in _watched(list(dict.fromkeys(map(tuple, every)))):  # a value that is given twice is one
         composed = compose(overrides)
         if not all(holds(condition, composed.config) for condition in where):
             grid.dropped.append(overrides)
             continue
-        point = _point(overrides, composed)
+        point = _point(overrides, composed, alike)
         if point.key in first:
             grid.merged.append((point, first[point.key]))
         else:
@@ -118,113 +115,67 @@ def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], w
 
 
 def _watched(combinations: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """The same, with a line every few seconds, and without searches for garbage, which grow with what is kept."""
+    """The same, with a line every few seconds; garbage is searched for in what is new alone, which keeps it linear."""
     said = time.monotonic()
     gc.disable()
     try:
-        for number, overrides in enumerate(combinations):
+        for number, overrides in enumerate(combinations, start=1):
             if time.monotonic() - said > SECONDS_BETWEEN_LINES:
                 said = time.monotonic()
                 log.info("planning: %d of %d points", number, len(combinations))
             yield overrides
+            if number % POINTS_BETWEEN_SEARCHES == 0:
+                gc.collect()
+                gc.freeze()
     finally:
+        gc.unfreeze()
         gc.enable()
 
 
-@dataclass(frozen=True)
-class _Composed:
-    """A point's configuration without the part of Hydra, its overrides with the sweep's own, and where it is to lie."""
+class _Alike:
+    """Stages and tasks that points have in common, each made once: most grids vary the student alone."""
 
-    config: DictConfig
-    given: Sequence[str]
-    sweep: Any
+    def __init__(self) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.typed: dict[str, StageConfig] = {}
+        self.resolved: dict[tuple[str, ...], dict[str, Stage]] = {}
 
-    resolved: Mapping[str, Any] | None = None
-    """The parts that a run is made of; None if they cannot be resolved."""
+    def run(self, point: Composed) -> RunConfig:
+        """
+        Raises:
+            UserError: a value that the schema refuses.
+        """
+        if point.resolved is None:
+            return typed_run(point.config, point.given)
+        stages = {name: self.typed.get(point.stages[name], stage) for name, stage in point.resolved["stages"].items()}
+        run = typed_run(point.config, point.given, {**point.resolved, "stages": stages})
+        self.typed.update({point.stages[name]: stage for name, stage in run.stages.items()})
+        return run
 
-    @property
-    def folder(self) -> Path:
-        stages = self.resolved["stages"] if self.resolved else None
-        key = run_key(_root_=self.config, stages=stages)
-        return Path(self.sweep.dir, self.sweep._get_node("subdir")._value().replace("${run_key:}", key)).absolute()
-
-
-class _Composer:
-    """Configurations of points. Hydra composes each choice of groups once; values are then set on copies of it."""
-
-    def __init__(
-        self, master: DictConfig, loader: ConfigLoader, parser: OverridesParser, constant: Set[str] = frozenset()
-    ) -> None:
-        read_once(loader)
-        self.constant = constant
-        self.master, self.loader, self.parser = master, loader, parser
-        # Groups of groups count too: sweep=alp_kd/table1.
-        self.is_group = cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
-        self.composed: dict[tuple[str, ...], tuple[bytes, DictConfig]] = {}  # pickled: copied in a sixth of the time
-        self.parsed: dict[str, Override] = {}
-        self.templates: dict[tuple[tuple[str, ...], ...], Template | None] = {}
-
-    def __call__(self, overrides: Sequence[str]) -> _Composed:
-        parsed = list(map(self._parsed, overrides))
-        values = [override for override in parsed if not self._is_choice(override)]
-        choices = tuple(str(override.input_line) for override in parsed if self._is_choice(override))
-        if choices not in self.composed:
-            composed = self.loader.load_sweep_config(self.master, list(choices))
-            with open_dict(composed):  # parts of Hydra's have a value only while a job runs
-                hydra = composed.pop("hydra")
-            self.composed[choices] = pickle.dumps(composed), hydra
-        pickled, hydra = self.composed[choices]
-        given = [*hydra.overrides.task, *(str(value.input_line) for value in values)]
-        template = self._template(choices, values, pickled)
-        config, rest = (template.config, self._varying(values)) if template else (pickle.loads(pickled), values)
-        apply_overrides(rest, config)
-        try:
-            resolved = template.resolved() if template else None
-        except (UserError, OmegaConfBaseException):  # told where the point is made
-            resolved = None
-        return _Composed(config, given, hydra.sweep, resolved)
-
-    def _template(self, choices: tuple[str, ...], values: Sequence[Override], pickled: bytes) -> Template | None:
-        """For points of the same choices that set the same keys to plain values; None if there is none for these."""
-        if not all(value.type == OverrideType.CHANGE and isinstance(value.value(), PLAIN) for value in values):
-            return None
-        keys = tuple(value.key_or_group for value in self._varying(values))
-        kind = (choices, keys, tuple(str(value.input_line) for value in values if value.input_line in self.constant))
-        if kind not in self.templates:
-            config = pickle.loads(pickled)
-            try:
-                apply_overrides(values, config)
-                self.templates[kind] = Template(config, PARTS, keys)
-            except OmegaConfBaseException:
-                self.templates[kind] = None
-        return self.templates[kind]
-
-    def _varying(self, values: Sequence[Override]) -> list[Override]:
-        return [value for value in values if value.input_line not in self.constant]
-
-    def _parsed(self, override: str) -> Override:
-        """Hydra's grammar takes a millisecond for one; a number for a key that had one before needs none."""
-        key, _, value = override.partition("=")
-        if (alike := self.parsed.get(key)) and re.fullmatch(r"0|[1-9]\d{0,17}", value):
-            return with_number(alike, int(value), override)
-        if override not in self.parsed:
-            (self.parsed[override],) = self.parser.parse_overrides([override])
-            if type(self.parsed[override].value()) is int:
-                self.parsed[key] = self.parsed[override]
-        return self.parsed[override]
-
-    def _is_choice(self, override: Override) -> bool:
-        return self.is_group(override.key_or_group) or override.is_delete()
+    def stage(self, run: RunConfig, point: Composed) -> Stage:
+        """
+        Raises:
+            UserError: models, data or methods that do not fit.
+        """
+        others = (f"{name}: {text}" for name, text in point.stages.items() if name != run.stage)
+        known = self.resolved.setdefault((run.runtime.precision, *others), {}) if point.stages else None
+        stages = dict(run.stages)
+        if (config := stages.get(run.stage)) and config.task:
+            text = config.task.model_dump_json()
+            if text not in self.tasks:
+                self.tasks[text] = config.task.resolved()
+            stages[run.stage] = config.model_copy(update={"task": self.tasks[text]})
+        return resolve(stages, run.stage, run.runtime.precision, known=known)
 
 
-def _point(overrides: Sequence[str], composed: _Composed) -> GridPoint:
+def _point(overrides: Sequence[str], composed: Composed, alike: _Alike) -> GridPoint:
     config, given, folder = composed.config, composed.given, composed.folder
     keys = {"stage": "stage", "task": "task.name", "method": "method.name", "seed": "seed"}
     described = {name: OmegaConf.select(config, key) for name, key in keys.items()}
     try:
-        run = typed_run(config, given, composed.resolved)
+        run = alike.run(composed)
         described = described_by(run)
-        stage = resolve(run.stages, run.stage, run.runtime.precision)
+        stage = alike.stage(run, composed)
         key = stage.key  # reads the data, which may be missing
     except (UserError, OmegaConfBaseException) as error:
         return GridPoint(tuple(overrides), folder, folder.name, described, error=in_words(error, config, given))
