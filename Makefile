@@ -68,9 +68,8 @@ bench-grid: $(BENCH)/.ready ## time a small grid beside as many naive runs, all 
 bench-gpu: $(READY) ## time trainings that share a GPU
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-faults: export FAULTS_KILLS ?= 200
-faults: export FAULTS_FLIPS ?= 60
-faults: $(READY) ## the campaign of faults: kills, flips, full disks, hubs and wrong inputs (an hour or two)
+faults: export FAULTS = long
+faults: $(READY) ## the campaign of faults: kills, flips, full disks, hubs and wrong inputs (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/faults $(ARGS)
 
 clean: ## remove caches and build products; the environment and outputs/ stay

@@ -121,7 +121,8 @@ def known_keys() -> Iterator[tuple[str, str]]:
         if not group.startswith("hydra"):
             prefix = "" if group == "." or text.startswith("# @package _global_") else f"{group}."
             owner = file.name if group == "." else f"{group}={file.stem}"
-            yield from ((f"{prefix}{key}", owner) for key in _flat(yaml.safe_load(text) or {}))
+            content = yaml.safe_load(text)
+            yield from ((f"{prefix}{key}", owner) for key in _flat(content if isinstance(content, Mapping) else {}))
 
 
 def _flat(node: Mapping[str, Any]) -> Iterator[str]:

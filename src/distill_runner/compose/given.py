@@ -44,6 +44,8 @@ def check_files(folder: Path) -> None:
         try:
             text = file.read_text(encoding="utf-8")
             root = yaml.compose(text, Loader=yaml.SafeLoader)
+            if not isinstance(root, yaml.MappingNode | None):
+                raise UserError(str(file), None, "must be a mapping of keys to values", "For example: name: mine")
             for node in _nodes(root):
                 _check_node(file, node)
             if _size(root, {}) > NODES:
