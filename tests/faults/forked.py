@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -49,6 +49,17 @@ def finish(process: BaseProcess, folder: Path) -> Ended:
 
 def run(folder: Path, arguments: tuple[str, ...], prepare: Prepare | None = None) -> Ended:
     return finish(start(folder, arguments, prepare), folder)
+
+
+def cpu_seconds(process: BaseProcess, limit: float) -> float:
+    """Waits until a command has computed for so long or has ended, however busy the machine is; returns how long."""
+    spent, ticks = 0.0, os.sysconf("SC_CLK_TCK")
+    while process.exitcode is None and spent < limit:
+        with suppress(OSError, IndexError):
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            spent = max(spent, (int(fields[11]) + int(fields[12])) / ticks)
+        time.sleep(0.02)
+    return spent
 
 
 def kill(process: BaseProcess, number: int = signal.SIGKILL) -> None:

@@ -176,7 +176,7 @@ YAML = {
     "half a list": ("columns: [a, b\n", "mine.yaml"),
     "no text at all": ("\x00\x01\x02", "mine.yaml"),
     "a default that is not there": ("defaults:\n  - nowhere\nname: mine\n", "nowhere"),
-    "an interpolation that is none": ("name: ${oops\n", "task"),
+    "an interpolation that is none": ("name: ${oops\n", "mine.yaml, line 1"),
 }
 
 

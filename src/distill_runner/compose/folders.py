@@ -37,11 +37,6 @@ def config_dir() -> list[str]:
     return ["--config-dir", _Given.typed] if _Given.typed is not None else []
 
 
-def given() -> Path | None:
-    """What ``--config-dir`` names."""
-    return _Given.folder
-
-
 def own_folder() -> Path | None:
     """A user's own configuration, if there is one.
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import GrammarParseError
 
 from distill_runner.common.errors import UserError, nearest
 from distill_runner.compose.explain import known_keys
@@ -67,6 +69,11 @@ def _check_node(file: Path, node: Any) -> None:
     place = f"{file}, line {node.start_mark.line + 1}"
     if node.tag.startswith("tag:yaml.org,2002:python") or node.tag.startswith("!"):
         raise UserError(place, None, f"has the tag {node.tag}, which is not read", "Write plain values.")
+    if isinstance(node, yaml.ScalarNode) and "${" in node.value:
+        try:
+            OmegaConf.create([node.value])
+        except GrammarParseError as error:
+            raise UserError(place, None, f"'{node.value}' cannot be read", "A reference is ${key}.") from error
     if isinstance(node, yaml.MappingNode):
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if twice := [name for name in names if names.count(name) > 1]:

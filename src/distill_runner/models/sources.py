@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError, brief, nearest
@@ -244,6 +245,9 @@ def _fresh_config(model: ModelConfig) -> PreTrainedConfig:
 def read_shape(model: ModelConfig) -> EncoderShape:
     """The sizes of the model to build, for planning."""
     config = read_config(model)
+    if not reads_images(config) and not trusts_code() and config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        problem = f"a {config.model_type} reads texts from left to right, or none"
+        raise UserError(".model.source", model.source, problem, "Take BERT or one of its kin.")
     try:
         return EncoderShape.of(config)
     except (AttributeError, TypeError) as error:
