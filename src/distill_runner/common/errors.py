@@ -30,6 +30,7 @@ class UserError(Exception):
     def __str__(self) -> str:
         key = self.key.removeprefix(".")
         subject = key if self.value is None else f"{key}={as_typed(self.value)}"
+        subject = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in subject)
         return f"{subject}: {self.problem}" + (f"\n  {self.remedy}" if self.remedy else "")
 
     def at(self, key: str) -> "UserError":

@@ -45,7 +45,7 @@ def kind_of(fields: Mapping[str, Any]) -> type[Task]:
         UserError: there is no such kind.
     """
     kind = fields.get("kind", "classification")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise UserError("task.kind", kind, "there is no such choice", nearest(kind, KINDS))
     return KINDS[kind]
 
