@@ -20,9 +20,10 @@ def end_with_parent(grace: float | None = None) -> None:
     parent, number = multiprocessing.parent_process(), os.getppid()
 
     def watch() -> None:
-        if parent is not None:
+        try:
+            assert parent is not None
             parent.join()
-        else:  # a launcher's own kind of process
+        except (AssertionError, ValueError):  # a launcher's own kind of process, whose parent cannot be waited for
             while os.getppid() == number:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         if grace is not None:
