@@ -15,10 +15,10 @@ def exits_raised() -> Iterator[None]:
     """
     end, process = os._exit, os.getpid()
 
-    def told(code: int) -> NoReturn:
+    def told(status: int) -> NoReturn:
         if os.getpid() == process and threading.current_thread() is threading.main_thread():
-            raise SystemExit(code)
-        end(code)
+            raise SystemExit(status)
+        end(status)
 
     os._exit = told
     try:

@@ -28,7 +28,7 @@ def fetch_large(urls: Iterable[str], blobs: Path, bar: Any) -> None:
     """
     from huggingface_hub import get_hf_file_metadata
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils._headers import build_hf_headers
 
     headers = build_hf_headers()
     blobs.mkdir(parents=True, exist_ok=True)
