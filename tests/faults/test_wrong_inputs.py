@@ -96,9 +96,13 @@ def attempt(place: Path, tally: Counter[str]) -> Try:
     return tried
 
 
+PLANNED = re.compile(r"(build|hit|stage|readings|trying) ?|[\w.]+  +\S|recipe|  [\w.]+=\S*: ")
+"""Lines of a plan."""
+
+
 def told(ended: Ended) -> list[str]:
-    """What is printed besides the stages and the settings of the recipe."""
-    return [line for line in ended.err.splitlines() if not re.match(r"(build|hit|stage) |[\w.]+  +\S|recipe", line)]
+    """What is printed besides the plan."""
+    return [line for line in ended.err.splitlines() if not PLANNED.match(line)]
 
 
 def check_refused(ended: Ended, words: str) -> None:

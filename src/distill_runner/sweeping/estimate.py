@@ -60,10 +60,21 @@ class Estimator:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.speeds: dict[str, _Speed] = {}
+        self.known: dict[str, Cost] = {}
+        """Of the training of stages, but for their seed."""
         self.counted = set[str]()
         """Keys of the teachers' outputs that are in a cost already: stages share them."""
 
     def cost(self, stage: Stage) -> Cost:
+        """With the teacher's outputs that it reads, unless an earlier stage has them cached."""
+        alike = key_of({**stage.spec, "seed": None})  # which costs as much, and reads the same of the same teacher
+        if alike in self.known:
+            return self.known[alike]
+        own, outputs = self._training(stage), self._outputs(stage)
+        self.known[alike] = own
+        return Cost(own.seconds + outputs.seconds, own.bytes + outputs.bytes)
+
+    def _training(self, stage: Stage) -> Cost:
         data = self.pipeline.inputs.data(stage)
         optim, speed = stage.config.optim, self._speed(stage)
         per_epoch = -(-len(data) // optim.batch_size)
@@ -71,16 +82,19 @@ class Estimator:
         num_epochs = max(1, -(-num_steps // per_epoch))  # a model that is not trained is judged once
         seconds = num_steps * speed.update + num_epochs * data.num_evaluated * speed.prediction
         num_bytes = speed.model_bytes * (num_epochs if stage.config.keep_checkpoints else 1)
-        if stage.teacher is not None and is_cached(stage, self.pipeline)[0]:
-            specs = [serving(stage, checkpoint, self.pipeline.store) for checkpoint in stage.followed]
-            new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted
-            self.counted |= new
-            # Of the whole split, whatever share of it is used.
-            split = self.pipeline.inputs.split(stage, stage.data.train_split).taught
-            judges = stage.teacher.members if stage.teacher.config.given else (stage.teacher,)
-            seconds += len(split) * len(new) * sum(self._speed(judge).prediction for judge in judges)
-            num_bytes += cache_bytes(stage.needs[1], stage.teacher.shape, split, len(new))
         return Cost(START_SECONDS + seconds, num_bytes)
+
+    def _outputs(self, stage: Stage) -> Cost:
+        if stage.teacher is None or not is_cached(stage, self.pipeline)[0]:
+            return Cost(0, 0)
+        specs = [serving(stage, checkpoint, self.pipeline.store) for checkpoint in stage.followed]
+        new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted
+        self.counted |= new
+        # Of the whole split, whatever share of it is used.
+        split = self.pipeline.inputs.split(stage, stage.data.train_split).taught
+        judges = stage.teacher.members if stage.teacher.config.given else (stage.teacher,)
+        seconds = len(split) * len(new) * sum(self._speed(judge).prediction for judge in judges)
+        return Cost(seconds, cache_bytes(stage.needs[1], stage.teacher.shape, split, len(new)))
 
     def _speed(self, stage: Stage) -> _Speed:
         stage = _unscheduled(stage)
