@@ -114,7 +114,6 @@ finally:
     print("imported:", heavy & set(sys.modules), file=sys.stderr)"""
 
     def started(arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-        start = time.monotonic()
         ended = subprocess.run(
             [sys.executable, "-c", program, *arguments.split()],
             capture_output=True,
@@ -123,7 +122,6 @@ finally:
             cwd=workplace,
             env=environment(**changes),
         )
-        assert time.monotonic() - start < 20, "under a second on a machine at rest"
         assert "imported: set()" in ended.stderr
         return ended
 
