@@ -136,6 +136,8 @@ def test_what_cannot_be_found_is_told(tmp_path: Path) -> None:
     table(file, [("a", "b", "c", "x")] * 9, head=("one", "two", "three", "label"))  # type: ignore[list-item]
     with pytest.raises(UserError, match=r"task.columns: cannot be found: the data have one, two, three, label"):
         task(file, split_off=0.3)
+    with pytest.raises(UserError, match=r"task.label=stars: no such column: the data have text, label\n"):
+        task(table(tmp_path / "asked.csv", ROWS), label="stars", split_off=0.3)
     with pytest.raises(UserError, match=r"own.csv is one file, .*\n.*Set task.split_off=0.1"):
         task(table(tmp_path / "own.csv", ROWS)).examples("validation")
 

@@ -92,6 +92,14 @@ class FinishedRun:
         """Validation examples as a reader sees them."""
         return self._task.as_texts(self._task.validation[self.split], self.tokens, examples)
 
+    def words(self, example: int) -> list[str]:
+        """The tokens of a validation example."""
+        from distill_runner.models.sources import read_tokenizer
+
+        tokenizer = read_tokenizer(str(self.pipeline.build(self.stage) / "model"))
+        words: list[str] = tokenizer.convert_ids_to_tokens(self.tokens.batch([example]).input_ids.tolist())
+        return words
+
     def attention(self, stage: "Stage", example: int) -> dict[int, np.ndarray]:
         """Attention probabilities (heads, L, L) of every layer for one example, by layer."""
         from distill_runner.models.features import FeatureRequest

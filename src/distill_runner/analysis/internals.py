@@ -135,7 +135,7 @@ def draw_histories(runs: Mapping[str, ScoreHistory]) -> "Figure":
                     color=colours[name],
                 )
                 marked[place] += 1
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.margins(y=0.12)
         axes.set(xlabel="epoch", ylabel=f"{' or '.join({run.metric for run in runs.values()})} x 100")
         legend(figure, {name: {"color": colour} for name, colour in colours.items()})

@@ -52,7 +52,6 @@ def history(runs: Sequence[FinishedRun], options: Namespace) -> None:
 
 def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
     from distill_runner.methods.layer_mapping import LayerMapping, single
-    from distill_runner.models.sources import read_tokenizer
 
     first = _same_attention(runs)
     shape, taught_shape = first.stage.shape, first.teacher.shape
@@ -63,8 +62,7 @@ def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
     matched = single(
         LayerMapping(rule="group_top", supervise_last=True).between(shape.num_layers, taught_shape.num_layers)
     )
-    ids = first.tokens.batch([options.example]).input_ids.tolist()
-    words = read_tokenizer(str(first.stage.tokenizer)).convert_ids_to_tokens(ids)
+    words = first.words(options.example)
     students = {run.name: run.attention(run.stage, options.example) for run in runs}
     taught = first.attention(first.teacher, options.example)
     by_head: dict[str, Sequence[float]] = {}

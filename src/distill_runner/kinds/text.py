@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LABELS = frozenset(
-    ("label", "labels", "class", "category", "target", "score", "rating", "stars", "sentiment", "intent")
-)
+LABEL = "label"
+"""What the column of labels is called where nothing else is said."""
+LABELS = frozenset((LABEL, "labels", "class", "category", "target", "score", "rating", "stars", "sentiment", "intent"))
 """What columns of labels are called, where the task's own is not there."""
 KEYS = frozenset(["id", "idx", "index", "guid", "uid", "url", "date"])
 """What columns are called that say nothing about the text."""
@@ -44,7 +44,7 @@ class TextTask(Task):
 
     read_fields = frozenset({"columns", "label", "labels", "kind", "max_length", "version"})
 
-    label: str = "label"
+    label: str = LABEL
     max_length: int = Field(ge=4)
     columns: list[str] = Field(default_factory=list, max_length=2)
     split_off: float | None = Field(None, gt=0, lt=1)
@@ -75,15 +75,17 @@ class TextTask(Task):
         there = column_names(self, self.train)
         labels = self.label_columns
         others = [name for name in there if name.casefold() in LABELS]
-        if not there.keys() >= set(labels) and len(labels) == len(others) == 1:
+        if labels == [LABEL] and LABEL not in there and len(others) == 1:  # not where another one was asked for
             labels = others
         beside = {*labels, *self.given_columns}
         texts = [
             name for name, is_text in there.items() if is_text and name not in beside and name.casefold() not in KEYS
         ]
-        if not there.keys() >= set(labels) or not 1 <= len(texts) <= 2:
-            problem = f"cannot be found: the data have {', '.join(there)}"
-            raise UserError("task.columns", None, problem, "'task.columns=[<text>]' task.label=<label>")
+        have = f"the data have {', '.join(there)}"
+        if missing := [name for name in labels if name not in there]:
+            raise UserError("task.label", missing[0], f"no such column: {have}", "task.label=<column of the labels>")
+        if not 1 <= len(texts) <= 2:
+            raise UserError("task.columns", None, f"cannot be found: {have}", "'task.columns=[<text>]'")
         return {"columns": texts, "label": labels[0] if isinstance(self.label, str) else labels}
 
     @model_validator(mode="after")
