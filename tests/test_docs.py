@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from command import distill_run
 from distill_runner.commands import arguments
+from distill_runner.report.collect import results
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
@@ -67,6 +70,31 @@ def test_a_command_of_the_documentation_composes(
 
     monkeypatch.chdir(ROOT / "examples" / "own_method")
     api.composed(*first_point(command[1:]))
+
+
+MORE_DATA = ROOT / "docs" / "tutorials" / "more-data.md"
+RECIPES = re.findall(r"^<!-- shortened: (.*?) -->\n```sh\n(.*?)^```", MORE_DATA.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shorter", "block"), RECIPES, ids=re.findall(r"^## (.*)", MORE_DATA.read_text(), re.MULTILINE)
+)
+def test_a_recipe_for_own_data_trains(tmp_path: Path, tiny_bert_folder: Path, shorter: str, block: str) -> None:
+    """Every command of the page, on the files that its script makes, shortened by the overrides of its comment."""
+    subprocess.run([sys.executable, str(ROOT / "examples" / "own_data" / "make.py")], cwd=tmp_path, check=True)
+    text = f"teacher=base teacher.source={tiny_bert_folder} student.num_layers=2 task.max_length=64"
+    given = shorter.format(text=text, tiny=tiny_bert_folder).split()
+    ended = distill_run(tmp_path, *replaced(shlex.split(block.replace("\\\n", " "))[1:], given), "runtime.device=cpu")
+    assert ended.code == 0, ended.err
+    (result,) = results([tmp_path / "outputs" / "runs"])
+    assert result["score"] is not None
+
+
+def replaced(words: Sequence[str], others: Sequence[str]) -> list[str]:
+    """``words`` with the values of ``others``, which follow where there is no such key."""
+    keys = {word.partition("=")[0] for word in others}
+    return [*(word for word in words if word.partition("=")[0] not in keys), *others]
 
 
 class Understood(Exception):

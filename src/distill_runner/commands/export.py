@@ -186,12 +186,13 @@ def _push(folder: Path, name: str) -> str:
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     api = HfApi()
     try:
         api.create_repo(name, exist_ok=True)
         commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message="A distilled student")
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
         problem = f"cannot be uploaded: {str(error).splitlines()[0]}"
         raise UserError("--push", name, problem, "Log in first (hf auth login), or set HF_TOKEN.") from error
     return f"uploaded: {commit.commit_url if hasattr(commit, 'commit_url') else name}"

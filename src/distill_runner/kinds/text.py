@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError, as_list, brief
 from distill_runner.datasets.examples import Examples
+from distill_runner.datasets.reading.slices import parse
 from distill_runner.datasets.reading.split_table import SplitTable
 from distill_runner.datasets.reading.tables import column_names, read
 from distill_runner.kinds.task import Task
@@ -129,7 +130,9 @@ class TextTask(Task):
 
     def needed(self, split: str) -> dict[str, str]:
         """The label may be absent where it is only tested on."""
-        given = dict.fromkeys(self.given_columns if split == self.train else (), "probabilities")
+        # A part of the training split is read with the whole of its file, and a place without its data set.
+        of_train = parse(self.placed(split)[1])[0] == parse(self.placed(self.train)[1])[0]
+        given = dict.fromkeys(self.given_columns if of_train else (), "probabilities")
         labels = dict.fromkeys(() if self.is_test(split) else self.label_columns, "label")
         return dict.fromkeys(self.columns, "columns") | given | labels
 
