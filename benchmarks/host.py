@@ -16,10 +16,10 @@ import numpy as np
 from distill_runner.datasets.batches import Tokens
 from distill_runner.models.features import FeatureRequest
 from distill_runner.training.config import Optim
+from distill_runner.training.data import steps, weighed
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import CachedTargets
 from distill_runner.training.text_data import TextData
-from distill_runner.training.updates import steps, weighed
 
 LAYERS, WIDTH, EXAMPLES = 12, 768, 2490
 

@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from distill_runner.common.seeds import seed_all
-from distill_runner.datasets.batches import epoch_order
 from distill_runner.datasets.images.augment import apply
 from distill_runner.datasets.images.config import Augment
 from distill_runner.datasets.images.pixels import Pixels
@@ -35,7 +34,7 @@ from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.resnet import CifarResNet, CifarResNetConfig
 from distill_runner.training.config import Optim, Runtime
-from distill_runner.training.data import TaskData
+from distill_runner.training.data import TaskData, epoch_order
 from distill_runner.training.devices import Device, computing
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.teachers import CachedTargets, LiveTargets

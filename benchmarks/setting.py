@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, BertConfig, BertForQuestionAnswering, Be
 from distill_runner.compose import resolvers
 from distill_runner.compose.composed import typed_run
 from distill_runner.compose.folders import config_folder
-from distill_runner.datasets.batches import Batch, Tokens, epoch_order
+from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.kinds.questions import QuestionsTask
 from distill_runner.kinds.task import Task
 from distill_runner.methods.hidden_states import HiddenStateLoss
@@ -25,6 +25,7 @@ from distill_runner.models.config import ModelConfig
 from distill_runner.models.sources import resolved_source
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
+from distill_runner.training.data import epoch_order
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import CachedTargets, LiveTargets
 

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from distill_runner.datasets.batches import Batch, Tokens, bucketed_order, epoch_order
+from distill_runner.datasets.batches import Tokens
 from distill_runner.datasets.examples import Examples
+from distill_runner.training.data import bucketed_order, epoch_order
+from distill_runner.training.devices import Device
 
 LENGTHS = [*range(1, 71), 16, 16, 32, 5]
 """Of the ragged examples below: all up to 70, and some twice."""
@@ -120,8 +122,8 @@ def test_padded_is_the_same_tokens_with_zeros_behind(ragged: Tokens, index: list
 
 def test_a_batch_moves_with_all_tensors_but_its_index(ragged: Tokens) -> None:
     batch = ragged.batch([5, 60])
-    assert batch.to(torch.device("cpu")) is batch
-    moved: Batch = batch.to(torch.device("meta"))
+    assert Device(torch.device("cpu"), "fp32").move(batch) is batch
+    moved = Device(torch.device("meta"), "fp32").move(batch)
     values = [value for part in (moved, *moved.groups) for value in vars(part).values()]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     assert len(tensors) == 6 + 3 * 2

@@ -31,14 +31,13 @@ from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.training import gpus
 from distill_runner.training.config import Optim, Runtime
-from distill_runner.training.data import Data, TaskData
+from distill_runner.training.data import Data, TaskData, steps
 from distill_runner.training.devices import Device
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.processes import Lost, ProcessGroup, together
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
 from distill_runner.training.text_data import CorpusData
 from distill_runner.training.train import Training, fit
-from distill_runner.training.updates import steps
 from trainings import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into, same, told, weights
 
 CPU = Device.of("cpu", "fp32")

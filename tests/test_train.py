@@ -40,12 +40,11 @@ from distill_runner.training.checkpoints import interrupts
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import Data, Evaluation, TaskData
 from distill_runner.training.devices import Device
-from distill_runner.training.learning_rates import learning_rate
 from distill_runner.training.meter import Diverged, Log
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.teachers import LiveTargets, NoTeacher
 from distill_runner.training.text_data import CorpusData, TextData
-from distill_runner.training.train import Training, fit
+from distill_runner.training.train import Training, fit, learning_rate
 from trainings import (
     CE,
     CKD,

@@ -9,17 +9,15 @@ of 16 of them: ``teachers`` sees to that).
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from distill_runner.datasets.array_file import ArrayFile
-from distill_runner.datasets.sending import sent_together
 
 if TYPE_CHECKING:
     from distill_runner.datasets.examples import Examples
@@ -58,7 +56,7 @@ class Batch:
     ``index`` (B,), always on the host, is the example's number in its split; ``rows`` are the tokens that a token-wise
     head reads, None for a head on [CLS]; ``labels`` belong to what the head reads; ``is_next`` (B,) are those of next
     sentence prediction. ``noise`` is the seed of the update's dropout.
-    ``weights`` is what its means over each unit weigh in those of its update (``updates.weighed``).
+    ``weights`` is what its means over each unit weigh in those of its update (``data.weighed``).
     ``output_rows``, on the host, are the places of the head's outputs among those of the split, where they are not the
     examples' own numbers.
     """
@@ -100,19 +98,6 @@ class Batch:
         places: np.ndarray = (self.index if self.output_rows is None else self.output_rows).numpy()
         return places
 
-    def to(self, device: torch.device) -> "Batch":
-        """The batch on another device, all but ``index``; copies do not block the host."""
-        if device.type == "cpu":
-            return self
-
-        parts = [(part, name) for part in (self, *self.groups) for name in _tensors(part)]
-        there = sent_together([getattr(part, name) for part, name in parts], device)
-        moved: dict[int, dict[str, Any]] = {id(part): {} for part in (self, *self.groups)}
-        for (part, name), tensor in zip(parts, there, strict=True):
-            moved[id(part)][name] = tensor
-        groups = tuple(replace(group, **moved[id(group)]) for group in self.groups)
-        return replace(self, groups=groups, **moved[id(self)])
-
     def rounded(self) -> "Batch":
         """With tokens of no sequence behind the others, so that batches have few different numbers of tokens.
 
@@ -140,46 +125,6 @@ class Batch:
         sequences = torch.arange(self.size, device=states.device)
         first = (sequences * states.shape[1]).repeat_interleave(self.sequence_lengths, output_size=self.num_tokens)
         return states.flatten(0, 1)[first + self.positions]
-
-
-def _tensors(part: Any) -> list[str]:
-    """The fields of a batch or group that a device needs."""
-    on_host = ("index", "output_rows")
-    return [one.name for one in fields(part) if isinstance(getattr(part, one.name), Tensor) and one.name not in on_host]
-
-
-class Split(Protocol):
-    """The examples of one split, ready for batches, whatever they are made of."""
-
-    labels: Any
-    """What the examples are judged by, one row for each; None without labels."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def num_outputs(self) -> int:
-        """Outputs of a head for all examples: one each, or one for each token."""
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """What each example costs, in tokens."""
-
-    @property
-    def token_ids(self) -> np.ndarray | None:
-        """The token ids (U,), sorted, that occur; None if any may."""
-
-    def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = ...) -> Batch:
-        """The examples of these numbers, in an order of the batch's own."""
-
-    def training_batch(self, index: np.ndarray, seed: int, epoch: int, length_multiple: int | None) -> Batch:
-        """The same as an epoch of training sees them, counted from 0, under this seed."""
-
-    def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
-        """What a live teacher runs on for ``batch``: the same examples, some repeated to fill ``multiple``."""
-
-    @property
-    def taught(self) -> "Split":
-        """All that a teacher is asked about in training, of what has an end, so that its outputs can be cached."""
 
 
 class Tokens:
@@ -278,14 +223,3 @@ def _groups(lengths: np.ndarray, starts: np.ndarray, length_multiple: int | None
         real = columns < here
         indices = (torch.from_numpy(values) for values in (gather, real, np.flatnonzero(real)))
         yield LengthGroup(slice(first, last), tokens, *indices)
-
-
-def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of examples in one epoch: a function of its arguments alone, so that a resumed run can rebuild it."""
-    return np.random.default_rng([seed, epoch]).permutation(size)
-
-
-def bucketed_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """An order whose batches have examples of similar lengths, as the ``Trainer`` of ``transformers`` groups them."""
-    generator = torch.Generator().manual_seed(int(np.random.default_rng([seed, epoch]).integers(2**63)))
-    return np.array(get_length_grouped_indices(lengths.tolist(), batch_size, generator=generator))

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill_runner.datasets.batches import Batch, Split
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.split import Split
 
 ORDER_SEED, STRATA = 0, 10
 """Which examples are held out depends on the data alone, so that all runs choose by the same ones."""

@@ -14,7 +14,7 @@ from distill_runner.datasets.reading.folders import READERS
 if TYPE_CHECKING:
     import numpy as np
 
-    from distill_runner.datasets.batches import Split
+    from distill_runner.datasets.split import Split
     from distill_runner.kinds import Task
 
 Read = TypeVar("Read")

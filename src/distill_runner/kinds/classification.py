@@ -16,7 +16,7 @@ from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.models.head import Head, normal
 
 if TYPE_CHECKING:
-    from distill_runner.datasets.batches import Split
+    from distill_runner.datasets.split import Split
     from distill_runner.methods.outputs import Outputs
 
 

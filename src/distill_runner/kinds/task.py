@@ -20,8 +20,8 @@ from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.models.head import Head
 
 if TYPE_CHECKING:
-    from distill_runner.datasets.batches import Split
     from distill_runner.datasets.corpora import TransferSet
+    from distill_runner.datasets.split import Split
     from distill_runner.methods.outputs import Outputs
     from distill_runner.models.encoders import EncoderShape
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill_runner.datasets.batches import Split
+from distill_runner.datasets.split import Split
 from distill_runner.pipeline.stages import Stage
 from distill_runner.training.train import PREDICTIONS
 

@@ -3,13 +3,13 @@
 import ctypes
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from distill_runner.common.errors import UserError
@@ -19,6 +19,8 @@ from distill_runner.training.gpus import claim_several_visible, claim_visible
 
 log = logging.getLogger(__name__)
 
+_ALIGNED = 16
+"""Bytes at whose multiples each tensor of a block begins: of any type, and as kernels like it."""
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Of glibc's malloc.h."""
@@ -99,7 +101,41 @@ class Device:
         return module.to(self.torch, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def move(self, batch: Batch) -> Batch:
-        return batch.to(self.torch)
+        """The batch on the device, all but what stays on the host; the host does not wait for it."""
+        if self.torch.type == "cpu":
+            return batch
+        parts = [(part, name) for part in (batch, *batch.groups) for name in _tensors(part)]
+        there = self.send([getattr(part, name) for part, name in parts])
+        moved: dict[int, dict[str, Any]] = {id(part): {} for part in (batch, *batch.groups)}
+        for (part, name), tensor in zip(parts, there, strict=True):
+            moved[id(part)][name] = tensor
+        groups = {"groups": tuple(replace(group, **moved[id(group)]) for group in batch.groups)} if batch.groups else {}
+        return replace(batch, **groups, **moved[id(batch)])
+
+    def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors of the host on the device, to a GPU in one copy from one block of pinned memory.
+
+        From memory that is not pinned the host would wait for all that the GPU has to do before. torch keeps the block
+        until the copy is through, and takes it again for a later one.
+        """
+        if self.torch.type == "cpu" or not tensors:
+            return list(tensors)
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        rooms = [-(-size // _ALIGNED) * _ALIGNED for size in sizes]
+        block = torch.empty(sum(rooms), dtype=torch.uint8, pin_memory=self.torch.type == "cuda")
+        for tensor, room, size in zip(tensors, block.split(rooms), sizes, strict=True):
+            room[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        there = block.to(self.torch, non_blocking=True).split(rooms)
+        return [
+            room[:size].view(tensor.dtype).view(tensor.shape)
+            for tensor, room, size in zip(tensors, there, sizes, strict=True)
+        ]
+
+
+def _tensors(part: Any) -> list[str]:
+    """The fields of a batch or of a group of it that a device needs."""
+    on_host = ("index", "output_rows")
+    return [one.name for one in fields(part) if isinstance(getattr(part, one.name), Tensor) and one.name not in on_host]
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from distill_runner.common.disk import require
 from distill_runner.common.errors import UserError
 from distill_runner.common.seeds import undisturbed
-from distill_runner.datasets.batches import Batch, Split
-from distill_runner.datasets.sending import sent, sent_together
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.split import Split
 from distill_runner.methods.base import Progress
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.extract import extract
@@ -64,7 +64,7 @@ class LiveTargets:
         with torch.inference_mode(), self.device.autocast():
             features = extract(self.model, run, asked)
         place = {example: row for row, example in enumerate(run.index.tolist())}
-        rows = sent(torch.tensor([place[example] for example in batch.index.tolist()]), self.device.torch)
+        (rows,) = self.device.send([torch.tensor([place[example] for example in batch.index.tolist()])])
         token_wise = run.rows is not None
         tokens = _tokens(run, rows, batch) if asked.of_tokens or token_wise else slice(None)
         return features.full(rows, tokens, tokens if token_wise else rows)
@@ -114,7 +114,7 @@ class CachedTargets:
         if self.layers:
             chosen = index if self.columns is None else np.ix_(index, self.columns)
             read.append(torch.from_numpy(self.arrays["cls"][chosen]))
-        there = sent_together(read, self.device.torch)
+        there = self.device.send(read)
         logits = there[0] if "logits" in self.arrays else None
         by_layer: Sequence[Tensor] = there[-1].transpose(0, 1).contiguous().unbind() if self.layers else ()
         return Features(logits, dict(zip(self.layers, by_layer, strict=True)))

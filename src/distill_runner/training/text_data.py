@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from distill_runner.datasets.batches import Batch, Split
+from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.corpora import Corpus, continuations, mask_draws, mask_tokens
+from distill_runner.datasets.split import Split
 from distill_runner.models.encoders import predicts_next_sentence
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest

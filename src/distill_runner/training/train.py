@@ -22,11 +22,11 @@ from distill_runner.models.vocabulary import train_used_rows, whole
 from distill_runner.training import checkpoints
 from distill_runner.training.batch_norm import share_statistics
 from distill_runner.training.checkpoints import History, interrupts
-from distill_runner.training.learning_rates import learning_rate
+from distill_runner.training.config import Optim
+from distill_runner.training.data import Update, steps, weighed
 from distill_runner.training.meter import Meter
 from distill_runner.training.optimizers import make_optimizer
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
-from distill_runner.training.updates import Update, steps, weighed
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +203,26 @@ class Training:
             checkpoints.save(self.folder / CHECKPOINT, self.history, self.parts)
         self.meter.restart()
         self.saved = time.monotonic()
+
+
+def learning_rate(optim: Optim, step: int, num_steps: int) -> float:
+    """Of a step, counted from 0: up from 0 over the share ``optim.warmup`` of the steps, then as its schedule says.
+
+    The last of ``num_steps`` steps still has one above 0. ``linear`` is BERT's, ``steps`` that of He et al. 2015,
+    ``cosine`` that of Loshchilov and Hutter 2017 (Eq. 5) with one period and no floor.
+    """
+    warmup_steps = int(optim.warmup * num_steps)
+    if step < warmup_steps:
+        return optim.lr * (step + 1) / (warmup_steps + 1)
+    left = (num_steps - step) / max(1, num_steps - warmup_steps)
+    match optim.schedule:
+        case "linear":
+            return optim.lr * left
+        case "cosine":
+            return optim.lr * (1 + math.cos(math.pi * (1 - left))) / 2
+        case "steps":
+            return optim.lr * optim.drop ** sum(step >= milestone * num_steps for milestone in optim.milestones)
+    return optim.lr
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from distill_runner.datasets.batches import Unit
 from distill_runner.datasets.images.augment import apply
 from distill_runner.datasets.images.config import Augment
-from distill_runner.datasets.sending import sent
 
 PATCH = 64
 """Pixels of an image that count as one token where batches are made by what they cost: 16 tokens for 32 x 32."""
@@ -23,23 +22,24 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class PixelBatch:
-    """B images: ``pixels`` (B, H, W, C), bytes, as they lie in the array.
+    """B images: ``pixels`` (B, H, W, C), bytes, as they lie in the array: a quarter of the floats to send.
 
-    ``index`` (B,), always on the host, is each image's number in its split; ``labels`` (B,) its class. ``output_rows``,
+    ``normalisation`` (2, C) are mean and standard deviation of each channel, of values in 0..1. ``index`` (B,), always
+    on the host, is each image's number in its split; ``labels`` (B,) its class. ``output_rows``,
     on the host, are the places of a teacher's outputs where each image has several views. ``weights`` and ``noise`` are
     those of an update, as of a batch of tokens.
     """
 
     pixels: Tensor
     index: Tensor
-    normalisation: Normalisation
+    normalisation: Tensor
     labels: Tensor | None = None
     output_rows: Tensor | None = None
     noise: int | None = None
     weights: Mapping[Unit, float] = field(default_factory=dict)
 
-    rows = None
-    """Outputs are of images, not of parts of them."""
+    rows, groups = None, ()
+    """Outputs are of images, not of parts of them; nor are there groups of equal length."""
 
     @property
     def size(self) -> int:
@@ -65,14 +65,8 @@ class PixelBatch:
         """What a network reads: float32 (B, C, H, W), normalised, in the memory order channels-last."""
         with torch.inference_mode(False):  # a teacher may ask first; the student's gradients need a plain tensor
             values = self.pixels.permute(0, 3, 1, 2).to(torch.float32)
-            mean, deviation = (sent(torch.tensor(part), values.device)[:, None, None] for part in self.normalisation)
+            mean, deviation = self.normalisation[..., None, None]
             return values.div_(255).sub_(mean).div_(deviation)
-
-    def to(self, device: torch.device) -> "PixelBatch":
-        """The batch on another device, all but ``index`` and ``output_rows``: bytes travel, a quarter of the floats."""
-        if device.type == "cpu":
-            return self
-        return replace(self, pixels=sent(self.pixels, device), labels=sent(self.labels, device))
 
 
 class Pixels:
@@ -90,7 +84,7 @@ class Pixels:
         self.images: np.ndarray = np.load(folder / "images.npy", mmap_mode="r")
         there = (folder / "labels.npy").exists()
         self.labels: Any = np.load(folder / "labels.npy", mmap_mode="r") if there else None
-        self.normalisation, self.augment = normalisation, augment
+        self.normalisation, self.augment = torch.tensor(normalisation), augment
         self.num_views = views if augment.pad or augment.flip else 1
 
     def __len__(self) -> int:
