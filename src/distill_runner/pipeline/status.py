@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
+
+from distill_runner.common.locks import lock
 
 log = logging.getLogger(__name__)
 
@@ -24,16 +26,16 @@ _LOCK = ".lock"
 def going(folder: Path) -> Iterator[dict[str, Any] | None]:
     """Holds the run of ``folder``, and tells what was known of it; one that another process is at is waited for."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / _LOCK)
+    own = lock(folder / _LOCK)
     try:
-        lock.acquire(timeout=0)
+        own.acquire(timeout=0)
     except Timeout:
         log.info("waiting for another process, which is at %s", folder)
-        lock.acquire()
+        own.acquire()
     try:
         yield read(folder)
     finally:
-        lock.release()
+        own.release()
 
 
 def write(folder: Path, status: str, described: Mapping[str, Any], error: str | None = None) -> None:
@@ -72,7 +74,7 @@ def _read_json(file: Path) -> dict[str, Any] | None:
 
 def _is_locked(folder: Path) -> bool:
     try:
-        FileLock(folder / _LOCK).acquire(timeout=0).lock.release()
+        lock(folder / _LOCK).acquire(timeout=0).lock.release()
     except Timeout:
         return True
     return False

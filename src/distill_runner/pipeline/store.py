@@ -17,9 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import AcquireReturnProxy, Timeout
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.locks import lock
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Store:
         """
         key = path.name.partition(".")[0]
         try:
-            with FileLock(path.with_name(f"{key}.lock"), timeout=0):
+            with lock(path.with_name(f"{key}.lock")).acquire(timeout=0):
                 doomed = path.with_name(f"{key}.deleted-{os.getpid()}")
                 path.rename(doomed)
                 remove(doomed)
@@ -118,12 +119,12 @@ class Store:
 
 
 def _locked(path: Path) -> AcquireReturnProxy:
-    lock = FileLock(f"{path}.lock")
+    own = lock(path.with_name(f"{path.name}.lock"))
     try:
-        return lock.acquire(timeout=0)
+        return own.acquire(timeout=0)
     except Timeout:
         log.info("waiting for another process, which is building %s", path)
-        return lock.acquire()
+        return own.acquire()
 
 
 def _checksum(file: Path) -> str:

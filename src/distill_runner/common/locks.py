@@ -1,0 +1,102 @@
+"""Locks between processes, in a way that works on the file system where they lie.
+
+``flock`` is best: the kernel frees it when its process ends, however it ends. Some network file systems have none, or
+one that other machines do not see. There a lock is a file that its holder refreshes. Two minutes after the last time it
+is free.
+"""
+
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import BaseFileLock, FileLock, SoftFileLease
+
+from distill_runner.common.errors import UserError
+
+log = logging.getLogger(__name__)
+
+LOCKS = "DISTILL_LOCKS"
+LEASE_SECONDS = 120.0
+MOUNTS = Path("/proc/self/mounts")
+SHARED = {"9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3"}
+"""Types of file systems that several machines may see; of ``fuse.sshfs`` the part before the dot."""
+LOCAL = {"nolock", "local_lock=flock", "local_lock=all", "localflock"}
+"""Mount options of NFS and Lustre under which other machines do not see an ``flock``."""
+_TRY = """import fcntl, sys
+try:
+    fcntl.flock(open(sys.argv[1], "a"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError:
+    sys.exit(3)
+"""
+
+
+class Mount(NamedTuple):
+    point: str
+    kind: str
+    options: frozenset[str]
+
+
+_FOUND: dict[Mount, bool] = {}
+
+
+def lock(file: Path) -> BaseFileLock:
+    """A lock for all processes that name the same file, on all machines that see it.
+
+    ``DISTILL_LOCKS=flock`` or ``lease`` chooses the way; all machines must have the same.
+
+    Raises:
+        UserError: ``DISTILL_LOCKS`` has another value.
+    """
+    chosen = os.environ.get(LOCKS)
+    if chosen not in (None, "flock", "lease"):
+        raise UserError(LOCKS, chosen, "is no way to lock files", "Set it to flock or to lease, or leave it out.")
+    if chosen == "flock" or (chosen is None and flock_works(mount_of(file.parent), file.parent)):
+        return FileLock(file)
+    return SoftFileLease(file.with_suffix(".lease"), lease_duration=LEASE_SECONDS)
+
+
+def flock_works(mount: Mount, folder: Path) -> bool:
+    """Whether ``flock`` keeps out other processes, on this machine and, as far as the mount tells, on others.
+
+    Only file systems that machines share are tried, once a process, with a second process in ``folder``.
+    """
+    if mount.kind.partition(".")[0] not in SHARED:
+        return True
+    if mount not in _FOUND:
+        local = ", ".join(sorted(mount.options & LOCAL))
+        why = f"mounted with {local}" if local else None if excludes(folder) else "a second process was not kept out"
+        if why:
+            where = f"{mount.point} ({mount.kind})"
+            log.info("locks on %s are files that are refreshed, since flock does not hold there: %s", where, why)
+        _FOUND[mount] = why is None
+    return _FOUND[mount]
+
+
+def excludes(folder: Path) -> bool:
+    """Whether a second process is kept out of a file in ``folder`` that this one has locked."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".locks-") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return subprocess.run([sys.executable, "-S", "-E", "-c", _TRY, file.name], check=False).returncode == 3
+
+
+def mount_of(folder: Path) -> Mount:
+    """The file system that ``folder`` lies on; where the system does not list them, one of this machine."""
+    try:
+        lines = [line.split() for line in MOUNTS.read_text().splitlines()]
+    except OSError:
+        return Mount("/", "unknown", frozenset())
+    # Blanks in names are written \040. The last of several mounts at one place is the one that is seen.
+    mounts = [
+        Mount(name.encode().decode("unicode_escape"), kind, frozenset(options.split(",")))
+        for _, name, kind, options, *_ in lines
+    ]
+    over = [mount for mount in mounts if folder.resolve().is_relative_to(mount.point)]
+    return max(reversed(over), key=lambda mount: len(mount.point), default=Mount("/", "unknown", frozenset()))
