@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from distill_runner.kinds.questions.cutting import write_windows
 from distill_runner.kinds.questions.reading import QuestionColumns, read_questions
 from distill_runner.kinds.questions.windowing import Windowing
-from distill_runner.kinds.questions.windows import Windows, write_windows
+from distill_runner.kinds.questions.windows import Windows
 from words import WORDS
 
 Row = dict[str, Any]

@@ -14,9 +14,10 @@ from transformers import AutoTokenizer
 
 import run_qa
 from distill_runner.common.errors import UserError
+from distill_runner.kinds.questions.cutting import window_starts, write_windows
 from distill_runner.kinds.questions.reading import Question, QuestionColumns, read_questions, squad_json
 from distill_runner.kinds.questions.windowing import Windowing
-from distill_runner.kinds.questions.windows import OUTSIDE, Windows, window_starts, write_windows
+from distill_runner.kinds.questions.windows import OUTSIDE, Windows
 from made_questions import Row, made_rows, real_rows, windows_of
 from words import WORDS
 

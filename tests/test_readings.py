@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from distill_runner.api import composed
-from distill_runner.compose.composed import settings_of
+from distill_runner.common.readings import applied
+from distill_runner.compose.composed import settings_of, typed_run
 from distill_runner.compose.config import RunConfig
 from distill_runner.compose.recipe import declared_readings
 from distill_runner.pipeline.resolving import resolve
@@ -55,6 +56,18 @@ def test_values_are_those_of_the_run_and_stages_are_named(compose: Compose) -> N
     assert any(line.startswith("kd.scale_by_t2=false: ") and line.endswith("[student]") for line in found)
 
 
+def test_files_of_tasks_and_corpora_declare_some() -> None:
+    def of_files(*overrides: str) -> list[str]:
+        run = typed_run(composed(*overrides))
+        return [f"{one.key}={one.value}" for stage in run.stages.values() for one in applied(stage)]
+
+    found = of_files("task=wnli", "method=pdf", "corpus=roberta")
+    assert {"task.max_length=128", "task.epochs=20", "corpus.name=roberta"} <= set(found)
+    assert "corpus.parts.books.rows_per_document=100" in found
+    assert not {"task.epochs=20", "corpus.name=roberta"} & set(of_files("task=rte", "method=alp", "corpus=roberta"))
+    assert "corpus.exponent=0.7" not in of_files("method=pdf", "corpus=multilingual", "corpus.exponent=null")
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -62,6 +75,11 @@ def test_values_are_those_of_the_run_and_stages_are_named(compose: Compose) -> N
         (["task=rte", "method=vanilla"], "loss.temperature=1: the paper gives none (Pro-KD)"),
         (["task=rte", "method=rco"], "route.checkpoints=null: all epochs of the teacher are its anchors (Pro-KD)"),
         (["experiment=pro_kd/cifar", "method=prokd"], "loss.over_classes=mean: as in the code of Annealing-KD; "),
+        (["task=rte", "method=distilbert"], "method.weights.hard=2: gold labels in fine-tuning; "),
+        (
+            ["experiment=pro_kd/distilbert", "task=mrpc", "method=checkpoint"],
+            "recipe.paper=Pro-KD: the student has ",
+        ),
         (["experiment=pro_kd/cifar", "method=prokd"], "student.shortcut=conv: 1x1 convolutions, as in TAKD's code; "),
     ],
 )

@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
         lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 2.0, scale_by_t2=False, over_ends="sum"),
         lambda s: reference_soft(s, 2.0) / 2,
     ),
-    "match": (lambda s: losses.span_squared_error(s, TEACHER, BOUNDS), reference_match),
+    "match": (lambda s: losses.span_squared_error(s, TEACHER, BOUNDS, "mean"), reference_match),
     "match, sum": (
         lambda s: losses.span_squared_error(s, TEACHER, BOUNDS, over_tokens="sum"),
         lambda s: (padded(s, 0.0) - padded(TEACHER, 0.0)).square().sum() / 8,
@@ -87,7 +87,7 @@ def test_the_losses_of_one_window_by_hand() -> None:
     gold = losses.span_cross_entropy(student, bounds, torch.tensor([[1, 0]]))
     assert gold.item() == pytest.approx((torch.tensor(4 / 3).log() + torch.tensor(2.0).log()).item() / 2)
     teacher = torch.zeros(2, 2, dtype=torch.float64)
-    assert losses.span_squared_error(student, teacher, bounds).item() == pytest.approx(3**0 * 1.2069489608 / 4)
+    assert losses.span_squared_error(student, teacher, bounds, "mean").item() == pytest.approx(3**0 * 1.2069489608 / 4)
     soft = losses.soft_span_cross_entropy(student, teacher, bounds, 1.0, scale_by_t2=False).item()
     assert soft == pytest.approx((-(0.5 * torch.tensor(3 / 16).log()) + torch.tensor(2.0).log()).item() / 2)
 

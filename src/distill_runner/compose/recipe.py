@@ -2,10 +2,10 @@
 
 import textwrap
 from collections.abc import Mapping
-from functools import reduce
 from typing import Any
 
 from distill_runner.common.errors import as_typed
+from distill_runner.common.readings import at
 
 WIDTH = 120
 DECLARING = ("recipe", "method", "student")
@@ -19,7 +19,7 @@ def beside_the_paper(settings: Mapping[str, Any]) -> list[str]:
         settings: the resolved configuration.
     """
     recipe = settings["recipe"]
-    known = ((key, _value(settings, key), str(said)) for key, said in recipe.get("says", {}).items())
+    known = ((key, at(settings, key), str(said)) for key, said in recipe.get("says", {}).items())
     rows = [("recipe", "this run", str(recipe["paper"]))]
     rows += [(key, _text(value), said) for key, value, said in known if value]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
@@ -28,14 +28,6 @@ def beside_the_paper(settings: Mapping[str, Any]) -> list[str]:
         head = f"{key:<{widths[0]}}  {value:<{widths[1]}}  "
         lines += textwrap.wrap(said, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
     return lines
-
-
-def _value(settings: Mapping[str, Any], key: str) -> list[Any]:
-    """The value of a dotted key in a list, which is empty where the run has no such key."""
-    try:
-        return [reduce(lambda node, name: node[name], key.split("."), settings)]
-    except (KeyError, TypeError):
-        return []
 
 
 def _text(value: list[Any]) -> str:
@@ -47,6 +39,7 @@ def declared_readings(settings: Mapping[str, Any]) -> list[str]:
     """What is taken where the paper is silent, as the chosen files of configuration declare it: ``readings`` of a part.
 
     One that names a ``value`` applies as long as the option has it; one of an option that the run has not never does.
+    Its source is the recipe's paper, if it names no other. Those of tasks and corpora are read with their stages.
     A run that was made in Python, without those files, has none.
     """
     if "recipe" not in settings:
@@ -55,7 +48,7 @@ def declared_readings(settings: Mapping[str, Any]) -> list[str]:
     for part in DECLARING:
         for key, reading in (settings.get(part) or {}).get("readings", {}).items():
             meant = reading if isinstance(reading, Mapping) else {"text": reading}
-            for value in _value(settings, key):
+            for value in at(settings, key):
                 if meant.get("value", value) == value:
-                    lines.append(f"{key}={as_typed(value)}: {meant['text']} ({paper})")
+                    lines.append(f"{key}={as_typed(value)}: {meant['text']} ({meant.get('source', paper)})")
     return lines

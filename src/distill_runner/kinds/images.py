@@ -13,7 +13,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.images.config import CHANNELS, Augment, Decoding, Mode
 from distill_runner.datasets.reading.tables import read
 from distill_runner.kinds.classification import ClassificationTask
-from distill_runner.kinds.task import HELD_OUT
+from distill_runner.kinds.splits import HELD_OUT
 from distill_runner.models.head import Head
 
 if TYPE_CHECKING:

@@ -5,13 +5,14 @@ Shapes: O outputs of a batch (B, where they are those of examples), C numbers in
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from distill_runner.common.readings import Reading
 from distill_runner.datasets.batches import Batch, Unit
 
 
@@ -44,6 +45,8 @@ class Outputs(ABC):
 
     unit: ClassVar[Unit] = "output"
     has_temperature: ClassVar[bool] = True
+    readings: ClassVar[Mapping[str, Reading]] = {}
+    """What terms mean for such outputs where their papers do not say, by the ids of the terms."""
 
     @abstractmethod
     def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
@@ -131,6 +134,9 @@ class Score(Outputs):
     """One number (O, 1), the score itself; the labels are scores (O,)."""
 
     has_temperature = False
+    readings: ClassVar[Mapping[str, Reading]] = {
+        "soft_labels": Reading("squared error of the two outputs, without a temperature", "ALP-KD")
+    }
 
     def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         assert batch.labels is not None
@@ -139,7 +145,7 @@ class Score(Outputs):
     def soft(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
-        """**reading**: squared error of the two outputs. ALP-KD prints a T for STS-B, which has no meaning here."""
+        """Squared error of the two outputs. ALP-KD prints a T for STS-B, which has no meaning here."""
         return squared_error(student_OC, teacher_OC.squeeze(-1))
 
     def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

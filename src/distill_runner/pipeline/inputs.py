@@ -10,7 +10,7 @@ from distill_runner.common.seeds import stage_seed
 from distill_runner.datasets.corpora import CorpusTokens, train_wordpiece, write_examples
 from distill_runner.datasets.held_out import HeldOut, held_out_rows
 from distill_runner.datasets.split import Split
-from distill_runner.kinds.task import HELD_OUT
+from distill_runner.kinds.splits import HELD_OUT
 from distill_runner.models.sources import read_tokenizer
 from distill_runner.pipeline.stage_data import CORPUS, TRANSFER
 from distill_runner.pipeline.stages import Stage

@@ -10,11 +10,13 @@ from distill_runner.common.readings import EVERY, declared
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.recipe import DECLARING
 from distill_runner.datasets.corpora import Corpus
+from distill_runner.kinds.questions.losses import Spans
 from distill_runner.kinds.questions.windowing import Windowing
 from distill_runner.methods.checkpoint_schedule import CheckpointSchedule
 from distill_runner.methods.config import arguments_of
 from distill_runner.methods.layer_mapping import Attention, LayerMapping
 from distill_runner.methods.layer_schedule import LayerSchedule
+from distill_runner.methods.outputs import Score
 from distill_runner.methods.terms import TERMS
 from distill_runner.models.config import ModelConfig
 from distill_runner.pipeline.config import StageConfig
@@ -66,6 +68,9 @@ def page() -> str:
         for option, default, reading in declared(schema):
             key = f"{name}.{option}" + ("" if reading.value is EVERY else f"={as_typed(reading.value)}")
             rows.append(f"| `{key}` | {as_typed(default)} | {reading.text} | {reading.source} |")
+    for outputs in (Score, Spans):
+        for term, reading in outputs.readings.items():
+            rows.append(f"| `{term}` of {outputs.__name__.lower()} | | {reading.text} | {reading.source} |")
     return HEAD + "\n".join(rows) + "\n" + CHOICES + "\n".join(sorted(_of_files())) + "\n"
 
 

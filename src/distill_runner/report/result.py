@@ -9,7 +9,7 @@ from typing import Any
 from distill_runner.common.errors import as_typed
 from distill_runner.common.readings import applied
 from distill_runner.compose.config import RunConfig
-from distill_runner.kinds.task import HELD_OUT
+from distill_runner.kinds.splits import HELD_OUT
 from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.layer_mapping import Attention, LayerMapping
 from distill_runner.pipeline.config import StageConfig
@@ -215,8 +215,8 @@ def readings(stage: Stage) -> list[str]:
 def _of_data(stage: Stage) -> Iterator[str]:
     """Those that follow from the run's data and teacher, and from no option."""
     for name, term in stage.config.method.terms.items():
-        if term.term == "soft_labels" and not stage.outputs.has_temperature:
-            yield f"{name}: the squared error of the two outputs, without a temperature"
+        if reading := stage.outputs.readings.get(term.term):
+            yield f"{name}: {reading.text} ({reading.source})"
     if teacher := stage.first_teacher:
         yield f"teacher.seed={teacher.config.seed}: one teacher for all students"
     on = stage.config.task.select_on if stage.config.task else "text"

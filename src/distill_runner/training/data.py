@@ -14,7 +14,7 @@ from distill_runner.datasets.batches import PADDING, Batch
 from distill_runner.datasets.held_out import HeldOut
 from distill_runner.datasets.split import Split
 from distill_runner.kinds import Task
-from distill_runner.kinds.task import HELD_OUT
+from distill_runner.kinds.splits import HELD_OUT
 from distill_runner.training.config import Optim
 from distill_runner.training.devices import Device
 from distill_runner.training.evaluate import predict

@@ -109,8 +109,9 @@ class Device:
         moved: dict[int, dict[str, Any]] = {id(part): {} for part in (batch, *batch.groups)}
         for (part, name), tensor in zip(parts, there, strict=True):
             moved[id(part)][name] = tensor
-        groups = {"groups": tuple(replace(group, **moved[id(group)]) for group in batch.groups)} if batch.groups else {}
-        return replace(batch, **groups, **moved[id(batch)])
+        if batch.groups:
+            moved[id(batch)]["groups"] = tuple(replace(group, **moved[id(group)]) for group in batch.groups)
+        return replace(batch, **moved[id(batch)])
 
     def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors of the host on the device, to a GPU in one copy from one block of pinned memory.

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.readings import Reading
+from distill_runner.common.readings import Reading, of_file
 from distill_runner.datasets.corpora.parts import CorpusPart, Mixture
 from distill_runner.datasets.examples import Examples
 from distill_runner.datasets.reading.tables import read
@@ -33,6 +33,7 @@ class Corpus(Mixture):
         stream: read from the hub on the fly, so that only tokens reach the disk. Examples are the same.
         exponent: read each part in proportion to its number of documents to this power, as many documents in all:
             0.7 reads small languages more often (XLM). They are counted first. None reads every document once.
+        readings: what the file of the corpus takes where a paper is silent, by option.
     """
 
     group: ClassVar[str] = "corpus"
@@ -43,6 +44,7 @@ class Corpus(Mixture):
         Literal["passages", "packed", "pairs"],
         Reading("a separator stands between two documents, as in RoBERTa's FULL-SENTENCES", "MiniLMv2 4.1", "packed"),
         Reading("pairs are drawn once, masks anew in every epoch; BERT had ten copies", "BERT A.2", "pairs"),
+        Reading("where sentences end, a rule on their punctuation says; BERT names no splitter", "BERT A.2", "pairs"),
         Reading("one length for all steps; BERT's last tenth at 512: mlm_nsp_two_lengths", "BERT A.2", "pairs"),
     ] = "passages"
     hold_out: Annotated[int, Reading("one document in 200 validates", "all papers that pre-train")] = Field(200, ge=2)
@@ -51,6 +53,7 @@ class Corpus(Mixture):
     whole_word: bool = False
     stream: bool = False
     exponent: float | None = Field(None, gt=0, le=1)
+    readings: dict[str, Any] = of_file()
 
     def spec(self) -> dict[str, Any]:
         without = {"stream"} | ({"exponent"} if self.exponent is None else set())

@@ -21,10 +21,8 @@ from distill_runner.datasets.corpora.corpus import Corpus, Held
 IS_NEXT, IS_RANDOM = 0, 1
 """Labels of next sentence prediction, numbered as in BERT's own head."""
 PAIR_SEED = 0
-"""**reading**: pairs are drawn once, masks anew in every epoch; BERT's data had ten copies with masks of their own."""
 TEXTS_AT_ONCE = 1000
 SENTENCE_END = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=["'(\[]*[A-Z0-9])|\n+""")
-"""**reading**: BERT's splitter is not named in its paper."""
 
 Example = tuple[np.ndarray, np.ndarray | None, int | None]
 """Tokens of the first segment, of the second, and the label of the pair."""

@@ -4,12 +4,13 @@ Shapes: T tokens of B windows; the two columns are start and end. ``bounds`` (B 
 and T. Each loss is a mean over windows, each window's softmax over its own tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from distill_runner.common.readings import Reading
 from distill_runner.datasets.batches import Batch, Unit
 from distill_runner.methods.outputs import Outputs
 
@@ -63,13 +64,11 @@ def soft_span_cross_entropy(
     return loss * temperature**2 if scale_by_t2 else loss
 
 
-def span_squared_error(
-    student_T2: Tensor, target_T2: Tensor, bounds: Tensor, over_tokens: Reduction = "mean"
-) -> Tensor:
+def span_squared_error(student_T2: Tensor, target_T2: Tensor, bounds: Tensor, over_tokens: Reduction) -> Tensor:
     """Squared error of the logits (Pro-KD, Annealing-KD), mean of start and end.
 
     Args:
-        over_tokens: mean over a window's tokens, or their sum. **reading**: the mean.
+        over_tokens: mean over a window's tokens, or their sum.
     """
     error_T = (student_T2 - target_T2).square().mean(dim=-1)
     total_B = error_T.new_zeros(len(bounds) - 1).index_add(0, window_of(bounds), error_T)
@@ -84,6 +83,9 @@ class Spans(Outputs):
     """
 
     unit: ClassVar[Unit] = "example"
+    readings: ClassVar[Mapping[str, Reading]] = {
+        "logit_matching": Reading("over_classes is over a window's tokens; of start and end the mean", "Pro-KD Eq. 3")
+    }
 
     def __init__(self, soft_ends: Reduction = "mean") -> None:
         self.soft_ends = soft_ends

@@ -14,7 +14,8 @@ from distill_runner.kinds.questions.answers import MAX_ANSWER, N_BEST, answer_te
 from distill_runner.kinds.questions.reading import Question, QuestionColumns, question_rows, read_questions
 from distill_runner.kinds.questions.scores import LANGUAGES, best_over_thresholds, question_scores
 from distill_runner.kinds.questions.windowing import Windowing
-from distill_runner.kinds.task import HELD_OUT, Task
+from distill_runner.kinds.splits import HELD_OUT
+from distill_runner.kinds.task import Task
 from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.models.head import Head
 
@@ -158,7 +159,7 @@ class QuestionsTask(Task):
         return Asked(read, labelled=False)
 
     def write(self, folder: Path, examples: Any, tokenizer: Any) -> None:
-        from distill_runner.kinds.questions.windows import write_windows
+        from distill_runner.kinds.questions.cutting import write_windows
 
         write_windows(
             folder, examples, tokenizer, self.max_length, self.windowing, examples.labelled, examples.language
