@@ -33,7 +33,7 @@ test: $(READY) ## run the fast tests
 test-all: $(READY) ## run every test, also those on real data where it is present
 	$(PYTEST)
 
-matrix: $(READY) ## train every method with every student and every way to start it (hours), and write docs/matrix.md
+matrix: $(READY) ## train every method with every student and every way to start it (an hour), and write docs/matrix.md
 	mkdir -p outputs
 	DISTILL_WHOLE_MATRIX=$(CURDIR)/outputs/matrix.csv $(PYTEST) tests/test_matrix.py
 	$(BIN)/python tests/matrix_page.py outputs/matrix.csv > docs/matrix.md
