@@ -139,11 +139,11 @@ def _contents(students: Mapping[str, Student], device: str, fill: bool) -> Itera
             print(f"{file.name}: {len(predictions)} predictions by {student.folder}", flush=True)
             if len(predictions) != file.size:
                 print(f"  the server expects {file.size}: is this the whole test split?")
-            yield file.name, _table(predictions, "\t")
+            yield file.name, _table(predictions)
         elif fill:
             constant = CONSTANTS.get(stem, "0")
             print(f"{file.name}: no student of {file.task}, filled with {constant}")
-            yield file.name, _table([constant] * file.size, "\t")
+            yield file.name, _table([constant] * file.size)
         else:
             print(f"{file.name}: missing, no student of {file.task} (--fill: a constant, the server wants all files)")
 
@@ -160,9 +160,9 @@ def _labels(student: Student, task: "Task", device: str, names: bool = True) -> 
     return task.as_lines(outputs, names)
 
 
-def _table(predictions: Sequence[str], delimiter: str) -> str:
+def _table(predictions: Sequence[str]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+    writer = csv.writer(text, delimiter="\t", lineterminator="\n")
     writer.writerow(["index", "prediction"])
     writer.writerows(enumerate(predictions))
     return text.getvalue()

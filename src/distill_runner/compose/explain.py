@@ -11,8 +11,8 @@ from yaml import YAMLError
 
 from distill_runner.common.disk import when_full
 from distill_runner.common.errors import UserError, causes, nearest
+from distill_runner.compose.composed import inherited
 from distill_runner.compose.folders import choices, folders
-from distill_runner.compose.stages import inherited
 
 HELP = "See distill-run --help."
 COMPOSING = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError)

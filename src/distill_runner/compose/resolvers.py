@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError
+from distill_runner.compose.composed import completed
 from distill_runner.compose.folders import choices
-from distill_runner.compose.stages import completed
 
 
 def beta(*weights: Any) -> float:

@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from distill_runner.compose.composed import completed
 from distill_runner.compose.resolvers import PURE, READS
-from distill_runner.compose.stages import completed
 
 Path = tuple[str, ...]
 

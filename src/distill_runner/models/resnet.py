@@ -7,7 +7,7 @@ for ImageNet, whose stem shrinks an image four times.
 Importing this module tells ``AutoConfig`` and ``AutoModelForImageClassification`` of it.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from transformers import initialization as init
 from transformers.modeling_outputs import ImageClassifierOutputWithNoAttention
 
 from distill_runner.common.errors import UserError
-
-Shortcut = Literal["conv", "pad"]
 
 
 @strict

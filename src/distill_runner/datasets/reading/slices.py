@@ -34,9 +34,6 @@ class Slice:
         return max(one[0], two[0]) < min(one[1], two[1])
 
 
-WHOLE = Slice("", "", False)
-
-
 def parse(split: str) -> tuple[str, Slice | None]:
     """The name of the split in the data, and the part of it that is meant; None for the whole."""
     found = _PART.fullmatch(split)

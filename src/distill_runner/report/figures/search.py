@@ -92,17 +92,17 @@ def _score_lines(panel: "Axes", scores: Mapping[float, Sequence[float]], look: M
     panel.plot(places, [median(scores[place]) for place in places], color=look["color"], linestyle="--", linewidth=1)
 
 
-def heat_map(results: Sequence[Result], across: str, down: str = RATE) -> "Figure":
-    """The best score over two hyper-parameters, one panel for each method that has both; all of one task.
+def heat_map(results: Sequence[Result], across: str) -> "Figure":
+    """The best score over the learning rate and another hyper-parameter, one panel for each method that has both.
 
-    A cell tells how many runs its best is chosen from.
+    All of one task. A cell tells how many runs its best is chosen from.
     """
     with style():
         cells: dict[str, dict[tuple[float, float], list[float]]] = {}
         for result in results:
             values = hyper_parameters(result)
-            if across in values and down in values:
-                cell = cells.setdefault(label(result), {}).setdefault((values[down], values[across]), [])
+            if across in values and RATE in values:
+                cell = cells.setdefault(label(result), {}).setdefault((values[RATE], values[across]), [])
                 cell.append(100 * result["score"])
         rows, columns = (sorted({pair[i] for found in cells.values() for pair in found}) for i in (0, 1))
         best = [max(scores) for found in cells.values() for scores in found.values()]
@@ -111,7 +111,7 @@ def heat_map(results: Sequence[Result], across: str, down: str = RATE) -> "Figur
             _heat_panel(panel, found, rows, columns, (min(best), max(best)))
             panel.set_title(method)
             panel.set_xlabel(across)
-        figure.supylabel(down)
+        figure.supylabel(RATE)
         figure.suptitle(f"{results[0]['task']}: best {results[0]['metric']} × 100 of the runs in each cell")
     return figure
 
