@@ -171,3 +171,20 @@ def test_runs_are_drawn_or_refused(
         assert caught.value.code == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.slow
+def test_tokens_are_those_of_the_students_own_folder(
+    finished: MakeRun, tiny_examples: dict[str, Examples], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else has them where the vocabulary was made of the run's corpus."""
+    from distill_runner.analysis.finished import FinishedRun
+    from distill_runner.models import sources
+
+    run = FinishedRun.read(finished("run", "method=rkd"))
+    folder, read, asked = run.pipeline.store.path(run.stage.spec) / "model", sources.read_tokenizer, list[str]()
+    monkeypatch.setattr(sources, "read_tokenizer", lambda source: [asked.append(source), read(source)][1])
+    texts = (column[3] for column in tiny_examples["validation"].texts)
+    expected = AutoTokenizer.from_pretrained(folder)(*texts, truncation=True, max_length=48).tokens()
+    assert run.words(3) == expected
+    assert asked[-1] == str(folder)
