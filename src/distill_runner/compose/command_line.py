@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
             raised.append(error)
 
     _look_at(arguments)
+    # Our launcher/submitit_slurm.yaml has the plugin's name on purpose: the plugin's schema checks it.
+    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
     sys.argv[1:] = arguments  # where Hydra reads them
     application = hydra.main(version_base="1.3", config_path=str(folders.config_folder()), config_name="config")(call)
     try:
