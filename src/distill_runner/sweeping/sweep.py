@@ -44,12 +44,7 @@ def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halvi
         problem = "trains no point, and a sweep is there to train them"
         raise UserError("runtime.targets_only", True, problem, "Leave it out, or run a point alone with it before.")
     log.info("%s", summary(grid))
-    todo = [point for point in grid.points if not _has_ended(point, retry_failed)]
-    for point in todo:
-        if point.error:
-            log.error("%s", point.error)
-            point.fail(str(point.error))
-    todo = _with_shared_stages(grid, launch, [point for point in todo if not point.error])
+    todo = _with_shared_stages(grid, launch, to_train(grid, retry_failed))
     if workers > 1:
         _fill_shared_targets(launch, todo, workers)
     if halving:
@@ -80,6 +75,16 @@ def _launch(launch: Launch, jobs: Sequence[Sequence[str]]) -> None:
         log.exception("the launcher has given up")
 
 
+def to_train(grid: Grid, retry_failed: bool) -> list[GridPoint]:
+    """The points that have not come to their end; those that cannot run are told, and have failed."""
+    todo = [point for point in grid.points if not _has_ended(point, retry_failed)]
+    for point in todo:
+        if point.error:
+            log.error("%s", point.error)
+            point.fail(str(point.error))
+    return [point for point in todo if not point.error]
+
+
 def _has_ended(point: GridPoint, retry_failed: bool) -> bool:
     ended = point.result()["status"]
     return ended == "done" or (ended == "failed" and not retry_failed)
@@ -94,8 +99,7 @@ def _with_shared_stages(grid: Grid, launch: Launch, todo: list[GridPoint]) -> li
         the points that have what they need; the others have failed.
     """
     while shared := [missing for missing in missing_stages(todo) if len(missing.users) > 1]:
-        keys = {missing.stage.key for missing in shared}
-        ready = [missing for missing in shared if not keys & {stage.key for stage in _all_before(missing.stage)}]
+        ready = ready_of(shared)
         log.info("first what several points share: %s", ", ".join(missing.stage.name for missing in ready))
         builders = [grid.point([*missing.builder.overrides, f"stage={missing.stage.name}"]) for missing in ready]
         _launch(launch, [builder.overrides for builder in builders])
@@ -105,6 +109,12 @@ def _with_shared_stages(grid: Grid, launch: Launch, todo: list[GridPoint]) -> li
                     point.fail(f"its {missing.stage.name} failed: {builder.result().get('error')}")
                 todo = [point for point in todo if point not in missing.users]
     return todo
+
+
+def ready_of(missing: Sequence["Missing"]) -> list["Missing"]:
+    """Those that need none of the others."""
+    keys = {found.stage.key for found in missing}
+    return [found for found in missing if not keys & {stage.key for stage in _all_before(found.stage)}]
 
 
 def _fill_shared_targets(launch: Launch, points: Sequence[GridPoint], workers: int) -> None:
@@ -234,8 +244,12 @@ def sweep_folder(root: Path, name: str, points: Sequence[GridPoint]) -> Path:
     return root / f"{name.replace('/', '-')}-{digest}"
 
 
-def finish(grid: Grid, folder: Path, name: str, halving: int | None) -> int:
-    """Print and save the table of all points; returns the exit code, 1 if any of them has not come to its end."""
+def finish(grid: Grid, folder: Path, name: str, halving: int | None, waited: bool = True) -> int:
+    """Print and save the table of all points.
+
+    Returns:
+        the exit code: 1 if a point failed or, where they were waited for, has not come to its end.
+    """
     results = [point.result() for point in grid.points]
     status.write_json(folder / "sweep.json", {"name": name, "points": [_entry(point) for point in grid.points]})
     pictures = write_pictures(results, folder)
@@ -246,7 +260,8 @@ def finish(grid: Grid, folder: Path, name: str, halving: int | None) -> int:
     if run := next((point.run for point in grid.points if point.run), None):
         track_sweep(run.tracker, folder, folder.name, results, text, pictures)
     log.info("tables: %s", folder)
-    return int(any(result["status"] not in ("done", "paused") for result in results))
+    ended = {result["status"] for result in results}
+    return int(bool(ended - {"done", "paused"}) if waited else "failed" in ended)
 
 
 def halving_report(cell: Sequence[GridPoint], factor: int) -> str:

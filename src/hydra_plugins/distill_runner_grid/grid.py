@@ -40,6 +40,7 @@ class GridSweeper(BasicSweeper):
             from distill_runner.sweeping.config import SweepConfig
             from distill_runner.sweeping.plan import show_plan
             from distill_runner.sweeping.points import expand
+            from distill_runner.sweeping.submitting import submit_grid, submitter
             from distill_runner.sweeping.sweep import finish, require_points, run_grid, sweep_folder
 
         assert self.config is not None
@@ -57,18 +58,24 @@ class GridSweeper(BasicSweeper):
         folder = sweep_folder(Path(hydra.sweep.dir).absolute().parent / "sweeps", name, grid.points)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
-        launch = partial(self._launch, folder.name)
         with hub.shared():
-            run_grid(grid, launch, workers, settings.retry_failed, settings.halving)
-        if code := finish(grid, folder, name, settings.halving):
+            if settings.wait:
+                launch = partial(self._launch, folder.name)
+                run_grid(grid, launch, workers, settings.retry_failed, settings.halving)
+            else:
+                submit = submitter(self.launcher, self._of_group(folder.name))
+                submit_grid(grid, submit, folder, settings.retry_failed)
+        if code := finish(grid, folder, name, settings.halving, settings.wait):
             sys.exit(code)
 
     def _launch(self, group: str, jobs: Sequence[Sequence[str]]) -> Sequence[JobReturn]:
-        """Points that are tracked belong to a group of the sweep's name, unless they have one."""
         assert self.launcher is not None
+        return self.launcher.launch([[*job, *self._of_group(group)] for job in jobs], initial_job_idx=0)
+
+    def _of_group(self, group: str) -> list[str]:
+        """Points that are tracked belong to a group of the sweep's name, unless they have one."""
         assert self.config is not None
-        grouped = [f"tracker.group={group}"] if self.config.tracker.get("group", group) is None else []
-        return self.launcher.launch([[*job, *grouped] for job in jobs], initial_job_idx=0)
+        return [f"tracker.group={group}"] if self.config.tracker.get("group", group) is None else []
 
     def _num_workers(self, *names: str) -> int:
         """As far as the launcher says: ``n_jobs`` of joblib on this machine, ``array_parallelism`` of submitit."""

@@ -1,0 +1,113 @@
+"""A sweep that is put into Slurm's queue and left: ``sweep.wait=false``. The same command later tells and goes on."""
+
+import json
+import logging
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from distill_runner.common.errors import UserError
+from distill_runner.pipeline import status
+from distill_runner.sweeping.points import Grid, GridPoint
+from distill_runner.sweeping.sweep import missing_stages, ready_of, summary, to_train
+
+log = logging.getLogger(__name__)
+
+Submit = Callable[[Sequence[Sequence[str]], str | None], Sequence[str]]
+"""Queues a job for each list of overrides, behind the end of an earlier array if one is named; returns their ids."""
+JOBS = "jobs.json"
+
+
+def submit_grid(grid: Grid, submit: Submit, folder: Path, retry_failed: bool) -> None:
+    """Queue every point that is neither done nor queued nor running, behind what several of them share.
+
+    A stage that is shared is a job of its own. Points start when it has ended; where it failed, each tries again.
+
+    Args:
+        folder: of the sweep; ``jobs.json`` there names the job of each point.
+    """
+    log.info("%s", summary(grid))
+    known: dict[str, str] = _read(folder / JOBS)
+    alive = queued_jobs() if known else set()
+    todo = [
+        point
+        for point in to_train(grid, retry_failed)
+        if known.get(point.key) not in alive and point.result()["status"] != "running"
+    ]
+    before = None
+    missing = [found for found in missing_stages(todo) if len(found.users) > 1]
+    while missing:
+        ready = ready_of(missing)
+        log.info("first what several points share: %s", ", ".join(found.stage.name for found in ready))
+        builders = [[*found.builder.overrides, f"stage={found.stage.name}"] for found in ready]
+        before = _array(submit(builders, before))
+        missing = [found for found in missing if found not in ready]
+    if todo:
+        jobs = submit([point.overrides for point in todo], before)
+        for point, job in zip(todo, jobs, strict=True):
+            _queue(point, job)
+        status.write_json(folder / JOBS, known | {point.key: job for point, job in zip(todo, jobs, strict=True)})
+        log.info("queued %d points; the same command tells what has become of them", len(todo))
+
+
+def queued_jobs() -> set[str]:
+    """Ids of this user's jobs that wait or run, an array's one by one.
+
+    Raises:
+        UserError: Slurm does not answer.
+    """
+    try:
+        found = subprocess.run(["squeue", "--me", "-h", "-r", "-o", "%i"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", None) or error
+        raise UserError("sweep.wait", False, f"squeue fails: {why}", "Run it where Slurm's commands are.") from error
+    return set(found.stdout.split())
+
+
+def submitter(launcher: Any, common: Sequence[str]) -> Submit:
+    """Puts jobs into the queue as submitit's Slurm launcher does, and comes back at once.
+
+    Args:
+        launcher: Hydra's, which is what each job calls.
+        common: overrides of every job.
+    Raises:
+        UserError: it is not Slurm's.
+    """
+    if getattr(launcher, "_EXECUTOR", None) != "slurm":
+        remedy = "hydra/launcher=submitit_slurm, or leave out sweep.wait"
+        raise UserError("sweep.wait", False, "needs Slurm's queue", remedy)
+    import submitit
+    from hydra.core.singleton import Singleton
+    from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
+
+    def submit(jobs: Sequence[Sequence[str]], after: str | None) -> list[str]:
+        settings = {key: value for key, value in launcher.params.items() if value is not None}
+        folder, retries = settings.pop("submitit_folder"), settings.pop("max_num_timeout")
+        if after:
+            extra = settings.get("additional_parameters", {})
+            settings["additional_parameters"] = {**extra, "dependency": f"afterany:{after}"}
+        executor = submitit.AutoExecutor(cluster="slurm", folder=folder, slurm_max_num_timeout=retries)
+        shared = BaseQueueConf.__dataclass_fields__
+        executor.update_parameters(**{key if key in shared else f"slurm_{key}": settings[key] for key in settings})
+        number = range(len(jobs))
+        places, ids = ["hydra.sweep.dir"] * len(jobs), [f"job_id_for_{index}" for index in number]
+        state = [Singleton.get_state()] * len(jobs)
+        queued = executor.map_array(launcher, [[*job, *common] for job in jobs], places, number, ids, state)
+        return [job.job_id for job in queued]
+
+    return submit
+
+
+def _queue(point: GridPoint, job: str) -> None:
+    if point.result()["status"] == "not run":  # what is known of one that goes on is worth more
+        status.write(point.folder, "queued", {**point.names, "job": job})
+
+
+def _array(jobs: Sequence[str]) -> str:
+    """The number of the array that all of them are of."""
+    return jobs[0].partition("_")[0]
+
+
+def _read(file: Path) -> dict[str, str]:
+    return dict(json.loads(file.read_text())) if file.exists() else {}

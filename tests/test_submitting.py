@@ -1,0 +1,109 @@
+"""Sweeps that are queued and left: what is put into the queue, behind what, and what the same command finds later."""
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from distill_runner.common.errors import UserError
+from distill_runner.compose.config import RunConfig
+from distill_runner.pipeline import status
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
+from distill_runner.sweeping import submitting
+from distill_runner.sweeping.config import SweepConfig
+from distill_runner.sweeping.points import Grid, GridPoint
+from distill_runner.sweeping.submitting import queued_jobs, submit_grid, submitter
+
+Compose = Callable[..., RunConfig]
+
+
+class Queue:
+    """Slurm's, as far as it is asked: arrays are numbered from 1."""
+
+    def __init__(self) -> None:
+        self.arrays: list[tuple[list[str], str | None]] = []
+        self.alive: set[str] = set()
+
+    def __call__(self, jobs: Sequence[Sequence[str]], after: str | None) -> list[str]:
+        self.arrays.append(([job[-1] for job in jobs], after))
+        ids = [f"{len(self.arrays)}_{number}" for number in range(len(jobs))]
+        self.alive |= set(ids)
+        return ids
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    made = Queue()
+    monkeypatch.setattr(submitting, "queued_jobs", lambda: made.alive)
+    return made
+
+
+@pytest.fixture
+def grid(compose: Compose, tmp_path: Path) -> Grid:
+    """Two students of one chain: teacher, assistant, student."""
+
+    def made(seed: int) -> GridPoint:
+        few = ("assistant.num_layers=3", "student.num_layers=1")
+        run = compose("method=takd", f"store.dir={tmp_path}", f"seed={seed}", *few)
+        stage = resolve(run.stages, "student", "fp32")
+        return GridPoint((f"seed={seed}",), tmp_path / "runs" / str(seed), stage.key, {}, run, stage)
+
+    return Grid(lambda overrides: GridPoint(tuple(overrides), tmp_path, "", {}), [made(1), made(2)])
+
+
+def test_points_wait_for_what_they_share(grid: Grid, queue: Queue, tmp_path: Path) -> None:
+    submit_grid(grid, queue, tmp_path, retry_failed=False)
+    assert queue.arrays == [(["stage=teacher"], None), (["stage=assistant"], "1"), (["seed=1", "seed=2"], "2")]
+    assert [point.result()["status"] for point in grid.points] == ["queued"] * 2
+    assert [point.result()["job"] for point in grid.points] == ["3_0", "3_1"]
+
+
+def test_the_same_command_queues_what_has_left_the_queue(grid: Grid, queue: Queue, tmp_path: Path) -> None:
+    submit_grid(grid, queue, tmp_path, retry_failed=False)
+    submit_grid(grid, queue, tmp_path, retry_failed=False)
+    assert len(queue.arrays) == 3  # all are queued
+    chain = grid.points[0].stage
+    while chain is not None and (chain := chain.teacher):
+        Store(tmp_path).get(chain.spec, lambda folder: None)
+    queue.alive.remove("3_1")  # cancelled
+    submit_grid(grid, queue, tmp_path, retry_failed=False)
+    assert queue.arrays[3:] == [(["seed=2"], None)]
+    jobs = json.loads((tmp_path / "jobs.json").read_text())
+    assert [jobs[point.key] for point in grid.points] == ["3_0", "4_0"]
+
+
+def test_points_that_run_failed_or_are_done_are_left_alone(grid: Grid, queue: Queue, tmp_path: Path) -> None:
+    going, failed = grid.points
+    failed.fail("broken")
+    with status.going(going.folder):
+        status.write(going.folder, "running", going.names)
+        submit_grid(grid, queue, tmp_path, retry_failed=False)
+    assert queue.arrays == []
+    submit_grid(grid, queue, tmp_path, retry_failed=True)  # the first one was killed meanwhile
+    assert queue.arrays[-1][0] == ["seed=1", "seed=2"]
+
+
+def test_other_launchers_have_no_queue() -> None:
+    with pytest.raises(UserError, match=r"sweep\.wait"):
+        submitter(SimpleNamespace(), [])
+
+
+def test_no_slurm_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="squeue"):
+        queued_jobs()
+
+
+def test_jobs_are_read_from_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = subprocess.CompletedProcess([], 0, stdout="2_0\n2_1\n7\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    assert queued_jobs() == {"2_0", "2_1", "7"}
+
+
+def test_halving_needs_scores() -> None:
+    with pytest.raises(UserError, match=r"sweep\.halving"):
+        SweepConfig(wait=False, halving=2)
