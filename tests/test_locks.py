@@ -46,7 +46,7 @@ def test_where_locking_fails_nobody_is_kept_out(tmp_path: Path, monkeypatch: pyt
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
+    monkeypatch.setattr("fcntl.flock", no_locks)
     assert not excludes(tmp_path)
 
 

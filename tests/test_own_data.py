@@ -207,4 +207,6 @@ def test_own_tasks_are_named_by_their_data(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.csv").touch()
-    assert compose("task=custom", f"task.dataset='{dataset}'").stages["student"].task.name == name
+    task = compose("task=custom", f"task.dataset='{dataset}'").stages["student"].task
+    assert task is not None
+    assert task.name == name

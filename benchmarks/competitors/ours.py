@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.competitors import Train
 from benchmarks.setting import BATCH, LR, WEIGHT_DECAY, Setting
-from distill_runner.models import encoders
+from distill_runner.models.extract import extract
 from distill_runner.training import train as train_module
 from distill_runner.training.config import Optim, Precision, Runtime
 from distill_runner.training.data import TaskData
@@ -22,7 +22,7 @@ def make(
     setting: Setting, dtype: torch.dtype = torch.float32, precision: Precision = "fp32", compiled: bool = False
 ) -> Train:
     if compiled:
-        setattr(train_module, "extract", torch.compile(encoders.extract, dynamic=True))  # noqa: B010
+        setattr(train_module, "extract", torch.compile(extract, dynamic=True))  # noqa: B010
     device, tokens = Device.of(setting.device, precision), setting.tokens()
     data = TaskData(setting.task, tokens, {}, device)
     targets: TeacherTargets = setting.targets(device)
