@@ -78,7 +78,7 @@ def test_tables_compare_round_by_round(setting: Setting) -> None:
     assert last.startswith("| fast | 40.0 | 3.00 | 2.00 to 5.00 |")
     assert last.endswith("| 50 MiB | 1e-01 |")
     assert summary([(setting, [slow, fast])]).splitlines() == [
-        "| ratio | custom, 2 layers |",
+        f"| ratio | {setting.task.name}, 2 layers |",
         "| --- | ---: |",
         "| slow | 1.00 |",
         "| fast | 3.00 |",
