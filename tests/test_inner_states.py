@@ -183,7 +183,7 @@ def test_tokens_are_those_of_the_students_own_folder(
 
     run = FinishedRun.read(finished("run", "method=rkd"))
     folder, read, asked = run.pipeline.store.path(run.stage.spec) / "model", sources.read_tokenizer, list[str]()
-    monkeypatch.setattr(sources, "read_tokenizer", lambda source: [asked.append(source), read(source)][1])
+    monkeypatch.setattr(sources, "read_tokenizer", lambda source: (asked.append(source), read(source))[1])  # type: ignore[func-returns-value]
     texts = (column[3] for column in tiny_examples["validation"].texts)
     expected = AutoTokenizer.from_pretrained(folder)(*texts, truncation=True, max_length=48).tokens()
     assert run.words(3) == expected
