@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from distill_runner.common.errors import UserError, nearest
-from distill_runner.common.schema import typed
 from distill_runner.compose.folders import config_dir
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ def typed_run(
     Raises:
         UserError: a value that the schema refuses.
     """
+    from distill_runner.common.schema import typed  # pydantic, which help and completion do without
     from distill_runner.compose.config import RunConfig
 
     if resolved is None:
