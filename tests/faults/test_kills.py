@@ -190,8 +190,8 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
     place.mkdir()
     what, number = request.param
     mount = ["mount", "-t", "tmpfs", "-o", f"{what}={number}", "none", str(place)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("file systems can be mounted by root alone")
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here: that takes root")
     yield place
     subprocess.run(["umount", str(place)], check=True)
 
