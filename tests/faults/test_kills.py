@@ -289,25 +289,32 @@ def test_a_sweep_that_is_killed_ends_with_the_same_table(
     command: tuple[str, ...], tmp_path: Path, tally: Counter[str]
 ) -> None:
     """With all its workers and points, at random moments."""
-    sweep = ("-m", *command, "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    script = [sys.executable, "-m", "distill_runner.cli", "-m", *command, "seed=1,2"]
+    script += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     rng, folder, whole = random.Random(2), tmp_path / "killed", tmp_path / "whole"
     folder.mkdir()
     whole.mkdir()
-    started = time.monotonic()
-    assert forked.run(whole, sweep).code == 0
-    seconds = time.monotonic() - started
+
+    def started(place: Path) -> subprocess.Popen[bytes]:
+        with (place / "said.txt").open("wb") as said:
+            options: dict[str, Any] = {"stdout": said, "stderr": said, "start_new_session": True}
+            return subprocess.Popen(script, cwd=place, env=forked.environment(), **options)
+
+    begin = time.monotonic()
+    assert started(whole).wait(3 * forked.PATIENCE) == 0
+    seconds = time.monotonic() - begin
     for _ in range(KILLS_OF_SWEEPS):
-        process = forked.start(folder, sweep)
-        process.join(rng.uniform(0.3, 1.0) * seconds)
-        if process.exitcode is not None:
-            assert process.exitcode == 0, (folder / "said.txt").read_text()
+        sweep = started(folder)
+        try:
+            assert sweep.wait(rng.uniform(0.3, 1.0) * seconds) == 0, (folder / "said.txt").read_text()
             shutil.rmtree(folder / "outputs")
-            continue
-        forked.kill(process)
-        tally["kills"] += 1
-        assert half_trusted(folder) == []
-    ended = forked.run(folder, sweep)
-    assert ended.code == 0, ended.text
+        except subprocess.TimeoutExpired:
+            os.killpg(sweep.pid, signal.SIGKILL)
+            sweep.wait()
+            forked.wait_until(lambda sweep=sweep: not _group(sweep.pid))  # type: ignore[misc]
+            tally["kills"] += 1
+            assert half_trusted(folder) == []
+    assert started(folder).wait(3 * forked.PATIENCE) == 0, (folder / "said.txt").read_text()
     same = scores(folder) == scores(whole)
     tally["lost or changed"] += not same
     assert same
