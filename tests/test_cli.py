@@ -586,16 +586,15 @@ def test_an_unreachable_hub_is_told_at_once(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(workplace / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     hub.forget()
-    start = time.monotonic()
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
     ended = distill_run(workplace, *inputs, f"{key}=nobody/nothing")
     hub.forget()
     assert ended.code == 1
     assert f"{key}=nobody/nothing: " in ended.err
     assert "the hub cannot be reached (ConnectError" in ended.err
     assert "Retrying" not in ended.err
-    assert time.monotonic() - start < 20, (
-        "seconds on a machine at rest; its libraries alone would retry for half a minute"
-    )
+    assert sum(waited) < 5, "the libraries alone would wait for half a minute between their tries"
 
 
 def test_a_package_that_is_not_installed_is_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

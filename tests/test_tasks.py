@@ -527,16 +527,16 @@ def test_absent_mismatched_split_and_its_remedy(tmp_path: Path) -> None:
 
 
 def test_unreachable_hub_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets  # noqa: F401  (its import is not what is timed)
-    import huggingface_hub
+    from huggingface_hub import constants
 
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     write(tmp_path / "glue/cola/train.parquet", SENTENCES)
     monkeypatch.setenv("DISTILL_DATA_DIR", str(tmp_path))
-    start = time.monotonic()
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
     message = refusal(lambda: shipped("rte").examples("train"))
-    assert time.monotonic() - start < 8
+    assert sum(waited) < 5
     assert "the hub cannot be reached (ConnectError" in message
     assert f"{tmp_path / 'glue'} (DISTILL_DATA_DIR) has no rte/" in message
     assert "task.dataset=<folder with rte/>" in message
