@@ -14,7 +14,7 @@ import pytest
 
 from command import distill_run
 from distill_runner.commands.export import export_run
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import Unavailable, UserError
 from distill_runner.deploy.measure import PaddedTexts, running_costs
 from distill_runner.deploy.report import HEADING, put_into
 from distill_runner.report.model_card import licensed
@@ -179,6 +179,22 @@ def test_a_push_uploads_model_card_and_onnx(exported: Path, hub: type[Hub], monk
     (commit,) = [body for path, body in hub.seen if "/commit/" in path]
     paths = {json.loads(line)["value"].get("path") for line in commit.splitlines() if b'"file"' in line}
     assert {"README.md", "config.json", "model.safetensors", "onnx/model.onnx", "tokenizer.json"} <= paths
+
+
+def test_a_push_without_a_network_says_what_is_written(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+    from huggingface_hub import HfApi
+
+    from distill_runner.commands import export
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9", token="hf_none"))
+    folder = exported / "model"
+    with pytest.raises(Unavailable) as told:
+        export._push(folder, "me/student")
+    problem, remedy = str(told.value).splitlines()
+    assert problem.startswith("--push=me/student: the hub cannot be reached")
+    assert remedy.endswith(f"hf upload me/student {folder}")
 
 
 def test_the_card_names_labels_and_licence(exported: Path) -> None:

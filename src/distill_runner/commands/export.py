@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distill_runner.commands.arguments import Parser, ended
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import Unavailable, UserError
 from distill_runner.deploy import openvino
 from distill_runner.deploy.measure import Engine, PaddedTexts, running_costs
 from distill_runner.deploy.onnx import FOLDER, PLAIN, OnnxEngine, TorchEngine, export, quantise, require_onnx
@@ -182,7 +182,8 @@ def _push(folder: Path, name: str) -> str:
     """Upload the folder as a model of the hub; where it then is.
 
     Raises:
-        UserError: the hub refuses it, or cannot be reached.
+        Unavailable: the hub cannot be reached.
+        UserError: the hub refuses it.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -192,7 +193,10 @@ def _push(folder: Path, name: str) -> str:
     try:
         api.create_repo(name, exist_ok=True)
         commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message="A distilled student")
-    except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
+    except httpx.TransportError as error:
+        remedy = f"Everything is written to {folder}. Check the network, then: hf upload {name} {folder}"
+        raise Unavailable("--push", name, f"the hub cannot be reached ({error})", remedy) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
         problem = f"cannot be uploaded: {str(error).splitlines()[0]}"
         raise UserError("--push", name, problem, "Log in first (hf auth login), or set HF_TOKEN.") from error
     return f"uploaded: {commit.commit_url if hasattr(commit, 'commit_url') else name}"
