@@ -219,5 +219,5 @@ def _of_data(stage: Stage) -> Iterator[str]:
             yield f"{name}: {reading.text} ({reading.source})"
     if teacher := stage.first_teacher:
         yield f"teacher.seed={teacher.config.seed}: one teacher for all students"
-    on = stage.config.task.select_on if stage.config.task else "text"
-    yield f"select={stage.config.select}: by the first metric on {on}"
+    if stage.config.task:
+        yield f"task.select_on={stage.config.task.select_on}: the split whose first metric selects"
