@@ -489,6 +489,13 @@ def test_optimisers_that_there_are_not_are_refused(fields: dict[str, Any], messa
         typed(Optim, {"lr": 1, "batch_size": 1, "epochs": 1} | fields, "optim.")
 
 
+def test_few_updates_are_told_unless_they_are_asked_for(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    make(max_steps=5)
+    assert "are few" not in caplog.text
+    make(epochs=2, batch_size=8)
+    assert "16 updates in all are few" in caplog.text
+
+
 @pytest.mark.parametrize("schedule", ["linear", "constant", "cosine", "steps"])
 def test_max_steps_ends_training_and_the_schedule_spans_it(make: Make, schedule: str) -> None:
     rows: Logged = []

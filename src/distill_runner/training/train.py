@@ -31,6 +31,7 @@ from distill_runner.training.parts import Learner, Machine, Procedure, Record
 log = logging.getLogger(__name__)
 
 CHECKPOINT, EPOCH, PREDICTIONS = "checkpoint.pt", "epoch-{}", "predictions-{}.npy"
+FEW_STEPS = 100  # a fine-tuned encoder has seldom left the majority class by then
 
 
 def fit(training: "Training") -> History:
@@ -91,6 +92,8 @@ class Training:
             log.info("resuming after step %d, in epoch %d", self.history.step, self.history.epoch + 1)
         self.per_epoch = math.ceil(len(self.data) / self.optim.batch_size)
         self.num_steps = self.optim.num_steps(self.per_epoch)
+        if not self.history.step and self.optim.max_steps is None and 0 < self.num_steps < FEW_STEPS:
+            log.warning("%d updates in all are few to learn from: try more epochs or a higher lr", self.num_steps)
         self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, record.report)
         self.saved = time.monotonic()
 
