@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from distill_runner.pipeline.planning import fillable
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
-from distill_runner.sweeping import estimate
+from distill_runner.sweeping import estimate, isolation
 from distill_runner.sweeping.conditions import holds
 from distill_runner.sweeping.halving import replay, rungs, survivors
 from distill_runner.sweeping.points import Grid, GridPoint
@@ -54,6 +55,14 @@ class Exits(HardLabels):
 class Kills(HardLabels):
     def forward(self, *_):
         os.kill(os.getpid(), signal.SIGKILL)
+
+class KillsServer(HardLabels):
+    def forward(self, *arguments):
+        if os.getppid() == self.server:
+            os.kill(self.server, signal.SIGTERM)
+        return super().forward(*arguments)
+
+    server = os.getppid()  # that points are forked from, when one imports this
 """
 SOUND = "hard_labels"
 
@@ -433,6 +442,32 @@ def test_faults_of_points_leave_the_others_alone(tmp_path: Path, sweep: Sweep, a
     mended = run(*grid, "sweep.retry_failed=true")
     assert mended.code == 1
     assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"failed": 2, "done": 2}
+
+
+@pytest.mark.slow
+def test_a_point_outlives_its_server(tmp_path: Path, sweep: Sweep) -> None:
+    ended = sweep("method=nkd", "seed=1,2", "method.terms.ce.term=faults.KillsServer", "optim.epochs=2")
+    assert ended.code == 0, ended.err
+    assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"done": 2}
+
+
+@pytest.mark.parametrize(("failures", "raised"), [(2, False), (isolation.STARTS, True)])
+def test_a_server_that_ends_is_replaced(
+    failures: int, raised: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As under Slurm, which asks all processes of a job to end before it queues the job again."""
+    left = iter([True] * failures + [False])
+
+    class Process(SimpleNamespace):
+        def start(self) -> None:
+            if next(left):
+                raise EOFError("unexpected EOF")
+
+    monkeypatch.setattr("multiprocessing.Process", Process)
+    monkeypatch.setattr(isolation, "SECONDS_BETWEEN_LOOKS", 0)
+    with pytest.raises(EOFError) if raised else nullcontext():
+        isolation._started()
+    assert len(caplog.messages) == failures - raised
 
 
 @pytest.mark.slow

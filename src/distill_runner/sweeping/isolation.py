@@ -6,8 +6,10 @@ The processes are forked from a server that is ``warm``; a point starts in a ten
 import logging
 import multiprocessing
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill_runner.common.disk import when_full
 from distill_runner.common.errors import Paused, TrainingError, UserError, exit_cause, message_and_exit_code
-from distill_runner.common.orphans import end_with_parent
+from distill_runner.common.orphans import SECONDS_BETWEEN_LOOKS, end_with_parent
 from distill_runner.pipeline import status
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 RunFunction = Callable[[DictConfig], Mapping[str, Any]]
 FAILED, ENDED, INTERRUPTED = 1, 3, 130
 """Exit codes of points. One that has come to its end says so: code 0 is that of a process that something else ended."""
+SERVER_GONE = 255
+"""What multiprocessing has for the exit code of a process whose server has ended."""
+STARTS = 5
 GRACE_SECONDS = 3.0
 """On Ctrl-C a sweep is gone while its points, which got the signal too, still save: a second one would hurt."""
 
@@ -46,10 +51,10 @@ def run_apart(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str
         _end_with_sweep()
     multiprocessing.set_start_method("forkserver", force=True)  # joblib's own method, which it sets, is not known there
     multiprocessing.set_forkserver_preload([preload])
-    process = multiprocessing.Process(target=_apart, args=(run, config, _plain(HydraConfig.instance().cfg)))
-    process.start()
+    process = _started(run, config, _plain(HydraConfig.instance().cfg))
     try:
         process.join()
+        _wait_for_orphan(process, folder)
     except KeyboardInterrupt:
         process.join()
         raise
@@ -62,6 +67,30 @@ def run_apart(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str
         log.error("%s", error)
         status.write(folder, "failed", found or {}, error)
     return status.read(folder) or {"status": "planned"}
+
+
+def _started(*arguments: Any) -> BaseProcess:
+    """A process that is forked from the server. One that ends meanwhile is replaced.
+
+    Slurm, before it ends a job that it will queue again, asks all of its processes to end, and the server does at once.
+    """
+    for trials_left in reversed(range(STARTS)):
+        process = multiprocessing.Process(target=_apart, args=arguments)
+        try:
+            process.start()
+            break
+        except (EOFError, ConnectionError):
+            if not trials_left:
+                raise
+            log.warning("the server that points are forked from was ended from outside: starting another one")
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    return process
+
+
+def _wait_for_orphan(process: BaseProcess, folder: Path) -> None:
+    """A point whose server has ended tells nobody that it has, and goes on."""
+    while process.exitcode == SERVER_GONE and (status.read(folder) or {}).get("status") == "running":
+        time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def _plain(config: Any) -> Any:
