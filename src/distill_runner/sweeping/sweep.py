@@ -71,6 +71,8 @@ def _launch(launch: Launch, jobs: Sequence[Sequence[str]]) -> None:
     try:
         for job in launch(jobs) if jobs else []:
             _ = job.return_value  # raises what the job did
+    except UserError:
+        raise
     except Exception:
         log.exception("the launcher has given up")
 

@@ -1,0 +1,1 @@
+"""The Ray launcher of distill-run, found by Hydra through the namespace package ``hydra_plugins``."""

@@ -1,0 +1,154 @@
+"""``hydra/launcher=ray``: points as tasks of a Ray cluster. One whose node dies runs again on another node."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+from distill_runner.common.errors import UserError
+
+log = logging.getLogger(__name__)
+
+HANDED_ON = ("DISTILL_", "HF_", "PYTHONPATH", "WANDB_")
+"""Beginnings of environment variables that nodes get from the sweep: a node's own are those of its ``ray start``."""
+SECONDS_BETWEEN_LOOKS = 5.0
+
+
+@dataclass
+class RayLauncherConf:
+    """See docs/clusters.md.
+
+    Args:
+        address: of the cluster, as ``ray.init`` takes it: ``host:port``; ``auto``, the one that this machine is of;
+            ``local``, a new one of this machine alone; None, RAY_ADDRESS, or ``auto``, or else ``local``.
+        num_cpus: that a point takes, and its number of threads unless ``runtime.threads`` says another.
+        num_gpus: that a point takes; a fraction shares one.
+        max_retries: how often a point runs again whose node or worker has died.
+    """
+
+    _target_: str = "hydra_plugins.distill_runner_ray.launcher.RayLauncher"
+    address: str | None = None
+    num_cpus: int = 1
+    num_gpus: float = 0
+    max_retries: int = 100
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayLauncherConf, provider="distill-run")
+
+
+class RayLauncher(Launcher):
+    """See ``RayLauncherConf``."""
+
+    def __init__(self, address: str | None, num_cpus: int, num_gpus: float, max_retries: int) -> None:
+        self.address = address
+        self.needs = {"CPU": num_cpus, "GPU": num_gpus}
+        self.max_retries = max_retries
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """
+        Raises:
+            UserError: Ray is not installed.
+        """
+        if find_spec("ray") is None:
+            raise UserError("hydra/launcher", "ray", "Ray is not installed", "pip install 'distill-run[ray]'")
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run one task for each list of overrides; those that their nodes took along for good are told and left out.
+
+        Raises:
+            UserError: there is no such cluster.
+        """
+        ray = self._cluster
+        hydra = (self.hydra_context, self.config, self.task_function, Singleton.get_state())
+        place = (os.getcwd(), {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)})
+        shared = ray.put((hydra, place))  # once for all tasks
+        options = {"num_cpus": self.needs["CPU"], "num_gpus": self.needs["GPU"], "max_retries": self.max_retries}
+        task = ray.remote(**options)(_run)
+        numbered = enumerate(job_overrides, start=initial_job_idx)
+        tasks = [task.remote(shared, number, list(overrides)) for number, overrides in numbered]
+        log.info("%d tasks for Ray on %d nodes", len(tasks), len(_alive(ray)))
+        try:
+            _watch(ray, tasks)
+        except KeyboardInterrupt:
+            for one in tasks:
+                ray.cancel(one, force=True)  # a point whose worker has gone saves what it has and ends
+            raise
+        return [ended for one in tasks if (ended := _result(ray, one)) is not None]
+
+    @cached_property
+    def _cluster(self) -> Any:
+        """Ray, connected."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster of our own, which would tell its makers
+        import ray
+
+        try:
+            ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            remedy = "Give host:port of a cluster (ray start --head), or local for one of this machine alone."
+            raise UserError("hydra.launcher.address", self.address, reason, remedy) from error
+        if not any(
+            all(node.get(kind, 0) >= need for kind, need in self.needs.items()) for node in _alive(ray).values()
+        ):
+            log.warning("no node has %s: points wait until one comes", self.needs)
+        return ray
+
+
+def _run(shared: tuple[Any, Any], number: int, overrides: list[str]) -> JobReturn:
+    """On a node: what Hydra's own launcher does for a job."""
+    (hydra_context, config, task_function, singletons), (folder, environment) = shared
+    os.chdir(folder)
+    os.environ.update(environment)
+    setup_globals()
+    Singleton.set_state(singletons)
+    job = hydra_context.config_loader.load_sweep_config(config, overrides)
+    with open_dict(job):
+        job.hydra.job.id = job.hydra.job.num = number
+    HydraConfig.instance().set_config(job)
+    return run_job(
+        hydra_context=hydra_context,
+        task_function=task_function,
+        config=job,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )
+
+
+def _watch(ray: Any, tasks: Sequence[Any]) -> None:
+    """Until all have ended; tells how many have, and which nodes have gone or come."""
+    nodes, waiting = _alive(ray), list(tasks)
+    while waiting:
+        ended, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=SECONDS_BETWEEN_LOOKS)
+        if ended:
+            log.info("%d of %d tasks have ended", len(tasks) - len(waiting), len(tasks))
+        before, nodes = nodes, _alive(ray)
+        for gone in before.keys() - nodes.keys():
+            log.warning("node %s has gone: its points run again on other nodes, %d are left", gone[:8], len(nodes))
+        for new in nodes.keys() - before.keys():
+            log.info("node %s has come: there are %d", new[:8], len(nodes))
+
+
+def _alive(ray: Any) -> dict[str, Mapping[str, float]]:
+    """What each node has, by its id."""
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+def _result(ray: Any, task: Any) -> JobReturn | None:
+    try:
+        found: JobReturn = ray.get(task)
+        return found
+    except ray.exceptions.RayError as error:
+        log.error("a point was given up: %s", str(error).splitlines()[0])
+        return None
