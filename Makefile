@@ -69,8 +69,8 @@ bench-gpu: $(READY) ## time trainings that share a GPU
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 faults: export FAULTS = long
-faults: $(READY) ## the campaign of faults: kills, flips, full disks, hubs and wrong inputs (an hour)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/faults $(ARGS)
+faults: $(READY) ## the campaign of faults: kills, flips, full disks, hubs and wrong inputs (half an hour)
+	$(PYTEST) tests/faults $(ARGS)
 
 clean: ## remove caches and build products; the environment and outputs/ stay
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
