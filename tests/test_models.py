@@ -16,7 +16,8 @@ from distill_runner.models.build import build, count_parameters
 from distill_runner.models.config import Init, ModelConfig, chosen_layers
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.head import LANGUAGE_MODEL
-from distill_runner.models.sources import read_config, read_shape, resolved_source, source_fingerprint
+from distill_runner.models.source_config import read_config, read_shape
+from distill_runner.models.sources import resolved_source, source_fingerprint
 from families import FAMILIES, config_of
 
 TASK = make_task(

@@ -33,9 +33,9 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping import estimate, isolation
 from distill_runner.sweeping.conditions import holds
-from distill_runner.sweeping.halving import replay, rungs, survivors
+from distill_runner.sweeping.halving import by_cell, replay, rungs, survivors
 from distill_runner.sweeping.points import Grid, GridPoint
-from distill_runner.sweeping.sweep import _cells, missing_stages, run_grid
+from distill_runner.sweeping.sweep import missing_stages, run_grid
 from fake_results import failed
 
 Compose = Callable[..., RunConfig]
@@ -151,7 +151,13 @@ def test_halving_compares_points_that_differ_in_the_students_own_settings_alone(
     ]
     described: list[dict[str, Any]] = [failed(seed=1, settings={**known, **change}) for change in changes]
     points = [GridPoint((), Path(), "0a1b", names, stage=stage) for names in described]
-    assert [[points.index(point) for point in cell] for cell in _cells(points).values()] == [[0, 1], [2], [3], [4], [5]]
+    assert [[points.index(point) for point in cell] for cell in by_cell(points).values()] == [
+        [0, 1],
+        [2],
+        [3],
+        [4],
+        [5],
+    ]
 
 
 def test_a_run_whose_process_is_gone_reads_killed(tmp_path: Path) -> None:

@@ -16,35 +16,17 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, Literal
+from typing import Any
 
 from distill_runner.common import large_files
-from distill_runner.common.errors import Unavailable, UserError, brief, causes
+from distill_runner.common.hub_errors import Kind, NotThere, is_offline, meaning
 from distill_runner.common.terminal import Fetching
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["model", "dataset"]
-WORDS: dict[Kind, str] = {"model": "model", "dataset": "data set"}
 PINS = "DISTILL_HUB_COMMITS"
 """Environment variable of the commits that a sweep has resolved, for the processes of its points."""
 SECONDS_TO_ANSWER = 10.0
-
-
-class NotThere(Exception):
-    """Why files of the hub cannot be had, in a user's words.
-
-    Args:
-        network: whether it is no mistake of the user's, and may be otherwise later.
-    """
-
-    def __init__(self, problem: str, remedy: str = "", network: bool = False) -> None:
-        self.problem, self.remedy, self.network = problem, remedy, network
-        super().__init__(problem)
-
-    def of(self, key: str, value: Any, remedy: str) -> UserError:
-        """The same of a configuration key; ``remedy`` where there is no better one."""
-        return (Unavailable if self.network else UserError)(key, value, self.problem, self.remedy or remedy)
 
 
 @dataclass(frozen=True)
@@ -126,8 +108,8 @@ def _ask(kind: Kind, name: str, revision: str) -> Commit:
         connect()
         info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=SECONDS_TO_ANSWER)
     except Exception as error:
-        why = _why(error, kind, name, revision)
-        if known is None or not (why.network or _is_offline(error)):
+        why = meaning(error, kind, name, revision)
+        if known is None or not (why.network or is_offline(error)):
             raise why from error
         if why.network:
             log.warning("%s: %s; taken as it was fetched before, at commit %s", name, why.problem, known[:8])
@@ -168,9 +150,9 @@ def fetch(of: Commit, patterns: Sequence[str], revision: str | None = None) -> P
         log.warning("what has been fetched is kept in %s: the same command goes on from there", of.folder.parents[1])
         raise
     except Exception as error:
-        if of.folder.is_dir() and _is_offline(error) and names(of) is None:
+        if of.folder.is_dir() and is_offline(error) and names(of) is None:
             return of.folder  # fetched by another program, which kept no list of its files
-        raise _why(error, of.kind, of.name, revision) from error
+        raise meaning(error, of.kind, of.name, revision) from error
     if revision and revision != of.sha:
         _remember(of, revision)
     return folder
@@ -245,40 +227,3 @@ def connect() -> None:
     hub_logging.set_verbosity(logging.CRITICAL)
     for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
-
-
-def _is_offline(error: BaseException) -> bool:
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    return any(isinstance(cause, OfflineModeIsEnabled) for cause in causes(error))
-
-
-def _why(error: Exception, kind: Kind, name: str, revision: str | None) -> NotThere:
-    """What an error of the hub's libraries means."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    if isinstance(error, NotThere):
-        return error
-    for cause in causes(error):
-        if isinstance(cause, GatedRepoError):
-            remedy = f"Accept them at https://huggingface.co/{'datasets/' * (kind == 'dataset')}{name}: hf auth login"
-            return NotThere("is gated: the hub gives it to those who have accepted its terms", remedy)
-        if isinstance(cause, RevisionNotFoundError):
-            return NotThere(f"has no revision '{revision}'", "Its branches, tags and commits are on the hub's page.")
-        if isinstance(cause, RepositoryNotFoundError | HFValidationError):
-            return NotThere(f"neither a folder here nor a {WORDS[kind]} on the hub")
-        if isinstance(cause, OSError) and cause.errno in (28, 122):
-            raise cause
-        if isinstance(cause, HfHubHTTPError):
-            status = cause.response.status_code
-            busy = " (its limit of requests is reached)" if status == 429 else ""
-            return NotThere(f"the hub answers {status}{busy}", "The same command later goes on from here.", True)
-    if _is_offline(error):
-        return NotThere("not downloaded before, and HF_HUB_OFFLINE forbids asking the hub")
-    return NotThere(f"the hub cannot be reached ({brief(error)})", network=True)

@@ -11,7 +11,8 @@ from distill_runner.common.errors import UserError
 from distill_runner.models.config import Init, ModelConfig, chosen_layers
 from distill_runner.models.head import Head
 from distill_runner.models.images import reads_images
-from distill_runner.models.sources import load, read_config
+from distill_runner.models.source_config import read_config
+from distill_runner.models.sources import load
 
 
 def build(model: ModelConfig, head: Head, vocab_size: int | None = None) -> PreTrainedModel:

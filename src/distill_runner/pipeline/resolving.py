@@ -13,7 +13,8 @@ from distill_runner.common.errors import UserError, nearest, within
 from distill_runner.methods.base import Method
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
-from distill_runner.models.sources import read_shape, read_tokenizer
+from distill_runner.models.source_config import read_shape
+from distill_runner.models.sources import read_tokenizer
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.stage_data import CORPUS
 from distill_runner.pipeline.stages import STAGE, Stage

@@ -13,7 +13,8 @@ from distill_runner.models.config import ModelConfig
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.head import LANGUAGE_MODEL, PRE_TRAINING, Head
-from distill_runner.models.sources import fresh_architecture, source_fingerprint
+from distill_runner.models.source_config import fresh_architecture
+from distill_runner.models.sources import source_fingerprint
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.stage_data import SCHEMA, StageData
 from distill_runner.pipeline.store import Spec, key_of

@@ -3,10 +3,21 @@
 A point that is left out is paused, not lost: the same sweep without halving takes it up where it stopped.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
+from distill_runner.common.errors import UserError
+from distill_runner.report.cells import label
+from distill_runner.report.row_keys import row_keys
+from distill_runner.sweeping.points import GridPoint
+
+log = logging.getLogger(__name__)
+
+Train = Callable[[Sequence[Sequence[str]]], None]
+"""Runs one job for each list of overrides."""
 Scores = Sequence[float]
 """Of a point after each of its epochs."""
 ROUNDS = 2
@@ -57,3 +68,59 @@ def replay(scores: Mapping[str, Scores], factor: int) -> Outcome:
         max(max(values) for values in left.values()),
         max(max(values) for values in scores.values()),
     )
+
+
+def by_cell(points: Sequence[GridPoint]) -> dict[tuple[Any, ...], list[GridPoint]]:
+    """Points that differ in the student's own hyper-parameters alone: those of one cell of the table."""
+    known = [(point, point.stage.shape) for point in points if point.stage is not None]
+    found: dict[tuple[Any, ...], list[GridPoint]] = {}
+    # As if none had run: what a result knows in addition is no difference between points.
+    names = [key.name for key in row_keys([{**point.names, "status": "planned"} for point, _ in known])]
+    for (point, shape), name in zip(known, names, strict=True):
+        found.setdefault((point.names["task"], name, shape), []).append(point)
+    return found
+
+
+def halve(cells: Iterable[list[GridPoint]], todo: list[GridPoint], train: Train, factor: int) -> list[GridPoint]:
+    """Train the points of each cell up to its rungs; returns those of ``todo`` that are to be trained to the end."""
+    left = [[point for point in cell if point in todo or point.result()["status"] == "done"] for cell in cells]
+    for number in range(ROUNDS):
+        here = [(cell, rungs(_num_epochs(cell[0]), factor)[number]) for cell in left if cell]
+        going = [(point, rung) for cell, rung in here for point in cell if len(scores_of(point)) < rung]
+        train([(*point.overrides, f"runtime.pause_after={rung}") for point, rung in going])
+        left = [_survivors(cell, rung, factor) for cell, rung in here]
+    kept = [point for cell in left for point in cell]
+    return [point for point in todo if point in kept]
+
+
+def _survivors(cell: list[GridPoint], rung: int, factor: int) -> list[GridPoint]:
+    kept = survivors({point.key: scores_of(point) for point in cell}, rung, factor)
+    log.info("%s: %d of %d points go on after epoch %d", label(cell[0].names), len(kept), len(cell), rung)
+    return [point for point in cell if point.key in kept]
+
+
+def _num_epochs(point: GridPoint) -> int:
+    assert point.stage is not None
+    if (epochs := point.stage.config.optim.epochs) is None:
+        raise UserError(
+            "sweep.halving", None, "compares points by epochs, and optim.epochs is null", "Set optim.epochs."
+        )
+    return epochs
+
+
+def scores_of(point: GridPoint) -> Scores:
+    """By the first metric, after each epoch that the point has been trained for."""
+    return [next(iter(metrics.values())) for metrics in point.result().get("history", [])]
+
+
+def halving_report(cell: Sequence[GridPoint], factor: int) -> str:
+    """What halving saves on a cell, and on one that is known to the end also what it loses."""
+    scores = {point.key: scores_of(point) for point in cell if scores_of(point)}
+    head = f"halving by {factor}, {label(cell[0].names)} on {cell[0].names['task']}"
+    if all(point.result()["status"] == "done" for point in cell):
+        outcome = replay(scores, factor)
+        saved = 1 - outcome.trained / outcome.total
+        found = f"best {100 * outcome.best:.2f} of {100 * outcome.best_of_all:.2f}"
+        return f"{head}: {outcome.trained} of {outcome.total} epochs ({100 * saved:.0f} % saved), {found}"
+    trained, total = sum(map(len, scores.values())), sum(map(_num_epochs, cell))
+    return f"{head}: {trained} of {total} epochs trained ({100 * (1 - trained / total):.0f} % saved)"

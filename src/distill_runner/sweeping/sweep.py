@@ -3,8 +3,9 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,9 @@ from distill_runner.pipeline import status
 from distill_runner.pipeline.planning import fillable
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store, key_of
-from distill_runner.report.cells import label
 from distill_runner.report.figures import write_pictures
-from distill_runner.report.row_keys import row_keys
 from distill_runner.report.write import write_report
-from distill_runner.sweeping.halving import ROUNDS, Scores, replay, rungs, survivors
+from distill_runner.sweeping.halving import by_cell, halve, halving_report
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.tracking import track_sweep
 
@@ -48,7 +47,7 @@ def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halvi
     if workers > 1:
         _fill_shared_targets(launch, todo, workers)
     if halving:
-        todo = _halve(_cells(grid.points).values(), todo, launch, halving)
+        todo = halve(by_cell(grid.points).values(), todo, partial(_launch, launch), halving)
     _launch(launch, [point.overrides for point in todo])
 
 
@@ -188,49 +187,6 @@ def is_built(point: GridPoint, stage: Stage) -> bool:
     return Store(point.run.store.dir).has(stage.spec)
 
 
-def _cells(points: Sequence[GridPoint]) -> dict[tuple[Any, ...], list[GridPoint]]:
-    """Points that differ in the student's own hyper-parameters alone: those of one cell of the table."""
-    known = [(point, point.stage.shape) for point in points if point.stage is not None]
-    cells: dict[tuple[Any, ...], list[GridPoint]] = {}
-    # As if none had run: what a result knows in addition is no difference between points.
-    names = [key.name for key in row_keys([{**point.names, "status": "planned"} for point, _ in known])]
-    for (point, shape), name in zip(known, names, strict=True):
-        cells.setdefault((point.names["task"], name, shape), []).append(point)
-    return cells
-
-
-def _halve(cells: Iterable[list[GridPoint]], todo: list[GridPoint], launch: Launch, factor: int) -> list[GridPoint]:
-    """Train the points of each cell up to its rungs; returns those of ``todo`` that are to be trained to the end."""
-    left = [[point for point in cell if point in todo or point.result()["status"] == "done"] for cell in cells]
-    for number in range(ROUNDS):
-        here = [(cell, rungs(_num_epochs(cell[0]), factor)[number]) for cell in left if cell]
-        going = [(point, rung) for cell, rung in here for point in cell if len(scores_of(point)) < rung]
-        _launch(launch, [(*point.overrides, f"runtime.pause_after={rung}") for point, rung in going])
-        left = [_survivors(cell, rung, factor) for cell, rung in here]
-    kept = [point for cell in left for point in cell]
-    return [point for point in todo if point in kept]
-
-
-def _survivors(cell: list[GridPoint], rung: int, factor: int) -> list[GridPoint]:
-    kept = survivors({point.key: scores_of(point) for point in cell}, rung, factor)
-    log.info("%s: %d of %d points go on after epoch %d", label(cell[0].names), len(kept), len(cell), rung)
-    return [point for point in cell if point.key in kept]
-
-
-def _num_epochs(point: GridPoint) -> int:
-    assert point.stage is not None
-    if (epochs := point.stage.config.optim.epochs) is None:
-        raise UserError(
-            "sweep.halving", None, "compares points by epochs, and optim.epochs is null", "Set optim.epochs."
-        )
-    return epochs
-
-
-def scores_of(point: GridPoint) -> Scores:
-    """By the first metric, after each epoch that the point has been trained for."""
-    return [next(iter(metrics.values())) for metrics in point.result().get("history", [])]
-
-
 def summary(grid: Grid) -> str:
     """How many points there are, and why not more."""
     ended = [point.result()["status"] for point in grid.points]
@@ -257,26 +213,13 @@ def finish(grid: Grid, folder: Path, name: str, halving: int | None, waited: boo
     pictures = write_pictures(results, folder)
     text = write_report(results, folder, name, pictures)
     print(text)
-    for cell in _cells(grid.points).values() if halving else []:
+    for cell in by_cell(grid.points).values() if halving else []:
         print(f"\n{halving_report(cell, halving or 1)}")
     if run := next((point.run for point in grid.points if point.run), None):
         track_sweep(run.tracker, folder, folder.name, results, text, pictures)
     log.info("tables: %s", folder)
     ended = {result["status"] for result in results}
     return int(bool(ended - {"done", "paused"}) if waited else "failed" in ended)
-
-
-def halving_report(cell: Sequence[GridPoint], factor: int) -> str:
-    """What halving saves on a cell, and on one that is known to the end also what it loses."""
-    scores = {point.key: scores_of(point) for point in cell if scores_of(point)}
-    head = f"halving by {factor}, {label(cell[0].names)} on {cell[0].names['task']}"
-    if all(point.result()["status"] == "done" for point in cell):
-        outcome = replay(scores, factor)
-        saved = 1 - outcome.trained / outcome.total
-        found = f"best {100 * outcome.best:.2f} of {100 * outcome.best_of_all:.2f}"
-        return f"{head}: {outcome.trained} of {outcome.total} epochs ({100 * saved:.0f} % saved), {found}"
-    trained, total = sum(map(len, scores.values())), sum(map(_num_epochs, cell))
-    return f"{head}: {trained} of {total} epochs trained ({100 * (1 - trained / total):.0f} % saved)"
 
 
 def _entry(point: GridPoint) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ import yaml
 
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
+from distill_runner.common.hub_errors import NotThere
 from distill_runner.datasets.reading.dataset import Dataset
 from distill_runner.datasets.reading.folders import local_copies, missing_split
 
@@ -125,7 +126,7 @@ def _told(data: Dataset) -> Iterator[None]:
     files = f"{data.config}/" if data.config else "its files"
     try:
         yield
-    except hub.NotThere as error:
+    except NotThere as error:
         if copies := local_copies(data):
             error.problem = f"{copies[0]} (DISTILL_DATA_DIR) has no {files}, and {error.problem}"
         name = data.dataset.rpartition("/")[2]

@@ -1,0 +1,90 @@
+"""The configuration of a model to build, with or without a source, and its sizes."""
+
+from copy import deepcopy
+from functools import lru_cache
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from distill_runner.common.errors import UserError, brief, nearest
+from distill_runner.models.config import ModelConfig, chosen_layers
+from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.images import reads_images
+from distill_runner.models.sizes import check
+from distill_runner.models.sources import folder_of, load, trusts_code
+
+
+def fresh_architecture(model: ModelConfig) -> dict[str, Any]:
+    """The sizes of a model without a source, its ``num_layers`` among them."""
+    depth = {"num_hidden_layers": model.num_layers} if model.num_layers else {}
+    return {**(model.architecture or {"model_type": "bert"}), **depth}
+
+
+def read_config(model: ModelConfig) -> PreTrainedConfig:
+    """The configuration of the model to build, without its weights.
+
+    Raises:
+        UserError: the source cannot be had or has too few layers.
+    """
+    if model.source is None:
+        return _fresh_config(model)
+    config = _config_of(model.source)
+    if model.num_layers is not None and reads_images(config):
+        problem = "image networks are taken whole"
+        raise UserError(
+            ".model.num_layers", model.num_layers, problem, "Leave it out, or make a new one: student=resnet8."
+        )
+    if model.num_layers is not None:
+        if model.copies_layers and model.num_layers > config.num_hidden_layers:
+            problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"
+            raise UserError(".model.num_layers", model.num_layers, problem)
+        if kinds := getattr(config, "layer_types", None):  # ModernBERT's, local and global: layers keep theirs
+            of_layers = chosen_layers(len(kinds), model.num_layers, model.layers)
+            of_layers = of_layers or [j % len(kinds) + 1 for j in range(model.num_layers)]
+            config.layer_types = [kinds[number - 1] for number in of_layers]
+        config.num_hidden_layers = model.num_layers
+        check(config, ".model.num_layers", model.num_layers)
+    return config
+
+
+def _config_of(source: str) -> PreTrainedConfig:
+    """A source's configuration, checked: read once as long as its file is the same, for a grid asks for each point."""
+    file = folder_of(source) / "config.json"
+    changed = file.stat().st_mtime_ns if file.is_file() else 0
+    return deepcopy(_read_once(source, str(file), changed))
+
+
+@lru_cache(maxsize=64)
+def _read_once(source: str, _file: str, _changed: int) -> PreTrainedConfig:
+    config: PreTrainedConfig = load(AutoConfig.from_pretrained, source, weights=False)
+    check(config, ".model.source", source)
+    return config
+
+
+def _fresh_config(model: ModelConfig) -> PreTrainedConfig:
+    sizes = fresh_architecture(model)
+    kind = sizes.pop("model_type", None)
+    if kind not in CONFIG_MAPPING:
+        raise UserError(".model.architecture.model_type", kind, "there is no such model", nearest(kind, CONFIG_MAPPING))
+    try:
+        config = AutoConfig.for_model(kind, **sizes)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(".model.architecture", None, f"makes no {kind} ({brief(error)})") from error
+    check(config, ".model.architecture", None)
+    return config
+
+
+def read_shape(model: ModelConfig) -> EncoderShape:
+    """The sizes of the model to build, for planning."""
+    config = read_config(model)
+    if not reads_images(config) and not trusts_code() and config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        problem = f"a {config.model_type} reads texts from left to right, or none"
+        raise UserError(".model.source", model.source, problem, "Take BERT or one of its kin.")
+    try:
+        return EncoderShape.of(config)
+    except (AttributeError, TypeError) as error:
+        problem = f"a {config.model_type} is no encoder of words as this program reads them ({brief(error)})"
+        raise UserError(".model.source", model.source, problem, "Take BERT or one of its kin.") from error
