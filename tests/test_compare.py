@@ -42,6 +42,19 @@ def test_seeds_and_examples_are_paired(tmp_path: Path) -> None:
     assert "bootstrap over 40 examples: 95 % [" in sentence(found)
 
 
+def test_questions_about_one_context_are_drawn_together(tmp_path: Path) -> None:
+    runs = []
+    for name, scores, changes in (("alp", np.ones(40), {}), ("rkd", np.arange(40) % 2.0, RKD)):
+        run = predicted(tmp_path, name, LABELS, LABELS, **changes) | {"score": scores.mean()}
+        kept = {f"score-{run['metric']}": scores, "clusters": np.arange(40) // 4}
+        np.savez(Path(run["folder"]) / "predictions-validation.npz", **kept)
+        runs.append(run)
+    found = compared(*runs)
+    assert found.examples is not None
+    assert found.examples.difference == pytest.approx(0.5)
+    assert "bootstrap over 40 examples in 10 clusters: 95 % [" in sentence(found)
+
+
 def test_p_values_over_seeds_are_told() -> None:
     scores = {1: (0.62, 0.60), 2: (0.64, 0.60), 3: (0.66, 0.60)}
     runs = [point(seed=seed, score=alp) for seed, (alp, _) in scores.items()]

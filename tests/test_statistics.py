@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from distill_runner.datasets.metrics import METRICS
 from distill_runner.report import statistics
-from distill_runner.report.statistics import Spread, holm, paired_bootstrap, paired_t
+from distill_runner.report.statistics import Spread, clustered_bootstrap, holm, paired_bootstrap, paired_t
 
 
 def test_spread_by_hand() -> None:
@@ -109,6 +109,27 @@ def test_bootstrap_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = paired_bootstrap("matthews", first, second, labels, resamples=101)
     monkeypatch.setattr(statistics, "CHUNK", 7 * len(labels))
     assert paired_bootstrap("matthews", first, second, labels, resamples=101) == whole
+
+
+def test_examples_of_one_cluster_are_drawn_together() -> None:
+    """Three copies of each example tell no more than one; taken for thirds of 90 examples they would seem to."""
+    rng = np.random.default_rng(0)
+    one, other = rng.random((2, 2, 30))
+    single = clustered_bootstrap(one, other, np.arange(30))
+    copies = clustered_bootstrap(np.repeat(one, 3, axis=1), np.repeat(other, 3, axis=1), np.repeat(np.arange(30), 3))
+    assert (copies.drawn, copies.examples, single.examples) == (30, 90, 30)
+    assert (copies.difference, copies.low, copies.high) == pytest.approx((single.difference, single.low, single.high))
+    assert copies.p == pytest.approx(single.p)
+    assert single.difference == pytest.approx(one.mean() - other.mean())
+    unclustered = clustered_bootstrap(np.repeat(one, 3, axis=1), np.repeat(other, 3, axis=1), np.arange(90))
+    assert unclustered.high - unclustered.low < 0.75 * (copies.high - copies.low)
+
+
+def test_clusters_of_different_sizes_by_hand() -> None:
+    """Two clusters of 1 and 3 examples: drawn twice, once each, or the other twice, with means 1, 1/4 and 0."""
+    found = clustered_bootstrap([np.array([1.0, 0, 0, 0])], [np.zeros(4)], np.array([7, 3, 3, 3]))
+    assert (found.difference, found.low, found.high) == (0.25, 0, 1)
+    assert found.p == pytest.approx(1 / 2, abs=0.02)  # as far from 1/4 as 0 is: the two draws of one cluster alone
 
 
 def test_a_constant_prediction_has_no_correlation_in_any_resample() -> None:

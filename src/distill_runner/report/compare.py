@@ -94,7 +94,8 @@ def sentence(comparison: Comparison) -> str:
     if paired := comparison.examples:
         bounds = f"[{100 * paired.low:+.2f}, {100 * paired.high:+.2f}]"
         corrected = _of_family(comparison.examples_holm, comparison.family[0])
-        told.append(f"bootstrap over {paired.examples} examples: 95 % {bounds}, {_p(paired.p)}{corrected}")
+        over = f"{paired.examples} examples" + f" in {paired.drawn} clusters" * (paired.drawn < paired.examples)
+        told.append(f"bootstrap over {over}: 95 % {bounds}, {_p(paired.p)}{corrected}")
     if comparison.seeds_p is not None:
         corrected = _of_family(comparison.seeds_holm, comparison.family[1])
         told.append(f"paired t-test over {comparison.shared} seeds: {_p(comparison.seeds_p)}{corrected}")

@@ -64,9 +64,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """A difference of two scores (first minus second), its 95 % percentile interval and two-sided p-value."""
+    """A difference of two scores (first minus second), its 95 % percentile interval and two-sided p-value.
+
+    Attributes:
+        drawn: how many things were drawn at a time: the examples, or the clusters that they are in.
+    """
 
     examples: int
+    drawn: int
     difference: float
     low: float
     high: float
@@ -126,7 +131,7 @@ def _bootstrap(difference: Callable[[np.ndarray], np.ndarray], size: int, exampl
     # The same counts may give sums that differ in the last digits: those are no smaller departures.
     as_far = np.abs(differences - observed) >= abs(observed) * (1 - 1e-9)
     low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Bootstrap(examples, observed, float(low), float(high), float((1 + as_far.sum()) / (1 + resamples)))
+    return Bootstrap(examples, size, observed, float(low), float(high), float((1 + as_far.sum()) / (1 + resamples)))
 
 
 def _score(metric: str, outputs: Sequence[np.ndarray], labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
