@@ -46,7 +46,7 @@ def test_questions_about_one_context_are_drawn_together(tmp_path: Path) -> None:
     runs = []
     for name, scores, changes in (("alp", np.ones(40), {}), ("rkd", np.arange(40) % 2.0, RKD)):
         run = predicted(tmp_path, name, LABELS, LABELS, **changes) | {"score": scores.mean()}
-        kept = {f"score-{run['metric']}": scores, "clusters": np.arange(40) // 4}
+        kept: dict[str, Any] = {f"score-{run['metric']}": scores, "clusters": np.arange(40) // 4}
         np.savez(Path(run["folder"]) / "predictions-validation.npz", **kept)
         runs.append(run)
     found = compared(*runs)

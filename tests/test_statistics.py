@@ -114,14 +114,15 @@ def test_bootstrap_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_examples_of_one_cluster_are_drawn_together() -> None:
     """Three copies of each example tell no more than one; taken for thirds of 90 examples they would seem to."""
     rng = np.random.default_rng(0)
-    one, other = rng.random((2, 2, 30))
+    one, other = [rng.random(30), rng.random(30)], [rng.random(30), rng.random(30)]
     single = clustered_bootstrap(one, other, np.arange(30))
-    copies = clustered_bootstrap(np.repeat(one, 3, axis=1), np.repeat(other, 3, axis=1), np.repeat(np.arange(30), 3))
+    thrice = [[np.repeat(scores, 3) for scores in seeds] for seeds in (one, other)]
+    copies = clustered_bootstrap(*thrice, np.repeat(np.arange(30), 3))
     assert (copies.drawn, copies.examples, single.examples) == (30, 90, 30)
     assert (copies.difference, copies.low, copies.high) == pytest.approx((single.difference, single.low, single.high))
     assert copies.p == pytest.approx(single.p)
-    assert single.difference == pytest.approx(one.mean() - other.mean())
-    unclustered = clustered_bootstrap(np.repeat(one, 3, axis=1), np.repeat(other, 3, axis=1), np.arange(90))
+    assert single.difference == pytest.approx(np.mean(one) - np.mean(other))
+    unclustered = clustered_bootstrap(*thrice, np.arange(90))
     assert unclustered.high - unclustered.low < 0.75 * (copies.high - copies.low)
 
 
