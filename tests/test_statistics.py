@@ -116,13 +116,13 @@ def test_examples_of_one_cluster_are_drawn_together() -> None:
     rng = np.random.default_rng(0)
     one, other = [rng.random(30), rng.random(30)], [rng.random(30), rng.random(30)]
     single = clustered_bootstrap(one, other, np.arange(30))
-    thrice = [[np.repeat(scores, 3) for scores in seeds] for seeds in (one, other)]
-    copies = clustered_bootstrap(*thrice, np.repeat(np.arange(30), 3))
+    more, less = ([np.repeat(scores, 3) for scores in seeds] for seeds in (one, other))
+    copies = clustered_bootstrap(more, less, np.repeat(np.arange(30), 3))
     assert (copies.drawn, copies.examples, single.examples) == (30, 90, 30)
     assert (copies.difference, copies.low, copies.high) == pytest.approx((single.difference, single.low, single.high))
     assert copies.p == pytest.approx(single.p)
     assert single.difference == pytest.approx(np.mean(one) - np.mean(other))
-    unclustered = clustered_bootstrap(*thrice, np.arange(90))
+    unclustered = clustered_bootstrap(more, less, np.arange(90))
     assert unclustered.high - unclustered.low < 0.75 * (copies.high - copies.low)
 
 
