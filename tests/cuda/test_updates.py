@@ -98,6 +98,18 @@ def test_a_gpus_losses_are_a_cpus(compose: Compose, tmp_path: Path, monkeypatch:
         assert of["cuda:0"] == pytest.approx(of["cpu"], rel=1e-4)
 
 
+def test_updates_made_ahead_are_the_same(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout included, and over several epochs of which the last is cut short."""
+    overrides, found = ("method=alp",), []
+    for name in ("ahead", "in_turn"):
+        values = ("optim.epochs=3", "optim.max_steps=10", "runtime.log_every=1", f"store.dir={tmp_path}/{name}")
+        points = losses_of(compose(*overrides, *made_small(overrides), *values), "cuda:0", "fp32")
+        found.append([{name: value for name, value in point.items() if "per_second" not in name} for point in points])
+        monkeypatch.setattr(Device, "ahead", lambda self, items: items)
+    assert found[0] == found[1]
+    assert len(found[0]) == 10
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_launches_of_an_update_of_alp(
     precision: str,

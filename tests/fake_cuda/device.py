@@ -1,5 +1,6 @@
 """Tensors of the fake device, and the operations on them."""
 
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -276,6 +277,16 @@ def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
     return saved
 
 
+def _in_modes(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """A mode is of the thread that has entered it."""
+
+    def ran(thread: threading.Thread) -> None:
+        with _Factories(), _Functions():
+            run(thread)
+
+    return ran
+
+
 def install() -> None:
     from transformers import PreTrainedModel
 
@@ -302,5 +313,7 @@ def install() -> None:
     patched.load = _loading(torch.load)
     PreTrainedModel.save_pretrained = _saving(PreTrainedModel.save_pretrained)  # type: ignore[method-assign]
     patched.utils._foreach_utils._foreach_supported_types.append(OnGpu)
+    patched_thread: Any = threading.Thread
+    patched_thread.run = _in_modes(threading.Thread.run)
     _Factories().__enter__()
     _Functions().__enter__()

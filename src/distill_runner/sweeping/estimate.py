@@ -120,7 +120,7 @@ class Estimator:
             updates = list(islice(training.rest_of_epoch(), UPDATES))
             update = _mean_seconds(training.step, updates) if training.method.weights else 0.0
         model.eval()
-        batches = [self.pipeline.device.move(batch) for update in updates for batch in update.batches]
+        batches = [batch for update in updates for batch in update.batches]
         prediction = _mean_seconds(lambda batch: self._predict(model, batch), batches)
         return _Speed(update, prediction / batches[0].size, 4 * training.num_params)
 

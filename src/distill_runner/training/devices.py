@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch.amp import GradScaler
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
+from distill_runner.training.ahead import Item, ahead
 from distill_runner.training.config import Precision
 from distill_runner.training.gpus import claim_several_visible, claim_visible
 
@@ -112,6 +114,12 @@ class Device:
         if batch.groups:
             moved[id(batch)]["groups"] = tuple(replace(group, **moved[id(group)]) for group in batch.groups)
         return replace(batch, **moved[id(batch)])
+
+    def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
+        """The same; for a GPU each is made in a thread while the one before is used. A CPU has other work meanwhile."""
+        if self.torch.type != "cuda":
+            return items
+        return ahead(items, partial(torch.cuda.set_device, self.torch))
 
     def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors of the host on the device, to a GPU in one copy from one block of pinned memory.

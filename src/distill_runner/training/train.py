@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -103,7 +104,7 @@ class Training:
         return Progress(self.history.epoch, self.history.step, epochs, self.num_steps)
 
     def rest_of_epoch(self) -> Iterator[Update]:
-        """The updates of the current epoch that are not done yet."""
+        """The updates of the current epoch that are not done yet, on the device."""
         self.model.train()
         self.method.train()
         self.method.begin_epoch(self.progress)
@@ -111,7 +112,8 @@ class Training:
         history = self.history
         remaining = min(self.per_epoch - history.position, self.num_steps - history.step)
         of_epoch = (self.seed, history.epoch, history.position)
-        return islice(steps(self.data, self.optim, *of_epoch, self.group), remaining)
+        updates = islice(steps(self.data, self.optim, *of_epoch, self.group), remaining)
+        return self.device.ahead(replace(one, batches=list(map(self.device.move, one.batches))) for one in updates)
 
     def step(self, update: Update) -> None:
         """One step of the optimiser over the batches of ``update``, those of all processes."""
@@ -120,7 +122,7 @@ class Training:
         self.group.seed(self.seed, history.step)
         means, observed = dict[str, Tensor](), dict[str, Tensor]()
         for batch in weighed(update, self.group):
-            for name, part in self._backward(self.device.move(batch), progress).items():
+            for name, part in self._backward(batch, progress).items():
                 means[name] = means.get(name, 0) + part
             for name, value in self.method.observed().items():
                 observed[name] = observed.get(name, 0) + batch.weights["example"] * value
