@@ -49,8 +49,10 @@ def first_point(words: Sequence[str]) -> list[str]:
     """Of a run or a sweep the overrides of one point, without Hydra's own and without options."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    from distill_runner.compose.command_line import shorthand
+
     kept = []
-    given = [word for word in words if "=" in word and not word.startswith(("hydra", "-"))]
+    given = [shorthand(word) for word in words if "=" in word and not word.startswith(("hydra", "-"))]
     for override in OverridesParser.create().parse_overrides(given):
         if override.is_sweep_override():
             value = next(iter(override.sweep_string_iterator()))

@@ -120,6 +120,7 @@ def composed(*overrides: str) -> "DictConfig":
     from hydra.core.global_hydra import GlobalHydra
 
     from distill_runner.compose import resolvers
+    from distill_runner.compose.command_line import shorthand
     from distill_runner.compose.explain import explain
     from distill_runner.compose.folders import config_folder
 
@@ -127,6 +128,6 @@ def composed(*overrides: str) -> "DictConfig":
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-            return hydra.compose("config", list(overrides))
+            return hydra.compose("config", [shorthand(override) for override in overrides])
     except Exception as error:
         raise explain(error, overrides) or error from error
