@@ -35,6 +35,15 @@ def test_a_ray_that_is_not_installed_is_told(made: launcher.RayLauncher, monkeyp
         made.setup(hydra_context=None, task_function=None, config=None)  # type: ignore[arg-type]
 
 
+def test_a_cluster_that_is_not_there_is_told(made: launcher.RayLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        made.address = f"127.0.0.1:{free.getsockname()[1]}"  # nobody listens
+        with pytest.raises(UserError, match=r"hydra\.launcher\.address=.*refused"):
+            made.launch([], 0)
+
+
 class FakeRay:
     """A cluster as far as it is asked: of two nodes, of which one is gone at the second look."""
 

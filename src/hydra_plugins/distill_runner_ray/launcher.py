@@ -2,6 +2,8 @@
 
 import logging
 import os
+import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 HANDED_ON = ("DISTILL_", "HF_", "PYTHONPATH", "WANDB_")
 """Beginnings of environment variables that nodes get from the sweep: a node's own are those of its ``ray start``."""
 SECONDS_BETWEEN_LOOKS = 5.0
+SECONDS_TO_ANSWER = 10.0
 
 
 @dataclass
@@ -83,7 +86,7 @@ class RayLauncher(Launcher):
             _watch(ray, tasks)
         except KeyboardInterrupt:
             for one in tasks:
-                ray.cancel(one, force=True)  # a point whose worker has gone saves what it has and ends
+                ray.cancel(one, force=True)
             raise
         return [ended for one in tasks if (ended := _result(ray, one)) is not None]
 
@@ -94,8 +97,9 @@ class RayLauncher(Launcher):
         import ray
 
         try:
+            _knock(self.address or os.environ.get("RAY_ADDRESS", ""))
             ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             remedy = "Give host:port of a cluster (ray start --head), or local for one of this machine alone."
             raise UserError("hydra.launcher.address", self.address, reason, remedy) from error
@@ -104,6 +108,16 @@ class RayLauncher(Launcher):
         ):
             log.warning("no node has %s: points wait until one comes", self.needs)
         return ray
+
+
+def _knock(address: str) -> None:
+    """Ray itself looks for a cluster that is not there for minutes.
+
+    Raises:
+        OSError: nobody answers.
+    """
+    if found := re.fullmatch(r"([\w.-]+):(\d+)", address):
+        socket.create_connection((found[1], int(found[2])), SECONDS_TO_ANSWER).close()
 
 
 def _run(shared: tuple[Any, Any], number: int, overrides: list[str]) -> JobReturn:
