@@ -105,7 +105,8 @@ def below(number: int) -> list[int]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # a token of this user's would be asked for by the first node alone
     nodes: list[Node] = []
 
     def started(*options: str) -> Node:
