@@ -75,6 +75,22 @@ def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     assert scores == "teacher  epoch 1  accuracy 91.23"
 
 
+def test_an_evaluation_does_not_count_as_the_pace_of_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gone on with at the end of the second of four epochs: 100 s an evaluation, 40 s an epoch of training."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.0)
+    clock = iter((0.0, 5.0, 105.0, 109.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with caplog.at_level(logging.INFO), Stages() as stages:
+        bar = stages.bar("student")
+        bar.show({**VALUES, "share_done": 0.5}, 20, 2.0)
+        bar.show(SCORES, 20, 2.0)
+        bar.show({**VALUES, "share_done": 0.525}, 21, 2.1)
+    assert caplog.messages[-1].endswith(f"  {duration(1.9 * 40 + 2 * 100)} left")
+
+
 def test_durations_are_in_a_unit_that_suits_them() -> None:
     for seconds, text in ((40, "40 s"), (119, "119 s"), (600, "10 min"), (7199, "120 min"), (9000, "2.5 h")):
         assert duration(seconds) == text

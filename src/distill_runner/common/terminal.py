@@ -49,11 +49,11 @@ class Stages:
         """For a stage that begins; on a terminal it is seen at once."""
         return Bar(self, stage)
 
-    def left_behind(self, stage: str, seconds: float, done: float) -> float:
-        """Seconds of the stages behind this one, which has done that share of its work in so many seconds."""
+    def left_behind(self, stage: str, seconds: float) -> float:
+        """Seconds of the stages behind this one, which takes so many seconds itself."""
         names = list(self.work)
         behind = sum(self.work[name] for name in names[names.index(stage) + 1 :]) if stage in names else 0.0
-        return seconds / done * behind / self.work[stage] if behind and self.work[stage] else 0.0
+        return seconds * behind / self.work[stage] if behind and self.work[stage] else 0.0
 
 
 class Bar:
@@ -61,13 +61,20 @@ class Bar:
 
     def __init__(self, stages: Stages, stage: str) -> None:
         self.stages, self.stage = stages, stage
-        self.started, self.shown = time.monotonic(), 0.0
-        self.first_share: float | None = None
+        self.shown = 0.0
+        self.first_share: float | None = None  # of this process: a resumed stage begins in its middle
+        self.last = time.monotonic()
+        self.training = self.evaluating = 0.0
+        self.evaluations = 0
         rich = stages.rich
         self.task = rich.add_task(stage, total=None, terms="first steps", speed="", left="") if rich else None
 
     def show(self, values: Mapping[str, Any], step: int, epoch: float) -> None:
+        seconds = time.monotonic() - self.last
+        self.last += seconds
         if "share_done" not in values:
+            self.evaluating += seconds
+            self.evaluations += 1
             scores = "  ".join(
                 f"{key.removeprefix('validation/')} {_score(key, value)}" for key, value in values.items()
             )
@@ -76,23 +83,28 @@ class Bar:
         shown = {
             "terms": "  ".join(f"{key.removeprefix('loss/')} {value:.4f}" for key, value in _losses(values).items()),
             "speed": f"{values['examples_per_second']:.0f} ex/s",
-            "left": self._left(values["share_done"]),
+            "left": self._left(values["share_done"], epoch, seconds),
         }
         if self.stages.rich and self.task is not None:
             self.stages.rich.update(self.task, total=1, completed=values["share_done"], **shown)
-        elif time.monotonic() - self.shown > SECONDS_BETWEEN_LINES:
-            self.shown = time.monotonic()
+        elif self.last - self.shown > SECONDS_BETWEEN_LINES:
+            self.shown = self.last
             parts = f"{100 * values['share_done']:3.0f} %  epoch {epoch:.2f}", *shown.values()
             log.info("%s  %s", self.stage, "  ".join(filter(None, parts)))
 
-    def _left(self, share: float) -> str:
+    def _left(self, share: float, epoch: float, seconds: float) -> str:
+        """By the pace of training and, apart from it, of the evaluation that ends each epoch."""
         if self.first_share is None:
-            self.first_share, self.started = share, time.monotonic()
-        done, elapsed = share - self.first_share, time.monotonic() - self.started
-        if done <= 0:
+            self.first_share = share
             return ""
-        left = elapsed / done * (1 - share)
-        behind = self.stages.left_behind(self.stage, elapsed, done)
+        self.training += seconds
+        if share <= self.first_share:
+            return ""
+        training = self.training / (share - self.first_share)
+        evaluation = self.evaluating / max(self.evaluations, 1)
+        epochs = epoch / share
+        left = training * (1 - share) + evaluation * (epochs - int(epoch))
+        behind = self.stages.left_behind(self.stage, training + evaluation * epochs)
         return f"{duration(left)} left" + (f", {duration(left + behind)} in all" if behind else "")
 
 
