@@ -1,1 +1,1 @@
-"""Datasets: from files to packed batches, and what predictions are worth."""
+"""Datasets: reading files, building batches and computing the metrics of predictions."""

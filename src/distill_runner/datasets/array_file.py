@@ -1,4 +1,4 @@
-"""Arrays that are written as they come, so that they may be larger than the memory."""
+"""Arrays that are appended to a file piece by piece, so that they may be larger than the memory."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class ArrayFile:
-    """A one-dimensional array that grows on disk; a ``.npy`` file once it is closed."""
+    """One-dimensional array that grows on disk and is a valid ``.npy`` file once it is closed."""
 
     def __init__(self, file: Path, dtype: type) -> None:
         self.stream, self.dtype, self.size = file.open("wb"), np.dtype(dtype), 0
@@ -19,7 +19,10 @@ class ArrayFile:
         self.size += len(array)
 
     def _write_header(self) -> None:
-        """numpy leaves room for the largest size, so that the header can be written again over itself."""
+        """Write the header for the current size.
+
+        numpy pads the header for the largest size, so that a later header fits over an earlier one.
+        """
         description = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.size,)}
         np.lib.format.write_array_header_1_0(self.stream, description)
 

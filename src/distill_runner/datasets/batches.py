@@ -1,10 +1,12 @@
-"""Tokenise once, then padding-free batches with a stable example index.
+"""Tokenised examples, and padding-free batches of them with a stable example index.
 
-A batch is one row of tokens: its sequences lie end to end, shortest first, and every layer but the attention works
-on them as they are. For the attention the sequences are taken in groups of equal length after rounding up to a
-multiple of ``LENGTH_MULTIPLE``; a sequence's padded length then depends on nothing but the sequence, so that what a
-model computes for an example is the same, bit for bit, whatever other examples share its batch (on CPU, with a multiple
-of 16 of them: ``teachers`` sees to that).
+Examples are tokenised once. A batch is one row of tokens: its sequences are concatenated, shortest first. All layers
+except the attention process this row without padding.
+
+For the attention, the length of each sequence is rounded up to a multiple of ``LENGTH_MULTIPLE``. Sequences of equal
+rounded length form a group. The padded length of a sequence therefore depends on that sequence alone. A model then
+computes the same values for an example, bit for bit, whatever other examples are in its batch. This holds on a CPU for
+batches of a multiple of 16 examples, which ``training.teachers`` ensures.
 """
 
 import itertools
@@ -24,21 +26,24 @@ if TYPE_CHECKING:
 
 LENGTH_MULTIPLE = 16
 TEXTS_AT_ONCE = 2000
-"""Are tokenised: a tokenizer's lists take a hundred times the memory of what is kept of them."""
+"""Examples per tokenizer call: the lists of a tokenizer take a hundred times the memory of the saved arrays."""
 PADDING = 0
-"""Token id under the padding of ``Batch.padded``; no attention sees it."""
+"""Token id of the padding in ``Batch.padded``; the attention masks it out."""
 
 Unit = Literal["example", "output", "token"]
-"""What a loss is a mean over: examples, outputs of the head (several an example, if it is token-wise), or tokens."""
+"""Unit that a loss is averaged over: examples, outputs of the head (several per example if token-wise) or tokens."""
 
 
 @dataclass(frozen=True)
 class LengthGroup:
-    """Consecutive sequences of a pack that are attended together, each padded to the same length L.
+    """n consecutive sequences of a batch that one attention call processes, each padded to the same length L.
 
-    ``sequences`` and ``tokens`` are the group's ranges in the batch and in the pack; ``gather`` (n, L) indexes the
-    group's tokens, padding pointing at some real token, ``real`` (n, L) is True where there is a token, and
-    ``tokens_padded`` are the places of the tokens among these n * L.
+    Attributes:
+        sequences: range of the group's sequences in the batch.
+        tokens: range of the group's tokens in the batch.
+        gather: (n, L), index of each token within ``tokens``; padding points at the last token of its sequence.
+        real: (n, L), True for tokens and False for padding.
+        tokens_padded: positions of the tokens among the n * L padded positions.
     """
 
     sequences: slice
@@ -50,15 +55,20 @@ class LengthGroup:
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences of T tokens in all, packed.
+    """B sequences with T tokens in total, concatenated without padding.
 
-    ``input_ids``, ``segments`` and ``positions`` are (T,); ``starts`` (B,) are the rows of the first tokens ([CLS]);
-    ``index`` (B,), always on the host, is the example's number in its split; ``rows`` are the tokens that a token-wise
-    head reads, None for a head on [CLS]; ``labels`` belong to what the head reads; ``is_next`` (B,) are those of next
-    sentence prediction. ``noise`` is the seed of the update's dropout.
-    ``weights`` is what its means over each unit weigh in those of its update (``data.weighed``).
-    ``output_rows``, on the host, are the places of the head's outputs among those of the split, where they are not the
-    examples' own numbers.
+    Attributes:
+        input_ids, segments, positions: (T,), token ids, segment ids and positions within the sequence.
+        starts: (B,), position of the first token ([CLS]) of each sequence.
+        index: (B,), number of each example in its split; always on the host.
+        groups: the sequences by padded length, for the attention.
+        labels: targets of the head's outputs.
+        rows: positions of the tokens that a token-wise head reads; None for a head on [CLS].
+        is_next: (B,), labels of next sentence prediction.
+        noise: dropout seed of the update.
+        output_rows: row of each output of the head among all outputs of the split; on the host. None if the row is
+            the number of the example.
+        weights: for each unit, the weight of this batch's mean in the mean over the update (``training.data.weighed``).
     """
 
     input_ids: Tensor
@@ -80,7 +90,7 @@ class Batch:
 
     @property
     def num_outputs(self) -> int:
-        """Of the head."""
+        """Number of outputs of the head."""
         return self.size if self.rows is None else len(self.rows)
 
     @property
@@ -89,19 +99,20 @@ class Batch:
 
     @property
     def sequence_lengths(self) -> Tensor:
-        """Tokens of each sequence (B,)."""
+        """Number of tokens of each sequence, (B,)."""
         return torch.diff(self.starts, append=self.starts.new_full((1,), self.num_tokens))
 
     @property
     def places(self) -> np.ndarray:
-        """Of the head's outputs among all outputs of the split."""
+        """Row of each output of the head among all outputs of the split."""
         places: np.ndarray = (self.index if self.output_rows is None else self.output_rows).numpy()
         return places
 
     def rounded(self) -> "Batch":
-        """With tokens of no sequence behind the others, so that batches have few different numbers of tokens.
+        """Append tokens that belong to no sequence, so that batches have few different numbers of tokens.
 
-        Up to the next multiple of 16, or, of more than 1,024 tokens, 3 % more at most.
+        The number is rounded up to a multiple of 16. From 1,024 tokens on, the multiple is larger, which adds about 3 %
+        at most.
         """
         size = len(self.input_ids)
         step = max(16, 2 ** (size.bit_length() - 6))
@@ -111,9 +122,9 @@ class Batch:
         return replace(self, input_ids=ids, segments=segments, positions=positions)
 
     def padded(self) -> tuple[Tensor, Tensor, Tensor]:
-        """``input_ids``, ``segments`` and ``attention_mask``, each (B, L), for backbones that need padding."""
+        """Return ``input_ids``, ``segments`` and ``attention_mask``, each (B, L), for models that need padding."""
         lengths = self.sequence_lengths
-        # On a GPU, which all would wait for, the one group is as long as its longest sequence.
+        # Reading the maximum from a GPU would make the host wait. There, the only group is padded to this maximum.
         longest = int(lengths.max()) if lengths.is_cpu else self.groups[-1].gather.shape[1]
         columns = torch.arange(longest, device=lengths.device)
         real = columns < lengths[:, None]
@@ -121,14 +132,14 @@ class Batch:
         return self.input_ids[gather] * real, self.segments[gather] * real, real.long()
 
     def unpadded(self, states: Tensor) -> Tensor:
-        """The tokens (T, ...) of what was computed padded, (B, L, ...)."""
+        """Return the tokens (T, ...) of padded ``states`` (B, L, ...)."""
         sequences = torch.arange(self.size, device=states.device)
         first = (sequences * states.shape[1]).repeat_interleave(self.sequence_lengths, output_size=self.num_tokens)
         return states.flatten(0, 1)[first + self.positions]
 
 
 class Tokens:
-    """The tokenised examples of one split, memory-mapped from a folder that ``write`` made."""
+    """Tokenised examples of one split, memory-mapped from a folder that ``write`` made."""
 
     def __init__(self, folder: Path) -> None:
         def read(name: str) -> Any:
@@ -146,7 +157,7 @@ class Tokens:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Of the examples, in tokens."""
+        """Number of tokens of each example."""
         lengths: np.ndarray = np.diff(self.offsets)
         return lengths
 
@@ -167,8 +178,11 @@ class Tokens:
 
     @staticmethod
     def write(folder: Path, examples: "Examples", tokenizer: Any, max_length: int) -> None:
-        """Tokenise and save. Long inputs lose tokens from the longer text first, as in BERT's own recipe."""
-        # A tokenizer that is saved with a model is used as it is: segments that it does not give are not trained on.
+        """Tokenise ``examples`` and save them in ``folder``.
+
+        Inputs above ``max_length`` tokens lose tokens from the longer text first, as in BERT's own recipe.
+        """
+        # If a tokenizer does not give segments to its model, the model was not trained on them: all segments are 0.
         has_segments = "token_type_ids" in getattr(tokenizer, "model_input_names", ("token_type_ids",))
         how = {"truncation": True, "max_length": max_length, "return_attention_mask": False}
         with (
@@ -188,7 +202,7 @@ class Tokens:
             np.save(folder / "labels.npy", examples.labels)
 
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
-        """Pack the examples of these numbers, shortest first; without ``length_multiple`` all are in one group."""
+        """Pack the examples with the numbers ``index``, shortest first; without ``length_multiple`` into one group."""
         index = np.asarray(index, dtype=np.int64)
         lengths = self.offsets[index + 1] - self.offsets[index]
         order = np.argsort(lengths, kind="stable")
@@ -209,7 +223,7 @@ class Tokens:
 
 
 def _groups(lengths: np.ndarray, starts: np.ndarray, length_multiple: int | None) -> Iterator[LengthGroup]:
-    """Cut sequences, sorted by length, where the rounded length changes."""
+    """Divide sequences, sorted by length, into groups of equal rounded length."""
     padded = (
         np.full_like(lengths, lengths.max())
         if length_multiple is None

@@ -1,7 +1,7 @@
-"""The embedded corpus: real English that every CPython ships, the documentation in ``pydoc_data.topics``.
+"""The embedded corpus: real English text that every CPython ships, the documentation in ``pydoc_data.topics``.
 
-It serves pre-training and two labelled tasks in GLUE's shape. Topics, not passages, are divided among train,
-validation and test, by a hash of the topic's name: no seed and no order can move text between splits.
+The corpus is used for pre-training and for two labelled tasks in the format of GLUE. Whole topics, not passages, are
+assigned to train, validation and test by a hash of the topic's name. No seed and no order can move text between splits.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ PAIR_LABELS = ["different", "same"]
 SENTENCE_LABELS = ["corrupted", "original"]
 VERSION = 2  # raise it when cleaning, splitting or sampling changes
 
-_SPLIT_SALT = 104  # under it no topic is more than a third of a split, in CPython 3.11 to 3.13
+_SPLIT_SALT = 104  # with it, no topic is more than a third of a split (CPython 3.11 to 3.13)
 _SPLIT_ENDS = {"train": 0.70, "validation": 0.85, "test": 1.0}
 _MIN_SENTENCES = 1000
 _PASSAGE_WORDS = 16
-_NEIGHBOURS = 2  # passages of a "same" pair lie at most so far apart: long topics change their subject
-_COPIES = {"train": 3, "validation": 2, "test": 2}  # examples drawn from a passage or sentence, per label
-_EXCHANGES = 50  # rounds after which all partners are of another topic, unless one topic is most of the text
-_SHARE_REPLACED = 0.3  # of a sentence's words, by a corruption
+_NEIGHBOURS = 2  # largest distance of the passages of a "same" pair: long topics change their subject
+_COPIES = {"train": 3, "validation": 2, "test": 2}  # examples per passage or sentence and label
+_EXCHANGES = 50  # rounds; all partners are then of another topic, unless one topic is most of the text
+_SHARE_REPLACED = 0.3  # share of a sentence's words that a corruption replaces
 
 _TABLE_OR_CODE = re.compile(r"::=|>>>|^\s*[+|]|^[*=~^-]{3,}$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+(?=[A-Z(])")
@@ -40,12 +40,12 @@ _WORD = re.compile(r"\(?[A-Za-z][A-Za-z'-]*[,;:.)]*")
 
 
 def normalise(text: str) -> str:
-    """The form in which two texts count as the same: lower case, letters and digits only, single spaces."""
+    """Reduce a text to lower-case ASCII letters, digits and single spaces, so that duplicates compare equal."""
     return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
 
 
 def _plain(block: str) -> str:
-    """One paragraph as a line of prose, without bullets, quotation marks, emphasis, underscores."""
+    """Turn a paragraph into one line of prose without bullets, quotation marks, emphasis and underscores."""
     text = re.sub(r"-\n\s*", "-", block).strip()
     text = re.sub(r"^(\*|-|\d+\.|\[\d+\])\s+", "", text)
     text = re.sub(r"\[\d+\]|\(\)|[_*\"“”`‘]", " ", text).replace("’", "'")
@@ -70,12 +70,12 @@ def _topics() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def embedded_sentences() -> dict[str, list[str]]:
-    """Sentences by topic, in reading order, each in one topic only.
+    """Return the sentences of each topic in reading order, without duplicates.
 
-    Large topics repeat smaller ones word for word; a sentence stays in the smallest topic that has it.
+    Large topics repeat smaller ones word for word; a sentence is kept in the smallest topic that contains it.
 
     Raises:
-        UserError: this Python was installed without its documentation topics.
+        UserError: this Python was installed without its documentation topics, or has too few of them.
     """
     seen: set[str] = set()
     found: dict[str, list[str]] = {}
@@ -94,7 +94,10 @@ def embedded_sentences() -> dict[str, list[str]]:
 
 
 def embedded_passages() -> dict[str, list[str]]:
-    """Passages by topic: consecutive sentences, until they hold 16 words."""
+    """Return the passages of each topic: consecutive sentences with at least 16 words in total.
+
+    The last passage of a topic may be shorter.
+    """
     passages: dict[str, list[str]] = {}
     for topic, sentences in embedded_sentences().items():
         words: list[str] = []
@@ -109,32 +112,34 @@ def embedded_passages() -> dict[str, list[str]]:
 
 
 def topic_split(topic: str) -> Split:
-    """The split of a topic, by a hash of its name alone; about 70 % of the text trains."""
+    """Return the split of a topic by a hash of its name alone; about 70 % of the text is in the training split."""
     place = int(hashlib.sha256(f"{_SPLIT_SALT}:{topic}".encode()).hexdigest()[:8], 16) / 2**32
     return next(split for split in SPLITS if place < _SPLIT_ENDS[split])
 
 
 def embedded_text(split: Split) -> list[str]:
-    """The passages of all topics of one split, for masked-language-model pre-training."""
+    """Return the passages of all topics of one split, for masked-language-model pre-training."""
     return [text for texts in _of_split(embedded_passages(), split).values() for text in texts]
 
 
 @cache
 def embedded_fingerprint() -> str:
-    """Content hash of the embedded corpus and of the version of what is derived from it."""
+    """Return a hash of the embedded corpus and of ``VERSION``, which covers the data derived from it."""
     parts = [str(VERSION), *(text for split in SPLITS for text in embedded_text(split))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def demo_task(name: str) -> dict[str, "Examples"]:
-    """The examples of an embedded task by split, the same in every process; both labels equally often.
+    """Return the examples of an embedded task by split; both labels are equally frequent.
+
+    The examples are the same in every process.
 
     Args:
-        name: ``pairs`` (two passages, `PAIR_LABELS`: are they of one topic) or ``sentences`` (one sentence,
-            `SENTENCE_LABELS`: is it as it was written).
+        name: ``pairs`` (two passages, `PAIR_LABELS`: whether they are from one topic) or ``sentences`` (one sentence,
+            `SENTENCE_LABELS`: whether it is unchanged).
 
     Raises:
-        UserError: there is no such task.
+        UserError: there is no task of this name.
     """
     rows = {"pairs": _pairs, "sentences": _sentences}.get(name)
     if rows is None:
@@ -156,9 +161,10 @@ def _examples(make: Callable[[Split, random.Random], list[Row]], split: Split, r
 
 
 def _pairs(split: Split, rng: random.Random) -> list[Row]:
-    """Neighbouring passages of a topic, and the same with the second passages exchanged across topics.
+    """Return pairs of neighbouring passages of a topic, and these pairs with second passages from other topics.
 
-    Both labels see every passage equally often in either column: one column alone tells nothing.
+    In each column, every passage occurs equally often with both labels, so that one column alone predicts nothing.
+    Pairs that still have a partner of their own topic after ``_EXCHANGES`` rounds are dropped.
     """
     same = [
         (topic, first, texts[rng.choice(near)])
@@ -194,7 +200,10 @@ def _sentences(split: Split, rng: random.Random) -> list[Row]:
 
 
 def _replacements() -> list[str]:
-    """The lower-case words of the training topics: a word of their own would give corrupted sentences away."""
+    """Return the lower-case words of the training topics.
+
+    These words also occur in original sentences; a separate vocabulary would reveal corrupted sentences.
+    """
     texts = _of_split(embedded_sentences(), "train").values()
     return sorted(
         {word for sentences in texts for sentence in sentences for word in sentence.split() if _plain_word(word)}
@@ -210,11 +219,13 @@ def _replaceable(sentence: str) -> list[int]:
 
 
 def corrupt(sentence: str, pool: list[str], rng: random.Random) -> str:
-    """Replace three words in ten, at least one, by others of ``pool``; case and punctuation tell nothing.
+    """Replace 30 % of the words, at least one, by other words of ``pool``.
+
+    Only words of lower-case letters are replaced, so that case and punctuation do not reveal the corruption.
 
     Args:
-        sentence: with at least one lower-case word.
-        pool: words to draw from, two or more.
+        sentence: text with at least one word of lower-case letters.
+        pool: two or more different words to draw from.
     """
     words = sentence.split()
     places = _replaceable(sentence)

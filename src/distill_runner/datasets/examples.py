@@ -1,4 +1,4 @@
-"""The examples of one split, as they are read."""
+"""Examples of one split as read from the data, before tokenisation."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples of one split.
+    """Texts and labels of one split.
 
     Attributes:
-        texts: one list of strings per text column (one or two), all of equal length N.
-        labels: shape (N,); int64 indices into ``Task.labels`` for classification, float32 scores for
-            regression, ``None`` where the split has no labels; float32 (N, C) of 0 and 1 for multi-label tasks.
+        texts: one list of N strings for each text column (one or two).
+        labels: (N,) int64 indices into ``Task.labels`` for classification, or (N,) float32 scores for regression;
+            (N, C) float32 of 0 and 1 for multi-label tasks; ``None`` if the split has no labels.
     """
 
     texts: list[list[str]]

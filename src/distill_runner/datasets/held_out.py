@@ -1,4 +1,4 @@
-"""A part of the training examples that is kept from training, to choose by."""
+"""Held-out set: training examples that are not trained on, but select the best epoch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,16 +11,17 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.split import Split
 
 ORDER_SEED, STRATA = 0, 10
-"""Which examples are held out depends on the data alone, so that all runs choose by the same ones."""
+"""Constants, so that the held-out set depends on the data alone and all runs select on the same examples."""
 
 
 def held_out_rows(labels: np.ndarray, share: float) -> np.ndarray:
-    """Numbers, rising, of a share of the examples, one of each stratum at least.
+    """Return the sorted numbers of the held-out examples, at least one from each stratum.
 
-    Strata are the classes; of scores, ten ranges with equally many examples.
+    The strata are the classes, or ten ranges of the score with equally many examples.
 
     Args:
-        labels: (N,), class indices or scores; of any other shape there is one stratum.
+        labels: (N,), class indices or scores; labels of any other shape form one stratum.
+        share: share of each stratum that is held out.
     """
     rng = np.random.default_rng(ORDER_SEED)
     if np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1:
@@ -33,10 +34,11 @@ def held_out_rows(labels: np.ndarray, share: float) -> np.ndarray:
 
 
 class HeldOut:
-    """Some examples of a split, as a split of their own to evaluate on.
+    """Selected examples of a split, as a separate split for evaluation.
 
     Args:
-        chosen: their numbers, rising.
+        split: the split that contains the examples.
+        chosen: sorted numbers of the examples in ``split``.
     """
 
     def __init__(self, split: Split, chosen: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""How good predictions are: the metrics of GLUE, as fractions (a report multiplies by 100)."""
+"""Metrics of predictions: those of GLUE and others, as fractions (a report multiplies by 100)."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,33 +9,33 @@ import numpy as np
 from distill_runner.common.errors import TrainingError
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
-"""Outputs of the model, shape (N, C), and labels, shape (N,) or (N, C), to one number."""
+"""Maps the outputs of a model, shape (N, C), and labels, shape (N,) or (N, C), to one number."""
 
 
 class NotFinite(TrainingError):
-    """A model's outputs are not finite any more: it has diverged."""
+    """Outputs of a model are not finite: training has diverged."""
 
     remedy = "Take a lower optim.lr, or runtime.precision=fp32."
 
 
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Share of examples whose largest output is the label's."""
+    """Share of examples whose largest output is that of the label."""
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(labels, outputs.argmax(axis=-1)))
 
 
 def f1(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """F1 of class 1 of two; 0 where class 1 is neither predicted nor present."""
+    """F1 of class 1 of two classes; 0 if class 1 is neither predicted nor present."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels, outputs.argmax(axis=-1), average="binary", pos_label=1, zero_division=0.0))
 
 
 def f1_weighted(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the classes' F1, each weighted by how many examples have that label.
+    """Mean of the F1 of all classes, weighted by the number of examples of each class.
 
-    Internal representations, Table 1: no other average gives its pairs of accuracy and "F1".
+    Source: Internal representations, Table 1. Only this average fits the table's pairs of accuracy and "F1".
     """
     from sklearn.metrics import f1_score
 
@@ -43,23 +43,23 @@ def f1_weighted(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Matthews' correlation of classes, -1 to 1; 0 where only one class is predicted or present."""
+    """Matthews correlation of predicted and true classes, -1 to 1; 0 if only one class is predicted or present."""
     from sklearn.metrics import matthews_corrcoef
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "a single label was found": the answer 0 says so
+        warnings.simplefilter("ignore")  # warning "a single label was found": the result is then 0
         return float(matthews_corrcoef(labels, outputs.argmax(axis=-1)))
 
 
 def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Pearson's correlation of the single output with the score, -1 to 1; 0 where either is constant."""
+    """Pearson correlation of the single output with the score, -1 to 1; 0 if either is constant."""
     from scipy.stats import pearsonr
 
     return _correlation(pearsonr, outputs, labels)
 
 
 def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Spearman's rank correlation of the single output with the score, as ``pearson``."""
+    """Spearman rank correlation of the single output with the score, -1 to 1; 0 if either is constant."""
     from scipy.stats import spearmanr
 
     return _correlation(spearmanr, outputs, labels)
@@ -70,23 +70,23 @@ def _correlation(corr: Callable[..., Any], outputs: np.ndarray, labels: np.ndarr
     if np.ptp(scores) == 0 or np.ptp(labels) == 0:
         return 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nearly constant: the number is defined, if noisy
+        warnings.simplefilter("ignore")  # nearly constant input: the correlation is defined, but noisy
         value = float(corr(scores, labels.astype(np.float64))[0])
     return 0.0 if np.isnan(value) else value
 
 
 def accuracy_f1(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the two, by which GLUE ranks MRPC and QQP."""
+    """Mean of accuracy and F1, by which GLUE ranks MRPC and QQP."""
     return (accuracy(outputs, labels) + f1(outputs, labels)) / 2
 
 
 def pearson_spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the two, by which GLUE ranks STS-B."""
+    """Mean of Pearson and Spearman correlation, by which GLUE ranks STS-B."""
     return (pearson(outputs, labels) + spearman(outputs, labels)) / 2
 
 
 def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the F1 of every class or label, each counting the same however rare it is; 0 for one never met."""
+    """Unweighted mean of the F1 of all classes or labels; the F1 is 0 if the class is neither predicted nor present."""
     from sklearn.metrics import f1_score
 
     if labels.ndim == 2:
@@ -96,19 +96,22 @@ def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def f1_micro(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """F1 of all pairs of an example and a label together; 0 where no label is predicted or present."""
+    """F1 over all pairs of an example and a label; 0 if no label is predicted or present."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels, outputs > 0, average="micro", zero_division=0.0))
 
 
 def subset_accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Share of examples all of whose labels are right."""
+    """Share of examples whose labels are all predicted correctly."""
     return float(((outputs > 0) == (labels > 0)).all(axis=-1).mean())
 
 
 def mean_average_precision(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Mean over labels of the area under precision and recall, without labels that no example has; 0 without any."""
+    """Mean over labels of the area under the precision-recall curve.
+
+    Labels without any example are left out; the result is 0 if no label has an example.
+    """
     from sklearn.metrics import average_precision_score
 
     found = [average_precision_score(labels[:, c], outputs[:, c]) for c in np.flatnonzero(labels.any(axis=0))]
@@ -116,9 +119,9 @@ def mean_average_precision(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Area under the ROC curve: of class 1 of two, else the mean over classes, each against the rest.
+    """Area under the ROC curve: of class 1 for two classes, otherwise the mean of each class against the rest.
 
-    Classes that no example has, or all, have none; without any the answer is 0.5.
+    Classes that no example or every example has are left out; the result is 0.5 if no class is left.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -130,14 +133,14 @@ def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def brier(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Squared distance of the probabilities from the label's, summed over classes: 0 to 2, lower is better."""
+    """Squared error of the probabilities, summed over classes and averaged over examples: 0 to 2, lower is better."""
     probabilities = _softmax(outputs)
     probabilities[np.arange(len(labels)), labels] -= 1
     return float(np.square(probabilities).sum(axis=-1).mean())
 
 
 def ece(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Expected calibration error in 15 equal bins of the largest probability (Guo et al. 2017); lower is better."""
+    """Expected calibration error (Guo et al. 2017) in 15 equal bins of the largest probability; lower is better."""
     probabilities = _softmax(outputs)
     confidence, right = probabilities.max(axis=-1), probabilities.argmax(axis=-1) == labels
     of_bin = np.minimum((confidence * BINS).astype(int), BINS - 1)
@@ -154,7 +157,7 @@ def _softmax(outputs: np.ndarray) -> np.ndarray:
 
 BINS = 15
 LOWER_IS_BETTER = frozenset({"brier", "ece"})
-"""These are told, and select nothing."""
+"""Metrics that are reported but cannot select the best epoch, since selection takes the highest value."""
 
 CLASSIFICATION_METRICS: dict[str, Metric] = {
     "accuracy": accuracy,
@@ -182,14 +185,14 @@ METRICS: dict[str, Metric] = CLASSIFICATION_METRICS | REGRESSION_METRICS | MULTI
 
 
 def score(metrics: Sequence[str], outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The named metrics, in the order given.
+    """Return the named metrics, in the order given.
 
     Args:
         metrics: keys of ``METRICS``.
         outputs: logits or regression outputs, shape (N, C), C = 1 for regression.
-        labels: shape (N,), class indices or scores; (N, C) of 0 and 1 where several labels go together.
+        labels: shape (N,), class indices or scores; (N, C) of 0 and 1 for multi-label tasks.
     Raises:
-        NotFinite: an output is not a number.
+        NotFinite: an output is infinite or not a number.
     """
     if not np.isfinite(outputs).all():
         count = int((~np.isfinite(outputs)).any(axis=-1).sum())

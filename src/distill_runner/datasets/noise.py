@@ -1,9 +1,11 @@
-"""Random numbers that belong to examples, and dropout whose masks are made of them.
+"""Dropout masks made of random numbers that depend on the example, not on its batch.
 
-A mask is a function of the update, the example, the token's position, the place in the model and the feature, and of
-nothing else: alone or beside others, whole or in parts, in one process or in several, an example meets the same zeros
-(in families that run packed, on a CPU). The numbers come from a counter-based generator (SplitMix64's finaliser, Steele
-et al. 2014), four 16-bit ones from each 64-bit hash, which on a CPU takes a third of the time of ``bernoulli_``.
+A mask is a function of the update, the example, the token's position, the site in the model and the feature alone. An
+example therefore has the same mask in any batch, for any gradient accumulation and any number of processes. This holds
+on a CPU, for model families that run packed.
+
+The numbers come from a counter-based generator, SplitMix64's finaliser (Steele et al. 2014). Each 64-bit hash gives
+four 16-bit numbers. On a CPU this takes a third of the time of ``bernoulli_``.
 """
 
 import torch
@@ -12,19 +14,19 @@ from torch import Tensor
 from distill_runner.datasets.batches import Batch, LengthGroup
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-"""Step of SplitMix64's counter: keys that are told apart by a number get that many of it before ``split_mix``."""
+"""Increment of SplitMix64's counter, as int64; the number n is hashed as ``split_mix(n * GOLDEN + key)``."""
 _PER_SITE = 2**20
-"""Hashes that a token may take at one place of the model: more than heads times keys, or features, over four."""
+"""Hashes reserved for a token at one site in the model; more than heads * keys / 4 and features / 4."""
 _PER_HEAD = 2**10
-"""Hashes of a head, four keys each, so that its numbers do not depend on how far the keys are padded."""
+"""Hashes reserved for a head, each for four keys, so that its numbers do not depend on the padding of the keys."""
 _BEYOND = 2**40
-"""Where the hashes of a head's next 4,096 keys begin: behind those of all heads and places."""
+"""Offset of the hashes for each further 4,096 keys of a head; larger than the hashes of all heads and sites."""
 
 
 def split_mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele et al. 2014) on int64, in place: a random number of its own for each number.
+    """Apply SplitMix64's finaliser (Steele et al. 2014) to int64 ``z`` in place; distinct inputs give distinct outputs.
 
-    Shifts of int64 bring in the sign, which has to go.
+    A right shift of int64 copies the sign bit, so the bits shifted in are masked out.
     """
     high = torch.empty_like(z)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, None)):
@@ -35,7 +37,7 @@ def split_mix(z: Tensor) -> Tensor:
 
 
 class DropoutMasks:
-    """The dropout of one batch. Its ``seed`` is that of the update; probabilities are rounded to 1/65536."""
+    """Dropout masks of one batch, for the ``seed`` of its update; probabilities are rounded to 1/65536."""
 
     def __init__(self, seed: int, batch: Batch) -> None:
         lengths = torch.diff(batch.starts, append=batch.starts.new_tensor([len(batch.positions)]))
@@ -45,11 +47,14 @@ class DropoutMasks:
 
     @classmethod
     def of(cls, batch: Batch) -> "DropoutMasks | None":
-        """None where torch's own dropout is to be used: on a GPU, whose kernels draw as they go."""
+        """Return the masks of ``batch``, or None if torch's own dropout is used.
+
+        That is the case without ``batch.noise``, and on a GPU, whose kernels draw the numbers themselves.
+        """
         return cls(batch.noise, batch) if batch.noise is not None and batch.input_ids.is_cpu else None
 
     def rows(self, x_RH: Tensor, p: float, site: int) -> Tensor:
-        """Drop features of all tokens, R = T, or of the first tokens of sequences, R = B."""
+        """Drop features of all tokens (R = T), or of the first token of each sequence (R = B)."""
         if not p:
             return x_RH
         keys = self.tokens if len(x_RH) == len(self.tokens) else self.tokens[self.starts]
@@ -57,7 +62,7 @@ class DropoutMasks:
         return x_RH * _kept(keys[:, None], counters, p, x_RH.dtype)[:, : x_RH.shape[1]]
 
     def attention(self, probabilities: Tensor, group: LengthGroup, p: float, site: int) -> Tensor:
-        """Drop attention probabilities (n, heads, Q, L) of a group, of all its queries, Q = L, or of the first ones."""
+        """Drop attention probabilities (n, heads, Q, L) of a group, for all queries (Q = L) or the first (Q = 1)."""
         if not p:
             return probabilities
         heads, queries, length = probabilities.shape[1:]
@@ -71,8 +76,8 @@ class DropoutMasks:
 
 
 def _kept(keys: Tensor, counters: Tensor, p: float, dtype: torch.dtype) -> Tensor:
-    """0 with probability ``p`` and 1 / (1 - p) otherwise, four numbers for each key and counter."""
+    """Return factors that are 0 with probability ``p`` and 1 / (1 - p) otherwise, four for each key and counter."""
     dropped = round(p * 2**16)
     draws = split_mix(keys + counters * GOLDEN).view(torch.int16)
-    # In place the comparison is of one type and vectorised; by way of bool it takes ten times as long.
+    # In place, the comparison stays int16 and is vectorised; with a bool result it takes ten times as long.
     return draws.ge_(dropped - 2**15).to(dtype).mul_(2**16 / (2**16 - dropped))

@@ -1,4 +1,4 @@
-"""What every split of examples offers, of texts, pictures or questions: batches of them by their numbers."""
+"""Common interface of the splits of all kinds of tasks: texts, images and questions."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,34 +9,37 @@ from distill_runner.datasets.batches import Batch
 
 
 class Split(Protocol):
-    """The examples of one split, ready for batches, whatever they are made of."""
+    """Examples of one split, which batches are made of; independent of the kind of task."""
 
     labels: Any
-    """What the examples are judged by, one row for each; None without labels."""
+    """Labels of the examples, one row for each example; None if the split has no labels."""
 
     def __len__(self) -> int: ...
 
     @property
     def num_outputs(self) -> int:
-        """Outputs of a head for all examples: one each, or one for each token."""
+        """Number of outputs of the head for all examples: one per example, or one per token."""
 
     @property
     def lengths(self) -> np.ndarray:
-        """What each example costs, in tokens."""
+        """Cost of each example, in tokens."""
 
     @property
     def token_ids(self) -> np.ndarray | None:
-        """The token ids (U,), sorted, that occur; None if any may."""
+        """Sorted token ids (U,) that occur in the examples; None if every token id may occur."""
 
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = ...) -> Batch:
-        """The examples of these numbers, in an order of the batch's own."""
+        """Return the examples with the numbers ``index``; the batch may have another order."""
 
     def training_batch(self, index: np.ndarray, seed: int, epoch: int, length_multiple: int | None) -> Batch:
-        """The same as an epoch of training sees them, counted from 0, under this seed."""
+        """Return the examples ``index`` as training with ``seed`` uses them in ``epoch``, counted from 0."""
 
     def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
-        """What a live teacher runs on for ``batch``: the same examples, some repeated to fill ``multiple``."""
+        """Return a live teacher's batch: the examples of ``batch``, some repeated up to a multiple of ``multiple``."""
 
     @property
     def taught(self) -> "Split":
-        """All that a teacher is asked about in training, of what has an end, so that its outputs can be cached."""
+        """Split of all inputs that a teacher reads in training; its outputs for them can be cached.
+
+        It exists only if these inputs are finitely many (``Task.is_endless``).
+        """

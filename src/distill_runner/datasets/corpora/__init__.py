@@ -1,4 +1,4 @@
-"""Unlabelled text to learn from: what it is, where it comes from, how it is tokenised and masked."""
+"""Unlabelled text for pre-training and distillation: sources, tokenisation and masking."""
 
 from distill_runner.datasets.corpora.corpus import Corpus, TransferSet
 from distill_runner.datasets.corpora.parts import CorpusPart

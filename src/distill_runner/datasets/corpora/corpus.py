@@ -1,4 +1,4 @@
-"""A corpus of plain text, and a transfer set to distil predictions on."""
+"""Corpora of plain text, and transfer sets on which a teacher's predictions are distilled."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
@@ -15,25 +15,29 @@ from distill_runner.datasets.reading.tables import read
 
 Held = Literal["train", "validation"]
 ORDER_SEED = 0
-"""Of the one order in which every transfer set is cut to its size, so that smaller ones lie within larger ones."""
+"""Seed of the order in which a transfer set is cut to its size; smaller sets are thus part of larger ones."""
 
 
 class Corpus(Mixture):
-    """Plain text, and how examples are made of it.
+    """Plain text, and how examples are made from it.
 
     Attributes:
-        max_length: tokens of one example, special tokens included.
-        vocab_size: entries of a WordPiece vocabulary trained on it; needed only by ``model.tokenizer: corpus``.
-        examples: ``passages``, each text alone, cut to the length; ``packed``, documents end to end at full length
-            (RoBERTa's FULL-SENTENCES); ``pairs`` for next sentence prediction (BERT's own recipe).
-        hold_out: one document in so many validates, where a part has no validation split.
-        short_pairs: share of the pairs that are made shorter on purpose (BERT's ``short_seq_prob``).
-        mask_probability: share of the tokens to predict.
-        whole_word: choose words instead of pieces of words.
-        stream: read from the hub on the fly, so that only tokens reach the disk. Examples are the same.
-        exponent: read each part in proportion to its number of documents to this power, as many documents in all:
-            0.7 reads small languages more often (XLM). They are counted first. None reads every document once.
-        readings: what the file of the corpus takes where a paper is silent, by option.
+        max_length: maximum number of tokens of an example, special tokens included.
+        vocab_size: number of entries of a WordPiece vocabulary trained on the corpus; needed only for
+            ``model.tokenizer: corpus``.
+        examples: how examples are made. ``passages``: each text separately, truncated to ``max_length``. ``packed``:
+            documents concatenated and cut into blocks of ``max_length`` (RoBERTa's FULL-SENTENCES). ``pairs``: two
+            segments for next sentence prediction (BERT's own recipe).
+        hold_out: one document in this many is held out for validation, in each part without a validation split.
+        short_pairs: share of the pairs that get a random shorter target length (BERT's ``short_seq_prob``).
+        mask_probability: share of the tokens that are predicted.
+        whole_word: choose whole words to predict instead of single tokens.
+        stream: read the text from the hub without saving it, so that only tokens are on disk. The examples are the
+            same.
+        exponent: read training documents of each part in proportion to its number of documents to this power. The
+            total stays the same: small parts are repeated, large parts truncated. 0.7 reads small languages more often
+            (XLM). The documents are counted first. ``null`` reads every document once.
+        readings: choices of the corpus's configuration file where a paper is silent, by option.
     """
 
     group: ClassVar[str] = "corpus"
@@ -60,10 +64,10 @@ class Corpus(Mixture):
         return {key: value for key, value in super().spec().items() if key not in without}
 
     def documents(self, split: Held) -> Iterator[list[str]]:
-        """The documents of a split, each a list of texts.
+        """Yield the documents of a split, each as a list of texts.
 
         Raises:
-            UserError: they cannot be read.
+            UserError: the data of a part cannot be read.
         """
         parts = list(self.parts.values())
         if split == "validation" or self.exponent is None:
@@ -75,7 +79,7 @@ class Corpus(Mixture):
             yield from islice(chain.from_iterable(self._of(part, split) for _ in range(rounds)), quota)
 
     def _of(self, part: CorpusPart, split: Held) -> Iterator[list[str]]:
-        """The documents of one part, each once."""
+        """Yield the documents of one part, each once."""
         if part.validation is None:
             documents = enumerate(part.documents(part.train, self.stream))
             held = split == "validation"
@@ -84,22 +88,25 @@ class Corpus(Mixture):
             yield from part.documents(part.train if split == "train" else part.validation, self.stream)
 
     def texts(self, split: Held) -> Iterator[str]:
-        """The texts of all documents; errors as there."""
+        """Yield the texts of all documents of a split; raises the errors of ``documents``."""
         return chain.from_iterable(self.documents(split))
 
 
 def quotas(sizes: Sequence[int], exponent: float) -> list[int]:
-    """How many documents of each part are read, in proportion to ``size ** exponent``, as many as there are in all."""
+    """Return the number of documents to read from each part, in proportion to ``size ** exponent``.
+
+    The total is that of ``sizes`` up to rounding; each part gets at least one document.
+    """
     powers = np.asarray(sizes, dtype=np.float64) ** exponent
     return [max(1, round(quota)) for quota in sum(sizes) * powers / powers.sum()]
 
 
 class TransferSet(Mixture):
-    """Inputs of a task without labels, to distil a teacher's predictions on (well-read students, Table 4).
+    """Unlabelled inputs of a task, on which a teacher's predictions are distilled (well-read students, Table 4).
 
     Attributes:
-        size: that many examples of all parts together, drawn without replacement in one fixed order, so that the
-            smaller of two sets is part of the larger (Figure 8); all by default.
+        size: number of examples, drawn from all parts without replacement; ``null`` takes all. The order of drawing
+            is fixed, so that the smaller of two sets is part of the larger (Figure 8).
     """
 
     group: ClassVar[str] = "transfer"
@@ -107,14 +114,17 @@ class TransferSet(Mixture):
     size: int | None = Field(None, ge=1)
 
     def examples(self) -> Examples:
-        """The inputs as texts."""
+        """Return the inputs as texts without labels."""
         return Examples([list(map(str, column)) for column in self.inputs()], None)
 
     def inputs(self) -> list[list[Any]]:
-        """The columns as the data hold them, in the order of parts and rows unless ``size`` cuts them.
+        """Return the columns of the inputs, with the values of the data; rows with an empty value are left out.
+
+        The rows are in the order of the parts, or in random order if ``size`` is set.
 
         Raises:
-            UserError: they cannot be read, differ in their number of columns, or are fewer than ``size``.
+            UserError: a part cannot be read, the parts differ in their number of columns, or they have fewer rows
+                than ``size``.
         """
         columns: list[list[Any]] = [[] for _ in next(iter(self.parts.values())).columns]
         for part in self.parts.values():

@@ -1,4 +1,4 @@
-"""Bodies of text made of named parts, each read from its own data set."""
+"""Corpora and transfer sets as mixtures of named parts, each read from a separate data set."""
 
 import re
 from collections.abc import Iterator
@@ -14,21 +14,23 @@ from distill_runner.datasets.reading.fingerprints import data_fingerprint
 from distill_runner.datasets.reading.tables import rows
 
 WHERE = {"dataset", "config", "revision"}
-"""Fields that say where the text lies; of these only the content counts."""
+"""Fields that locate the data; a part's spec contains a hash of the content instead."""
 
 
 class CorpusPart(Dataset):
     """Text from one data set.
 
-    A row is a document of its own unless one of the next three fields says otherwise; consecutive rows then make one.
+    Each row is a document unless ``document_column``, ``document_start`` or ``rows_per_document`` is set. Each of these
+    joins consecutive rows into documents; the first one that is set applies.
 
     Attributes:
-        train: split; ``*`` takes every file of a folder.
-        validation: held-out split; ``None`` leaves it to the whole to hold documents back.
-        document_column: rows with the same value in this column belong together (the chapters of one novel).
-        document_start: a regular expression that the first row of a document matches (the headings of WikiText).
-        rows_per_document: for data that has lost its borders, such as BookCorpus with a sentence per row.
-        limit: take that many documents of each split; all by default.
+        train: training split; ``*`` takes every file of a folder.
+        validation: validation split; ``null`` holds out training documents instead (``corpus.hold_out``).
+        document_column: consecutive rows with the same value in this column form a document (chapters of one novel).
+        document_start: regular expression that matches the beginning of a document's first row (WikiText's headings).
+        rows_per_document: number of rows per document, for data that has lost the borders of documents, such as
+            BookCorpus with one sentence per row.
+        limit: maximum number of documents taken from each split, or of rows in a transfer set; ``null`` takes all.
     """
 
     _key: str = PrivateAttr("parts")
@@ -64,11 +66,11 @@ class CorpusPart(Dataset):
         return column | dict.fromkeys(self.columns, "columns")
 
     def spec(self) -> dict[str, Any]:
-        """All that determines the text, wherever it lies."""
+        """Return all that determines the text, independent of where the data is stored."""
         return {**self.model_dump(exclude=WHERE), "content": data_fingerprint(self)}
 
     def documents(self, split: str, stream: bool = False) -> Iterator[list[str]]:
-        """Documents as the texts of their rows, in order; empty texts are left out, and so are empty documents.
+        """Yield each document as the list of its texts, in order; empty texts and empty documents are left out.
 
         Raises:
             UserError: the split cannot be read, or holds no text.
@@ -91,7 +93,7 @@ class CorpusPart(Dataset):
             raise UserError(self.role(split), split, f"no text in the column {', '.join(self.columns)}")
 
     def _starts(self, number: int, texts: list[str], changed: bool) -> bool:
-        """Whether the row of this number begins a new document."""
+        """Return whether row ``number`` begins a new document."""
         if self.document_column:
             return changed
         if self.document_start:
@@ -100,16 +102,16 @@ class CorpusPart(Dataset):
 
 
 class Mixture(Schema):
-    """Named parts, one after the other in the order given.
+    """Text from several named parts, concatenated in the order given.
 
     Attributes:
-        name: for people.
-        version: raised when the same configuration comes to mean other text.
-        parts: a mapping, so that one value of one part can be set on the command line.
+        name: name for display only.
+        version: version number, raised when the same configuration comes to mean other text.
+        parts: the parts by name, so that the command line can override one value of one part.
     """
 
     group: ClassVar[str]
-    """The configuration group, for messages."""
+    """Configuration group, used in messages."""
 
     name: str
     version: int = 1
@@ -122,6 +124,6 @@ class Mixture(Schema):
         return self
 
     def spec(self) -> dict[str, Any]:
-        """All that has a say in what is read; where it lies and what it is called have none."""
+        """Return all that determines the text; the names and the location of the data are left out."""
         parts = [part.spec() for part in self.parts.values()]
         return {**self.model_dump(exclude={"name", "parts"}), "parts": parts}

@@ -1,4 +1,4 @@
-"""From text to what a masked language model learns on: a WordPiece vocabulary and masked tokens."""
+"""Preparation of text for masked language modelling: training a WordPiece vocabulary and masking tokens."""
 
 import json
 from collections.abc import Iterable
@@ -17,12 +17,13 @@ SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 def train_wordpiece(texts: Iterable[str], vocab_size: int, folder: Path | str) -> None:
     """Train a lower-casing BERT WordPiece vocabulary and save it for ``AutoTokenizer.from_pretrained``.
 
-    The same texts give the same vocabulary. All of ASCII is in it, so that no English word becomes [UNK].
+    The same texts give the same vocabulary. It contains all printable ASCII characters, so that no English word becomes
+    [UNK].
 
     Args:
-        texts: what to count words in.
+        texts: training texts.
         vocab_size: number of entries, special tokens included.
-        folder: where the tokenizer goes.
+        folder: folder in which the tokenizer is saved.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import BertTokenizer
@@ -30,7 +31,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, folder: Path | str) -
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    with TemporaryFile("w+", encoding="utf-8") as spool:  # read twice, and perhaps larger than the memory
+    with TemporaryFile("w+", encoding="utf-8") as spool:  # the texts are read twice and may be larger than the memory
         seen = set(tokenizer.normalizer.normalize_str("".join(map(chr, range(33, 127)))))
         for text in texts:
             seen.update(tokenizer.normalizer.normalize_str(text))
@@ -44,11 +45,11 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, folder: Path | str) -
 
 
 def _wordpiece_trainer(characters: list[str], within: list[str], vocab_size: int) -> Any:
-    """``within`` are the characters that words may go on with."""
+    """Return a trainer for an alphabet of ``characters``; ``within`` are those that may continue a word."""
     from tokenizers.trainers import WordPieceTrainer
 
-    # Left alone, the trainer numbers continuation pieces in an order that changes from process to process and
-    # takes equally frequent merges in the order of these numbers. As special tokens they keep their places.
+    # By default, the trainer numbers continuation pieces in an order that differs between processes, and breaks ties
+    # between equally frequent merges by these numbers. As special tokens, the pieces have fixed numbers.
     continuations = [f"##{character}" for character in within]
     return WordPieceTrainer(
         vocab_size=vocab_size,
@@ -69,23 +70,25 @@ def mask_tokens(
     probability: float = 0.15,
     continues_T: "torch.Tensor | None" = None,
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Choose tokens to predict, one per sequence at least; replace 80 % by [MASK], 10 % by a random token, leave 10 %.
+    """Choose tokens to predict and mask them; each sequence gets at least one.
+
+    Of the chosen tokens, 80 % are replaced by [MASK], 10 % by a random token, and 10 % stay unchanged.
 
     Source: BERT (Devlin et al. 2019), section 3.1, task 1.
 
     Args:
-        input_ids_T: int64, T tokens of B sequences end to end; left as it is.
+        input_ids_T: int64, T tokens of B concatenated sequences; not modified.
         special_T: bool, tokens that are never chosen.
-        starts_B: the first token of each sequence.
-        draws_3T: uniform numbers in 0..1 for the choice, what becomes of a chosen token, and the random token.
+        starts_B: position of the first token of each sequence.
+        draws_3T: uniform numbers in 0..1: for choosing the token, for its replacement, and for the random token.
         mask_id: id of [MASK].
         vocab_size: random tokens are drawn from 0 .. vocab_size - 1.
-        probability: share of the other tokens that is chosen.
-        continues_T: bool, tokens that go on with a word. Words are then chosen as wholes (BERT's whole word masking),
-            with the same ``probability`` for each; what becomes of its tokens is drawn for each of them.
+        probability: probability with which each token that is not special is chosen.
+        continues_T: bool, tokens that continue a word. If given, whole words are chosen (BERT's whole word masking),
+            each with ``probability``; each token of a chosen word is then replaced independently.
 
     Returns:
-        Masked ids (T,) and labels (T,), which are -100 where nothing is to be predicted.
+        Masked ids (T,) and labels (T,), which are -100 for tokens that are not predicted.
     """
     import torch
 
@@ -103,10 +106,10 @@ def mask_tokens(
 
 
 def mask_draws(seed: int, epoch: int, index: Iterable[int], lengths: Iterable[int]) -> "torch.Tensor":
-    """Uniform float64 numbers (3, T) for the examples of these numbers and lengths.
+    """Return uniform float64 numbers (3, T) for the examples ``index``, which have ``lengths`` tokens.
 
-    Those of an example depend on seed, epoch and its number alone: not on what came before, which makes a resumed run
-    draw the same, nor on its neighbours in a batch.
+    The numbers of an example depend on ``seed``, ``epoch`` and its number alone. They depend neither on earlier draws,
+    so that a resumed run draws the same, nor on the other examples of the batch.
     """
     import torch
 
@@ -119,7 +122,10 @@ def mask_draws(seed: int, epoch: int, index: Iterable[int], lengths: Iterable[in
 
 
 def continuations(tokenizer: Any) -> "torch.Tensor":
-    """Which entries of a vocabulary go on with a word, bool (V,): ``##``, or no mark of a word's start (Ġ, ▁)."""
+    """Return which vocabulary entries continue a word, bool (V,).
+
+    These entries start with ``##``, or, in other vocabularies, lack the mark of a word's start (Ġ, ▁).
+    """
     import torch
 
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))

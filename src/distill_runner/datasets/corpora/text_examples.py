@@ -1,6 +1,6 @@
-"""From documents to tokenised examples: single passages, packed blocks, or pairs for next sentence prediction.
+"""Tokenised examples made from documents: single passages, packed blocks, or pairs for next sentence prediction.
 
-Everything is written as it comes and memory-mapped afterwards, so that a corpus may be larger than the memory.
+All arrays are written piece by piece and memory-mapped afterwards, so that a corpus may be larger than the memory.
 """
 
 import re
@@ -25,12 +25,18 @@ TEXTS_AT_ONCE = 1000
 SENTENCE_END = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=["'(\[]*[A-Z0-9])|\n+""")
 
 Example = tuple[np.ndarray, np.ndarray | None, int | None]
-"""Tokens of the first segment, of the second, and the label of the pair."""
+"""Tokens of the first segment, tokens of the second segment or None, and label of the pair or None."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Tokenised documents: ``ids`` of all sentences, where each sentence begins, and each document's first sentence."""
+    """Tokenised documents; each text of a document is called a sentence here.
+
+    Attributes:
+        ids: tokens of all sentences.
+        sentences: (S + 1,), start of each of S sentences in ``ids``, and the end of the last one.
+        documents: (D + 1,), number of the first sentence of each of D documents, and the end of the last one.
+    """
 
     ids: np.ndarray
     sentences: np.ndarray
@@ -40,18 +46,18 @@ class Documents:
         return len(self.documents) - 1
 
     def of(self, number: int) -> list[np.ndarray]:
-        """The sentences of a document."""
+        """Return the sentences of document ``number``."""
         bounds = self.sentences[self.documents[number] : self.documents[number + 1] + 1]
         return [self.ids[first:last] for first, last in pairwise(bounds)]
 
     @classmethod
     def tokenised(cls, texts: Iterable[list[str]], tokenizer: Any, folder: Path) -> "Documents":
-        """Tokenise documents, each a list of texts, into files of ``folder``."""
+        """Tokenise documents, each a list of texts, and save the arrays in ``folder``."""
         with ArrayFile(folder / "ids.npy", np.int32) as ids, ArrayFile(folder / "lengths.npy", np.int64) as lengths:
             counts, remaining = [0], iter(texts)
             while some := list(islice(remaining, TEXTS_AT_ONCE)):
                 flat = [text for document in some for text in document]
-                whole = {"add_special_tokens": False, "verbose": False}  # silent on texts longer than a model reads
+                whole = {"add_special_tokens": False, "verbose": False}  # no warning about long texts
                 encoded = tokenizer(flat, return_attention_mask=False, **whole)["input_ids"]
                 ids.append(np.concatenate([np.asarray(one, dtype=np.int32) for one in encoded]))
                 lengths.append([len(one) for one in encoded])
@@ -62,7 +68,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Frame:
-    """The special tokens that a tokenizer puts around one segment, and around and between two."""
+    """Special tokens that a tokenizer puts around one segment, and around and between two segments."""
 
     single: tuple[list[int], list[int]]
     pair: tuple[list[int], list[int], list[int]]
@@ -83,7 +89,7 @@ class Frame:
         return cls((first, last), tuple(specials("a", "a")))  # type: ignore[arg-type]
 
     def put(self, first: np.ndarray, second: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and segments (0, 1) of an example."""
+        """Return the ids of an example with special tokens, and its segment ids (0 or 1)."""
         if second is None:
             before, after = self.single
             ids = np.concatenate([before, first, after])
@@ -95,18 +101,20 @@ class Frame:
         return ids, segments
 
     def room(self, max_length: int, pair: bool) -> int:
-        """Tokens of text that fit."""
+        """Return how many tokens of text fit into ``max_length`` beside the special tokens."""
         return max_length - sum(map(len, self.pair if pair else self.single))
 
 
 def passages(documents: Documents, room: int) -> Iterator[Example]:
-    """Each text alone, cut to ``room`` tokens."""
+    """Yield each text as a separate example, truncated to ``room`` tokens."""
     for number in range(len(documents)):
         yield from ((text[:room], None, None) for text in documents.of(number) if len(text))
 
 
 def packed(documents: Documents, room: int, separator: int) -> Iterator[Example]:
-    """Documents end to end in blocks of exactly ``room`` tokens, the last one shorter; no token is lost.
+    """Yield blocks of exactly ``room`` tokens cut from the concatenated documents; only the last one may be shorter.
+
+    No token is lost.
 
     **reading**: a separator stands between two documents, as in RoBERTa's FULL-SENTENCES.
     """
@@ -122,11 +130,14 @@ def packed(documents: Documents, room: int, separator: int) -> Iterator[Example]
 
 
 def pairs(documents: Documents, room: int, short: float) -> Iterator[Example]:
-    """Two segments of together at most ``room`` tokens: the second follows the first, or is of another document.
+    """Yield pairs of segments with at most ``room`` tokens: the second follows the first, or is from another document.
 
-    BERT's recipe (its ``create_pretraining_data``): sentences are collected up to the target length and divided at
-    a random place; half of the time the second part is replaced from a random place of another document, and is then
-    used again for the next pair. A single sentence has nothing to divide, so its partner is always random.
+    This is BERT's recipe (its ``create_pretraining_data``). Sentences are collected up to the target length and divided
+    at a random place. Half of the time, a random place of another document gives the second segment; the replaced
+    sentences are then used for the next pair. A single sentence cannot be divided, so its partner is always random.
+
+    Args:
+        short: share of the pairs with a random target length of at most ``room``; the others have ``room``.
     """
     rng = np.random.default_rng(PAIR_SEED)
     for number in range(len(documents)):
@@ -139,20 +150,20 @@ def pairs(documents: Documents, room: int, short: float) -> Iterator[Example]:
             if end - start > 1 and (rng.random() < 0.5 or len(documents) == 1):
                 second, label, start = np.concatenate(sentences[middle:end]), IS_NEXT, end
             elif len(documents) == 1:
-                return  # one sentence is left over, and nothing to pair it with
+                return  # one sentence is left, and there is no other document to pair it with
             else:
                 second, label, start = _elsewhere(documents, number, target - len(first), rng), IS_RANDOM, middle
             yield *_truncated(first, second, room, rng), label
 
 
 def _reach(sentences: list[np.ndarray], start: int, target: int) -> int:
-    """The end of the run of sentences from ``start`` that has ``target`` tokens, or all that are left."""
+    """Return the end of the sentences from ``start`` that have ``target`` tokens together, or the end of the list."""
     lengths = np.cumsum([len(sentence) for sentence in sentences[start:]])
     return start + min(int(np.searchsorted(lengths, target)) + 1, len(lengths))
 
 
 def _elsewhere(documents: Documents, but: int, target: int, rng: np.random.Generator) -> np.ndarray:
-    """About ``target`` tokens from a random place of another document."""
+    """Return about ``target`` tokens from a random place of a random document other than number ``but``."""
     other = int(rng.integers(len(documents) - 1))
     sentences = [sentence for sentence in documents.of(other + (other >= but)) if len(sentence)]
     start = int(rng.integers(len(sentences)))
@@ -162,7 +173,7 @@ def _elsewhere(documents: Documents, but: int, target: int, rng: np.random.Gener
 def _truncated(
     first: np.ndarray, second: np.ndarray, room: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The longer segment loses tokens, at its front or back by lot, until both fit into ``room``."""
+    """Remove tokens from the front or back, at random, of the longer segment until both fit into ``room``."""
     while len(first) + len(second) > room:
         part = slice(1, None) if rng.random() < 0.5 else slice(None, -1)
         first, second = (first[part], second) if len(first) > len(second) else (first, second[part])
@@ -170,10 +181,10 @@ def _truncated(
 
 
 def write_examples(folder: Path, corpus: Corpus, split: Held, tokenizer: Any) -> None:
-    """Tokenise a split into the files that ``CorpusTokens`` reads; its ``labels`` are those of pairs.
+    """Tokenise a split into the files that ``CorpusTokens`` reads; ``labels`` are those of next sentence prediction.
 
     Raises:
-        UserError: the corpus cannot be read, or gives no example.
+        UserError: the corpus cannot be read, or its split gives no example.
     """
     frame, paired = Frame.of(tokenizer), corpus.examples == "pairs"
     room = frame.room(corpus.max_length, paired)

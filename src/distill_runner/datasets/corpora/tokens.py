@@ -1,4 +1,4 @@
-"""Reading the tokenised text of a corpus."""
+"""Tokenised text of a corpus, read from files."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, Tokens
 
 
 class CorpusTokens(Tokens):
-    """Examples without labels. Of pairs, ``is_next`` (N,) says whether the second sentence follows the first."""
+    """Examples without labels; for pairs, ``is_next`` (N,) are the labels of next sentence prediction (0: follows)."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -1,1 +1,1 @@
-"""Images: decoded once into an array of bytes, augmented in whole batches."""
+"""Images: decoded once into an array of bytes, and augmented batch by batch."""

@@ -1,8 +1,11 @@
-"""Random crops and flips of whole batches, each example's its own: functions of a seed, an epoch and its number.
+"""Random crops and flips of whole batches of images.
 
-What an example looks like then depends neither on the others of its batch nor on what came before, so that a run that
-is resumed, or shared by several processes, sees the same pictures. All works on bytes, before normalisation: what a
-crop reaches beyond an image is black, as in the recipe for CIFAR (He et al. 2015, section 4.2).
+The crop and the flip of an image are functions of a seed, the epoch and the number of its example. They depend neither
+on the other images of the batch nor on earlier draws. A resumed run, or one with several processes, therefore uses the
+same images.
+
+Images are augmented as bytes, before normalisation. A crop is black where it reaches beyond the image, as in the recipe
+for CIFAR (He et al. 2015, section 4.2).
 """
 
 import torch
@@ -13,15 +16,15 @@ from distill_runner.datasets.noise import GOLDEN, split_mix
 
 
 def apply(augment: Augment, images: Tensor, index: Tensor, seed: int, epoch: int) -> Tensor:
-    """Augmented copies of ``images`` (B, H, W, C), bytes, whose examples have the numbers ``index`` (B,)."""
+    """Return augmented copies of ``images`` (B, H, W, C), uint8, of the examples with the numbers ``index`` (B,)."""
     crops, flips = draws(seed, epoch, index, augment.pad)
     return cropped(images, crops, flips & augment.flip, augment.pad)
 
 
 def draws(seed: int, epoch: int, index: Tensor, pad: int) -> tuple[Tensor, Tensor]:
-    """For each example of ``index`` (B,) how far its crop is moved down and right, (B, 2) in 0..2 pad, and its flip.
+    """Return the crop offsets down and right, (B, 2) in 0..2 pad, and the flips (B,) of the examples ``index`` (B,).
 
-    Uniform but for 2e-4, from 16 bits each.
+    Each number is drawn from 16 bits; it is uniform up to a relative error of (2 pad + 1) / 65536.
     """
     key = split_mix(torch.tensor([seed]) * GOLDEN)
     key = split_mix(key + torch.tensor([epoch + 1]) * GOLDEN)
@@ -31,7 +34,7 @@ def draws(seed: int, epoch: int, index: Tensor, pad: int) -> tuple[Tensor, Tenso
 
 
 def cropped(images: Tensor, crops: Tensor, flips: Tensor, pad: int) -> Tensor:
-    """``images`` (B, H, W, C), padded by ``pad`` with 0, cut at ``crops`` (B, 2), mirrored where ``flips`` (B,)."""
+    """Pad ``images`` (B, H, W, C) by ``pad`` with 0, crop them at ``crops`` (B, 2) and mirror where ``flips``."""
     count, height, width, _ = images.shape
     if pad:
         images = torch.nn.functional.pad(images, (0, 0, pad, pad, pad, pad))

@@ -1,4 +1,4 @@
-"""How images are read, and what is done to those of training."""
+"""Configuration of the decoding of images and of the augmentation of training images."""
 
 from typing import Literal
 
@@ -11,13 +11,13 @@ CHANNELS: dict[Mode, int] = {"RGB": 3, "L": 1}
 
 
 class Decoding(Schema):
-    """How images are read.
+    """Decoding of images.
 
     Args:
-        mode: ``RGB``, or ``L`` for grey images of one channel; images of another mode are refused.
-        convert: turn them into ``mode`` instead; what is transparent is lost.
-        resize: [height, width] to which all images are scaled (bilinear, antialiased, the aspect not kept). None takes
-            them as they are, and they must then be of one size.
+        mode: ``RGB``, or ``L`` for grey images of one channel. Images of another mode are an error.
+        convert: convert images of another mode to ``mode`` instead; transparency is lost.
+        resize: [height, width] to which all images are scaled (bilinear, antialiased, aspect ratio not kept). ``null``
+            does not scale; all images must then have the same size.
     """
 
     mode: Mode = "RGB"
@@ -26,11 +26,11 @@ class Decoding(Schema):
 
 
 class Augment(Schema):
-    """What is done to training images.
+    """Augmentation of training images.
 
     Args:
-        pad: black pixels added on each side, of which a random place is cut out in the image's own size.
-        flip: mirror left and right with probability 1/2.
+        pad: number of black pixels added on each side, before a random crop of the image's original size.
+        flip: mirror an image left to right with probability 1/2.
     """
 
     pad: int = Field(0, ge=0)

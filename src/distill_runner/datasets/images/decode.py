@@ -1,4 +1,4 @@
-"""From what data hold of an image (PNG or JPEG bytes, or a file) to an array of bytes. Nothing is guessed."""
+"""Decoding of images (PNG or JPEG bytes, or a file) into an array of bytes. Mode and size are never guessed."""
 
 import io
 from collections.abc import Sequence
@@ -12,16 +12,19 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.images.config import CHANNELS, Decoding
 
 _CONVERTIBLE = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
-"""Pillow's modes of 8 bits. What it would make of 16 bits is cut off, not scaled."""
+"""Pillow's 8-bit modes. Pillow would clip images of 16 bits instead of scaling their values."""
 
 
 def decode(values: Sequence[Any], decoding: Decoding, split: str, column: str, file: Path) -> None:
-    """Write the images of a split as uint8 (N, H, W, C) to ``file``, memory-mapped: one image is in memory at a time.
+    """Write the images of a split as uint8 (N, H, W, C) to ``file``; only one image is in memory at a time.
 
     Args:
-        values: bytes, ``{"bytes": .., "path": ..}`` as on the hub, or a path.
+        values: for each image, its bytes, ``{"bytes": .., "path": ..}`` as on the hub, or its path.
+        split: name of the split, for messages.
+        column: name of the column of the images, for messages.
     Raises:
-        UserError: no image, one that cannot be decoded, or is of another mode or size; the row is named.
+        UserError: a row has no image, or its image cannot be decoded or has another mode or size. The message names
+            the row.
     """
     array: Any = None  # a memory map
     for row, value in enumerate(values):
@@ -41,14 +44,14 @@ def decode(values: Sequence[Any], decoding: Decoding, split: str, column: str, f
 
 
 def _name(value: Any) -> str | None:
-    """The file that an image comes from, as far as the data say."""
+    """Return the name of an image's file, or None if the data does not contain it."""
     if isinstance(value, Path):
         return f"{value.parent.name}/{value.name}"
     return value.get("path") if isinstance(value, dict) else None
 
 
 def _opened(value: Any, where: str, column: str) -> Image.Image:
-    """The decoded image in its own mode."""
+    """Return the decoded image in its original mode."""
     source = value.get("bytes") or value.get("path") if isinstance(value, dict) else value
     if not isinstance(source, bytes | Path) and not (isinstance(value, dict) and source):
         what = "no image" if source is None else f"a {type(value).__name__} instead of an image"
@@ -65,7 +68,7 @@ def _opened(value: Any, where: str, column: str) -> Image.Image:
 
 
 def _fitted(image: Image.Image, decoding: Decoding, where: str) -> Image.Image:
-    """In the mode and the size that are asked for."""
+    """Return the image in the mode and size that ``decoding`` asks for."""
     if image.mode != decoding.mode:
         if image.mode not in _CONVERTIBLE:
             problem = f"{where} is of Pillow's mode {image.mode}, which is not of 8 bits"
@@ -83,6 +86,6 @@ def _fitted(image: Image.Image, decoding: Decoding, where: str) -> Image.Image:
 
 
 def _pixels(image: Image.Image) -> np.ndarray:
-    """(H, W, C)."""
+    """Return the pixels (H, W, C) of an image."""
     pixels = np.asarray(image, dtype=np.uint8)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels

@@ -1,4 +1,4 @@
-"""Handwritten digits that scikit-learn brings along: 1,797 grey images of 8 x 8, for trials without a download.
+"""Handwritten digits that are part of scikit-learn: 1,797 grey images of 8 x 8 pixels, for trials without a download.
 
 Source: UCI's "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak 1998), its test part.
 """
@@ -15,7 +15,7 @@ SHARES = {"train": 0.7, "validation": 0.85, "test": 1.0}
 
 @lru_cache(maxsize=1)
 def digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Images (N, 8, 8), bytes in 0..255, and digits (N,) by split; the splits are drawn once and for all."""
+    """Return images (N, 8, 8), uint8, and digits (N,) by split; the assignment to splits is random, but fixed."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -27,7 +27,7 @@ def digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def digits_fingerprint() -> str:
-    """Of content and division."""
+    """Return a hash of the images, the labels and their assignment to splits."""
     total = hashlib.sha256()
     for name, (images, labels) in digits().items():
         total.update(name.encode() + images.tobytes() + labels.tobytes())
@@ -35,7 +35,7 @@ def digits_fingerprint() -> str:
 
 
 def as_png() -> dict[str, tuple[list[bytes], list[int]]]:
-    """The same as a data set holds them: files' bytes and numbers."""
+    """Return the digits as a data set stores them: PNG bytes and labels by split."""
     return {name: (list(map(_png, images)), labels.tolist()) for name, (images, labels) in digits().items()}
 
 

@@ -1,4 +1,4 @@
-"""A split of images in a folder, and batches of them, as the loop knows those of packed tokens."""
+"""Splits of images, and batches of them with the same interface as batches of tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,19 +15,22 @@ from distill_runner.datasets.images.augment import apply
 from distill_runner.datasets.images.config import Augment
 
 PATCH = 64
-"""Pixels of an image that count as one token where batches are made by what they cost: 16 tokens for 32 x 32."""
+"""Pixels that count as one token where batches are limited by their number of tokens: 16 tokens for 32 x 32."""
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and standard deviation of each channel, of values in 0..1."""
+"""Mean and standard deviation of each channel, for values in 0..1."""
 
 
 @dataclass(frozen=True)
 class PixelBatch:
-    """B images: ``pixels`` (B, H, W, C), bytes, as they lie in the array: a quarter of the floats to send.
+    """Batch of B images.
 
-    ``normalisation`` (2, C) are mean and standard deviation of each channel, of values in 0..1. ``index`` (B,), always
-    on the host, is each image's number in its split; ``labels`` (B,) its class. ``output_rows``,
-    on the host, are the places of a teacher's outputs where each image has several views. ``weights`` and ``noise`` are
-    those of an update, as of a batch of tokens.
+    Attributes:
+        pixels: (B, H, W, C), uint8 as stored; float32 would be four times as much data to send to the device.
+        index: (B,), number of each image in its split; always on the host.
+        normalisation: (2, C), mean and standard deviation of each channel, for values in 0..1.
+        labels: (B,), class of each image.
+        output_rows: (B,), row of each image among a teacher's outputs if each image has several views; on the host.
+        noise, weights: as in ``Batch``.
     """
 
     pixels: Tensor
@@ -39,7 +42,7 @@ class PixelBatch:
     weights: Mapping[Unit, float] = field(default_factory=dict)
 
     rows, groups = None, ()
-    """Outputs are of images, not of parts of them; nor are there groups of equal length."""
+    """A head has one output per image, not per part of an image, and there are no groups of equal length."""
 
     @property
     def size(self) -> int:
@@ -51,31 +54,32 @@ class PixelBatch:
 
     @property
     def num_tokens(self) -> int:
-        """One for each image: no loss is a mean over its parts."""
+        """Number of images: no loss is a mean over parts of an image."""
         return self.size
 
     @property
     def places(self) -> np.ndarray:
-        """Of the outputs among all outputs of a teacher."""
+        """Row of each output of the batch among all outputs of a teacher."""
         places: np.ndarray = (self.index if self.output_rows is None else self.output_rows).numpy()
         return places
 
     @cached_property
     def pixel_values(self) -> Tensor:
-        """What a network reads: float32 (B, C, H, W), normalised, in the memory order channels-last."""
-        with torch.inference_mode(False):  # a teacher may ask first; the student's gradients need a plain tensor
+        """Normalised float32 input of a network, (B, C, H, W), in channels-last memory format."""
+        # A teacher may read it first, in inference mode; the student's backward pass needs a normal tensor.
+        with torch.inference_mode(False):
             values = self.pixels.permute(0, 3, 1, 2).to(torch.float32)
             mean, deviation = self.normalisation[..., None, None]
             return values.div_(255).sub_(mean).div_(deviation)
 
 
 class Pixels:
-    """The images of one split, memory-mapped from ``images.npy`` and ``labels.npy`` of a folder.
+    """Images of one split, memory-mapped from ``images.npy`` and ``labels.npy`` of a folder.
 
     Args:
-        augment: what training batches look like.
-        views: so many fixed pictures of each image, one after the other by epoch, the same in all runs, so that a
-            teacher's outputs can be cached; None draws anew each epoch, under the seed of the stage.
+        augment: augmentation of training batches.
+        views: number of fixed augmented views of each image, used in turn by epoch. They are the same in all runs, so
+            that a teacher's outputs can be cached. None augments anew in each epoch, with the seed of the stage.
     """
 
     token_ids = None
@@ -96,12 +100,12 @@ class Pixels:
 
     @property
     def lengths(self) -> np.ndarray:
-        """What each image costs, in tokens of ``PATCH`` pixels."""
+        """Cost of each image, in tokens of ``PATCH`` pixels."""
         height, width = self.images.shape[1:3]
         return np.full(len(self), max(1, height * width // PATCH))
 
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = None) -> PixelBatch:
-        """The images of these numbers as they are, in this order."""
+        """Return the images with the numbers ``index``, in this order and without augmentation."""
         index = np.asarray(index, dtype=np.int64)
         return PixelBatch(
             pixels=torch.from_numpy(self.images[index]),
@@ -113,7 +117,7 @@ class Pixels:
     def training_batch(
         self, index: np.ndarray, seed: int, epoch: int, length_multiple: int | None = None
     ) -> PixelBatch:
-        """The same, cropped and flipped as each image is in this epoch, counted from 0, under this seed."""
+        """Return the images ``index``, cropped and flipped for ``epoch`` (counted from 0) and ``seed``."""
         batch = self.batch(index)
         if self.num_views is None:
             return replace(batch, pixels=apply(self.augment, batch.pixels, batch.index, seed, epoch))
@@ -121,11 +125,11 @@ class Pixels:
         return replace(batch, pixels=self.picture(batch, view), output_rows=batch.index + view * len(self))
 
     def picture(self, batch: PixelBatch, view: int) -> Tensor:
-        """The pixels of a batch as one of the fixed views shows them."""
+        """Return the pixels of the fixed view number ``view`` for the images of ``batch``."""
         return apply(self.augment, batch.pixels, batch.index, 0, view)
 
     def teacher_batch(self, batch: PixelBatch, multiple: int, length_multiple: int | None = None) -> PixelBatch:
-        """What a live teacher sees for ``batch``: the same pictures, some repeated to fill ``multiple``."""
+        """Return a live teacher's batch: the images of ``batch``, some repeated up to a multiple of ``multiple``."""
         chosen = torch.arange(-(-batch.size // multiple) * multiple) % batch.size
         if len(chosen) == batch.size:
             return batch
@@ -133,13 +137,13 @@ class Pixels:
 
     @property
     def taught(self) -> "Views":
-        """All the pictures that a teacher may be asked about, where there is an end to them."""
+        """All views of all images, for which a teacher's outputs can be cached; requires a fixed number of views."""
         assert self.num_views is not None, "Task.is_endless"
         return Views(self, self.num_views)
 
 
 class Views:
-    """The fixed views of a split's images, one view of all after the other, as a split of its own."""
+    """Fixed views of a split's images as a separate split: first view 0 of all images, then view 1, and so on."""
 
     token_ids = None
     labels = None

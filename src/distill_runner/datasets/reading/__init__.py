@@ -1,1 +1,1 @@
-"""Reading: rows of a local folder, of the hub or of embedded data."""
+"""Reading of rows from a local folder, from the hub or from the embedded data."""

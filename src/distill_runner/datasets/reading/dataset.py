@@ -1,4 +1,4 @@
-"""Where rows of text lie: what a task, and each part of a corpus, have in common."""
+"""Location and columns of a data set: the common base of tasks and of the parts of a corpus."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Self
@@ -11,19 +11,19 @@ from distill_runner.common.schema import Schema
 EMBEDDED = "embedded:"
 EMBEDDED_DATA = tuple(EMBEDDED + name for name in ("pairs", "sentences", "questions", "text", "digits"))
 ALL_FILES = "*"
-"""As the name of a split: every data file of the folder, whatever it is called."""
+"""Name of a split that consists of every data file of the folder, whatever its name."""
 
 
 class Dataset(Schema, ABC):
     """Rows with named columns, in a folder, on the hub or embedded.
 
     Attributes:
-        dataset: a hub id (``nyu-mll/glue``), a folder, or one of ``EMBEDDED_DATA``.
-        config: the data set's configuration, a subfolder of a local folder; ``None`` where there is only one.
-        revision: of the hub id; ``None`` is ``main``.
-        columns: one or two columns of texts, or one of images.
+        dataset: a hub id (``nyu-mll/glue``), a folder or a data file, or one of ``EMBEDDED_DATA``.
+        config: configuration of the data set, which is a subfolder of a local folder; ``null`` if there is only one.
+        revision: revision of the data set on the hub; ``null`` is ``main``.
+        columns: names of one or two columns of texts, or of one column of images.
     Raises:
-        UserError: there is no such embedded data.
+        UserError: there is no embedded data of this name.
     """
 
     dataset: str
@@ -38,32 +38,35 @@ class Dataset(Schema, ABC):
     @property
     @abstractmethod
     def key(self) -> str:
-        """Where this stands in the configuration, for messages."""
+        """Configuration key of this data set, for messages."""
 
     @property
     @abstractmethod
     def splits(self) -> set[str]:
-        """All splits in use."""
+        """All splits that the configuration uses."""
 
     @abstractmethod
     def role(self, split: str) -> str:
-        """The configuration key that names ``split``."""
+        """Return the configuration key that names ``split``."""
 
     @abstractmethod
     def needed(self, split: str) -> dict[str, str]:
-        """The columns that a split must have, each with the field that names it."""
+        """Return the columns that ``split`` must have, each with the configuration field that names it."""
 
     @property
     def label_columns(self) -> list[str]:
-        """Columns that are read where they are there, the first one with the names of its values."""
+        """Columns that are read if the data has them; for the first one, the names of its values are read, too."""
         return []
 
     def placed(self, split: str) -> tuple[Self, str]:
-        """Where a split lies, and its name there: a split may be of another configuration or data set."""
+        """Return the data set that contains ``split``, and the name of the split there.
+
+        A split may be in another configuration or another data set.
+        """
         return self, split
 
     def can_lack(self, split: str) -> bool:
-        """Whether the data may do without ``split``, so that its key can be removed."""
+        """Return whether ``split`` is optional, so that its key can be removed from the configuration."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""Columns of the embedded data sets, in the form of the public ones that they resemble."""
+"""Columns of the embedded data sets, named as in the public data sets that they resemble."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ from distill_runner.datasets.reading.split_table import SplitTable, check_column
 
 
 def read_embedded(data: Dataset, split: str) -> SplitTable:
-    """A demo task under the column names of GLUE (``sentence``, or ``sentence1`` and ``sentence2``), or the text."""
+    """Return the columns of an embedded data set.
+
+    The demo tasks have the column names of GLUE: ``sentence``, or ``sentence1`` and ``sentence2``, and ``label``.
+    """
     from distill_runner.datasets import embedded
 
     name = data.dataset.removeprefix(EMBEDDED)
@@ -28,7 +31,7 @@ def read_embedded(data: Dataset, split: str) -> SplitTable:
 
 
 def _embedded_text(data: Dataset, split: str) -> SplitTable:
-    """Passages in the column ``text``, their subject in ``topic``."""
+    """Return passages in the column ``text`` and the names of their topics in ``topic``."""
     from distill_runner.datasets.embedded import SPLITS, embedded_passages, topic_split
 
     if split not in SPLITS:
@@ -43,7 +46,7 @@ def _embedded_text(data: Dataset, split: str) -> SplitTable:
 
 
 def _embedded_digits(data: Dataset, split: str) -> SplitTable:
-    """Grey images of 8 x 8 in the column ``image``, their digit in ``label``."""
+    """Return grey images of 8 x 8 pixels in the column ``image`` and their digits in ``label``."""
     from distill_runner.datasets.images.digits import as_png
 
     splits = as_png()
@@ -56,7 +59,7 @@ def _embedded_digits(data: Dataset, split: str) -> SplitTable:
 
 
 def _embedded_questions(data: Dataset, split: str) -> SplitTable:
-    """Questions in SQuAD's columns."""
+    """Return questions in SQuAD's columns."""
     from distill_runner.datasets.embedded import SPLITS
     from distill_runner.datasets.embedded_questions import question_rows
 

@@ -1,4 +1,4 @@
-"""What determines the content of a data set, wherever it lies."""
+"""Fingerprints of the content of a data set, independent of its location."""
 
 import hashlib
 from collections.abc import Iterable
@@ -12,13 +12,13 @@ from distill_runner.datasets.reading.split_table import placed
 
 
 def data_fingerprint(data: Dataset) -> str:
-    """A hash of what can be read; equal for equal content, wherever a folder lies.
+    """Return a fingerprint of the data; equal for equal files, independent of the location of their folder.
 
-    Local files: over names and bytes of the files of the splits in use. Hub: the commit and the configuration.
-    Embedded: over the text, which may differ between versions of Python.
+    Local files: hash of the names and bytes of the files of the splits in use. Hub: commit and configuration.
+    Embedded data: hash of the content; the text may differ between versions of Python.
 
     Raises:
-        UserError: a folder, a configuration or a split's files are absent.
+        UserError: a folder, a configuration or the files of a split are missing, or the hub cannot be asked.
     """
     own = [split for split in data.splits if data.placed(split)[0] is data]
     others = sorted(data.splits - set(own))
@@ -50,12 +50,12 @@ def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
 
 
 def on_hub(data: Dataset) -> str | None:
-    """The commit that is read of data on the hub."""
+    """Return the commit of a data set on the hub; None for local and embedded data."""
     return None if is_embedded(data) or local_data(data) else hub.commit(data).sha
 
 
 @lru_cache(maxsize=4096)
 def _digest(path: str, size: int, mtime_ns: int) -> str:
-    """sha256 of a file; size and time are arguments so that a changed file is hashed anew."""
+    """Return the sha256 of a file; ``size`` and ``mtime_ns`` are arguments so that a changed file misses the cache."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

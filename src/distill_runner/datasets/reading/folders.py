@@ -1,4 +1,4 @@
-"""Where data files lie on this machine. Reads names only, and imports nothing heavy."""
+"""Location of data files on this machine. This module reads file names only, and imports nothing heavy."""
 
 import os
 import re
@@ -10,29 +10,29 @@ from distill_runner.datasets.reading.dataset import ALL_FILES, Dataset, is_embed
 
 READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".parquet": ("parquet", {}),
-    ".csv": ("csv", {"keep_default_na": False}),  # a text or a class may be called "NA" or "null"
-    # Quoting 3: a quotation mark is a character, as in GLUE's own files; else an odd one would swallow rows.
+    ".csv": ("csv", {"keep_default_na": False}),  # a text or a class may be "NA" or "null"
+    # Quoting 3: quotation marks are plain characters, as in GLUE's files; otherwise an unpaired one would swallow rows.
     ".tsv": ("csv", {"keep_default_na": False, "sep": "\t", "quoting": 3}),
     ".json": ("json", {}),
     ".jsonl": ("json", {}),
-    ".arrow": ("arrow", {}),  # as ``save_to_disk`` of ``datasets`` writes them, in a folder for each split
-    ".txt": ("text", {"sample_by": "paragraph"}),  # one row per paragraph, which blank lines divide
+    ".arrow": ("arrow", {}),  # as ``save_to_disk`` of ``datasets`` writes them, in one folder per split
+    ".txt": ("text", {"sample_by": "paragraph"}),  # one row per paragraph; blank lines separate paragraphs
 }
 """File name extension -> builder of ``datasets`` and its options."""
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
-"""Extensions of files that hold one image, in folders ``<split>/<class>``."""
+"""Extensions of files with one image each, in folders ``<split>/<class>``."""
 
 _SYNONYMS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing"))
 
 
 def local_data(data: Dataset) -> Path | None:
-    """The folder of the data files; ``None`` for the hub and for embedded data.
+    """Return the folder of the data files, or a single data file; ``None`` for the hub and for embedded data.
 
-    A folder named by ``dataset`` comes first, then the hub id under ``DISTILL_DATA_DIR``, by its full or
-    its last name. A hub id that lies there without the configuration is looked for on the hub.
+    The path ``dataset`` is tried first, then the hub id below ``DISTILL_DATA_DIR``, by its full or its last name. If a
+    folder there lacks the configuration, the hub is used.
 
     Raises:
-        UserError: the folder is absent or lacks the configuration.
+        UserError: the folder does not exist or lacks the configuration.
     """
     if is_embedded(data):
         return None
@@ -55,7 +55,7 @@ def local_data(data: Dataset) -> Path | None:
 
 
 def local_copies(data: Dataset) -> list[Path]:
-    """Folders under ``DISTILL_DATA_DIR`` that bear the data set's name."""
+    """Return the folders below ``DISTILL_DATA_DIR`` that have the full or last name of the data set."""
     if not (root := os.environ.get("DISTILL_DATA_DIR")):
         return []
     names = dict.fromkeys((data.dataset, data.dataset.rpartition("/")[2]))
@@ -63,11 +63,13 @@ def local_copies(data: Dataset) -> list[Path]:
 
 
 def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
-    """Files ``<split>.<ext>`` or ``<split>-*.<ext>``; synonyms (``dev.csv``) where the name itself is absent;
-    all files for ``*``.
+    """Return the files of a split, named ``<split>.<ext>`` or ``<split>-*.<ext>``.
+
+    Without such files, synonyms are tried (``dev.csv``), and folders of arrow files or images. ``*`` takes all files.
+    A single file as ``folder`` is the split ``train``.
 
     Raises:
-        UserError: there is no such file, or files of more than one kind.
+        UserError: there is no file of the split, or there are files of more than one kind.
     """
     if folder.is_file():
         if split == "train":
@@ -90,9 +92,9 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
 
 
 def missing_split(data: Dataset, split: str, available: list[str], place: str) -> UserError:
-    """The error for a split that the data lacks, with the override that does without it."""
+    """Return the error for a missing split; its remedy is the override that changes or removes the split."""
     key = data.role(split)
-    # Hydra merges `key={...}` into the mapping that is there, so that only `~` removes an entry.
+    # Hydra merges `key={...}` into the existing mapping, so that only `~` removes an entry.
     remedy = f"Leave it out with '~{key}'" if data.can_lack(split) else f"Set {key}"
     return UserError(key, split, f"no such split in {place}", f"It has: {', '.join(available)}. {remedy}")
 
@@ -104,18 +106,18 @@ def _data_folder(root: Path, config: str | None) -> Path | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Data files of a folder and of its subfolder ``data``, the hub's place for them without a config."""
+    """Return the data files of a folder and of its subfolder ``data``, which the hub uses for data without a config."""
     candidates = (path for place in (folder, folder / "data") if place.is_dir() for path in place.iterdir())
     return sorted(path for path in candidates if path.suffix in READERS and path.is_file())
 
 
 def _images(folder: Path) -> list[Path]:
-    """The images of a split's folder, class by class."""
+    """Return the images of a split's folder, class by class."""
     return sorted(file for file in folder.glob("*/*") if file.suffix.lower() in IMAGES) if folder.is_dir() else []
 
 
 def _image_splits(folder: Path) -> list[str]:
-    """Folders that are called like splits and have a folder of images for each class."""
+    """Return the names of the subfolders named like a split that contain folders of images."""
     names = {name for names in _SYNONYMS for name in names}
     return sorted(path.name for path in folder.glob("*/") if path.name in names and _images(path))
 

@@ -1,6 +1,6 @@
-"""Data sets on the hub: the files of one split of one commit, laid out as ``datasets`` reads a folder.
+"""Data sets on the hub: download of the files of one split at one commit, in a folder that ``datasets`` can read.
 
-Only what is asked for is fetched: of GLUE one of its ten tasks, of IMDB the split in use.
+Only the files of the configuration and the split are downloaded: one of GLUE's ten tasks, or the split of IMDB in use.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,24 +18,24 @@ from distill_runner.datasets.reading.folders import local_copies, missing_split
 
 CARD = "README.md"
 DESCRIBING = (CARD, ".huggingface.yaml", "dataset_infos.json", ".gitattributes")
-"""Files that hold no rows."""
+"""Files of a repository that contain no rows."""
 
 
 def commit(data: Dataset) -> hub.Commit:
-    """The commit of the data set that this run reads.
+    """Return the commit of the data set that this run reads.
 
     Raises:
-        UserError: there is none.
+        UserError: the data set or the revision does not exist, or the hub cannot be asked.
     """
     with _told(data):
         return hub.commit("dataset", data.dataset, data.revision)
 
 
 def fetched(data: Dataset, split: str, place: Path) -> Path:
-    """A folder made in ``place`` of the split's files.
+    """Download the files of ``split`` and return a folder of links to them, created in ``place``.
 
     Raises:
-        UserError: they cannot be had, or there is no such configuration or split.
+        UserError: the files cannot be downloaded, or the configuration or the split does not exist.
     """
     found, revision = commit(data), data.revision or "main"
     with _told(data):
@@ -72,7 +72,7 @@ def _laid_out(
 
 
 def _card(folder: Path) -> Mapping[str, Any]:
-    """What the data set says of itself at the head of its page."""
+    """Return the metadata at the head of the data set's card; empty if there is none."""
     file = folder / CARD
     parts = file.read_text(encoding="utf-8").split("---\n", 2) if file.exists() else []
     try:
@@ -83,7 +83,7 @@ def _card(folder: Path) -> Mapping[str, Any]:
 
 
 def _chosen(data: Dataset, card: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The configuration that is asked for, or the only one; None where the card has none."""
+    """Return the configuration ``data.config``, or the default or only one; None if the card lists none."""
     listed = [config for config in card.get("configs") or [] if isinstance(config, Mapping)]
     configs = [config for config in listed if "config_name" in config and {"data_files", "data_dir"} & config.keys()]
     if not configs:
@@ -102,7 +102,7 @@ def _chosen(data: Dataset, card: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _patterns(data: Dataset, split: str, config: dict[str, Any]) -> list[str]:
-    """Of the split's files; ``config`` is left with these alone."""
+    """Return glob patterns of the split's files; if ``config`` lists splits, remove the others from it."""
     files = config.get("data_files", "**")
     if isinstance(files, list) and all(isinstance(entry, Mapping) for entry in files):
         names = [str(entry.get("split")) for entry in files]

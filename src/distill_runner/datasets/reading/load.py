@@ -1,4 +1,4 @@
-"""Splits as ``datasets`` reads them: from local files, or from the hub."""
+"""Loading of splits with ``datasets``, from local files or from the hub."""
 
 import logging
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from distill_runner.datasets.reading.split_table import damaged, empty
 log = logging.getLogger(__name__)
 
 LARGE = 10_000_000
-"""Bytes that are not read in a moment."""
+"""Size in bytes above which reading takes a while and is logged."""
 
 
 def from_files(data: Dataset, split: str, folder: Path, **how: Any) -> Any:
@@ -32,7 +32,7 @@ def from_files(data: Dataset, split: str, folder: Path, **how: Any) -> Any:
 
 
 def _separator(file: Path) -> str:
-    """What divides the columns of a CSV file: a comma, unless its first line has none and has others."""
+    """Return the separator of a CSV file: a comma, unless its first line has no comma but another separator."""
     with file.open(encoding="utf-8", errors="replace") as lines:
         head = lines.readline()
     others = [sign for sign in (";", "\t", "|") if sign in head]
@@ -40,7 +40,7 @@ def _separator(file: Path) -> str:
 
 
 def from_hub(data: Dataset, split: str, place: Path, **how: Any) -> Any:
-    """A split of the data set on the hub, its files laid out in ``place``."""
+    """Return a split of a data set on the hub, read from links to its files in ``place``."""
     view = hub.fetched(data, split, place)
     if (size := sum(file.stat().st_size for file in view.rglob("*"))) > LARGE:
         log.info("reading %s of %s: %.0f MB", split, " ".join(filter(None, (data.dataset, data.config))), size / 1e6)
@@ -54,7 +54,7 @@ def from_hub(data: Dataset, split: str, place: Path, **how: Any) -> Any:
 
 
 def streamed(data: Dataset, split: str) -> Any:
-    """A split of the data set on the hub, read while it is iterated over."""
+    """Return a split of a data set on the hub that is read while it is iterated over."""
     commit = hub.commit(data)
     try:
         found = _load(False, commit.name, data.config, revision=commit.sha, streaming=True)
@@ -66,9 +66,9 @@ def streamed(data: Dataset, split: str) -> Any:
 
 
 def _load(offline: bool, *args: Any, **options: Any) -> Any:
-    """``load_dataset``; ``offline`` without a request: from files, or the copy of an earlier download.
+    """Call ``load_dataset``; with ``offline``, without any request to the hub.
 
-    It would ask the hub even for local files (to count the uses of a format), and wait for an answer.
+    Otherwise ``load_dataset`` asks the hub even for local files (to count the uses of a format), and waits for it.
     """
     import datasets
 
@@ -82,7 +82,7 @@ def _load(offline: bool, *args: Any, **options: Any) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no log lines of ``datasets`` on standard error: its errors become ours."""
+    """Silence progress bars and log lines of ``datasets`` on standard error; the callers report its errors."""
     import datasets
     from huggingface_hub import utils as hub
 

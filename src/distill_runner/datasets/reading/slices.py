@@ -1,4 +1,4 @@
-"""Parts of splits: ``train[:90%]``, ``train[1000:]``, and ``train[~:90%]`` of the rows in a drawn order."""
+"""Parts of splits: ``train[:90%]``, ``train[1000:]``, and ``train[~:90%]`` for the rows in a fixed random order."""
 
 import re
 from dataclasses import dataclass
@@ -11,20 +11,23 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows from ``start`` to ``stop`` as they are written, ``drawn`` if they are those of a shuffled split."""
+    """Rows from ``start`` to ``stop``, as written in the configuration; of the shuffled split if ``drawn``."""
 
     start: str
     stop: str
     drawn: bool
 
     def rows(self, size: int) -> np.ndarray:
-        """Their numbers among ``size``, in order; the same for every run."""
+        """Return the sorted numbers of the rows in a split of ``size`` rows; they are the same in every run."""
         order = np.random.default_rng(SEED).permutation(size) if self.drawn else np.arange(size)
         chosen = order[_place(self.start, size, 0) : _place(self.stop, size, size)]
         return np.sort(chosen)
 
     def overlaps(self, other: "Slice") -> bool:
-        """Whether the two have rows in common, as far as can be told without the size of the split."""
+        """Return whether the two slices have rows in common, as far as known without the size of the split.
+
+        True if only one of them is shuffled; False if percentages and row numbers are mixed.
+        """
         if self.drawn != other.drawn:
             return True
         if {"%" in end for end in (self.start, self.stop, other.start, other.stop) if end} == {True, False}:
@@ -35,7 +38,7 @@ class Slice:
 
 
 def parse(split: str) -> tuple[str, Slice | None]:
-    """The name of the split in the data, and the part of it that is meant; None for the whole."""
+    """Return the name of the split in the data, and the slice of it; None for the whole split."""
     found = _PART.fullmatch(split)
     if found is None:
         return split, None
@@ -43,7 +46,7 @@ def parse(split: str) -> tuple[str, Slice | None]:
 
 
 def share_rows(one: str, other: str) -> bool:
-    """Whether two splits, as they are written, have rows in common."""
+    """Return whether two splits, as written in the configuration, have rows in common."""
     (name, part), (name_too, part_too) = parse(one), parse(other)
     if name != name_too:
         return False

@@ -1,4 +1,4 @@
-"""The columns of a split, and what can be wrong with them."""
+"""Columns of a split, and the errors about them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ AnyDataset = TypeVar("AnyDataset", bound=Dataset)
 
 @dataclass(frozen=True)
 class SplitTable:
-    """The columns of one split that are asked for, as the data holds them.
+    """Requested columns of one split, with the values of the data.
 
     Attributes:
-        columns: name -> values; the label's is absent in a test split that has none.
-        class_names: names that the data itself gives the values of the label column, if any.
+        columns: name -> values; the label column is missing for a test split without labels.
+        class_names: names that the data itself gives to the values of the label column, if any.
     """
 
     columns: dict[str, list[Any]]
@@ -28,7 +28,10 @@ class SplitTable:
 
 @contextmanager
 def placed(data: AnyDataset, split: str) -> Iterator[tuple[AnyDataset, str]]:
-    """Where a split lies; an error about another data set or configuration than the task's is one of the split."""
+    """Yield the data set that contains ``split``, and the name of the split there.
+
+    If that is another data set than ``data``, errors about its name or configuration name the key of the split.
+    """
     where, name = data.placed(split)
     try:
         yield where, name

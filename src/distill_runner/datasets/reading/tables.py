@@ -1,4 +1,4 @@
-"""Reading the rows of a split. Nothing here knows what a label means."""
+"""Reading of the rows of a split. This module does not interpret labels."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +17,10 @@ from distill_runner.datasets.reading.split_table import SplitTable, check_column
 
 
 def read(data: Dataset, split: str) -> SplitTable:
-    """The data's columns of a split.
+    """Return the needed columns of a split, or of a part of a split such as ``train[:90%]``.
 
     Raises:
-        UserError: files, split or columns are absent, damaged or empty, or the hub cannot be reached.
+        UserError: files, split or columns are missing, damaged or empty, or the hub cannot be reached.
     """
     with placed(data, split) as (where, name):
         return _read(where, name)
@@ -40,8 +40,8 @@ def _read(data: Dataset, split: str) -> SplitTable:
     folder = local_data(data)
     if folder is not None and (files := split_files(folder, split, data))[0].suffix.lower() in IMAGES:
         return _image_files(data, split, files)
-    # The cache of ``datasets`` knows a file by path and time, which may be equal for different content
-    # (archives often set one time for all their files); a temporary cache cannot be stale.
+    # The cache of ``datasets`` identifies a file by path and time, which may be equal for different content
+    # (archives often set one time for all their files). A temporary cache cannot be stale.
     with quiet(), TemporaryDirectory() as cache:
         if folder is None:
             found = from_hub(data, split, Path(cache, "view"), cache_dir=cache)
@@ -53,16 +53,17 @@ def _read(data: Dataset, split: str) -> SplitTable:
         asked = {*data.needed(split), *data.label_columns}
         columns = found.select_columns([name for name in found.column_names if name in asked]).to_dict()
         labels = found.features.get(next(iter(data.label_columns), None))
-    return SplitTable(columns, getattr(getattr(labels, "feature", labels), "names", None))  # of a list, or of a value
+    # The names are those of the elements of a list, or of a single value.
+    return SplitTable(columns, getattr(getattr(labels, "feature", labels), "names", None))
 
 
 def rows(data: Dataset, split: str, stream: bool = False) -> Iterator[dict[str, Any]]:
-    """The same row by row, in little memory.
+    """Yield the rows of a split one by one, with little memory; a part such as ``train[:90%]`` is not supported.
 
     Args:
-        stream: read from the hub while iterating, without a copy on disk; files are always read so.
+        stream: read from the hub while iterating, without a copy on disk; without effect on local files.
     Raises:
-        UserError: as ``read``, with the first row or when a damaged place is reached.
+        UserError: as ``read``; raised at the first row, or when a damaged row is reached.
     """
     with placed(data, split) as (where, name):
         yield from _rows(where, name, stream)
@@ -93,7 +94,7 @@ def _rows(data: Dataset, split: str, stream: bool) -> Iterator[dict[str, Any]]:
 
 
 def _image_files(data: Dataset, split: str, files: list[Path]) -> SplitTable:
-    """Files in the column ``image``, the number of their folder among those of the split in ``label``."""
+    """Return the files in the column ``image``, and the number of each file's folder in ``label``."""
     names = sorted({file.parent.name for file in files})
     number = {name: place for place, name in enumerate(names)}
     columns: dict[str, list[Any]] = {"image": list(files), "label": [number[file.parent.name] for file in files]}
@@ -102,7 +103,7 @@ def _image_files(data: Dataset, split: str, files: list[Path]) -> SplitTable:
 
 
 class _AnyColumns(Dataset):
-    """The same rows, whatever their columns."""
+    """View of the data set ``of`` that requires no columns."""
 
     columns: list[str] = Field(default_factory=list)
     of: Any
@@ -123,7 +124,7 @@ class _AnyColumns(Dataset):
 
 
 def column_names(data: Dataset, split: str) -> dict[str, bool]:
-    """The columns of a split, each with whether it holds texts.
+    """Return the columns of a split, each with whether the first row has a text in it.
 
     Raises:
         UserError: as ``read``.
