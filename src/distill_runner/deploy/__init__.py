@@ -1,1 +1,1 @@
-"""Deploying: a finished student as ONNX, checked against torch, and what it costs to run."""
+"""Deployment of a finished student: export to ONNX or OpenVINO, engines that run it, running costs and the report."""

@@ -1,4 +1,4 @@
-"""What a model costs to run, and whether it gives what it should: engines in turns on the same examples."""
+"""Outputs and running costs (latency, throughput) of several engines on the same examples."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,17 +16,23 @@ SHARES = (0.05, 0.35, 0.65, 0.95)
 
 @dataclass(frozen=True)
 class RunningCost:
-    """Of one engine: percentiles of the milliseconds of one example, and examples per second in batches of 32."""
+    """Running cost of one engine.
+
+    Attributes:
+        milliseconds: latency of a single example, by percentile (50, 95, 99).
+        examples_per_second: throughput in batches of 32.
+    """
 
     milliseconds: dict[int, float]
     examples_per_second: float
 
 
 class PaddedTexts:
-    """Examples as a tokenizer gives them, each padded to the longest of its batch and no further.
+    """Examples that are tokenised on demand; a batch is padded to its longest example.
 
     Args:
-        texts: one list for each column.
+        texts: one list of N strings per text column.
+        max_length: number of tokens to which longer examples are truncated.
     """
 
     def __init__(self, tokenizer: Any, texts: Sequence[Sequence[str]], max_length: int) -> None:
@@ -42,12 +48,12 @@ class PaddedTexts:
         return {name: np.asarray(values, dtype=np.int64) for name, values in self.tokenizer(*columns, **how).items()}
 
     def batches(self) -> Iterator[np.ndarray]:
-        """All examples in batches of 32 of about equal length."""
+        """Yield the indices of all examples, sorted by number of characters, in batches of 32."""
         order = np.argsort(self.lengths, kind="stable")
         yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))
 
     def outputs(self, engine: Engine) -> np.ndarray:
-        """(N, C), in the order of the examples."""
+        """Return the outputs of ``engine`` for all examples, (N, C), in the order of the examples."""
         parts = [(index, engine(self.inputs(index))) for index in self.batches()]
         outputs = np.zeros((len(self), parts[0][1].shape[1]), dtype=np.float32)
         for index, values in parts:
@@ -55,7 +61,7 @@ class PaddedTexts:
         return outputs
 
     def spread(self) -> np.ndarray:
-        """A batch of examples of few and of many characters."""
+        """Return the indices of four examples that range from short to long (in characters)."""
         places = [int(share * (len(self) - 1)) for share in SHARES]
         return np.argsort(self.lengths, kind="stable")[places]
 
@@ -63,12 +69,14 @@ class PaddedTexts:
 def running_costs(
     engines: Mapping[str, Engine], texts: Mapping[str, PaddedTexts], num_examples: int
 ) -> dict[str, RunningCost]:
-    """Time every engine on the same examples; they take turns, so that all meet the same machine.
+    """Time every engine on the same randomly drawn examples; tokenisation is not timed.
 
-    Tokenizing is not counted.
+    The engines take turns, so that a change in the machine's load affects all of them.
 
     Args:
-        texts: the examples as each engine's tokenizer gives them, by its name.
+        engines: engine by name.
+        texts: examples for each engine, by the engine's name; each engine has its own tokenizer.
+        num_examples: number of examples to draw; all examples if there are fewer.
     """
     count = len(next(iter(texts.values())))
     drawn = np.random.default_rng(0).choice(count, min(num_examples, count), replace=False)

@@ -1,4 +1,7 @@
-"""From a model of ``transformers`` to files for ONNX Runtime, named as sentence-transformers names them on the hub."""
+"""Export a ``transformers`` model to ONNX files and run them.
+
+The files are named as sentence-transformers names them on the hub.
+"""
 
 import logging
 import platform
@@ -18,9 +21,10 @@ Inputs = Mapping[str, np.ndarray]
 
 
 def require_onnx() -> None:
-    """
+    """Check that the packages of the extra ``export`` are installed.
+
     Raises:
-        UserError: a package of the extra ``export`` is not installed.
+        UserError: one of the packages is not installed.
     """
     try:
         import onnx
@@ -32,12 +36,14 @@ def require_onnx() -> None:
 
 
 def export(model: Any, inputs: Inputs, path: Path) -> Path:
-    """Write ``model`` as one file, by the exporter of ``transformers``; batch and length may then vary.
+    """Write ``model`` as one ONNX file with the exporter of ``transformers``.
+
+    The batch size and the sequence length of the exported model are dynamic.
 
     Args:
-        inputs: of a few examples of more than one length, as its tokenizer gives them.
+        inputs: tokenised batch of a few examples of different lengths, which the exporter traces.
     Raises:
-        UserError: the exporter cannot do it.
+        UserError: the exporter cannot export this type of model.
     """
     import torch
 
@@ -58,9 +64,13 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
 
 
 def quantise(path: Path) -> Path:
-    """Write the weights of matrix products and embeddings in 8 bits beside ``path``; activations follow as it runs.
+    """Write a copy of the ONNX file ``path``, with 8-bit weights of matrix products and embeddings, to the same folder.
 
-    The kind of integers, and with it the name, is that of this machine's processor.
+    Activations are quantised dynamically, at run time. The integer type suits the processor of this machine. The file
+    name contains the integer type and the instruction set.
+
+    Returns:
+        Path of the quantised file.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -68,7 +78,8 @@ def quantise(path: Path) -> Path:
     kind, target = processor()
     to = path.with_name(f"{path.stem}_{kind}_{target}.onnx")
     model = onnx.load(path)
-    del model.graph.value_info[:]  # some of the exporter's shapes contradict those that are inferred here
+    # Some shapes that the exporter records contradict the shapes that ``quantize_dynamic`` infers, which is an error.
+    del model.graph.value_info[:]
     with _quiet():
         quantize_dynamic(
             model,
@@ -81,9 +92,9 @@ def quantise(path: Path) -> Path:
 
 
 def processor() -> tuple[str, str]:
-    """Kind of the 8-bit weights, and the instructions that they are for.
+    """Return the type of the 8-bit weights, ``qint8`` or ``quint8``, and the processor's instruction set.
 
-    Signed weights may overflow where AVX2 multiplies them with unsigned activations, so that it gets unsigned ones.
+    AVX2 gets unsigned weights: its product of signed weights and unsigned activations may overflow.
     """
     if platform.machine().lower() in ("arm64", "aarch64"):
         return "qint8", "arm64"
@@ -95,7 +106,7 @@ def processor() -> tuple[str, str]:
 
 
 class OnnxEngine:
-    """Outputs (N, C) of a file, on so many threads."""
+    """Engine that runs an ONNX file with ONNX Runtime on ``threads`` CPU threads; its outputs are logits (N, C)."""
 
     def __init__(self, path: Path, threads: int) -> None:
         import onnxruntime
@@ -114,7 +125,10 @@ class OnnxEngine:
 
 
 class TorchEngine:
-    """Outputs (N, C) of a model's own forward, padded, as a user of ``transformers`` runs it."""
+    """Engine that runs a model's own ``forward`` on padded batches, as users of ``transformers`` do.
+
+    Its outputs are logits (N, C).
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval()
@@ -130,7 +144,7 @@ class TorchEngine:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress of the exporter, which prints and logs each of its steps."""
+    """Suppress prints, logs and warnings of the exporter, which reports each of its steps."""
     import io
     from contextlib import redirect_stderr, redirect_stdout
 

@@ -1,4 +1,7 @@
-"""From an ONNX file to one for OpenVINO, named as sentence-transformers names them on the hub."""
+"""Convert an ONNX file to OpenVINO's format and run it.
+
+The files are named as sentence-transformers names them on the hub.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +16,10 @@ EXTRA = "pip install 'distill-run[openvino]'"
 
 
 def require_openvino() -> Any:
-    """The package.
+    """Import and return the package ``openvino``.
 
     Raises:
-        UserError: it is not installed.
+        UserError: the package is not installed.
     """
     try:
         import openvino
@@ -26,7 +29,10 @@ def require_openvino() -> Any:
 
 
 def convert(onnx: Path, path: Path) -> Path:
-    """Write an ONNX file in OpenVINO's format, in float32: ``path``, and its weights beside it as ``.bin``."""
+    """Write the ONNX file ``onnx`` to ``path`` in OpenVINO's format, in float32.
+
+    The weights are written to a second file, which has the suffix ``.bin``.
+    """
     openvino = require_openvino()
     path.parent.mkdir(parents=True, exist_ok=True)
     openvino.save_model(openvino.convert_model(onnx), path, compress_to_fp16=False)
@@ -34,7 +40,7 @@ def convert(onnx: Path, path: Path) -> Path:
 
 
 class OpenVinoEngine:
-    """Outputs (N, C) of a file, on so many threads of the CPU, in float32."""
+    """Engine that runs an OpenVINO file in float32 on ``threads`` CPU threads; its outputs are logits (N, C)."""
 
     def __init__(self, path: Path, threads: int) -> None:
         how = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
@@ -45,4 +51,4 @@ class OpenVinoEngine:
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         read = {name: values for name, values in inputs.items() if name in self.names}
         outputs: np.ndarray = self.model(read)["logits"]
-        return outputs.copy()  # the memory is the engine's own, and the next call writes into it
+        return outputs.copy()  # the array is the engine's own buffer, which the next call overwrites

@@ -1,4 +1,4 @@
-"""One table of what is deployed: score, size, latency and throughput, teacher beside student."""
+"""Report on deployed models: a table with score, size, latency and throughput of the teacher and the student."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,13 +11,16 @@ HEADING = "## Deployment"
 
 @dataclass(frozen=True)
 class ModelForm:
-    """Of one model in one form.
+    """Score, size and running cost of one model in one form.
 
     Attributes:
-        model, form: ``student`` or ``teacher``; ``torch``, ``ONNX`` or ``ONNX int8``.
+        model: ``student`` or ``teacher``.
+        form: ``torch``, ``ONNX``, ``ONNX int8`` or ``OpenVINO``.
         score: the task's first metric on the first validation split.
-        difference: largest one of its outputs to those of torch; None for torch itself.
-        agreement: share of the examples with the same prediction as torch.
+        num_bytes: size of the files, or of the parameters for torch.
+        cost: latency and throughput.
+        difference: largest absolute difference between the outputs of this form and of torch; None for torch itself.
+        agreement: fraction of the examples with the same prediction as torch; None for torch itself.
     """
 
     model: str
@@ -30,7 +33,7 @@ class ModelForm:
 
 
 def table(rows: Sequence[ModelForm], metric: str) -> str:
-    """In Markdown."""
+    """Return a Markdown table with one line per row."""
     head = ["model", "form", f"{metric} ×100", "MB", *(f"p{p} ms" for p in PERCENTILES), f"examples/s at {BATCH}"]
     head += ["largest difference", "same prediction"]
     lines = [f"| {' | '.join(head)} |", f"| --- | --- |{' ---: |' * (len(head) - 2)}"]
@@ -45,7 +48,7 @@ def table(rows: Sequence[ModelForm], metric: str) -> str:
 
 
 def section(rows: Sequence[ModelForm], metric: str, conditions: str, loading: str) -> str:
-    """Of a model card."""
+    """Return the section on deployment for a model card, as Markdown."""
     return f"{HEADING}\n\n{table(rows, metric)}\n\n{conditions}\n\n{loading}\n"
 
 
@@ -54,5 +57,8 @@ def as_json(rows: Sequence[ModelForm], conditions: str) -> dict[str, Any]:
 
 
 def put_into(card: str, written: str) -> str:
-    """A card with its section on deployment, in the place of an earlier one."""
+    """Return ``card`` with the section ``written`` at its end.
+
+    An earlier section on deployment is removed, with everything after it.
+    """
     return card.partition(f"\n{HEADING}\n")[0].rstrip("\n") + f"\n\n{written}"

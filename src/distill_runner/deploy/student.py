@@ -1,4 +1,4 @@
-"""A finished run's student and the task that it was trained on, to predict other texts with."""
+"""The student of a finished run, with the task that it was trained on, for predictions on other examples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,14 +23,20 @@ TEST = "test"
 
 @dataclass(frozen=True)
 class Student:
-    """``folder`` is the run's and has the model in ``model``; ``task`` is what it was trained on, resolved."""
+    """The student of a finished run.
+
+    Attributes:
+        folder: folder of the run, with the model in its subfolder ``model``.
+        task: resolved task that the student was trained on.
+    """
 
     folder: Path
     task: "Task"
 
     @classmethod
     def read(cls, folder: Path) -> "Student":
-        """
+        """Read the student of the run in ``folder``.
+
         Raises:
             UserError: the folder holds no finished run.
         """
@@ -51,11 +57,14 @@ class Student:
         return self.folder / "model"
 
     def outputs(self, task: "Task", device: str) -> "np.ndarray":
-        """Outputs of the head, (N, C) in the order of the test split of ``task``."""
+        """Return the outputs of the head for the test split of ``task``, (N, C), in the order of the split."""
         return self.read_off(task, device, lambda outputs, _split: outputs)
 
     def read_off(self, task: "Task", device: str, read: Callable[["np.ndarray", "Split"], Read]) -> Read:
-        """What ``read`` makes of the outputs of the head for the test split of ``task``, and of that split."""
+        """Run the student on the test split of ``task`` and return ``read(outputs, split)``.
+
+        The outputs of the head are (N, C). The split is on disk only during the call, hence the callback.
+        """
         from distill_runner.common.terminal import quiet
         from distill_runner.models.build import build
         from distill_runner.models.config import ModelConfig
@@ -72,16 +81,19 @@ class Student:
             return read(predict(model, split, place), split)
 
     def outputs_of_file(self, file: Path, device: str) -> "np.ndarray":
-        """The same for a file whose columns have the names of the task's.
+        """Return the outputs of the head for the examples in ``file``, (N, C), in the order of the file.
+
+        The columns of ``file`` must have the names of the task's columns.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: the file cannot be read.
         """
         if not file.is_file():
             raise UserError("file", file, "there is no such file")
         if file.suffix not in READERS:
             raise UserError("file", file, "is of no kind that can be read", f"Known: {', '.join(READERS)}.")
-        with TemporaryDirectory() as folder:  # alone: the file's folder may hold others of like names
+        # ``file`` is linked into an empty folder: a file beside it, such as test-2.csv, would belong to the same split.
+        with TemporaryDirectory() as folder:
             (Path(folder) / file.name).with_stem(TEST).symlink_to(file.absolute())
             place = {"dataset": folder, "config": None, "test": {TEST: TEST}}
             return self.outputs(self.task.model_copy(update=place), device)

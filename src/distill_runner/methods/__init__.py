@@ -1,1 +1,1 @@
-"""Methods: loss terms, and methods as weighted sums of them."""
+"""Loss terms, and distillation methods as weighted sums of loss terms."""

@@ -1,6 +1,6 @@
-"""Trained queries, keys and values of a student layer that attends to the teacher's (``hidden_states.Attend``).
+"""Trained query, key and value projections for a student layer that attends to teacher layers.
 
-B examples, H features, K teacher layers, A attention heads of D features each.
+``hidden_states.Attend`` uses them. Shapes: B examples, H features, K teacher layers, A attention heads of D features.
 """
 
 import torch
@@ -11,10 +11,17 @@ from distill_runner.methods.layer_mapping import Attention
 
 
 class KeysQueriesValues(nn.Module):
-    """Trained projections to the student's width without bias, heads concatenated (ALP-KD, appendix).
+    """Trained projections to the student's width, without bias, split into attention heads (ALP-KD, appendix).
 
-    **reading**: no projection behind the concatenated heads, as Vaswani et al. have one; the paper speaks of keys,
-    queries and "a dedicated value vector for each key" alone.
+    **reading**: there is no output projection after the concatenated heads, unlike in Vaswani et al. The paper mentions
+    only keys, queries and "a dedicated value vector for each key".
+
+    Args:
+        width_student, width_teacher: number of features of the states of the two models.
+        num_keys: number of teacher layers that the student layer attends to.
+        attention: number of heads, and whether each teacher layer has a separate value projection.
+    Raises:
+        UserError: the number of heads does not divide the student's width.
     """
 
     def __init__(self, width_student: int, width_teacher: int, num_keys: int, attention: Attention) -> None:

@@ -1,6 +1,6 @@
-"""Distillation of self-attention: attention maps (internal representations), MiniLM and MiniLMv2 as one term.
+"""Distillation of self-attention: one loss term for attention maps (internal representations), MiniLM and MiniLMv2.
 
-``conf/method/{internal,minilm,minilmv2}.yaml`` say which relations of which layers make which method.
+``conf/method/{internal,minilm,minilmv2}.yaml`` choose the relations and the layers of each method.
 """
 
 from collections.abc import Mapping
@@ -24,20 +24,21 @@ LETTERS: dict[str, Projection] = {"Q": "query", "K": "key", "V": "value"}
 
 
 class AttentionRelationLoss(LayeredTerm):
-    """KL divergence of the student's relations between queries, keys and values from the teacher's.
+    """KL divergence between the teacher's and the student's relations of queries, keys and values.
 
-    With the pair QK and the models' own heads these are the attention probabilities, before dropout (internal
-    representations, Eq. 2). Summed over the pairs (MiniLMv2, Eq. 5: each alpha is 0 or 1), mean over the heads.
+    The divergence is summed over the pairs (MiniLMv2, Eq. 5: each alpha is 0 or 1) and averaged over the heads.
+    With the pair QK and the models' own heads, the relations are the attention probabilities before dropout (internal
+    representations, Eq. 2).
 
     Args:
         mapping: which teacher layer belongs to which student layer.
-        pairs: relations between what; ``QK`` has a distribution over the keys for each query, and so on.
-        heads: that the projections are split into, whatever heads the models have; None for the models' own, which must
-            then be equally many.
-        over_layers: ``mean`` over the supervised layers (internal representations, Exp3.0) or their ``sum`` (its
-            Algorithm 1).
+        pairs: projections that each relation compares; ``QK`` is a distribution over the keys for each query.
+        heads: number of heads into which the projections are split, regardless of the models' own heads. None takes
+            the models' own heads; both models must then have the same number.
+        over_layers: ``mean`` over the supervised layers (internal representations, Exp3.0), or ``sum`` (Algorithm 1 of
+            the same paper).
         over_rows: ``sequence`` takes the mean over the tokens of each sequence, then over the batch (internal
-            representations, Eq. 2 and Algorithm 1); ``token`` over all tokens of the batch.
+            representations, Eq. 2 and Algorithm 1); ``token`` takes the mean over all tokens of the batch.
     """
 
     def __init__(

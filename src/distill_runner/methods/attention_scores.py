@@ -1,6 +1,6 @@
-"""Distillation of attention scores before the softmax (TinyBERT, Eq. 7), from the queries and keys of a layer.
+"""Distillation of attention scores before the softmax (TinyBERT, Eq. 7), computed from a layer's queries and keys.
 
-n sequences of one group padded to L, A heads.
+Shapes: n sequences of one length group padded to L tokens, A heads.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,10 @@ from distill_runner.models.features import FeatureRequest, Features
 
 
 def attention_scores(features: Features, layer: int, heads: int, group: LengthGroup) -> Tensor:
-    """Q K^T / sqrt(d) of every head, (n, A, L, L); where there is no token, the number means nothing.
+    """Return the scores Q K^T / sqrt(d) of every head, (n, A, L, L); scores of padding are meaningless.
 
-    Its softmax over the real keys (``group.real``) is the layer's attention, before dropout and without a window.
+    Their softmax over the real keys (``group.real``) gives the layer's attention probabilities before dropout. A window
+    of local attention is not applied.
     """
     query, key = (
         features.projections[name, layer][group.tokens][group.gather].unflatten(-1, (heads, -1)).transpose(1, 2)
@@ -34,10 +35,11 @@ PADDING = Reading("pairs of padding are left out; the code counts them, with sco
 
 
 class AttentionScoreLoss(LayeredTerm):
-    """Squared error of the student's attention scores, head by head; the two models have as many heads.
+    """Squared error between the attention scores of student and teacher, head by head.
 
-    The mean is over the heads and over all pairs of tokens of a sequence, then over the batch. TinyBERT's
-    code counts the pairs of padding too, with scores of 0 on both sides, so that its number depends on the batch.
+    Both models must have the same number of heads. The mean is over the heads and all token pairs of a sequence, then
+    over the batch. TinyBERT's code also counts pairs with padding, with scores of 0 for both models, so its loss
+    depends on the padding of the batch.
 
     Args:
         mapping: which teacher layer belongs to which student layer.

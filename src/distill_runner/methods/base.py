@@ -1,7 +1,8 @@
-"""The extension point: a method is a weighted sum of terms, and the loop knows nothing else.
+"""Extension point for methods: a method is a weighted sum of loss terms, and the training loop knows nothing else.
 
-A term says what it reads (``FeatureRequest``), builds what it trains in ``bind``, and returns a scalar in ``forward``.
-A new method is a term in a file of this folder, or only a new combination of terms in ``conf/method/``.
+A loss term declares what it reads of the models (``FeatureRequest``), builds its trained parameters in ``bind``, and
+returns a scalar in ``forward``. A new method is a new loss term in a file of this folder, or only a new combination of
+loss terms in ``conf/method/``.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ from distill_runner.models.features import FeatureRequest, Features
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands; schedules of layers or temperatures read it.
+    """Current epoch and step of training, for schedules of layers or temperatures.
 
     ``epoch`` counts from 0; ``step`` counts optimiser steps from 0 over all epochs.
     """
@@ -34,11 +35,14 @@ class Progress:
 
 
 class LossTerm(nn.Module, ABC):
-    """One term of a loss. Subclasses set their needs in ``bind``; their parameters join the optimiser.
+    """One loss term of a method. Subclasses set their needs in ``bind``; the optimiser also trains their parameters.
 
-    ``version`` is raised when a term's meaning changes, so that stored results are not mistaken for it;
-    ``reads_teacher`` is False for a term that needs none, and ``reads_labels`` names what it reads of a batch's own:
-    ``labels``, ``is_next``. ``mean_over`` is what it is a mean of, so that the update's comes out right from its parts.
+    Attributes:
+        version: number to raise when the meaning of the term changes, so that stored results are not reused for it.
+        reads_teacher: whether the term needs a teacher.
+        reads_labels: names of the batch's own labels that the term reads: ``labels``, ``is_next``.
+        mean_over: unit that the term is a mean over. It decides how much each batch of an update counts, so that the
+            batches add up to the mean over the update.
     """
 
     version: ClassVar[int] = 1
@@ -55,29 +59,34 @@ class LossTerm(nn.Module, ABC):
 
     @classmethod
     def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:
-        """Arguments without a meaning for such outputs: runs that differ in them alone are the same."""
+        """Return the arguments that have no effect for these outputs and so do not distinguish runs."""
         return frozenset()
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
-        """Set the needs and build projections for this pair of models.
+        """Set ``student_needs`` and ``teacher_needs``, and build projections, for this pair of models.
 
         Args:
-            student, teacher: shapes of the two models; ``teacher`` is None in a stage without one.
-            outputs: what the heads give, with the losses on it.
+            student, teacher: shapes of the two models; ``teacher`` is None in a stage without a teacher.
+            outputs: meaning of the heads' outputs, with the losses on them.
         Raises:
-            UserError: the term is impossible for this pair; keys that begin with a dot are the term's own.
+            UserError: the term does not work for this pair of models. A key that begins with a dot is relative to the
+                configuration of the term.
         """
 
     @abstractmethod
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        """The unweighted term: a scalar, mean over what the batch has of ``mean_over``."""
+        """Return the unweighted term: a scalar, the mean over the batch's units ``mean_over``."""
 
 
 class LayeredTerm(LossTerm):
-    """A sum or mean over student layers, each compared with teacher layers that a mapping names.
+    """Sum or mean over student layers, each compared with the teacher layers that a mapping assigns to it.
 
-    A schedule can restrict it to some of them. Subclasses build what they train in ``build``, say in ``needs_of`` what
-    some of the layers read, and compare the layers in ``supervised`` in ``forward``.
+    A schedule can restrict the term to some of the student layers. Subclasses build their trained parameters in
+    ``build``, declare what given layers read in ``needs_of``, and compare the layers of ``supervised`` in ``forward``.
+
+    Args:
+        mapping: which teacher layers belong to which student layer.
+        over_layers: ``sum`` or ``mean`` over the supervised layers.
     """
 
     def __init__(self, mapping: LayerMapping, over_layers: Literal["sum", "mean"]) -> None:
@@ -106,31 +115,35 @@ class LayeredTerm(LossTerm):
         self.supervise(self.layers)
 
     def build(self, layers: list[list[int]], student: EncoderShape, teacher: EncoderShape) -> None:
-        """Make what the comparison of these layers needs.
+        """Build the parameters for the comparison of these layers, and check that the two models fit.
 
         Args:
             layers: the resolved mapping.
         Raises:
-            UserError: the term is impossible for this pair of models.
+            UserError: the term does not work for this pair of models.
         """
 
     @abstractmethod
     def needs_of(self, layers: Mapping[int, list[int]]) -> tuple[FeatureRequest, FeatureRequest]:
-        """What comparing these student layers reads of the student and of the teacher."""
+        """Return what the comparison of these layers reads of the student and of the teacher.
+
+        Args:
+            layers: teacher layers by student layer.
+        """
 
     def supervise(self, layers: Collection[int]) -> None:
-        """Compare these of the student's layers from now on, and no others; the needs follow."""
+        """Compare only these student layers from now on, and update the needs accordingly."""
         self.supervised = {j: entry for j, entry in self.layers.items() if j in layers}
         self.student_needs, self.teacher_needs = self.needs_of(self.supervised)
 
     def reduced(self, values: list[Tensor]) -> Tensor:
-        """One number for those of all supervised layers."""
+        """Reduce the values of the supervised layers to their sum or mean."""
         stacked = torch.stack(values)
         return stacked.sum() if self.over_layers == "sum" else stacked.mean()
 
 
 class Method(nn.Module):
-    """A weighted sum of named terms. A term of weight 0 is dropped, with everything that it would have read.
+    """Weighted sum of named loss terms. A term of weight 0 is dropped, and its features are not computed.
 
     Args:
         terms: name -> term, in the order of logging.
@@ -138,7 +151,7 @@ class Method(nn.Module):
     """
 
     needs: tuple[FeatureRequest, FeatureRequest]
-    """What the next forward reads of the student and of the teacher."""
+    """Features that the next ``forward`` reads of the student and of the teacher."""
 
     def __init__(self, terms: Mapping[str, LossTerm], weights: Mapping[str, float]) -> None:
         super().__init__()
@@ -146,7 +159,11 @@ class Method(nn.Module):
         self.terms = nn.ModuleDict({name: terms[name] for name in self.weights})
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> "Method":
-        """Bind every term; ``needs`` is then what training reads in all, of the student and of the teacher."""
+        """Bind every term, and set ``needs`` to all features that the terms read of the student and of the teacher.
+
+        Raises:
+            UserError: a term does not work for this pair of models.
+        """
         for name, term in self.by_name().items():
             with within(f".method.terms.{name}"):
                 term.bind(student, teacher, outputs)
@@ -157,59 +174,64 @@ class Method(nn.Module):
         return self
 
     def begin_epoch(self, progress: Progress) -> None:
-        """Called before the updates of an epoch, and again when an interrupted one is taken up.
+        """Prepare for the updates of an epoch; called again when training resumes within the epoch.
 
-        A method that changes as training goes on does so here: the terms that ``running`` names, and ``needs``, which
-        is what the next forward reads of the student and of the teacher.
+        A method that changes during training changes here: the terms that ``running`` returns, and ``needs``, the
+        features that the next ``forward`` reads.
         """
 
     def end_update(self, means: Mapping[str, Tensor], num_examples: int) -> None:
-        """Called after every update; a method that keeps account of its terms does so here.
+        """Receive the values of the terms after every update, for methods that keep statistics of them.
 
-        ``forward`` sees a part of an update where it is accumulated or shared by several processes.
+        ``forward`` is not the place for statistics: with gradient accumulation or several processes it sees only a part
+        of an update.
 
         Args:
-            means: the unweighted terms by name, over the whole update.
+            means: unweighted terms by name, as means over the whole update.
+            num_examples: number of examples of the update.
         """
 
     def reads_teacher(self) -> bool:
-        """Whether any term of non-zero weight needs a teacher."""
+        """Return whether any term of non-zero weight needs a teacher."""
         return any(term.reads_teacher for term in self.active())
 
     def reads_labels(self) -> frozenset[str]:
-        """All that its terms read of a batch's own labels."""
+        """Return the names of the batch's own labels that the terms read: ``labels``, ``is_next``."""
         return frozenset().union(*(term.reads_labels for term in self.active()))
 
     def by_name(self) -> dict[str, LossTerm]:
-        """The terms, in the order of logging."""
+        """Return the terms by name, in the order of logging."""
         return {name: term for name, term in self.terms.items() if isinstance(term, LossTerm)}
 
     def active(self) -> list[LossTerm]:
         return list(self.by_name().values())
 
     def running(self) -> dict[str, LossTerm]:
-        """The terms that the next forward computes."""
+        """Return the terms that the next ``forward`` computes, by name."""
         return self.by_name()
 
     @staticmethod
     def union(terms: Iterable[LossTerm]) -> tuple[FeatureRequest, FeatureRequest]:
-        """What these terms together read of the student and of the teacher."""
+        """Return all features that these terms read of the student and of the teacher."""
         student, teacher = FeatureRequest(), FeatureRequest()
         for term in terms:
             student, teacher = student | term.student_needs, teacher | term.teacher_needs
         return student, teacher
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> dict[str, Tensor]:
-        """The unweighted terms by name, each as the batch's part of the update's mean: parts add up to the mean."""
+        """Return this batch's contribution to each unweighted term, by name.
+
+        The contributions of all batches of an update add up to the mean over the update.
+        """
         return {
             name: batch.weights.get(term.mean_over, 1.0) * term(student, teacher, batch, progress)
             for name, term in self.running().items()
         }
 
     def weighted(self, means: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Losses by name; the training loss is their sum, so what is logged adds up."""
+        """Return the weighted losses by name. Their sum is the training loss, so the logged losses add up to it."""
         return {name: self.weights[name] * mean for name, mean in means.items()}
 
     def observed(self) -> dict[str, Tensor]:
-        """Detached scalars that the terms want to see logged, by ``<term>/<name>``."""
+        """Return the detached scalars that the running terms log beside their losses, by ``<term>/<name>``."""
         return {f"{name}/{key}": value for name, term in self.running().items() for key, value in term.observed.items()}

@@ -1,4 +1,4 @@
-"""What each epoch of a student goes by where that changes on the way: a checkpoint of its teacher, a temperature."""
+"""Schedules over the epochs of a student: which teacher checkpoint it follows, or which temperature it uses."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar
@@ -13,12 +13,12 @@ Item = TypeVar("Item")
 
 
 class EpochsPerStep(Schema):
-    """How many epochs each of several consecutive steps takes.
+    """Number of epochs that each of several consecutive steps takes.
 
     Args:
-        epochs: of every step, or a list of one number each: n_i of Pro-KD, section 4. None shares training out evenly,
-            the rest going to the last step, as in the code of Annealing-KD.
-        warmup: further epochs of the first step.
+        epochs: number of epochs of every step, or a list with one number per step: n_i of Pro-KD, section 4. None
+            divides the student's epochs evenly; the remainder goes to the last step, as in the code of Annealing-KD.
+        warmup: number of additional epochs of the first step.
     """
 
     epochs: Annotated[
@@ -30,10 +30,13 @@ class EpochsPerStep(Schema):
     ] = Field(0, ge=0)
 
     def spread(self, items: Sequence[Item], num_epochs: int) -> list[Item]:
-        """The item of each epoch, as many epochs as the steps take; ``num_epochs`` are those to be shared out.
+        """Return the item of each epoch; the list is as long as the steps together.
 
+        Args:
+            items: one item per step.
+            num_epochs: number of epochs to divide among the steps; used only where ``epochs`` is None.
         Raises:
-            UserError: a list of other length than ``items``, or a step that takes no epoch.
+            UserError: ``epochs`` is a list of another length than ``items``, or a step takes no epoch.
         """
         lengths = self._lengths(len(items), num_epochs)
         return [item for item, length in zip(items, lengths, strict=True) for _ in range(length)]
@@ -53,14 +56,15 @@ class EpochsPerStep(Schema):
 
 
 class CheckpointSchedule(EpochsPerStep):
-    """Which checkpoints of its teacher a student follows.
+    """Which checkpoints of its teacher a student follows, and for how many epochs each.
 
     Args:
-        checkpoints: epochs of the teacher, from 1, in the order in which they are followed: the anchors of RCO (Jin et
-            al. 2019); every epoch by default, as in Pro-KD.
-        at: the teacher at the ``end`` of such an epoch, or at its ``beginning``. Pro-KD's Eqs. 2
-            and 3 take theta(i), the parameters "at the beginning of epoch i": the first one is then a teacher that is
-            not fine-tuned yet. Its Figure 1 and Table 1 number checkpoints by the epochs that they come from.
+        checkpoints: epochs of the teacher, counted from 1, in the order in which the student follows their checkpoints:
+            the anchors of RCO (Jin et al. 2019). By default the student follows every epoch, as in Pro-KD.
+        at: whether the checkpoint of an epoch is the teacher at its ``end`` or at its ``beginning``. Pro-KD's Eqs. 2
+            and 3 take theta(i), the parameters "at the beginning of epoch i". With ``beginning``, the checkpoint of
+            epoch 1 is a teacher that is not fine-tuned yet. Pro-KD's Figure 1 and Table 1 number each checkpoint by the
+            epoch that produced it.
     """
 
     checkpoints: list[int] | None = Field(None, min_length=1)
@@ -73,8 +77,12 @@ class CheckpointSchedule(EpochsPerStep):
     ] = "end"
 
     def by_epoch(self, teacher_epochs: int, student_epochs: int) -> tuple[int, ...]:
-        """The epochs that the teacher has behind it, for each of the student's epochs that learns from it.
+        """Return the checkpoint that each epoch of the student follows.
 
+        A checkpoint is given as the number of epochs that the teacher had trained; 0 is the teacher before fine-tuning.
+
+        Args:
+            teacher_epochs, student_epochs: number of epochs that the teacher and the student train.
         Raises:
             UserError: the teacher has no such epoch, or the steps take more or fewer epochs than the student trains.
         """

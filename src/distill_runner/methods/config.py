@@ -1,4 +1,7 @@
-"""The typed form of a method: terms with their arguments and weights, and a schedule of layers. It is parsed once."""
+"""Typed configuration of a method: loss terms with arguments and weights, and an optional layer schedule.
+
+A configuration is parsed once; all later code uses its typed form.
+"""
 
 import inspect
 from collections.abc import Mapping
@@ -16,15 +19,17 @@ from distill_runner.methods.outputs import Outputs
 from distill_runner.methods.terms import TERMS, find_term, source_of
 
 SCHEDULE = "method.schedule"
-"""Key of the schedule among the terms of a spec; no term can be called so, since torch allows no dot in a name."""
+"""Key of the schedule among the terms of a spec. It cannot be a term's name: torch allows no dot in module names."""
 EXAMPLE = "For example: {term: soft_labels, temperature: 5.0}"
 
 
 class TermConfig(Schema):
-    """A term with its weight, above 0, and the arguments of its constructor, defaults filled in.
+    """One loss term of a method, with its weight and arguments.
 
     Args:
-        term: an id of ``terms.TERMS``, or ``<module>.<class>`` from outside.
+        term: id in ``terms.TERMS`` or of an installed package, or ``<module>.<class>`` for any other class.
+        weight: weight of the term in the training loss, greater than 0.
+        arguments: arguments of the term's constructor, with defaults filled in.
     """
 
     term: str
@@ -33,10 +38,11 @@ class TermConfig(Schema):
 
     @classmethod
     def parse(cls, node: Any, weight: float = 1.0) -> "TermConfig":
-        """The typed form of ``{term: <id>, <argument>: <value>, ...}``.
+        """Return the typed form of ``{term: <id>, <argument>: <value>, ...}``.
 
         Raises:
-            UserError: there is no such term, or it takes no such arguments; keys are relative to the term's.
+            UserError: there is no such term, or it does not take these arguments. The error's key is relative to the
+                key of the term.
         """
         given = dict(_mapping(node, ".", EXAMPLE))
         if "_target_" in given:
@@ -47,21 +53,29 @@ class TermConfig(Schema):
         if not isinstance(term, str):
             raise UserError(".term", term, "needs the id of a term", f"Known: {', '.join(sorted(TERMS))}.")
         found = find_term(term)
-        term = next((key for key, kind in TERMS.items() if kind is found), term)  # one name each, even by its path
+        term = next((key for key, kind in TERMS.items() if kind is found), term)  # its id, even if given by path
         return cls(term=term, weight=weight, arguments=typed(arguments_of(found), given, "."))
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments as plain values."""
+        """Arguments as plain JSON values."""
         return self.arguments.model_dump(mode="json")
 
     def make(self) -> LossTerm:
-        """Build it; the arguments of its constructor may still be refused."""
+        """Build the loss term.
+
+        Raises:
+            UserError: the constructor refuses the arguments.
+        """
         given = self.arguments
         return find_term(self.term)(**{name: getattr(given, name) for name in type(given).model_fields})
 
     def spec(self, outputs: Outputs) -> dict[str, Any]:
-        """What determines it. Defaults are left out: an argument that is new, or spelt out, makes no other term."""
+        """Return what determines the term: id, version, weight, arguments, and the source of an outside term.
+
+        Arguments that equal their defaults are left out. A new argument, or a default that is spelt out, thus does not
+        change the spec. Arguments that have no effect for ``outputs`` are left out too.
+        """
         loss = find_term(self.term)
         ignored = set(loss.ignored_arguments(outputs))
         given = self.arguments.model_dump(mode="json", exclude=ignored, exclude_defaults=True)
@@ -70,14 +84,19 @@ class TermConfig(Schema):
 
 
 class MethodConfig(Schema):
-    """A weighted sum of named terms, in the order of logging, under a schedule of layers if there is one."""
+    """Weighted sum of named loss terms, with an optional layer schedule.
+
+    Args:
+        terms: loss terms by name, in the order of logging.
+        schedule: when each student layer is supervised; None supervises all layers in every epoch.
+    """
 
     terms: dict[str, TermConfig]
     schedule: LayerSchedule | None = None
 
     @model_serializer
     def _as_written(self) -> dict[str, Any]:
-        """In the form that ``parse_method`` reads, defaults filled in."""
+        """Return the form that ``parse_method`` reads, with defaults filled in."""
         return {
             "terms": {name: {"term": term.term, **term.options} for name, term in self.terms.items()},
             "weights": {name: term.weight for name, term in self.terms.items()},
@@ -85,7 +104,7 @@ class MethodConfig(Schema):
         }
 
     def make(self) -> Method:
-        """Build it.
+        """Build the method.
 
         Raises:
             UserError: a term refuses its arguments.
@@ -98,20 +117,22 @@ class MethodConfig(Schema):
         return ScheduledMethod(made, weights, self.schedule) if self.schedule else Method(made, weights)
 
     def spec(self, outputs: Outputs) -> dict[str, Any]:
-        """What determines the method, and not what it is called.
+        """Return what determines the method: its terms and its schedule, but not the name of the method.
 
         Args:
-            outputs: of the heads, for which some arguments may have no meaning.
+            outputs: meaning of the heads' outputs, for which some arguments may have no effect.
         """
         schedule = {SCHEDULE: self.schedule.spec()} if self.schedule else {}
         return schedule | {name: self.terms[name].spec(outputs) for name in sorted(self.terms)}
 
 
 def parse_method(node: Any) -> MethodConfig:
-    """The typed form of ``{terms: ..., weights: ..., schedule: ...}``. Terms of weight 0 are dropped, unread.
+    """Return the typed form of ``{terms: ..., weights: ..., schedule: ...}``.
+
+    Terms of weight 0 are dropped before they are parsed.
 
     Raises:
-        UserError: a part is missing or of the wrong form; its key begins with ``.method``.
+        UserError: a part is missing or malformed. The error's key begins with ``.method``.
     """
     if isinstance(node, MethodConfig):
         return node
@@ -135,7 +156,7 @@ def parse_method(node: Any) -> MethodConfig:
 
 
 ParsedMethod = Annotated[MethodConfig, BeforeValidator(parse_method)]
-"""For fields of schemas."""
+"""Annotation for schema fields that hold a method; it parses the plain form."""
 
 
 def _mapping(node: Any, key: str, remedy: str) -> Mapping[str, Any]:
@@ -154,7 +175,10 @@ def _weight(name: str, weight: Any) -> float:
 
 
 class _Arguments(Schema):
-    """The arguments of a term. Other processes know the classes made of it by the term, not by their names."""
+    """Base of the schemas that ``arguments_of`` creates.
+
+    These classes cannot be imported by name in another process. Pickling therefore stores the class of the term.
+    """
 
     term: ClassVar[type[LossTerm]]
 
@@ -168,7 +192,7 @@ def _revived(kind: type[LossTerm], values: dict[str, Any]) -> Schema:
 
 @cache
 def arguments_of(kind: type[LossTerm]) -> type[Schema]:
-    """The signature of a term's constructor as a schema."""
+    """Return the signature of the constructor of ``kind`` as a schema."""
     fields: dict[str, Any] = {
         name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
         for name, parameter in inspect.signature(kind, eval_str=True).parameters.items()

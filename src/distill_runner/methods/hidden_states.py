@@ -1,8 +1,8 @@
-"""Distillation of intermediate layers: PKD, CKD and ALP-KD as one term with different data (Eqs. 3-7).
+"""Distillation of [CLS] states: one loss term for PKD, CKD and ALP-KD, which differ in options only (Eqs. 3-7).
 
-A ``Combination`` makes one target for a student layer of the states of its teacher layers: it selects, concatenates or
-attends. A distance compares the two. ``conf/method/{pkd,ckd,alp,pkd_original}.yaml`` say which mapping, combination and
-distance make which method; the ``cos`` term of ``internal.yaml`` is one more.
+A ``Combination`` turns the states of several teacher layers into one target for a student layer: it selects,
+concatenates or attends. A distance compares the student layer with the target. The mapping, combination and distance of
+each method are in ``conf/method/{pkd,ckd,alp,pkd_original}.yaml``, and in ``internal.yaml`` for its term ``cos``.
 
 Shapes: B examples, H features, K teacher layers, A attention heads of D features each.
 """
@@ -26,30 +26,30 @@ from distill_runner.models.features import FeatureRequest, Features
 
 
 def normalized_squared_distance(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
-    """Squared distance of the L2-normalised states, summed over the features: 0 to 4 (ALP-KD Eq. 3, PKD).
+    """Squared distance of the L2-normalised states, 0 to 4 (ALP-KD Eq. 3, PKD): sum over features, mean over rows.
 
-    The minus sign that the paper prints before the sum is a slip: the distance is minimised.
+    ALP-KD prints a minus sign before the sum, which is a slip: the distance is minimised.
     """
     return (_normalized(student_BH) - _normalized(teacher_BH)).square().sum(dim=-1).mean()
 
 
 def mean_squared_error(student_BH: Tensor, target_BH: Tensor) -> Tensor:
-    """Squared error, mean over the features (ALP-KD Eq. 7)."""
+    """Squared error, mean over the features and the rows (ALP-KD Eq. 7)."""
     return (student_BH - target_BH).square().mean()
 
 
 def normalized_mean_squared_error(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
-    """``normalized_squared_distance`` as PKD's published code has it: mean, not sum, over the features."""
+    """``normalized_squared_distance`` as in PKD's published code: mean instead of sum over the features."""
     return mean_squared_error(_normalized(student_BH), _normalized(teacher_BH))
 
 
 def cosine_distance(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
-    """1 minus the cosine of the states: 0 to 2 (internal representations, Eq. 3)."""
+    """1 minus the cosine similarity of the states, 0 to 2; mean over the rows (internal representations, Eq. 3)."""
     return (1 - functional.cosine_similarity(student_BH, teacher_BH, dim=-1)).mean()
 
 
 def attention_entropy(alpha_BK: Tensor) -> Tensor:
-    """Entropy of a row of weights in nats, 0 (one layer takes all) to ln K (uniform); mean over the rows."""
+    """Entropy of each row of weights in nats, 0 (all weight on one layer) to ln K (uniform); mean over the rows."""
     return -torch.xlogy(alpha_BK, alpha_BK).sum(dim=-1).mean()
 
 
@@ -66,11 +66,13 @@ DISTANCES = {
 
 
 class Combination(nn.Module, ABC):
-    """The two sides of the comparison for each supervised student layer j: its state and a target.
+    """Base of modules that build, for each supervised student layer j, the two tensors to compare: state and target.
 
     Args:
-        layers: a resolved mapping.
-        width_student, width_teacher: features of the states of the two models.
+        layers: resolved mapping: one list of teacher layers per student layer.
+        width_student, width_teacher: number of features of the states of the two models.
+    Raises:
+        UserError: the widths differ, and the combination compares the states without a projection.
     """
 
     name: str
@@ -91,7 +93,7 @@ class Combination(nn.Module, ABC):
             )
 
     def forward(self, student: dict[int, Tensor], teacher: dict[int, Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
-        """From states (B, H) by layer to the two sides of the comparison, for the student layers that are given."""
+        """Return the pair (state, target) for each layer in ``student``. The inputs are states (B, H) by layer."""
         self.alpha.clear()
         return {
             j: self.sides(j, student[j], torch.stack([teacher[k] for k in entry], dim=1))
@@ -101,11 +103,11 @@ class Combination(nn.Module, ABC):
 
     @abstractmethod
     def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
-        """The two sides for student layer j: its state (B, H) and the K states (B, K, H) of its teacher layers."""
+        """Return the pair (state, target) for student layer j, from its state and its K teacher layers' states."""
 
 
 class Select(Combination):
-    """The one teacher layer of each entry, as it is (PKD; ALP-KD Eq. 3)."""
+    """Combination that takes the single teacher layer of each student layer unchanged (PKD; ALP-KD Eq. 3)."""
 
     name = "combine=select"
 
@@ -118,14 +120,14 @@ class Select(Combination):
 
 
 class Concatenate(Combination):
-    """The teacher layers side by side and a trained affine projection (CKD; ALP-KD Eq. 4). Widths may differ.
+    """Concatenation of the teacher layers with a trained affine projection (CKD; ALP-KD Eq. 4). Widths may differ.
 
-    **reading**: a projection of its own for each student layer, for ALP-KD says "a single projection layer" and not of
-    how many buckets; and a plain mean squared error behind it (``distance``), for which ALP-KD names none.
+    **reading**: each student layer has a separate projection: ALP-KD says "a single projection layer", but not for how
+    many buckets. The distance after the projection is a plain mean squared error (``distance``); ALP-KD names none.
 
     Args:
-        project: ``teacher`` projects the concatenation to the student's width, ``W_j`` of shape (H, K * H),
-            as the paper describes it; ``student`` projects the student to the concatenation's width, as the
+        project: ``teacher`` projects the concatenation to the student's width, with ``W_j`` of shape (H, K * H), as
+            the paper describes it. ``student`` projects the student's state to the width of the concatenation, as the
             published code of CKD does.
     """
 
@@ -151,10 +153,10 @@ class Concatenate(Combination):
 
 
 class Attend(Combination):
-    """A mean of the teacher layers, weighted by their similarity to the student layer (ALP-KD Eqs. 5 and 6).
+    """Mean of the teacher layers, weighted by their similarity to the student layer (ALP-KD Eqs. 5 and 6).
 
-    Gradients flow through the weights into the student. With ``kqv`` every student layer has projections of
-    its own, as every layer of a decoder has in Vaswani et al.
+    Gradients flow through the weights into the student. With ``kqv`` every student layer has separate projections, like
+    every decoder layer in Vaswani et al.
     """
 
     def __init__(self, layers: list[list[int]], width_student: int, width_teacher: int, attention: Attention) -> None:
@@ -177,10 +179,10 @@ class Attend(Combination):
 
 
 def attention_weights(query_BAD: Tensor, key_BAKD: Tensor, scale: str, normalize: bool) -> Tensor:
-    """Softmax over the keys of the (optionally scaled) dot products: (B, A, K), rows sum to 1."""
+    """Softmax over the keys of the dot products, which ``scale`` can divide by sqrt(D): (B, A, K), rows sum to 1."""
     if normalize:
         query_BAD, key_BAKD = functional.normalize(query_BAD, dim=-1), functional.normalize(key_BAKD, dim=-1)
-    # No matmul: elementwise products are summed in full precision under autocast, and alike in any batch.
+    # A matmul would run in low precision under autocast, and its rounding could depend on the batch.
     scores_BAK = (query_BAD[:, :, None] * key_BAKD).sum(dim=-1)
     if scale == "sqrt_dim":
         scores_BAK = scores_BAK / query_BAD.shape[-1] ** 0.5
@@ -188,19 +190,19 @@ def attention_weights(query_BAD: Tensor, key_BAKD: Tensor, scale: str, normalize
 
 
 class HiddenStateLoss(LayeredTerm):
-    """Distance between the [CLS] states of student layers and combinations of the teacher's.
+    """Distance between the [CLS] states of student layers and combinations of the teacher's [CLS] states.
 
     Args:
         mapping: which teacher layers belong to which student layer.
-        combine: ``select`` the one layer (PKD), ``concatenate`` and project (CKD), or ``attend`` (ALP).
-        distance: ``normalized`` is PKD's Eq. 3, ``mse`` that of Eq. 7; ``normalized_mse`` that of PKD's code;
-            ``cosine`` that of internal representations (Eq. 3).
-        over_layers: ``sum`` over the supervised student layers (the paper) or their ``mean`` (PKD's code).
-        attention: for ``attend`` only; the parameter-free dot product by default.
-        project: for ``concatenate`` only, which side is projected; the teacher's by default.
+        combine: ``select`` the single layer (PKD), ``concatenate`` and project (CKD), or ``attend`` (ALP).
+        distance: ``normalized`` (PKD; ALP-KD Eq. 3), ``mse`` (ALP-KD Eq. 7), ``normalized_mse`` (PKD's code) or
+            ``cosine`` (internal representations, Eq. 3).
+        over_layers: ``sum`` (ALP-KD) or ``mean`` (PKD's code) over the supervised student layers.
+        attention: options of ``attend``; the parameter-free dot product by default. No other combination takes it.
+        project: which side ``concatenate`` projects; the teacher by default. No other combination takes it.
 
-    ``observed`` has ``alpha_entropy_<j>`` in nats for each student layer that attends: near 0, the raw dot
-    product has saturated the softmax, and one teacher layer takes all.
+    ``observed`` has ``alpha_entropy_<j>`` in nats for each student layer j that attends. A value near 0 means that the
+    dot products saturate the softmax, and that one teacher layer has all the weight.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""Which teacher layers a student layer learns from and how they are weighed, as data.
+"""Configuration of which teacher layers each student layer learns from (``LayerMapping``) and how ALP weighs them.
 
-A mapping is a list with one entry per student layer: the teacher layers (from 1) that it is compared with,
-empty where the layer is not supervised. Here m is the number of student layers and n that of the teacher's.
+A mapping is a list with one entry per student layer: the list of teacher layers, counted from 1, that the student layer
+is compared with. The entry is empty for a layer that is not supervised.
+In this module m is the number of student layers and n the number of teacher layers.
 """
 
 from collections.abc import Mapping
@@ -15,27 +16,37 @@ from distill_runner.common.schema import Schema
 
 
 class LayerMapping(Schema):
-    """A rule that yields a mapping for any depths, or the mapping itself.
+    """Rule that derives a mapping for any pair of depths, or an explicit mapping.
 
-    The rules are those of ALP-KD (Eqs. 3-6, experiments), internal representations and MiniLMv2.
+    The rules come from ALP-KD (Eqs. 3-6, experiments), internal representations and MiniLMv2.
 
-    With c supervised student layers (m - 1: the last one has no peer, unless ``supervise_last``):
+    There are c supervised student layers: c = m with ``supervise_last``, and otherwise c = m - 1, without the last one.
 
-    - ``skip``: teacher layers 1, 1 + s, 1 + 2s, ... with s = floor(n / c), the first of each of c equal
-      buckets (PKD). Where c does not divide n, 12 to 6 gives 1, 3, 5, 7, 9.
-    - ``no``: c consecutive buckets without overlap. Where c does not divide n they are near-equal, the
-      larger ones first.
-    - ``po``: as ``no``, and each bucket also has the first layer of the next one.
-    - ``all``: every supervised layer sees all teacher layers.
-    - ``layer``: the one teacher layer ``layer`` (PKD-1, PKD-6, PKD-12 of Table 3, all with m = 2).
-      For m > 2 it supervises every supervised layer, as in ``all``.
-    - ``last``: the layers just below the top, n - m + 1, n - m + 2, ... (PKD's "last": 12 to 3 gives 10, 11).
-    - ``group_top``: teacher layer j * n / m for student layer j, the top of each of m equal groups (internal
-      representations). Where m does not divide n, the groups' bounds are rounded down.
-    - ``top``: the student's last layer, whatever ``supervise_last``, learns from the one teacher layer ``layer``, the
-      last one by default (MiniLMv2). The student may be as deep as the teacher.
-    - ``explicit``: ``layers`` as given; what is supervised is seen from the list itself.
+    - ``skip``: teacher layers 1, 1 + s, 1 + 2s, ... with s = floor(n / c), the first layer of each of c equal
+      buckets (PKD). An example where c does not divide n: 12 to 6 layers gives 1, 3, 5, 7, 9.
+    - ``no``: c consecutive buckets without overlap. If c does not divide n, their sizes differ by 1, and the larger
+      buckets come first.
+    - ``po``: like ``no``, but each bucket also contains the first layer of the next bucket.
+    - ``all``: every supervised student layer learns from all teacher layers.
+    - ``layer``: every supervised student layer learns from the single teacher layer ``layer`` (PKD-1, PKD-6 and PKD-12
+      of ALP-KD's Table 3, all with m = 2).
+    - ``last``: the layers just below the top, n - m + 1, n - m + 2, ... (PKD's "last": 12 to 3 layers gives 10, 11).
+    - ``group_top``: teacher layer j * n / m for student layer j, the top layer of each of m equal groups (internal
+      representations). If m does not divide n, the bounds of the groups are rounded down.
+    - ``top``: the student's last layer, regardless of ``supervise_last``, learns from the single teacher layer
+      ``layer`` (MiniLMv2).
+    - ``explicit``: the mapping ``layers``.
 
+    All rules but ``top`` and ``explicit`` need a student with fewer layers than the teacher.
+
+    Args:
+        rule: name of the rule; the choices ``mapping=<name>`` explain each rule by an example.
+        layer: teacher layer, counted from 1. Required by the rule ``layer``; optional for ``top``, where the teacher's
+            last layer is the default. No other rule takes it.
+        layers: mapping of the rule ``explicit``: one list of teacher layers per student layer, ``[]`` for a layer that
+            is not supervised. No other rule takes it.
+        supervise_last: whether the student's last layer is supervised too. The rule ``top`` ignores it; ``explicit``
+            refuses it.
     Raises:
         UserError: a key is missing, or belongs to another rule.
     """
@@ -66,7 +77,7 @@ class LayerMapping(Schema):
         return self
 
     def between(self, student_layers: int, teacher_layers: int) -> list[list[int]]:
-        """The list of ``student_layers`` entries for a teacher of ``teacher_layers`` layers.
+        """Return the mapping for a student and a teacher with these numbers of layers: one entry per student layer.
 
         Raises:
             UserError: the mapping does not fit these depths.
@@ -109,10 +120,10 @@ class LayerMapping(Schema):
 
 
 def single(layers: list[list[int]]) -> dict[int, int]:
-    """The teacher layer of each supervised student layer, for methods that compare layers one by one.
+    """Return the teacher layer of each supervised student layer, for methods that compare layers one to one.
 
     Raises:
-        UserError: some student layer has several.
+        UserError: a student layer has several teacher layers.
     """
     for j, entry in enumerate(layers, start=1):
         if len(entry) > 1:
@@ -132,7 +143,7 @@ _EXAMPLES = {
 
 
 def _buckets(n: int, count: int) -> list[list[int]]:
-    """Layers 1..n in ``count`` consecutive buckets whose sizes differ by at most one, the larger first."""
+    """Divide layers 1..n into ``count`` consecutive buckets whose sizes differ by at most 1, larger buckets first."""
     buckets, start = [], 1
     for j in range(count):
         size = n // count + (j < n % count)
@@ -164,17 +175,18 @@ def _in_range(key: str, value: object, entry: list[int], n: int) -> None:
 
 
 class Attention(Schema):
-    """How ALP weighs teacher layers.
+    """Attention of a student layer over its teacher layers, by which ALP weighs them.
 
     Args:
-        kind: ``dot`` has no parameters (ALP-KD Eq. 5); ``kqv`` trains projections (appendix, Table 4).
-        heads: of ``kqv``, 1 by default; must divide the student's width.
-        values: of ``kqv``. Each
-            key (teacher layer) has its own value projection, ``per_layer``; ``shared`` is one for all keys.
-        scale: ``sqrt_dim`` divides the scores by the root of the (head's) width.
-        normalize: L2-normalise queries and keys, not values: the scores are cosines.
+        kind: ``dot`` takes the states as they are, without parameters (ALP-KD Eq. 5). ``kqv`` trains projections to
+            keys, queries and values (appendix, Table 4).
+        heads: number of attention heads of ``kqv``, 1 by default. It must divide the student's width.
+        values: value projections of ``kqv``: ``per_layer``, the default, is a separate projection for each teacher
+            layer; ``shared`` is one projection for all teacher layers.
+        scale: ``sqrt_dim`` divides the scores by the square root of a head's width; ``none`` leaves them unscaled.
+        normalize: whether queries and keys, but not values, are L2-normalised, so that the scores are cosines.
     Raises:
-        UserError: a key of ``kqv`` with ``dot``, or no heads.
+        UserError: ``heads`` or ``values`` is set with ``kind=dot``.
     """
 
     kind: Annotated[

@@ -1,4 +1,4 @@
-"""Layer after layer: progressive and stacked distillation, for any method with layered terms."""
+"""Schedules that supervise layer after layer: progressive and stacked distillation, for methods with layered terms."""
 
 import logging
 from collections.abc import Mapping
@@ -27,24 +27,27 @@ Value = TypeVar("Value", int, float)
 
 
 class LayerSchedule(Schema):
-    """When which student layers are supervised (internal representations, "How to distill" and Algorithm 1).
+    """Schedule of which student layers are supervised when (internal representations, "How to distill", Algorithm 1).
 
-    The layers are those that any term supervises, from the bottom up. A layer is left for the next one after an epoch
-    in which it has reached its limit or the watched term has fallen below its threshold; after the last one follow the
-    predictions alone: all terms that supervise no layer.
+    The schedule goes through the student layers that any loss term supervises, from the bottom up. It moves on to the
+    next layer after an epoch in which the current layer reached its limit, or the watched term fell below the layer's
+    threshold. After the last layer only the terms on predictions run: all terms that supervise no layer.
 
     Args:
-        rule: ``pid``, one layer at a time, or ``sid``, all layers up to the current one.
-        limits: epochs of each layer at most, one number for all or a list; 0 leaves a layer out.
-        share: of all epochs, divided evenly among the layers, where there are no ``limits``.
-        thresholds: of the watched term's mean over an epoch, unweighted, one for all layers or a list. Algorithm
-            1 sums the term over batches: this mean times their number.
-        watch: the term that thresholds are compared with.
-        classification: the predictions ``at_end`` (the paper's arrow) or ``always`` (its plus sign).
-        trains: ``supervised``: no gradient reaches what lies below the layers that are learnt, and in the end the head
-            alone is trained. So the paper has PID, "only one layer is optimized at a time", and the end, "only the
-            classification layer is trained" (Figure 4). ``all`` restricts the losses and not the gradients, as
-            Algorithm 1 for SID. Pooler and classifier are the head.
+        rule: ``pid`` supervises one layer at a time; ``sid`` supervises all layers up to the current one.
+        limits: maximum number of epochs of each layer: one number for all layers, or a list. With 0 a layer has no
+            epochs of its own; ``sid`` still supervises it together with the layers above it.
+        share: fraction of all epochs that is divided evenly among the layers. It is used only without ``limits``.
+        thresholds: thresholds for the unweighted mean of the watched term over an epoch: one number for all layers, or
+            a list. Algorithm 1 uses the sum over batches instead, which is this mean times the number of batches.
+        watch: name of the loss term that is compared with ``thresholds``.
+        classification: when the terms on predictions run: ``at_end``, after the last layer (the paper's arrow), or
+            ``always``, in every epoch (its plus sign).
+        trains: which parameters get gradients. With ``supervised``, the embeddings get none, nor, under ``pid``, the
+            layers up to the previous supervised one. After the last layer only the head (pooler and classifier) is
+            trained. The paper describes PID so, "only one layer is optimized at a time", and also the end, "only the
+            classification layer is trained" (Figure 4). ``all`` restricts the losses but not the gradients, as
+            Algorithm 1 does for SID.
     """
 
     rule: Literal["pid", "sid"]
@@ -63,7 +66,10 @@ class LayerSchedule(Schema):
     ] = "all"
 
     def spec(self) -> dict[str, Any]:
-        """What determines it."""
+        """Return the options that determine the schedule, as part of a stage's key.
+
+        ``trains`` is left out at its default, ``all``, so that keys from before this option stay valid.
+        """
         return self.model_dump(exclude={"trains"} if self.trains == "all" else None)
 
     @field_validator("limits", "thresholds", mode="before")
@@ -72,7 +78,7 @@ class LayerSchedule(Schema):
         return [value] if isinstance(value, int | float) else value
 
     def limits_of(self, num_layers: int, num_epochs: int) -> list[int]:
-        """At most how many epochs each layer takes."""
+        """Return the maximum number of epochs of each layer."""
         if self.limits is None:
             ends = [round(self.share * num_epochs) * number // num_layers for number in range(num_layers + 1)]
             return [end - start for start, end in pairwise(ends)]
@@ -82,10 +88,10 @@ class LayerSchedule(Schema):
         return None if self.thresholds is None else _spread(self.thresholds, num_layers)
 
     def check(self, num_layers: int, terms: Mapping[str, LossTerm]) -> None:
-        """See whether the schedule fits a method.
+        """Check that the schedule fits the terms of a method.
 
         Raises:
-            UserError: it does not.
+            UserError: the schedule does not fit.
         """
         for key, given in (("limits", self.limits), ("thresholds", self.thresholds)):
             if given is not None and len(given) not in (1, num_layers):
@@ -106,9 +112,10 @@ def _spread(values: list[Value], count: int) -> list[Value]:
 
 
 class ScheduledMethod(Method):
-    """A method whose layered terms are restricted to what a schedule says, and which computes nothing else.
+    """Method that computes only the terms and layers that a ``LayerSchedule`` supervises in the current epoch.
 
-    ``observed`` has ``schedule/layer``: the layer that is learnt now, 0 for the predictions after the last one.
+    ``observed`` has ``schedule/layer``: the current layer, or 0 after the last layer, when only terms on predictions
+    run.
     """
 
     def __init__(self, terms: Mapping[str, LossTerm], weights: Mapping[str, float], schedule: LayerSchedule) -> None:
@@ -130,11 +137,14 @@ class ScheduledMethod(Method):
 
     @property
     def layer(self) -> int:
-        """The layer that is learnt now, 0 after the last one."""
+        """Current layer of the schedule, or 0 after the last layer."""
         return self.layers[self.position] if self.position < len(self.layers) else 0
 
     def begin_epoch(self, progress: Progress) -> None:
-        """Move on where a layer is through. Called again for an epoch that was interrupted, it changes nothing."""
+        """Move on if the current layer is done, and supervise the layers of this epoch.
+
+        A second call for the same epoch, after a resume, does not move on again.
+        """
         if progress.epoch > self.epoch:
             limits = self.schedule.limits_of(len(self.layers), progress.num_epochs)
             while self.layer and self._is_through(limits[self.position], progress.epoch):
@@ -151,7 +161,11 @@ class ScheduledMethod(Method):
         self.needs = replace(student, first_trained=self._first_trained(first)), teacher
 
     def _first_trained(self, first: int) -> int:
-        """The first layer that gets a gradient, where ``first`` is the place in ``layers`` of the first one learnt."""
+        """Return the lowest layer that gets gradients; 0 includes the embeddings, and ``self.head`` is the head alone.
+
+        Args:
+            first: index in ``layers`` of the lowest supervised layer.
+        """
         if self.schedule.trains == "all":
             return 0
         if not self.layer:

@@ -1,6 +1,6 @@
-"""What a head's outputs mean, and the losses on them. Loss terms ask these, and never which kind of task it is.
+"""Meaning of a head's outputs, with the losses on them; loss terms use it and need not know the kind of the task.
 
-Shapes: O outputs of a batch (B, where they are those of examples), C numbers in each.
+Shapes: O outputs per batch with C numbers each. O is the number of examples B if each example has one output.
 """
 
 import math
@@ -17,14 +17,15 @@ from distill_runner.datasets.batches import Batch, Unit
 
 
 def cross_entropy(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
-    """Cross entropy with class indices (ALP-KD Eq. 1, as a mean instead of a sum over the examples)."""
+    """Cross entropy with class indices (ALP-KD Eq. 1, but with the mean over the examples instead of the sum)."""
     return functional.cross_entropy(logits_BC, labels_B)
 
 
 def soft_cross_entropy(student_BC: Tensor, teacher_BC: Tensor, temperature: float, scale_by_t2: bool) -> Tensor:
-    """Cross entropy of the student's softmax with the teacher's, both at T (ALP-KD Eq. 2), times T² if asked.
+    """Cross entropy between the softmax outputs of teacher and student, both at temperature T (ALP-KD Eq. 2).
 
-    It differs from the KL divergence by the teacher's entropy only, so the gradient is the same.
+    The cross entropy differs from the KL divergence only by the teacher's entropy, so the gradient is the same.
+    ``scale_by_t2`` multiplies the result by T².
     """
     teacher = functional.softmax(teacher_BC / temperature, dim=-1)
     student = functional.log_softmax(student_BC / temperature, dim=-1)
@@ -33,50 +34,61 @@ def soft_cross_entropy(student_BC: Tensor, teacher_BC: Tensor, temperature: floa
 
 
 def squared_error(outputs_B1: Tensor, targets_B: Tensor) -> Tensor:
-    """Squared error of a regression head's single output."""
+    """Squared error of a regression head's single output, mean over the examples."""
     return (outputs_B1.squeeze(-1) - targets_B).square().mean()
 
 
 class Outputs(ABC):
-    """One meaning of a head's outputs.
+    """Base of the meanings that a head's outputs can have.
 
-    ``unit`` is what its losses are a mean over; ``has_temperature`` says whether a temperature means anything to it.
+    Attributes:
+        unit: unit that the losses are a mean over.
+        has_temperature: whether a temperature has an effect on these outputs.
     """
 
     unit: ClassVar[Unit] = "output"
     has_temperature: ClassVar[bool] = True
     readings: ClassVar[Mapping[str, Reading]] = {}
-    """What terms mean for such outputs where their papers do not say, by the ids of the terms."""
+    """Readings, by the id of the loss term: how a term applies to these outputs where its paper does not say."""
 
     @abstractmethod
     def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
-        """The loss against the batch's own labels: a scalar, mean over ``unit``."""
+        """Return the loss against the batch's own labels: a scalar, the mean over ``unit``."""
 
     @abstractmethod
     def soft(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
-        """The loss against the teacher's predictions at a temperature: a scalar, mean over ``unit``."""
+        """Return the loss against the teacher's predictions at a temperature: a scalar, the mean over ``unit``."""
 
     def summed_over(self, logits_OC: Tensor) -> int:
-        """How many classes ``soft`` sums over for one output; 1 where it is a mean already, or there are none."""
+        """Return the number of classes that ``soft`` sums over per output; 1 if it takes a mean or has no classes."""
         return 1
 
     @abstractmethod
     def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """What several models say together, (O, C): of each one's (O, C) and its weight; the weights sum to 1."""
+        """Return the joint outputs (O, C) of several models.
+
+        Args:
+            logits: outputs (O, C) of each model.
+            weights: weight of each model; the weights sum to 1.
+        """
 
     def match(self, student_OC: Tensor, target_OC: Tensor, batch: Batch, over: Literal["sum", "mean"]) -> Tensor:
-        """Squared distance of the raw outputs, sum or mean over the C numbers: a scalar, mean over ``unit``."""
+        """Return the squared distance between the raw outputs: a scalar, the mean over ``unit``.
+
+        Args:
+            over: sum or mean over the C numbers of an output.
+        """
         loss = (student_OC - target_OC).square().mean()
         return loss * target_OC.shape[-1] if over == "sum" else loss
 
 
 class Classes(Outputs):
-    """Logits of classes; the labels are class indices (O,).
+    """Outputs that are logits of classes; the labels are class indices (O,).
 
     Args:
-        weights: of the classes in the loss on gold labels; None for equal ones.
+        weights: weights of the classes in the loss on gold labels; None for equal weights.
     """
 
     def __init__(self, weights: Sequence[float] | None = None) -> None:
@@ -87,7 +99,7 @@ class Classes(Outputs):
         if self.weights is None:
             return cross_entropy(logits_OC, batch.labels)
         weight_O = logits_OC.new_tensor(self.weights)[batch.labels]
-        # A mean over examples, and not over their weights: parts of an update then add up to the whole.
+        # Not divided by the sum of the weights, so that the batches of an update add up to the update's loss.
         return (functional.cross_entropy(logits_OC, batch.labels, reduction="none") * weight_O).mean()
 
     def soft(
@@ -99,15 +111,15 @@ class Classes(Outputs):
         return logits_OC.shape[-1]
 
     def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """Logarithms of the mean probabilities."""
+        """Return the logarithms of the weighted mean of the models' probabilities."""
         logs = [one.log_softmax(-1) + math.log(weight) for one, weight in zip(logits, weights, strict=True)]
         return torch.stack(logs).logsumexp(0)
 
 
 class LabelSets(Outputs):
-    """Logits of labels that an example may have together: Bernoulli each; ``labels`` are 0 and 1, (O, C).
+    """Outputs that are logits of C independent labels (multi-label classification); ``labels`` are 0 or 1, (O, C).
 
-    Losses are means over the labels too, as ``transformers`` has them.
+    Losses are means over the labels as well as the examples, as in ``transformers``.
     """
 
     def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
@@ -117,13 +129,13 @@ class LabelSets(Outputs):
     def soft(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
-        """Cross entropy of each label's two probabilities, both sides at T, times T² if asked."""
+        """Return the binary cross entropy per label, with both models at T; ``scale_by_t2`` multiplies it by T²."""
         teacher = torch.sigmoid(teacher_OC / temperature)
         loss = functional.binary_cross_entropy_with_logits(student_OC / temperature, teacher)
         return loss * temperature**2 if scale_by_t2 else loss
 
     def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """Logits of the mean probability of each label."""
+        """Return the logits of the weighted mean probability of each label."""
         shares = [math.log(weight) for weight in weights]
         yes = [functional.logsigmoid(one) + share for one, share in zip(logits, shares, strict=True)]
         no = [functional.logsigmoid(-one) + share for one, share in zip(logits, shares, strict=True)]
@@ -131,7 +143,7 @@ class LabelSets(Outputs):
 
 
 class Score(Outputs):
-    """One number (O, 1), the score itself; the labels are scores (O,)."""
+    """Outputs that are scores (O, 1), for regression; the labels are scores (O,)."""
 
     has_temperature = False
     readings: ClassVar[Mapping[str, Reading]] = {
@@ -145,7 +157,7 @@ class Score(Outputs):
     def soft(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
-        """Squared error of the two outputs. ALP-KD prints a T for STS-B, which has no meaning here."""
+        """Return the squared error between the two outputs. ALP-KD gives a T for STS-B, which has no effect here."""
         return squared_error(student_OC, teacher_OC.squeeze(-1))
 
     def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

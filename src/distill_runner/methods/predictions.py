@@ -1,8 +1,8 @@
-"""Terms on what a head gives: gold labels, a teacher's predictions (Hinton et al.), and its logits (Pro-KD).
+"""Loss terms on a head's outputs: gold labels, the teacher's predictions (Hinton et al.) and logits (Pro-KD).
 
 ``LogitMatching`` is phase I of Pro-KD and of Annealing-KD: the student matches logits that are softened less and less.
-All else of these methods is configuration: which checkpoint is followed when (``checkpoint_schedule``), and what comes
-before and after (stages of ``conf/method/{vanilla,takd,rco,annealing,prokd}.yaml``).
+The rest of these methods is configuration. ``checkpoint_schedule`` chooses the checkpoint for each epoch, and
+``conf/method/{vanilla,takd,rco,annealing,prokd}.yaml`` choose the stages.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ from distill_runner.models.features import FeatureRequest, Features
 
 GRID = "The paper's grid is 1, 5, 10, 20."
 HOTTEST = 1e6
-"""Beyond which nothing is left of what a teacher says."""
+"""Highest temperature allowed; above it the teacher's softened predictions are practically uniform."""
 
 
 SCALED = Reading("the term is multiplied by T^2, as in Hinton et al. and in the code of the group", "ALP-KD Eq. 2")
 
 
 class HardLabels(LossTerm):
-    """The loss against the gold labels: cross entropy of classes (ALP-KD Eq. 1), squared error of a score."""
+    """Loss against the gold labels, such as cross entropy for classes (ALP-KD Eq. 1) and squared error for scores."""
 
     reads_teacher = False
     reads_labels = frozenset({"labels"})
@@ -44,9 +44,9 @@ class HardLabels(LossTerm):
 
 
 class NextSentence(LossTerm):
-    """Cross entropy of "does the second segment follow the first?" (BERT, section 3.1, task 2).
+    """Cross entropy of next sentence prediction: does the second segment follow the first? (BERT, section 3.1, task 2).
 
-    With masked language modelling it is the paper's MLM+.
+    Together with masked language modelling it is the MLM+ of the well-read students (Turc et al. 2019).
     """
 
     reads_teacher = False
@@ -65,11 +65,13 @@ class NextSentence(LossTerm):
 
 
 class SoftLabels(LossTerm):
-    """Distillation of the predictions (ALP-KD Eq. 2, Hinton et al.); squared error of the outputs for regression.
+    """Loss against the teacher's predictions (ALP-KD Eq. 2, Hinton et al.); for regression, squared error of outputs.
 
     Args:
-        temperature: T > 0, of both sides; unused for regression.
-        scale_by_t2: multiply by T², so that the gradient's size does not depend on T.
+        temperature: temperature T > 0 of student and teacher; unused for regression.
+        scale_by_t2: whether the loss is multiplied by T², so that the size of the gradient does not depend on T.
+
+    ``observed`` has ``divergence``: the loss minus the lowest value that it can have for this teacher.
     """
 
     per_class: ClassVar[bool] = False
@@ -96,7 +98,7 @@ class SoftLabels(LossTerm):
         how = (batch, self.temperature, self.scale_by_t2)
         share = self.outputs.summed_over(student.logits) if self.per_class else 1
         loss = self.outputs.soft(student.logits, teacher.logits, *how) / share
-        # Cross entropy never falls below the teacher's own entropy; what is above it is what is left to learn.
+        # Cross entropy cannot fall below the teacher's entropy, so only the excess over it can still be learnt.
         least = self.outputs.soft(teacher.logits, teacher.logits, *how) / share
         self.observed = {"divergence": (loss - least).detach()}
         return loss
@@ -105,8 +107,8 @@ class SoftLabels(LossTerm):
 class SoftLabelsPerClass(SoftLabels):
     """``SoftLabels`` as in PKD's published code: the mean is over the classes as well as the batch.
 
-    That code has classes alone. The losses of label sets are means over the labels as they are, and spans have no
-    classes: with both this is ``SoftLabels``.
+    That code supports only classes. For label sets, spans and scores this term equals ``SoftLabels``: the losses of
+    label sets are means over the labels already, and spans and scores have no classes.
     """
 
     version = 2
@@ -118,22 +120,22 @@ SOFTENINGS: dict[str, Callable[[int, int], float]] = {
     "scale": lambda temperature, tau_max: 1 - (temperature - 1) / tau_max,
     "none": lambda temperature, tau_max: 1.0,
 }
-"""Factor of the teacher's logits at T: 1/T (Pro-KD Eq. 3), phi(T) (Annealing-KD), and Pro-KD Table 10's ablation."""
+"""Factor c(T) on the teacher's logits: 1/T (Pro-KD Eq. 3), phi(T) (Annealing-KD), or 1 (ablation, Pro-KD Table 10)."""
 
 
 class LogitMatching(LossTerm):
-    """Squared distance of the student's logits and the teacher's softened ones, ``|z_S - c(T) z_T|²`` (Pro-KD Eq. 3).
+    """Squared distance between the student's and the teacher's softened logits, ``|z_S - c(T) z_T|²`` (Pro-KD Eq. 3).
 
-    T is ``tau_max`` in the first step and one less in each that follows, down to 1; only the teacher's side has it.
-    The output of a regression is treated as a logit is.
+    T is ``tau_max`` in the first step and falls by 1 with each step, down to 1. Only the teacher's logits are softened.
+    The output of a regression head is treated like a logit.
 
     Args:
-        tau_max: the highest temperature, and the number of steps.
-        soften: c(T): ``divide``, ``scale`` or ``none``, see ``SOFTENINGS``.
-        steps: how many epochs each temperature takes.
+        tau_max: highest temperature, and the number of steps.
+        soften: name of the factor c(T): ``divide``, ``scale`` or ``none``, see ``SOFTENINGS``.
+        steps: number of epochs at each temperature.
         over_classes: ``sum``, the norm that the papers print, or ``mean``, as in the code of Annealing-KD.
-        followed: how many checkpoints of the teacher are followed, if any are; T = 1 would not be reached with fewer
-            than ``tau_max``.
+        followed: number of teacher checkpoints that the student follows; None if it follows a single teacher. It must
+            not be smaller than ``tau_max``, or T would never reach 1.
 
     ``observed`` has ``temperature``.
     """
@@ -166,7 +168,7 @@ class LogitMatching(LossTerm):
         self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
 
     def temperature(self, progress: Progress) -> int:
-        """T of the current epoch; behind the last step it stays at 1."""
+        """Return T in the current epoch; after the last step T stays at 1."""
         temperatures = self.steps.spread(range(self.tau_max, 0, -1), progress.num_epochs)
         return temperatures[min(progress.epoch, len(temperatures) - 1)]
 

@@ -1,10 +1,11 @@
-"""How far a student's self-attention relations are from the teacher's, in memory that grows with the tokens only.
+"""KL divergence between self-attention relations of teacher and student, in memory linear in the number of tokens.
 
-A relation of two projections X and Y, split into A heads of d features each, is softmax(X Y^T / sqrt(d)), one
-distribution over the keys per head and query. With X the queries, Y the keys and A the attention's own heads it is the
-attention itself (internal representations, Eq. 2); any pair and any A give MiniLMv2's relations (Eqs. 6 to 8).
+The relation of two projections X and Y, split into A heads of d features each, is softmax(X Y^T / sqrt(d)): one
+distribution over the keys per head and query. If X are the queries, Y the keys and A the attention's own number of
+heads, the relation is the attention itself (internal representations, Eq. 2). Any pair of projections and any A give
+the relations of MiniLMv2 (Eqs. 6 to 8).
 
-T tokens of B packed sequences, n sequences of one group padded to L, H features, A heads of D features each.
+Shapes: T tokens of B packed sequences, n sequences of one group padded to L, H features, A heads of D features each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,9 @@ from torch.autograd import Function
 from distill_runner.datasets.batches import Batch, LengthGroup
 
 BLOCK = {"cpu": 2**20, "cuda": 2**25}
-"""AttentionRelationLoss (elements of a (pairs, L, L) tensor) that are held at once; five such tensors live together."""
+"""Relations (elements of a (pairs, L, L) tensor) held at once, by device type; five such tensors are held together."""
 MASKED = -1e9
-"""Score of a padded key. Finite, so that 0 * log 0 is 0; exp of it is exactly 0."""
+"""Score of a padding key. It is finite, so that 0 * log 0 is 0, and its exp is exactly 0."""
 
 Rows = Literal["sequence", "token"]
 Sides = tuple[Tensor, Tensor]
@@ -35,17 +36,20 @@ def relation_kl(
     weight_T: Tensor,
     block: int | None = None,
 ) -> Tensor:
-    """Sum over queries of their weight times KL(teacher's relation || student's), mean over heads; padding left out.
+    """Weighted sum over the queries of KL(teacher's relation || student's relation), mean over the heads.
 
-    Neither model's relations are kept: they are computed block by block, and with them the gradients, of which there
-    are as many as tokens. That spares the backward pass a second computation, and is possible because the result is a
-    scalar. Gradients go to the student alone.
+    Padding is left out from the queries and the keys.
+
+    The relations of both models are computed block by block and not kept. The forward pass also computes the gradients,
+    whose size is linear in the number of tokens. The backward pass thus need not compute the relations again, which is
+    possible because the result is a scalar. Only the student gets gradients.
 
     Args:
-        teacher, student: their widths may differ; each is split into ``heads``, and scaled by its own d.
-        groups: of the packed sequences.
-        weight_T: of each query, such as ``row_weights`` gives.
-        block: relations held at once; by device if not given.
+        teacher, student: projections X and Y of each model, (T, H). The widths H of the two models may differ; each is
+            split into ``heads`` heads and scaled by its own d.
+        groups: length groups of the packed sequences.
+        weight_T: weight of each query, for example from ``row_weights``.
+        block: number of elements of a block's relations; None takes the default of the device.
     """
     assert all(side.shape[1] % heads == 0 for side in (*teacher, *student)), "heads divide the widths"
     result: Tensor = _RelationKL.apply(*student, *teacher, heads, groups, weight_T, block)
@@ -53,7 +57,11 @@ def relation_kl(
 
 
 def row_weights(batch: Batch, over: Rows) -> Tensor:
-    """Weights (T,) that sum to 1: equal for all tokens, or for all sequences and then for the tokens of each."""
+    """Return weights (T,) that sum to 1.
+
+    With ``token`` all tokens weigh the same. With ``sequence`` all sequences weigh the same, and so do the tokens of
+    one sequence.
+    """
     num_tokens = len(batch.positions)
     if over == "token":
         return batch.starts.new_full((num_tokens,), 1 / num_tokens, dtype=torch.float64)
@@ -100,7 +108,7 @@ class _RelationKL(Function):
 
 @dataclass
 class _Block:
-    """Some pairs p of sequence and head: projections (p, L, D), real keys (p, L), weights of the queries (p, L)."""
+    """Block of p pairs of sequence and head: projections (p, L, D), real keys (p, L) and query weights (p, L)."""
 
     x: Tensor
     y: Tensor
@@ -110,7 +118,7 @@ class _Block:
     weight: Tensor
 
     def kl(self, gradients: list[Tensor] | None) -> Tensor:
-        """The weighted sum of the divergences; d(sum)/dx and d(sum)/dy are written into ``gradients``."""
+        """Return the weighted sum of the divergences; write d(sum)/dx and d(sum)/dy into ``gradients``, if given."""
         log_taught = self._log_relation(self.teacher_x, self.teacher_y)
         log_learnt = self._log_relation(self.x, self.y)
         taught = log_taught.exp()
@@ -128,12 +136,12 @@ class _Block:
 
 
 def _split(side_TH: Tensor, group: LengthGroup, heads: int) -> Tensor:
-    """The sequences of a group, each head apart: (n * A, L, D)."""
+    """Pad the sequences of a group and split them into heads: (n * A, L, D)."""
     return side_TH[group.tokens][group.gather].unflatten(-1, (heads, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def _merge(parts: Tensor, group: LengthGroup, heads: int) -> Tensor:
-    """What ``_split`` took apart, packed again."""
+    """Undo ``_split``: merge the heads and pack the tokens of the group again."""
     return parts.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2).flatten(0, 1)[group.tokens_padded]
 
 

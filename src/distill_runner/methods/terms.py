@@ -1,4 +1,4 @@
-"""All terms by their ids: those of this folder, those of installed packages, and a user's own by their path."""
+"""Look-up of loss terms: built-in terms and terms of installed packages by id, a user's own terms by path."""
 
 from distill_runner.common import outside
 from distill_runner.common.errors import UserError, nearest
@@ -21,18 +21,19 @@ TERMS: dict[str, type[LossTerm]] = {
     "embeddings": EmbeddingLoss,
     "next_sentence": NextSentence,
 }
-"""Ids are part of keys in the store: a class may move, its id stays."""
+"""Built-in terms by id. Ids are part of keys in the store: a class may move, but its id must not change."""
 GROUP = "distill_runner.terms"
-"""Entry points of installed packages that bring terms: ``<id> = "<module>:<class>"``."""
+"""Entry point group in which installed packages register loss terms: ``<id> = "<module>:<class>"``."""
 
 
 def find_term(term: str) -> type[LossTerm]:
-    """The class of a term.
+    """Return the class of a term.
 
     Args:
-        term: an id, or ``<module>.<class>`` of a module that is installed or lies in the working folder.
+        term: id, or ``<module>.<class>`` with a module that is installed or is in the working folder.
     Raises:
-        UserError: there is none, or its module cannot be imported; its key is relative to the term's.
+        UserError: there is no such term, it is no concrete ``LossTerm``, or its module cannot be imported. The error's
+            key is relative to the key of the term.
     """
     if term in TERMS:
         return TERMS[term]
@@ -45,5 +46,5 @@ def find_term(term: str) -> type[LossTerm]:
 
 
 def source_of(term: str) -> dict[str, str]:
-    """What determines a term from outside beside its name and arguments: its source. Empty for one of this folder."""
+    """Return the hash of the source of a term from outside this package, as part of its spec; empty if built in."""
     return {} if term in TERMS else {"source": outside.source_hash(find_term(term).__module__)}

@@ -1,6 +1,6 @@
-"""Distillation of the states of all tokens: TinyBERT's hidden states and embeddings, DistilBERT's cosine.
+"""Distillation of the states of all tokens: TinyBERT's hidden states and embeddings, DistilBERT's cosine loss.
 
-``conf/method/{tinybert,distilbert}.yaml`` say which layers and which distance make which method.
+``conf/method/{tinybert,distilbert}.yaml`` choose the layers and the distance of each method.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ DISTANCES = {"mse": mean_squared_error, "cosine": cosine_distance}
 
 
 class TokenStateLoss(LayeredTerm):
-    """Distance between the states of all tokens of student layers and of their teacher layers (TinyBERT, Eq. 8).
+    """Distance between student layers and their teacher layers, over the states of all tokens (TinyBERT, Eq. 8).
 
     Args:
         mapping: which teacher layer belongs to which student layer.
-        distance: ``mse`` is a mean over features too (TinyBERT); ``cosine`` is 1 minus the cosine (DistilBERT).
-        project: train one linear map of the student's states to the teacher's width, for all layers (TinyBERT's code;
-            its paper has one symbol for it), or compare states as they are, which takes equal widths.
-        over_layers: ``sum`` (TinyBERT, Eq. 11 and Algorithm) or ``mean``.
+        distance: ``mse``, mean over tokens and features (TinyBERT), or ``cosine``, 1 minus the cosine (DistilBERT).
+        project: whether to train a linear map from the student's to the teacher's width. All layers share one map, as
+            in TinyBERT's code; its paper has one symbol for it. Without a map both widths must be equal.
+        over_layers: ``sum`` (TinyBERT, Eq. 11 and Algorithm) or ``mean`` over the supervised layers.
     """
 
     mean_over = "token"
@@ -58,10 +58,10 @@ class TokenStateLoss(LayeredTerm):
 
 
 class EmbeddingLoss(LossTerm):
-    """Distance between what the first layers read, positions and norm included (TinyBERT, Eq. 9).
+    """Distance between the embeddings: the inputs of the first layers, after positions and norm (TinyBERT, Eq. 9).
 
     Args:
-        distance, project: as of ``TokenStateLoss``; the linear map is another one than the layers'.
+        distance, project: as in ``TokenStateLoss``, but with a separate linear map.
     """
 
     mean_over = "token"
