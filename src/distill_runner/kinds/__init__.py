@@ -1,6 +1,6 @@
-"""Kinds: what a kind of task asks of data, head, losses and scores; one file each.
+"""Kinds of tasks. Each kind defines its data format, head, losses and scores in one file or folder.
 
-A new kind is a subclass of ``Task`` in a file of its own, and a line in ``KINDS``.
+A new kind needs a subclass of ``Task`` in a separate file, and a line in ``KINDS``.
 """
 
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ KINDS: dict[str, type[Task]] = {
 
 
 def kind_of(fields: Mapping[str, Any]) -> type[Task]:
-    """The class of a task with these fields; classification where no kind is named.
+    """Return the class of a task from its configuration ``fields``; the default kind is classification.
 
     Raises:
-        UserError: there is no such kind.
+        UserError: the kind in ``fields`` does not exist.
     """
     kind = fields.get("kind", "classification")
     if not isinstance(kind, str) or kind not in KINDS:
@@ -51,7 +51,7 @@ def kind_of(fields: Mapping[str, Any]) -> type[Task]:
 
 
 def make_task(**fields: Any) -> Any:
-    """A task of the kind that ``kind`` names; its class depends on it."""
+    """Return a task of the class that the field ``kind`` selects."""
     return kind_of(fields)(**fields)
 
 
@@ -60,4 +60,4 @@ def _typed(value: Any) -> Any:
 
 
 AnyTask = Annotated[SerializeAsAny[Task], BeforeValidator(_typed)]
-"""A field that takes a task of any kind."""
+"""Type of a configuration field that accepts a task of any kind."""

@@ -1,4 +1,4 @@
-"""Classification: one class of several for each example."""
+"""Classification tasks: exactly one of several classes for each example."""
 
 import re
 import shlex
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 TOLERANCE, SMALLEST = 1e-3, 1e-12
-"""Of sums of probabilities, and of a probability."""
+"""Tolerance for the sum of given probabilities, and lower bound of a probability before its logarithm."""
 
 
 class ClassificationTask(TextTask):
-    """One class of several for each example.
+    """Classification task: exactly one of several classes for each example.
 
     Attributes:
-        labels: class names in the order of the model's outputs; None until ``resolved`` reads them from the data.
-        class_weights: of the classes' examples in the loss on gold labels, in the order of ``labels``; ``balanced``
-            makes all classes count the same, whatever their number of examples, with a mean weight of 1.
+        labels: class names in the order of the model's outputs; null reads them from the data (``resolved``).
+        class_weights: weight of the examples of each class in the loss on gold labels, in the order of ``labels``.
+            ``balanced`` gives every class the same total weight, with a mean of 1 over the training examples.
     """
 
     known_metrics = CLASSIFICATION_METRICS
@@ -42,7 +42,7 @@ class ClassificationTask(TextTask):
     @field_validator("labels", mode="before")
     @classmethod
     def _names_are_text(cls, labels: Any) -> Any:
-        """``task.labels=[0,1]`` arrives as numbers."""
+        """Convert numeric names to text, since the override ``task.labels=[0,1]`` is parsed as numbers."""
         if not isinstance(labels, list | tuple):
             return labels
         return [str(label) if isinstance(label, int | float) else label for label in labels]
@@ -76,7 +76,7 @@ class ClassificationTask(TextTask):
         return found
 
     def _balanced(self) -> list[float]:
-        """n / (C * n_c) of C classes, of which n_c of n training examples have the class c."""
+        """Return the weights n / (C * n_c) of C classes, where n_c of n training examples belong to class c."""
         assert self.labels is not None
         counts = np.bincount(self.examples(self.train).labels, minlength=len(self.labels))  # type: ignore[arg-type]
         if not counts.all():
@@ -119,7 +119,7 @@ class ClassificationTask(TextTask):
         )
 
     def as_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
-        """Their logarithms, of which softmax gives them back; those below 1e-12 count as that."""
+        """Return the logarithms of the probabilities as logits; probabilities below 1e-12 are raised to 1e-12."""
         shown, totals = as_list(self.given_columns), probabilities_NC.sum(1)
         wrong = (probabilities_NC < 0).any(1) | (np.abs(totals - 1) > TOLERANCE)
         if len(rows := np.flatnonzero(wrong)):
@@ -130,14 +130,14 @@ class ClassificationTask(TextTask):
         return np.log(np.maximum(probabilities_NC, SMALLEST))
 
     def is_unlabelled(self, value: Any) -> bool:
-        """Empty, or the hub's -1, unless -1 is the name of a class."""
+        """Return whether ``value`` is empty, or the -1 of hub data sets, unless -1 is the name of a class."""
         return is_empty(value) or (value == -1 and "-1" not in (self.labels or []))
 
     def _names_in(self, table: SplitTable) -> list[str]:
-        """Class names for a task that gives none: the data's own, else the distinct labels in order.
+        """Return the class names of the data: the names stored with the data, else the distinct labels, sorted.
 
         Raises:
-            UserError: the labels are fractions, which asks for regression.
+            UserError: the labels are fractions, as in regression, or are not single values.
         """
         if table.class_names is not None:
             return table.class_names
@@ -150,13 +150,13 @@ class ClassificationTask(TextTask):
         return [str(value) for value in sorted(values, key=None if numeric else str)]
 
     def _require_names(self, values: list[Any], split: str) -> None:
-        """See to it that each label is one value."""
+        """Raise a UserError if a label is a list or a mapping instead of a single value."""
         if found := next((value for value in values if isinstance(value, list | dict)), None):
             problem = f"split '{split}' has a label that is a {type(found).__name__}: {str(found)[:40]}"
             raise UserError("task.label", self.label, problem, "Choose a column with one class for each example.")
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
-        """Class indices (N,) by name, so that a data set with another order of classes is reordered."""
+        """Return class indices, int64 (N,). Names are matched, so the data may number the classes in another order."""
         self._require_names(values, split)
         labels = self.labels or []
         index = {normal(name): i for i, name in enumerate(labels)}
@@ -173,10 +173,10 @@ class ClassificationTask(TextTask):
 
 
 def _name(value: Any, class_names: list[str] | None, labels: list[str]) -> str | None:
-    """The name that a label stands for; ``None`` if a number is out of range.
+    """Return the class name of a label value; None if a number is out of range.
 
-    A bare number n is the name "n" where all of the task's names are numbers (stars 1 to 5) or truth values,
-    and the n-th name (from 0) otherwise.
+    A number n is an index, counted from 0, into the class names of the data, or else into the names of the task. If
+    the data have no class names and all names of the task are numbers (stars 1 to 5) or truth values, n means "n".
     """
     value = whole(value)
     if not isinstance(value, int):

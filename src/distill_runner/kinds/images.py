@@ -1,4 +1,4 @@
-"""Images: one class of several for each picture."""
+"""Image classification tasks: exactly one of several classes for each image."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images of one split as the data hold them, and their classes (N,), None where they have none."""
+    """Images of one split before decoding.
+
+    Attributes:
+        values: the N images as stored in the data (bytes, mappings or paths; see ``decode``).
+        labels: class indices (N,); None if the split has no labels.
+        split: name of the split, for messages.
+    """
 
     values: list[Any]
     labels: np.ndarray | None
@@ -31,14 +37,18 @@ class Pictures:
 
 
 class ImagesTask(ClassificationTask):
-    """One class for each image.
+    """Image classification task: exactly one of several classes for each image.
 
     Attributes:
-        columns: the one of the images; ``image`` for a folder of images, whose labels are in ``label``.
-        mode, convert, resize: see ``Decoding``.
-        mean, deviation: of each channel, of values in 0..1: what is subtracted, and then divided by.
-        augment: what is done to training images.
-        max_length: has no meaning here, and is there for configurations of texts alone.
+        columns: the column of the images. A folder of images has the columns ``image`` and ``label``.
+        mode: ``RGB``, or ``L`` for grey images of one channel; images of another mode are refused.
+        convert: convert images of another mode to ``mode`` instead of refusing them; transparency is lost.
+        resize: [height, width] in pixels to which all images are scaled (bilinear, antialiased; the aspect ratio is
+            not kept). null keeps the size of the images, which must then be the same for all.
+        mean, deviation: normalisation of each channel: pixel values are scaled to 0..1, then ``mean`` is subtracted
+            and the result is divided by ``deviation``.
+        augment: augmentation of training images: ``pad`` for random crops, ``flip`` for random mirroring.
+        max_length: ignored; only text tasks use it.
     """
 
     tokenized: ClassVar[bool] = False
@@ -105,7 +115,11 @@ class ImagesTask(ClassificationTask):
         return Head(auto, names, len(names), "single_label_classification", self.name)
 
     def check(self, shape: "EncoderShape") -> None:
-        """See to it that a model reads such images."""
+        """Check that a model of this ``shape`` reads the images of this task.
+
+        Raises:
+            UserError: the model reads text, or images of another number of channels or another size.
+        """
         if not shape.reads_images:
             problem = f"a model of type {shape.model_type} reads text, and {self.name} has images"
             remedy = "Take image networks: teacher=resnet110 student=resnet8; of an assistant: experiment=pro_kd/cifar."
@@ -132,11 +146,14 @@ class ImagesTask(ClassificationTask):
         return views is None and (self.augment.pad > 0 or self.augment.flip)
 
     def as_texts(self, name: str, split: Any, numbers: Sequence[int]) -> list[str]:
-        """Their places: a picture is no text."""
+        """Return the number and split of each image, since an image cannot be shown as text."""
         return [f"image {number} of {name}" for number in numbers]
 
     def save_reader(self, folder: Path) -> None:
-        """An image processor's file for ``AutoImageProcessor``, which has no name for a processor of bytes alone."""
+        """Write ``preprocessor_config.json``, from which ``AutoImageProcessor`` prepares images in the same way.
+
+        The file names ViT's processor, because ``transformers`` has no class for generic resizing and normalisation.
+        """
         size = {} if self.resize is None else {"size": {"height": self.resize[0], "width": self.resize[1]}}
         settings = {
             "image_processor_type": "ViTImageProcessor",

@@ -1,4 +1,4 @@
-"""Multi-label classification: any number of the labels, none too, for each example."""
+"""Multi-label classification tasks: any number of labels, including none, for each example."""
 
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 
 NONE = "no label"
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
-"""What a column of one label may hold, in whatever case."""
+"""Values for yes and no in a column of a single label, in any letter case."""
 SEPARATORS = {"comma": ",", "semicolon": ";", "bar": "|", "blank": None}
 
 
 class MultiLabelTask(TextTask):
-    """Any number of the labels for each example.
+    """Multi-label classification task: any number of labels, including none, for each example.
 
     Attributes:
-        label: a column whose values are lists of labels, or texts that ``separator`` divides; or several columns, one
-            for each label, of 0 and 1.
-        separator: what divides the labels of a text; null where there are none such.
-        labels: their names in the order of the model's outputs; None until ``resolved`` reads them from the data.
+        label: column whose values are lists of labels, or texts of labels divided by ``separator``; or several columns
+            of 0 and 1, one for each label.
+        separator: what divides the labels in a text; ``blank`` is any whitespace. null if the values are lists, or if
+            there are several columns.
+        labels: label names in the order of the model's outputs; null reads them from the data (``resolved``).
     """
 
     known_metrics = MULTILABEL_METRICS
@@ -45,7 +46,7 @@ class MultiLabelTask(TextTask):
     @field_validator("labels", mode="before")
     @classmethod
     def _names_are_text(cls, labels: Any) -> Any:
-        """``task.labels=[0,1]`` arrives as numbers."""
+        """Convert numeric names to text, since the override ``task.labels=[0,1]`` is parsed as numbers."""
         return [str(label) for label in labels] if isinstance(labels, list | tuple) else labels
 
     @model_validator(mode="after")
@@ -85,7 +86,7 @@ class MultiLabelTask(TextTask):
         return LabelSets()
 
     def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:
-        """The labels of a probability above one half, divided by ``;``."""
+        """Return the labels with a probability above one half for each example, joined by ``;``."""
         shown = [name if names else str(number) for number, name in enumerate(self.labels or [])]
         return [";".join(shown[number] for number in np.flatnonzero(row > 0)) for row in outputs]
 
@@ -95,7 +96,11 @@ class MultiLabelTask(TextTask):
         return dict(zip(self.labels or [], expit(outputs.astype(np.float64)).T, strict=True))
 
     def verdicts(self, outputs: np.ndarray, split: "Split") -> Verdicts:
-        """Right if all labels of an example are; its truth has the product of their probabilities."""
+        """Return the predictions for each example.
+
+        A prediction is right if all labels of the example are right. The probability of the truth is the product of
+        the probabilities of the true labels and of the absence of the others.
+        """
         labels_NC = np.asarray(split.labels)
         probabilities_NC = np.stack([*self.class_probabilities(outputs).values()], axis=1)
         sure_N = np.maximum(probabilities_NC, 1 - probabilities_NC).prod(axis=1)
@@ -108,7 +113,7 @@ class MultiLabelTask(TextTask):
         )
 
     def as_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
-        """The logit of each label's probability by itself, kept 1e-12 away from 0 and 1."""
+        """Return the logit of each probability, after clipping the probabilities to 1e-12 .. 1 - 1e-12."""
         from scipy.special import logit
 
         if len(rows := np.flatnonzero(((probabilities_NC < 0) | (probabilities_NC > 1)).any(1))):
@@ -118,21 +123,29 @@ class MultiLabelTask(TextTask):
         return logits
 
     def is_unlabelled(self, value: Any) -> bool:
-        """Empty; no label at all is an empty list, or an empty text where ``separator`` divides it."""
+        """Return whether the labels of an example are missing.
+
+        An example without any label has an empty list, or an empty text if there is a ``separator``.
+        """
         return value is None or (is_empty(value) and self.separator is None)
 
     def label_values(self, table: SplitTable) -> list[Any]:
-        """For each example what ``encode`` takes: a list of labels, of whatever the data hold."""
+        """Return the labels of each example as stored in the data, for ``encode``.
+
+        Returns:
+            The values of the label column. Of several columns, the list of the cells of each example, or None if one
+            of the cells is empty. Empty if a column does not exist.
+        """
         if isinstance(self.label, str):
             return table.columns.get(self.label, [])
         columns = [table.columns[name] for name in self.label if name in table.columns]
-        if len(columns) < len(self.label):  # of a test split
+        if len(columns) < len(self.label):  # only a test split may lack columns
             return []
         rows = zip(*columns, strict=True)
         return [None if any(map(is_empty, row)) else list(row) for row in rows]
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
-        """1 where an example has a label, else 0: float32 (N, C)."""
+        """Return float32 (N, C): 1 where an example has the label, else 0."""
         if isinstance(self.label, list):
             flags = [
                 [self._flag(value, name, split) for value, name in zip(row, self.label, strict=True)] for row in values
@@ -156,7 +169,7 @@ class MultiLabelTask(TextTask):
         return said in YES
 
     def _names(self, value: Any, table: SplitTable, split: str) -> list[str]:
-        """Of one example's labels; a number is the place in the data's own names, where it has some."""
+        """Return the label names of one example; numbers are indices if the data store class names."""
         if isinstance(value, str) and self.separator is not None:
             return [name.strip() for name in value.split(SEPARATORS[self.separator]) if name.strip()]
         if not isinstance(value, list):
@@ -167,7 +180,7 @@ class MultiLabelTask(TextTask):
         return [own[one] if own is not None and isinstance(one, int) else str(whole(one)) for one in value]
 
     def _names_in(self, table: SplitTable) -> list[str]:
-        """Names for a task that gives none: the data's own, else the distinct labels in order."""
+        """Return the label names of the data: the names stored with the data, else the distinct labels, sorted."""
         if table.class_names is not None:
             return table.class_names
         values = [value for value in self.label_values(table) if not self.is_unlabelled(value)]

@@ -1,4 +1,4 @@
-"""Regression: one score for each example."""
+"""Regression tasks: one score for each example."""
 
 import math
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class RegressionTask(TextTask):
-    """One score for each example. ``labels`` is there for configurations of classification alone, and stays null."""
+    """Regression task: one score for each example.
+
+    Attributes:
+        labels: must be null, because scores have no class names.
+    """
 
     known_metrics = REGRESSION_METRICS
 
@@ -49,7 +53,7 @@ class RegressionTask(TextTask):
         return is_empty(value)
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
-        """Scores (N,)."""
+        """Return the scores, float32 (N,)."""
         for value in values:
             try:
                 finite = math.isfinite(float(value))

@@ -1,4 +1,4 @@
-"""What a task has of data, whatever its kind: its splits, what selects the best epoch, what determines it."""
+"""Splits of a task of any kind: training, validation and test data, epoch selection, and the data's fingerprint."""
 
 from collections.abc import Mapping
 from statistics import fmean
@@ -15,28 +15,30 @@ from distill_runner.datasets.reading.slices import share_rows
 
 VALIDATION, HELD_OUT, MEAN = "validation", "held_out", "mean"
 NOWHERE = ""
-"""In place of the training split of a task that stands for one of its other splits."""
+"""Training split of the copies that ``Splits.placed`` makes for a single validation or test split."""
 WHERE = {"name", "dataset", "config", "revision", "epochs"}
-"""Fields that do not determine what a task trains and is judged on; its content does."""
+"""Fields that are not part of ``Splits.spec``, which holds a fingerprint of the content of the data instead."""
 
 
 class Splits(Dataset):
-    """Where the examples of a task come from, which of them train, and which judge.
+    """Data of a task: training, validation and test splits, and the data that select the best epoch.
 
     Attributes:
-        version: raised when the meaning of the task changes, so that stored results are not mistaken for it.
-        kind: name of the kind, which chooses the subclass.
-        metrics: the first one selects the best epoch; null is the first one of ``known_metrics``.
-        validation, test: name in the results -> split. A split may name its configuration and data set, if they are not
-            the task's: ``<configuration>:<split>``, ``<data set>[@<revision>]:<configuration>:<split>``.
-        select_on: what selects the best epoch: the first split of ``validation``, by its name or as ``validation``, as
-            all five papers do; another split by its name, or the ``mean`` of them all; or ``held_out``, a part of the
-            training data, with which ``validation`` is looked at once.
-        hold_out: that part's share of the training examples, of each class the same.
-        by_split: each validation split is a column of the tables, such as a language.
-        readings: what the file of the task takes where a paper is silent, by option.
+        version: version of the task; increase it when the meaning of the task changes, so that older stored results
+            are not reused.
+        kind: name of the kind of task, which selects the class in ``KINDS``.
+        metrics: names of the metrics; the first one selects the best epoch. null takes the first metric of the kind.
+        validation, test: name in the results -> split. A split from another configuration or data set is written
+            ``<configuration>:<split>`` or ``<data set>[@<revision>]:<configuration>:<split>``.
+        select_on: data that select the best epoch. ``validation`` is the first split of ``validation``, as in all five
+            papers. The name of another validation split selects by that split, and ``mean`` by the mean of all.
+            ``held_out`` selects by a part of the training data; validation splits are then evaluated only once.
+        hold_out: share of the training examples in the held-out set if ``select_on`` is ``held_out``. The share is the
+            same in each class (regression: in each of ten score ranges).
+        by_split: give each validation split, such as a language, a separate column in the tables.
+        readings: choices of the task's configuration file where a paper is silent, by option.
     Raises:
-        UserError: fields that contradict each other, an unknown metric, or what ``Dataset`` refuses.
+        UserError: fields contradict each other, a metric is unknown, or ``Dataset`` refuses a field.
     """
 
     name: str
@@ -78,7 +80,7 @@ class Splits(Dataset):
         return self
 
     def spec(self) -> dict[str, Any]:
-        """What determines the task's data and how it is judged. An option that is not set is left out of it."""
+        """Return what determines the task's data and evaluation, without options that are not set or have no effect."""
         by_itself = set() if self.select_on == HELD_OUT else {"hold_out"}
         by_itself |= set() if self.by_split else {"by_split"}
         by_itself |= {"select_on"} if self.select_on in (VALIDATION, next(iter(self.validation))) else set()
@@ -86,14 +88,17 @@ class Splits(Dataset):
 
     @property
     def columns_of(self) -> list[str]:
-        """Validation splits that have columns of their own in a table."""
+        """Names of the validation splits that have separate columns in a table."""
         return list(self.validation) if self.by_split else []
 
     def named(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """The metrics of all validation splits by one name each, what selects first.
+        """Return the metrics of all validation splits in one mapping, those that select the best epoch first.
+
+        The selecting split, or the mean over splits, keeps the plain metric names. Metrics of other splits are named
+        ``<split>/<metric>``.
 
         Args:
-            scores: metrics by split. Those of the split that selects, or the means, have the metrics' own names.
+            scores: metrics by the name of the split.
         """
         chosen = self.select_on if self.select_on in scores else next(iter(scores))
         means = len(scores) > 1 and self.select_on == MEAN
@@ -113,13 +118,13 @@ class Splits(Dataset):
         return {self.train, *self.validation.values(), *self.test.values()} - {NOWHERE}
 
     def placed(self, split: str) -> tuple[Self, str]:
-        whole, bracket, part = split.partition("[")  # of a part of a split, whose colon is another one
+        whole, bracket, part = split.partition("[")  # the slice, such as [:90%], has a colon too
         *where, name = whole.rsplit(":", 2)
         name += bracket + part
         if not where:
             return self, split
         dataset, _, revision = where[0].partition("@") if len(where) > 1 else (self.dataset, "", self.revision)
-        # A task that has this split alone, in the same place, so that messages name its key.
+        # The copy has only this split, under the same configuration key, so that messages name the right key.
         alone = {
             "train": name if split == self.train else NOWHERE,
             "validation": {key: name for key, value in self.validation.items() if value == split},
@@ -132,7 +137,7 @@ class Splits(Dataset):
         return self.is_test(split) or (self.role(split) != "task.train" and len(self.validation) > 1)
 
     def role(self, split: str) -> str:
-        """The configuration key that names ``split``; ``task.train`` for one that no key names."""
+        """Return the configuration key that names ``split``; ``task.train`` if no other key does."""
         for field, splits in (("validation", self.validation), ("test", self.test)):
             for name, value in splits.items():
                 if value == split and split != self.train:
@@ -140,5 +145,5 @@ class Splits(Dataset):
         return "task.train"
 
     def is_test(self, split: str) -> bool:
-        """Whether ``split`` is only tested on, so that it may lack labels."""
+        """Return whether ``split`` is only a test split, which may lack labels."""
         return self.role(split).startswith("task.test.")

@@ -1,4 +1,4 @@
-"""What the rest of the program asks of a kind of task."""
+"""The base class of all kinds of tasks, which defines their interface to the rest of the program."""
 
 import difflib
 from abc import abstractmethod
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 
 class Task(Splits):
-    """Examples of one kind: how a model reads them, what it says of them, and how it is judged.
+    """Base class of tasks: their examples, model head, outputs and metrics.
 
-    A kind of task is a subclass in a file of its own. It says how its rows become examples, which head a model gets,
-    what the outputs mean and how they are scored; nothing else in the program asks which kind a task is.
+    Each kind of task is a subclass in a separate file. The subclass defines how rows become examples, which head a
+    model gets, what the outputs mean and how they are scored. No other code depends on the kind of a task.
 
     Raises:
-        UserError: an unknown metric, or what ``Splits`` refuses.
+        UserError: a metric is unknown, or ``Splits`` refuses a field.
     """
 
     known_metrics: ClassVar[Mapping[str, Metric]]
     tokenized: ClassVar[bool] = True
-    """Whether its examples are texts, so that models come with a tokenizer."""
+    """Whether the examples are texts, so that models need a tokenizer."""
     has_ids: ClassVar[bool] = False
-    """Whether official evaluators take predictions by the ids of examples."""
+    """Whether official evaluation scripts read predictions by the ids of the examples (``answers``)."""
     read_fields: ClassVar[frozenset[str]]
-    """Fields that the examples of a split depend on, beside the content of the data."""
+    """Fields on which the stored examples of a split depend, besides the content of the data."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_fields_of_other_kinds(cls, fields: Any) -> Any:
-        """A configuration may name the fields of other kinds, as null, and leave the metric to the kind."""
+        """Drop null fields that belong to other kinds, and replace null metrics by the first metric of the kind."""
         if not isinstance(fields, Mapping):
             return fields
         others = _all_fields(Task) - cls.model_fields.keys()
@@ -63,7 +63,7 @@ class Task(Splits):
         return self
 
     def resolved(self) -> Self:
-        """The task with what its training data say of it, such as the names of classes.
+        """Return the task with the fields that are read from its training data, such as the names of classes.
 
         Raises:
             UserError: the data cannot be read, or do not fit the task.
@@ -72,96 +72,96 @@ class Task(Splits):
 
     @abstractmethod
     def examples(self, split: str) -> Examples:
-        """The examples of a split as they read.
+        """Return the examples of a split before tokenisation or decoding.
 
         Args:
-            split: as the data calls it; a value of ``train``, ``validation`` or ``test``.
+            split: the split as written in ``train``, or in the values of ``validation`` or ``test``.
         Raises:
-            UserError: anything that is missing, damaged or contradictory in the data; one or two lines.
+            UserError: data are missing, damaged or contradictory.
         """
 
     @abstractmethod
     def write(self, folder: Path, examples: Examples, tokenizer: Any) -> None:
-        """Save examples as arrays that ``open`` reads."""
+        """Tokenise or decode ``examples`` and save them in ``folder`` as arrays for ``open``."""
 
     @abstractmethod
     def open(self, folder: Path, views: int | None = None) -> "Split":
-        """The examples that ``write`` saved, memory-mapped.
+        """Return the examples that ``write`` saved, memory-mapped.
 
         Args:
-            views: of what is cropped or flipped at random, show so many fixed pictures.
+            views: number of fixed random crops and flips of each image; None draws new ones in each epoch.
         """
 
     def transfer(self, transfer: "TransferSet") -> Examples:
-        """The inputs of a transfer set as examples without labels."""
+        """Return the inputs of a transfer set as examples without labels."""
         return transfer.examples()
 
     @property
     def given_columns(self) -> list[str]:
-        """Columns with the predictions of another model; empty where the data have none."""
+        """Columns of the data with the predictions of another model; empty if there are none."""
         return []
 
     def given_logits(self, split: str) -> np.ndarray:
-        """What those columns say, as outputs of this task's head: float32, (N, C).
+        """Return the predictions in ``given_columns`` as outputs of this task's head: float32, (N, C).
 
         Raises:
-            UserError: they are not there, or are no predictions.
+            UserError: the columns do not exist, or do not hold predictions.
         """
         raise UserError("task.kind", self.kind, "has no predictions in columns of its data")
 
     @property
     @abstractmethod
     def head(self) -> Head:
-        """What a model for this task has on top."""
+        """The head of a model for this task."""
 
     @property
     @abstractmethod
     def outputs(self) -> "Outputs":
-        """What that head's outputs mean."""
+        """The meaning of the head's outputs, and the losses on them."""
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What the look of examples depends on beside what ``write`` saved."""
+        """Settings besides the saved arrays on which a model's input, and so a cached teacher output, depends."""
         return {}
 
     def is_endless(self, views: int | None) -> bool:
-        """Whether training examples look different in each epoch, for so many fixed views of each."""
+        """Return whether training examples look different in each epoch, given ``views`` as in ``open``."""
         return False
 
     def check(self, shape: "EncoderShape") -> None:
-        """See to it that a model of this shape reads the task's examples.
+        """Check that a model of this ``shape`` reads the examples of the task.
 
         Raises:
-            UserError: it does not.
+            UserError: the model does not read them.
         """
         if self.tokenized and shape.reads_images:
             problem = f"a model of type {shape.model_type} reads images, and {self.name} has texts"
             raise UserError(".model", None, problem, "Take an encoder of text, or a task of images: task=cifar10.")
 
     def save_reader(self, folder: Path) -> None:
-        """Put beside a model what others need to read such examples, unless that is its tokenizer."""
+        """Save preprocessing files other than the tokenizer's in the folder of a model, such as those for images."""
 
     @property
     def num_positions(self) -> int:
-        """Positions that a model needs for the longest example; 0 where examples have none."""
+        """Number of positions that a model needs for the longest example; 0 if examples have no positions."""
         return 0
 
     def score(self, outputs: np.ndarray, split: "Split") -> dict[str, float]:
-        """The task's metrics of a model's outputs for a split, in the order given, as fractions.
+        """Return the metrics of a model's outputs for a split, in the order of ``metrics``, as fractions.
 
         Args:
             outputs: shape (``split.num_outputs``, C), in the order of the split.
         Raises:
-            NotFinite: an output is not a number.
+            NotFinite: an output is infinite or not a number.
         """
         return score(self.metrics, outputs, np.asarray(split.labels))
 
     def save_predictions(self, file: Path, outputs: np.ndarray, split: "Split") -> None:
-        """Keep what paired tests of two methods compare: ``outputs`` and ``labels``, one row for each example."""
+        """Save ``outputs`` and ``labels``, one row for each example, for paired tests of two methods."""
         np.savez(file, outputs=outputs, labels=np.asarray(split.labels))
 
     def answers(self, outputs: np.ndarray, split: "Split") -> dict[str, str]:
-        """Predictions by the ids of the examples, as official evaluators take them.
+        """Return the predictions by the ids of the examples, as official evaluation scripts read them.
 
         Raises:
             UserError: examples of this kind have no ids (``has_ids``).
@@ -169,20 +169,22 @@ class Task(Splits):
         raise UserError("task.kind", self.kind, "its examples have no ids to predict by", "Take --file.")
 
     def verdicts(self, outputs: np.ndarray, split: "Split") -> Verdicts:
-        """What a model says of each example, and whether that is right.
+        """Return the prediction for each example, and whether it is right.
 
         Args:
             outputs: as for ``score``.
         Raises:
-            UserError: an output of this kind is neither right nor wrong.
+            UserError: predictions of this kind are neither right nor wrong.
         """
         raise UserError("task.kind", self.kind, "has no outputs that are right or wrong, only near or far")
 
     def as_texts(self, name: str, split: "Split", numbers: Sequence[int]) -> list[str]:
-        """Examples as a reader sees them, with the names of their columns where they have several.
+        """Return examples as readable texts, with the names of the columns if there are several.
 
         Args:
-            name: of the split, as the data call it.
+            name: the split, as for ``examples``.
+            split: the same split, opened.
+            numbers: indices of the examples in the split.
         """
         columns = self.examples(name).texts
         rows = ([column[number] for column in columns] for number in numbers)
@@ -192,22 +194,22 @@ class Task(Splits):
 
     @abstractmethod
     def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:
-        """The prediction for each example, as a file of predictions has it.
+        """Return the prediction for each example as a line of a prediction file.
 
         Args:
-            names: of classes, where there are classes; else their numbers.
+            names: write the names of classes; False writes their indices.
         """
 
     def class_probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
-        """(N,) for each class by its name; empty where outputs are no probabilities."""
+        """Return the probabilities (N,) of each class by name; empty if the outputs are not probabilities."""
         return {}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What tells results on this task apart, beside its name."""
+        """Settings that distinguish results on this task, besides the name of the task."""
         return {}
 
 
 def _all_fields(kind: type[Any]) -> set[str]:
-    """The names of the fields of a class and of all that extend it."""
+    """Return the field names of a class and of all its subclasses."""
     return set(kind.model_fields).union(*map(_all_fields, kind.__subclasses__()))

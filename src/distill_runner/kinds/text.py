@@ -1,4 +1,4 @@
-"""Tasks on one or two texts with one label: what classification and regression share."""
+"""Base class of tasks on one or two texts: classification, multi-label classification and regression."""
 
 import logging
 import math
@@ -23,24 +23,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LABEL = "label"
-"""What the column of labels is called where nothing else is said."""
+"""Default name of the label column."""
 LABELS = frozenset((LABEL, "labels", "class", "category", "target", "score", "rating", "stars", "sentiment", "intent"))
-"""What columns of labels are called, where the task's own is not there."""
+"""Names that identify the label column if there is no column with the default name."""
 KEYS = frozenset(["id", "idx", "index", "guid", "uid", "url", "date"])
-"""What columns are called that say nothing about the text."""
+"""Names of columns that are not taken for texts, such as identifiers and dates."""
 
 
 class TextTask(Task):
-    """One or two texts and one label.
+    """Task on one or two texts and one label.
 
     Attributes:
-        label: the column of the labels.
-        max_length: tokens of an example, special tokens included.
-        columns: one or two columns of texts; those of the data if none is given and there is one way to read them.
-        split_off: share of the training split that becomes the validation split: drawn, the same in every run.
-        probabilities: columns of the training split with the probability of each class, in the order of the outputs,
-            as another model gave them; ``teacher=labels`` learns from them.
-        logits: the same as raw outputs, before the softmax; for scores one column of scores.
+        label: column of the labels.
+        max_length: maximum number of tokens of an example, including special tokens; longer examples are truncated.
+        columns: one or two columns of texts. If empty, the text columns of the data are used, provided that they are
+            unambiguous.
+        split_off: share of the training split that becomes the validation split. The rows are drawn at random, but
+            are the same in every run.
+        probabilities: columns of the training split with the probability that another model gives to each class, in
+            the order of the model's outputs. With ``teacher=labels`` they replace the predictions of a teacher.
+        logits: as ``probabilities``, but with raw outputs before the softmax; for regression, one column of scores.
     """
 
     read_fields = frozenset({"columns", "label", "labels", "kind", "max_length", "version"})
@@ -55,7 +57,7 @@ class TextTask(Task):
     @model_validator(mode="before")
     @classmethod
     def _splits(cls, fields: Any) -> Any:
-        """``split_off`` in the words of ``task.train`` and ``task.validation``."""
+        """Translate ``split_off`` into slices of the training split for ``train`` and ``validation``."""
         share = fields.get("split_off") if isinstance(fields, Mapping) else None
         train = str(fields.get("train", "train")) if share else ""
         if not isinstance(share, int | float) or not 0 < share < 1 or "[" in train:
@@ -68,15 +70,15 @@ class TextTask(Task):
         return self if self.columns else type(self)(**self.model_dump() | self._found())
 
     def _found(self) -> dict[str, Any]:
-        """Text columns and label of data that can be read in one way only.
+        """Return the text columns and the label columns that are found in the data.
 
         Raises:
-            UserError: there are several ways, or none.
+            UserError: the data lack a label column, or have no column of texts, or more than two.
         """
         there = column_names(self, self.train)
         labels = self.label_columns
         others = [name for name in there if name.casefold() in LABELS]
-        if labels == [LABEL] and LABEL not in there and len(others) == 1:  # not where another one was asked for
+        if labels == [LABEL] and LABEL not in there and len(others) == 1:  # only if ``label`` has its default
             labels = others
         beside = {*labels, *self.given_columns}
         texts = [
@@ -118,9 +120,10 @@ class TextTask(Task):
         return values_NC.astype(np.float32)
 
     def as_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
-        """
+        """Return the logits of given probabilities, both (N, C).
+
         Raises:
-            UserError: they are no probabilities.
+            UserError: the values are not probabilities, or this kind of task has none.
         """
         raise UserError("task.probabilities", as_list(self.given_columns), f"task.kind={self.kind} has none")
 
@@ -129,8 +132,8 @@ class TextTask(Task):
         return [self.label]
 
     def needed(self, split: str) -> dict[str, str]:
-        """The label may be absent where it is only tested on."""
-        # A part of the training split is read with the whole of its file, and a place without its data set.
+        """Return the required columns with their fields; a test split does not need the label column."""
+        # Names are compared without slice and data set: the reader asks with the name of the split in its own files.
         of_train = parse(self.placed(split)[1])[0] == parse(self.placed(self.train)[1])[0]
         given = dict.fromkeys(self.given_columns if of_train else (), "probabilities")
         labels = dict.fromkeys(() if self.is_test(split) else self.label_columns, "label")
@@ -163,12 +166,13 @@ class TextTask(Task):
         return {"max_length": self.max_length}
 
     def _labels(self, table: SplitTable, split: str) -> np.ndarray | None:
-        """The labels of a split, one row for each example.
+        """Return the labels of a split, one row for each example.
 
         Returns:
-            None for a test split without labels (no such column, empty, or all -1 as on the hub).
+            The encoded labels; None for a test split without labels: no such column, or all values empty or -1 (as on
+            the hub).
         Raises:
-            UserError: labels are missing in a split that trains or selects, or cannot be encoded.
+            UserError: labels are missing, in a test split only some of them; or a label cannot be encoded.
         """
         values = self.label_values(table)
         if self.is_test(split) and all(is_empty(value) or value == -1 for value in values):
@@ -180,19 +184,19 @@ class TextTask(Task):
         return self.encode(values, table, split)
 
     def label_values(self, table: SplitTable) -> list[Any]:
-        """What a split holds for each example; empty where it has no labels."""
+        """Return the label values of a split as stored in the data; empty if there is no label column."""
         return table.columns.get(self.label, [])
 
     @abstractmethod
     def is_unlabelled(self, value: Any) -> bool:
-        """Whether a value of the label's column says that there is none."""
+        """Return whether a value of the label column means that the label is missing."""
 
     @abstractmethod
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
-        """Labels as the losses take them, one row for each example.
+        """Return the labels in the form that the losses use, one row for each example.
 
         Raises:
-            UserError: a value is no label of the task.
+            UserError: a value is not a label of the task.
         """
 
 
@@ -201,7 +205,7 @@ def is_empty(value: Any) -> bool:
 
 
 def whole(value: Any) -> Any:
-    """A number like 3.0 as 3, anything else as it is."""
+    """Return a float such as 3.0 as the int 3, and any other value unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

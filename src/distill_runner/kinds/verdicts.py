@@ -1,4 +1,4 @@
-"""Right or wrong, and how sure: what models are compared by, example by example."""
+"""Predictions of a model by example, with correctness and probability, to compare models example by example."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What a model says of N examples.
+    """Predictions of a model for N examples.
 
     Attributes:
-        right: (N,), whether it is right.
-        of_truth: (N,), the probability that it gives to what is right.
-        said, truth: what it says of an example by its number, with the probability of that, and what is right.
+        right: (N,), whether the prediction is right.
+        of_truth: (N,), the probability that the model gives to the true label or answer.
+        said: function from the number of an example to its prediction as a text, with the probability.
+        truth: function from the number of an example to its true label or answer as a text.
     """
 
     right: np.ndarray

@@ -1,7 +1,7 @@
-"""What a run reports while it trains: ``metrics.jsonl`` always, Weights & Biases or TensorBoard by choice.
+"""Experiment tracking: every run writes ``metrics.jsonl``; Weights & Biases and TensorBoard are optional.
 
-A tracker is an observer. Whatever happens to it during training (no network, a full disk) is logged once, and
-the training goes on; only a tracker that cannot be opened at all is an error, before any work is done.
+A tracker only observes. If it fails during training (no network, a full disk), the failure is logged once and
+training continues. Only a tracker that cannot be opened at all raises an error, before any work is done.
 """
 
 from distill_runner.tracking.metrics_file import MetricsFile

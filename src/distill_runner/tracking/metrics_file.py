@@ -1,4 +1,4 @@
-"""``metrics.jsonl``, which every run writes."""
+"""The tracker that writes ``metrics.jsonl``; every run has one."""
 
 import json
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from distill_runner.tracking.tracker import Values, point
 
 
 class MetricsFile:
-    """``metrics.jsonl``: one JSON object a line, appended; non-finite numbers become null.
+    """Tracker that appends to ``metrics.jsonl``, one JSON object per line; non-finite numbers become null.
 
-    Every line reaches the file at once, and half a line never stays, be it cut short by a full disk or left
-    behind by a killed process.
+    The file is unbuffered, so every line is written at once. Incomplete lines are removed: after a failed write on a
+    full disk, and on opening the file after a process was killed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,19 +31,19 @@ class MetricsFile:
             raise OSError(f"{self.file.name}: the disk is full")
 
     def summary(self, values: Values) -> None:
-        """Nothing: ``result.json`` holds it."""
+        """Do nothing: ``result.json`` holds the summary."""
 
     def table(self, name: str, rows: Sequence[Values]) -> None:
-        """Nothing: tables are made from the results."""
+        """Do nothing: tables are made from the result files."""
 
     def text(self, name: str, text: str) -> None:
-        """Nothing, as for tables."""
+        """Do nothing, as for tables."""
 
     def picture(self, name: str, file: Path) -> None:
-        """Nothing, as for tables."""
+        """Do nothing, as for tables."""
 
     def model(self, folder: Path) -> None:
-        """Nothing: it lies beside the file."""
+        """Do nothing: the model is in the same folder as the file."""
 
     def finish(self, exit_code: int) -> None:
         self.file.close()

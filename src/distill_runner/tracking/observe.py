@@ -1,4 +1,4 @@
-"""Opening the trackers of a run, and keeping their faults from it."""
+"""Open the trackers of a run or a sweep, and keep their failures from ending it."""
 
 import logging
 import re
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class FaultTolerant:
-    """Passes everything on to several trackers; a fault of one is logged once and reaches nobody else."""
+    """Tracker that forwards every call to several trackers; the first failure of each is logged, none is raised."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = trackers
@@ -63,13 +63,15 @@ OPTIONAL: dict[str, Callable[..., Tracker]] = {"wandb": WandbTracker, "tensorboa
 def open_tracker(
     config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str
 ) -> Iterator[Tracker]:
-    """The trackers of one run, closed whatever happens, with exit code 1 after an exception.
+    """Open the trackers of one run and always close them, with exit code 1 after an exception other than ``Paused``.
 
     Args:
-        folder: of the run, exists; ``metrics.jsonl``, ``wandb/`` and ``tensorboard/`` are made in it.
-        run_id: stable over restarts: W&B takes the run up again under this id.
-        settings: the resolved configuration, shown by the trackers.
-        job_type: for grouping in W&B, such as ``distill``.
+        folder: folder of the run, which must exist; ``metrics.jsonl``, ``wandb/`` and ``tensorboard/`` are made in it.
+        run_id: identifier that is the same after a restart, so that W&B resumes the run.
+        settings: the resolved configuration, which the trackers show.
+        job_type: type of the job for grouping in W&B, such as ``distill``.
+    Yields:
+        One tracker that forwards every call to all trackers of the run.
     Raises:
         UserError: the tracker's package is missing, or W&B refuses the configuration even offline.
     """
@@ -81,15 +83,15 @@ def open_tracker(
 def track_sweep(
     config: TrackerConfig, folder: Path, name: str, results: Sequence[Values], table: str, pictures: Sequence[Path]
 ) -> None:
-    """One run for a sweep as a whole, in the group of its points: all of them as a table, and the sweep's pictures.
+    """Track a whole sweep as one run with the table of its points and its pictures, in the group of the points.
 
-    A tracker observes: what goes wrong here, even a package that is missing, is logged and ends no sweep.
+    Every error, even a missing package, is logged and does not end the sweep.
 
     Args:
-        folder: of the sweep, exists; ``wandb/`` and ``tensorboard/`` are made in it.
-        name: of the sweep, and of the group of its points. The same name takes the same run up again.
-        results: of all points, finished or not, as in ``result.json``.
-        table: their table as a terminal shows it.
+        folder: folder of the sweep, which must exist; ``wandb/`` and ``tensorboard/`` are made in it.
+        name: name of the sweep and of the group of its points. The same name resumes the same run.
+        results: results of all points, finished or not, as in ``result.json``.
+        table: the table of the results as the terminal shows it.
         pictures: PNG files, shown under ``pictures/<stem>``.
     """
     run_id = "sweep-" + re.sub(r"[^\w.-]", "-", name)
@@ -108,7 +110,7 @@ def track_sweep(
 
 
 def _optional(config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> list[Tracker]:
-    """The tracker chosen besides ``metrics.jsonl``, if any."""
+    """Return the tracker that is configured besides ``metrics.jsonl``, in a list that is empty if there is none."""
     chosen = OPTIONAL.get(config.name)
     return [chosen(config, folder, run_id, settings, job_type)] if chosen else []
 

@@ -1,4 +1,4 @@
-"""TensorBoard."""
+"""The TensorBoard tracker."""
 
 import json
 from collections.abc import Sequence
@@ -10,9 +10,10 @@ NAMES = ("task", "method", "teacher", "seed")
 
 
 class TensorBoardTracker:
-    """Event files in ``<folder>/tensorboard``; texts hold the configuration, the summary and the tables.
+    """Tracker that writes event files to ``<folder>/tensorboard``.
 
-    HPARAMS has a row for each run, of what tells runs apart and their metrics.
+    The configuration, the summary and the tables are written as texts. The page HPARAMS has one row for each run: the
+    settings that distinguish runs, and the run's metrics.
     """
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
@@ -34,7 +35,7 @@ class TensorBoardTracker:
         chosen = {key: value for key, value in values.items() if key in NAMES or key.startswith("settings/")}
         plain = {key: value if isinstance(value, int | float) else str(value) for key, value in chosen.items()}
         scores = {key: value for key, value in values.items() if key == "score" or key.startswith("metrics/")}
-        self.writer.add_hparams(plain, scores, run_name=".")  # beside the curves, and in no folder of its own
+        self.writer.add_hparams(plain, scores, run_name=".")  # in the folder of the curves, not in a separate one
 
     def table(self, name: str, rows: Sequence[Values]) -> None:
         names = columns(rows)
@@ -53,7 +54,7 @@ class TensorBoardTracker:
             self.writer.add_image(name, np.asarray(image.convert("RGB")), dataformats="HWC")
 
     def model(self, folder: Path) -> None:
-        """Nothing: TensorBoard keeps no models."""
+        """Do nothing: TensorBoard keeps no models."""
 
     def finish(self, exit_code: int) -> None:
         self.writer.close()

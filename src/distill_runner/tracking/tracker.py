@@ -1,4 +1,4 @@
-"""What a tracker is, and what the trackers share."""
+"""The interface of a tracker, its configuration, and functions that the trackers share."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,19 +8,20 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
 
 Values = Mapping[str, Any]
-"""Name -> number, string or None; ``open_tracker``'s also takes scalar arrays and tensors."""
+"""Name -> number, string or None. The tracker that ``open_tracker`` yields also accepts scalar arrays and tensors."""
 
 
 class TrackerConfig(Schema):
-    """``conf/tracker``. All but ``name`` concern W&B only.
+    """Configuration of the tracker (``conf/tracker``). All fields except ``name`` apply to W&B only.
 
     Args:
-        group: of runs that belong together, such as a sweep's.
-        tags: besides those that every run has: its task, method and teacher.
-        title: the name displayed; that of the run's folder by default.
-        mode: None leaves the choice to WANDB_MODE, and failing that to whether there is a key and a network.
-        console: send what the run prints, too.
-        model: upload the finished student as an artifact.
+        group: name of a group of runs, such as the points of a sweep.
+        tags: additional tags. Every run is also tagged with its task, method and teacher.
+        title: displayed name of the run; by default the name of its folder.
+        mode: whether to upload to W&B; ``offline`` writes to disk only. null uses WANDB_MODE. If that is not set
+            either, the run is online if there are an API key and a network.
+        console: also send the console output of the run.
+        model: upload the finished student as a W&B artifact.
     """
 
     name: Literal["none", "wandb", "tensorboard"] = "none"
@@ -34,40 +35,40 @@ class TrackerConfig(Schema):
     model: bool = False
 
     def tagged(self, *names: str | None) -> "TrackerConfig":
-        """The same with further tags, as far as they are known, cut to the 64 characters that W&B allows."""
+        """Return a copy with ``names`` as further tags, cut to the 64 characters that W&B allows; None is skipped."""
         added = [name[:64] for name in names if name]
         return self.model_copy(update={"tags": tuple(dict.fromkeys([*self.tags, *added]))})
 
 
 class Tracker(Protocol):
-    """Where the numbers of one run go."""
+    """Destination of the metrics, tables and files of one run."""
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
-        """One point of every curve in ``values``; ``step`` counts optimiser steps and may start again."""
+        """Add one point to every curve in ``values``; ``step`` counts optimiser steps and may restart or go back."""
 
     def summary(self, values: Values) -> None:
-        """What holds for the whole run: scores, sizes, seconds."""
+        """Record values of the whole run, such as scores, sizes and seconds."""
 
     def table(self, name: str, rows: Sequence[Values]) -> None:
-        """Rows of one table; columns are the union of their keys, missing cells are empty."""
+        """Record a table; its columns are the union of the keys of ``rows``, and missing cells are empty."""
 
     def text(self, name: str, text: str) -> None:
-        """Lines of a fixed pitch, such as a table made for a terminal."""
+        """Record a text to be shown in a monospaced font, such as a table made for the terminal."""
 
     def picture(self, name: str, file: Path) -> None:
-        """A PNG file."""
+        """Record the PNG image in ``file``."""
 
     def model(self, folder: Path) -> None:
-        """The finished student in Hugging Face layout."""
+        """Record the finished student, saved in ``folder`` in the Hugging Face layout."""
 
     def finish(self, exit_code: int) -> None:
-        """Write what is left and close. ``exit_code`` is 0, or 1 after an exception."""
+        """Write the remaining data and close the tracker. ``exit_code`` is 0, or 1 after an exception."""
 
 
 def flat(values: Values) -> dict[str, Any]:
-    """One level of names, joined by slashes as those of curves are (``loss/kd``); lists joined, None left out.
+    """Flatten nested values: names are joined by slashes as in curves (``loss/kd``), lists by "; ", None is left out.
 
-    Dots become slashes too: to W&B a name with one is a path.
+    Dots in names also become slashes, because W&B reads a name with a dot as a path.
     """
     found: dict[str, Any] = {}
     for name, value in ((name.replace(".", "/"), value) for name, value in values.items()):
@@ -81,21 +82,21 @@ def flat(values: Values) -> dict[str, Any]:
 
 
 def point(values: Values, step: int, epoch: float | None) -> dict[str, Any]:
-    """A line of ``metrics.jsonl``, or a point of W&B's curves."""
+    """Return ``values`` with step and epoch: one line of ``metrics.jsonl``, or one point of W&B's curves."""
     return {"step": step} | ({} if epoch is None else {"epoch": epoch}) | dict(values)
 
 
 def columns(rows: Sequence[Values]) -> list[Any]:
-    """The union of the rows' keys, in the order in which they come."""
+    """Return the union of the keys of ``rows``, in the order of their first occurrence."""
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, or at least its name."""
+    """Return the first line of the message of ``error``, or the name of its class if there is no message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def missing(package: str, error: ImportError) -> UserError:
-    """What to install for the tracker called ``package``."""
+    """Return the error for a missing ``package`` of a tracker, with the command that installs it."""
     remedy = f"pip install 'distill-run[{package}]'"
     return UserError("tracker", package, f"the package cannot be imported ({error})", remedy)

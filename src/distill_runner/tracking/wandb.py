@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""The Weights & Biases tracker."""
 
 import logging
 import os
@@ -19,25 +19,28 @@ from distill_runner.tracking.tracker import TrackerConfig, Values, columns, firs
 log = logging.getLogger(__name__)
 
 WANDB_ANSWER_SECONDS = 4.0
-"""Time that W&B's server has for a whole answer to a first question; one that has none is not asked again."""
+"""Time limit for a complete response of W&B's server before the run starts; without one the run is offline."""
 WANDB_INIT_SECONDS = 6.0
-"""Time to start the run on a server that has answered: W&B waits 90 s, and then the job dies."""
+"""Time limit to start the run on a server that has responded. W&B's own limit is 90 s, and then the job dies."""
 WANDB_FINISH_SECONDS = 8.0
-"""Time for the last upload. W&B waits for ever if the network is lost; what is left stays on disk."""
+"""Time limit for the last upload. W&B waits for ever if the network is lost; data not uploaded stay on disk."""
 KEY_LENGTH = 40
 SILENT_MINUTES = 10.0
-"""So long after a server has not answered, runs on this machine do not ask it: the points of a sweep are many."""
+"""Time for which runs on this machine do not contact a server that has not responded.
+
+Otherwise every point of a sweep would wait for the server.
+"""
 
 
 class WandbTracker:
-    """One W&B run, taken up again under the same id; offline by itself without a key or a network."""
+    """Tracker that writes one W&B run and resumes it by its id; it goes offline by itself without a key or network."""
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
         try:
             import wandb
         except ImportError as error:
             raise missing("wandb", error) from error
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's own telemetry complains offline
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's telemetry logs errors when offline
 
         limits = wandb.Settings(
             console="wrap" if config.console else "off",
@@ -46,7 +49,7 @@ class WandbTracker:
         )
 
         def start(mode: Literal["online", "offline"] | None) -> Any:
-            wandb.setup(wandb.Settings(silent=True))  # also what keeps it from asking for a key on a terminal
+            wandb.setup(wandb.Settings(silent=True))  # silent also stops W&B from asking for a key on a terminal
             return wandb.init(
                 id=run_id,
                 resume="allow",
@@ -67,21 +70,21 @@ class WandbTracker:
         except Exception as error:
             log.warning("W&B does not start, tracking offline: %s", first_line(error))
             try:
-                wandb.teardown()  # its service holds the id of the failed start
+                wandb.teardown()  # W&B's service still holds the run id of the failed start
                 self.run = start("offline")
             except Exception as offline_error:
                 raise UserError("tracker", config.name, first_line(offline_error)) from offline_error
-        # Our own step as x axis: W&B drops points whose built-in step goes back, as in a run taken up again.
+        # A separate step is the x axis: W&B drops points whose built-in step goes back, as in a resumed run.
         self.run.define_metric("*", step_metric="step")
         self.wandb, self.sends_model = wandb, config.model
         log.info("W&B: %s", self.run.url or f"wandb sync {Path(self.run.dir).parent}")
 
     @staticmethod
     def _is_silent(wandb: Any, config: TrackerConfig) -> bool:
-        """Whether a server would be waited for in vain."""
+        """Return whether the run would contact W&B's server although the server does not respond."""
         key, known = os.environ.get("WANDB_API_KEY", ""), Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
         if "offline" in (config.mode, os.environ.get("WANDB_MODE")) or not (len(key) >= KEY_LENGTH or known.exists()):
-            return False  # which W&B tells at once
+            return False  # W&B does not wait for the server in these cases
         server = str(wandb.setup(wandb.Settings(silent=True)).settings.base_url)
         marker = Path(gettempdir(), f"distill-run-wandb-{os.getuid()}-{sha256(server.encode()).hexdigest()[:8]}")
         if marker.exists() and time.time() - marker.stat().st_mtime < 60 * SILENT_MINUTES:
@@ -125,7 +128,7 @@ class WandbTracker:
 
 
 def answers(server: str) -> bool:
-    """Whether a server sends a whole answer in ``WANDB_ANSWER_SECONDS``, whatever it says."""
+    """Return whether ``server`` sends a complete response within ``WANDB_ANSWER_SECONDS``, even an HTTP error."""
     found = list[bool]()
 
     def ask() -> None:
@@ -133,7 +136,7 @@ def answers(server: str) -> bool:
             with urlopen(server, timeout=WANDB_ANSWER_SECONDS) as answer:
                 answer.read(1 << 16)
         except HTTPError:
-            found.append(True)  # an answer, too
+            found.append(True)  # an error response also shows that the server responds
         except (OSError, ValueError):
             found.append(False)
         else:

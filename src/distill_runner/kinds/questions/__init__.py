@@ -1,4 +1,4 @@
-"""Extractive questions: the answer is a piece of the context (SQuAD 1.1 and 2.0, MLQA, and data of their shape)."""
+"""Extractive question answering: the answer is a span of the context (SQuAD 1.1 and 2.0, MLQA, similar data)."""
 
 from distill_runner.kinds.questions.task import QuestionsTask
 

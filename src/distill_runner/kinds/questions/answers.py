@@ -1,4 +1,4 @@
-"""From two logits a token to answers: the n best spans of each question, and whether it has an answer at all."""
+"""Turn start and end logits into answers: the n best spans of each question, and the score of "no answer"."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,14 +11,16 @@ if TYPE_CHECKING:
 
 N_BEST, MAX_ANSWER = 20, 30
 TOKENS_AT_ONCE = 100_000
-"""Of the windows that are searched together."""
+"""Approximate number of tokens of the windows that are searched together."""
 
 
 def spans_type(n_best: int = N_BEST) -> np.dtype:
-    """What is kept of a question: its n best spans, best first, of which those with probability 0 are none.
+    """Return the structured dtype of the n best spans of one question, best first.
 
-    ``begin`` and ``end`` are characters of the context, ``score`` is the sum of the two logits, ``null`` that of [CLS],
-    the smallest of all windows. The probabilities of the spans (and of no answer, where there may be none) sum to 1.
+    ``begin`` and ``end`` are character offsets in the context, -1 in entries without a span. ``score`` is the sum of
+    the start and end logits. ``null`` is that sum for [CLS], the minimum over the windows of the question. The
+    probabilities of the spans sum to 1, including ``null_probability`` if a question may have no answer. Entries
+    without a span have probability 0.
     """
     each = (n_best,)
     return np.dtype(
@@ -40,14 +42,17 @@ def best_spans(
     n_best: int = N_BEST,
     max_answer: int = MAX_ANSWER,
 ) -> np.ndarray:
-    """The n best spans of every question, (Q,) of ``spans_type``.
+    """Return the n best spans of every question, (Q,) of ``spans_type``.
 
-    As run_qa of ``transformers`` has it: the ``n_best`` highest start and end logits of each window are paired; a span
-    begins and ends in the context, and has ``max_answer`` tokens at most.
+    As in run_qa of ``transformers``, the ``n_best`` highest start and end logits of each window are paired. A span
+    begins and ends in the context, and has at most ``max_answer`` tokens.
 
     Args:
         logits_T2: start and end logits of every token of the split.
-        unanswerable: no answer takes part in the probabilities.
+        windows: the windows of the split.
+        unanswerable: whether "no answer" is included in the probabilities.
+        n_best: number of spans kept for each question.
+        max_answer: maximum number of tokens of a span.
     """
     found = np.zeros(windows.num_questions, dtype=spans_type(n_best))
     found["begin"] = found["end"] = -1
@@ -62,11 +67,13 @@ def best_spans(
 
 
 def answer_texts(spans: np.ndarray, windows: "Windows", null_threshold: float | None = None) -> list[str]:
-    """The answer to each question; empty where no span was found.
+    """Return the answer to each question; empty if no span was found or "no answer" is predicted.
 
     Args:
-        null_threshold: how much better no answer must be than the best span to be the answer (run_qa's
-            ``null_score_diff_threshold``); None: every question has an answer.
+        spans: (Q,) of ``spans_type``.
+        windows: the windows of the split.
+        null_threshold: "no answer" is predicted if its score exceeds the score of the best span by more than this
+            (run_qa's ``null_score_diff_threshold``). None always predicts the best span.
     """
     texts = [
         windows.question(number).context[begin:end] if begin >= 0 else ""
@@ -78,7 +85,7 @@ def answer_texts(spans: np.ndarray, windows: "Windows", null_threshold: float | 
 
 
 def null_margin(spans: np.ndarray) -> np.ndarray:
-    """By how much no answer is better than the best span, (Q,)."""
+    """Return the score of "no answer" minus the score of the best span, (Q,)."""
     margin: np.ndarray = spans["null"] - spans["score"][:, 0]
     return margin
 
@@ -89,7 +96,7 @@ def _highest(found: np.ndarray, unanswerable: bool) -> np.ndarray:
 
 
 def _portions(windows: "Windows") -> Iterator[tuple[int, int]]:
-    """Questions whose windows have about ``TOKENS_AT_ONCE`` tokens together."""
+    """Yield ranges [first, last) of questions whose windows together have about ``TOKENS_AT_ONCE`` tokens."""
     ends = windows.offsets[windows.windows[1:]]
     portion = np.asarray(ends) // TOKENS_AT_ONCE
     cuts = [0, *(np.flatnonzero(np.diff(portion)) + 1).tolist(), windows.num_questions]
@@ -99,7 +106,10 @@ def _portions(windows: "Windows") -> Iterator[tuple[int, int]]:
 def _search(
     found: np.ndarray, logits_T2: np.ndarray, windows: "Windows", first: int, last: int, n_best: int, max_answer: int
 ) -> None:
-    """Fill in the questions from ``first`` to ``last``; W of their windows of up to L tokens, k logits of each."""
+    """Fill ``found`` with the best spans of the questions from ``first`` to ``last``, the latter excluded.
+
+    Shapes: W windows of these questions with up to L tokens each; the k highest logits of each window.
+    """
     bounds = np.asarray(windows.windows[first : last + 1])
     starts = np.asarray(windows.offsets[bounds[0] : bounds[-1] + 1])
     lengths, base = np.diff(starts), starts[0]
@@ -127,7 +137,7 @@ def _search(
 
 
 def _top(logits: np.ndarray, place_WL: np.ndarray, real_WL: np.ndarray, n_best: int) -> np.ndarray:
-    """Places of the highest logits of each window, best first, (W, k); -1 where a window has fewer tokens."""
+    """Return the token indices of the highest logits of each window, best first, (W, k), padded with -1."""
     values = np.where(real_WL, logits[np.minimum(place_WL, len(logits) - 1)], -np.inf)
     k = min(n_best, values.shape[1])
     best = np.argpartition(-values, k - 1, axis=1)[:, :k]

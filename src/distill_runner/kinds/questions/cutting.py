@@ -1,7 +1,7 @@
-"""Questions cut into windows of tokens: tokenised once, written as they come.
+"""Cut questions into windows of tokens and write them to disk in portions.
 
-A question and as much of its context as fits make a window; a longer context makes several, which overlap. Each
-context is tokenised once, however many questions ask about it.
+A window is a question with as much of its context as fits; a longer context is divided into several windows, which may
+overlap. Within a portion, each context is tokenised once for all its questions.
 """
 
 import json
@@ -24,7 +24,7 @@ from distill_runner.kinds.questions.windows import FILES, OUTSIDE
 log = logging.getLogger(__name__)
 
 CHARACTERS_AT_ONCE = 2_000_000
-"""Questions and contexts that are tokenised together; a window of them is a few times as large in memory."""
+"""Characters of questions and contexts tokenised together; their tokens need several times that many bytes."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _TextFile:
         self.ends = files.enter_context(ArrayFile(file.with_suffix(".ends.npy"), np.int64))
 
     def append(self, text: str) -> int:
-        """Returns the text's number."""
+        """Append ``text`` and return its index in the file."""
         self.bytes.append(np.frombuffer(text.encode(), dtype=np.uint8))
         self.ends.append([self.bytes.size])
         return self.ends.size - 1
@@ -55,13 +55,18 @@ def write_windows(
     labelled: bool,
     language: str | None = None,
 ) -> None:
-    """Tokenise questions into the files that ``Windows`` reads, in memory that does not grow with their number.
+    """Tokenise questions and write the files that ``Windows`` reads; memory does not grow with the number of questions.
 
     Args:
-        labelled: write where the answers stand.
-        language: of the contexts, for scoring.
+        folder: existing folder for the files.
+        questions: questions to write, read once.
+        tokenizer: a fast tokenizer, which gives the character offsets of its tokens.
+        max_length: maximum number of tokens of a window, including special tokens.
+        windowing: how a long context is divided.
+        labelled: whether to write the positions of the answers.
+        language: language of the contexts, used for scoring.
     Raises:
-        UserError: the tokenizer does not say where its tokens stand, or a context has no token.
+        UserError: the tokenizer gives no character offsets, or a context has no token.
     """
     if not tokenizer.is_fast:
         problem = "its tokenizer does not say which characters a token stands for"
@@ -98,7 +103,7 @@ def write_windows(
 
 
 def _portions(questions: Iterable[Question]) -> Iterator[list[Question]]:
-    """Questions together, as many as have ``CHARACTERS_AT_ONCE``; a context that repeats counts once."""
+    """Yield portions of about ``CHARACTERS_AT_ONCE`` characters; a context that is repeated in a row counts once."""
     some: list[Question] = []
     size, last = 0, None
     for question in questions:
@@ -113,7 +118,7 @@ def _portions(questions: Iterable[Question]) -> Iterator[list[Question]]:
 
 
 def _tokenised(some: list[Question], tokenizer: Any) -> tuple[dict[str, _Context], list[np.ndarray]]:
-    """Contexts by their text, and the questions."""
+    """Return the tokenised contexts by their text, and the token ids of each question."""
     how = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
     texts = list(dict.fromkeys(question.context for question in some))
     encoded = tokenizer(texts, return_offsets_mapping=True, **how)
@@ -137,7 +142,7 @@ def _write(
     room: int,
     windowing: Windowing,
 ) -> None:
-    """All windows of one question."""
+    """Append all windows of one question to ``files``."""
     room -= len(asked)
     size, head = len(context.ids), sum(map(len, frame.pair[:2])) + len(asked)
     firsts = window_starts(size, room, windowing.step(room))
@@ -161,12 +166,12 @@ def _write(
 
 
 def window_starts(size: int, room: int, step: int) -> np.ndarray:
-    """First tokens of the windows of a context of ``size`` tokens; the last window is the first to reach its end."""
+    """Return the first token of each window of a context of ``size`` tokens; only the last window reaches its end."""
     return np.arange(1 + -(-max(0, size - room) // step)) * step
 
 
 def _owners(firsts: np.ndarray, lasts: np.ndarray, size: int) -> np.ndarray:
-    """For each token the window in which it has most context (run_squad's ``_check_is_max_context``)."""
+    """Return for each token the window in which it has most context (run_squad's ``_check_is_max_context``)."""
     best, owner = np.full(size, -np.inf), np.zeros(size, dtype=np.int64)
     for number, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
         within = np.arange(last - first)
@@ -177,7 +182,7 @@ def _owners(firsts: np.ndarray, lasts: np.ndarray, size: int) -> np.ndarray:
 
 
 def _labels(context: _Context, first: int, last: int, answer: tuple[int, int] | None, head: int) -> tuple[int, int]:
-    """First and last token of the answer within the window; ([CLS], [CLS]) if it is not wholly in it."""
+    """Return the first and last token of the answer in the window; (0, 0), [CLS], if the window lacks a part of it."""
     if answer is None or answer[0] < 0:
         return 0, 0
     begins, ends = context.begins[first:last], context.ends[first:last]

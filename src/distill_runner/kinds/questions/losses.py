@@ -1,7 +1,7 @@
-"""Losses on the logits of spans, over windows of different lengths that lie end to end, without padding.
+"""Losses on start and end logits, over windows of different lengths that are concatenated without padding.
 
-Shapes: T tokens of B windows; the two columns are start and end. ``bounds`` (B + 1,) are the rows where windows begin,
-and T. Each loss is a mean over windows, each window's softmax over its own tokens.
+Shapes: T tokens of B windows; the two columns are start and end. ``bounds`` (B + 1,) holds the row of the first token
+of each window, followed by T. Each loss is a mean over windows; a softmax is over the tokens of one window.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ Reduction = Literal["mean", "sum"]
 
 
 def segment_log_softmax(values_T2: Tensor, bounds: Tensor) -> Tensor:
-    """Log of the softmax over the rows of each window, column by column."""
+    """Return the log-softmax over the rows of each window, separately for each column."""
     window_T = window_of(bounds)
     index_T2 = window_T[:, None].expand_as(values_T2)
     shape = (len(bounds) - 1, values_T2.shape[1])
@@ -29,15 +29,17 @@ def segment_log_softmax(values_T2: Tensor, bounds: Tensor) -> Tensor:
 
 
 def window_of(bounds: Tensor) -> Tensor:
-    """Number (T,) of the window that a row belongs to."""
+    """Return the index of the window of each row, (T,)."""
     return torch.arange(len(bounds) - 1, device=bounds.device).repeat_interleave(bounds.diff())
 
 
 def span_cross_entropy(logits_T2: Tensor, bounds: Tensor, labels_B2: Tensor) -> Tensor:
-    """Cross entropy with the first and last token of the answer, mean of start and end.
+    """Return the cross entropy with the first and last token of the answer, mean of start and end.
 
     Args:
-        labels_B2: counted from the window's first token.
+        logits_T2: start and end logits.
+        bounds: see the module docstring.
+        labels_B2: first and last token of the answer, counted from the first token of the window.
     """
     log_T2 = segment_log_softmax(logits_T2, bounds)
     return -log_T2.gather(0, bounds[:-1, None] + labels_B2).mean()
@@ -51,10 +53,13 @@ def soft_span_cross_entropy(
     scale_by_t2: bool,
     over_ends: Reduction = "mean",
 ) -> Tensor:
-    """Cross entropy of the student's softmax over a window's tokens with the teacher's, both at T.
+    """Return the cross entropy of the student's softmax over a window's tokens with the teacher's softmax.
 
     Args:
-        scale_by_t2: times T² (Hinton et al. 2015).
+        student_T2, teacher_T2: start and end logits.
+        bounds: see the module docstring.
+        temperature: temperature T of both softmaxes.
+        scale_by_t2: multiply the loss by T² (Hinton et al. 2015).
         over_ends: mean of start and end (DistilBERT's script), or their sum (TextBrewer).
     """
     taught_T2 = segment_log_softmax(teacher_T2 / temperature, bounds).exp()
@@ -65,10 +70,12 @@ def soft_span_cross_entropy(
 
 
 def span_squared_error(student_T2: Tensor, target_T2: Tensor, bounds: Tensor, over_tokens: Reduction) -> Tensor:
-    """Squared error of the logits (Pro-KD, Annealing-KD), mean of start and end.
+    """Return the squared error of the logits (Pro-KD, Annealing-KD), mean of start and end.
 
     Args:
-        over_tokens: mean over a window's tokens, or their sum.
+        student_T2, target_T2: start and end logits.
+        bounds: see the module docstring.
+        over_tokens: mean over the tokens of a window, or their sum.
     """
     error_T = (student_T2 - target_T2).square().mean(dim=-1)
     total_B = error_T.new_zeros(len(bounds) - 1).index_add(0, window_of(bounds), error_T)
@@ -76,10 +83,10 @@ def span_squared_error(student_T2: Tensor, target_T2: Tensor, bounds: Tensor, ov
 
 
 class Spans(Outputs):
-    """Start and end of the answer: two logits of every token of a window.
+    """Start and end logits of the answer for every token of a window.
 
     Args:
-        soft_ends: mean or sum of the two in the loss on the teacher's predictions.
+        soft_ends: mean or sum of start and end in the loss on the teacher's predictions.
     """
 
     unit: ClassVar[Unit] = "example"
@@ -101,7 +108,10 @@ class Spans(Outputs):
         return soft_span_cross_entropy(*sides, temperature, scale_by_t2, self.soft_ends)
 
     def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """The mean of the logits, as several SQuAD models are usually joined: a geometric mean of the probabilities."""
+        """Return the weighted mean of the logits, which corresponds to a geometric mean of the probabilities.
+
+        This is the usual ensemble of SQuAD models.
+        """
         return torch.stack([weight * one for one, weight in zip(logits, weights, strict=True)]).sum(0)
 
     def match(self, student_OC: Tensor, target_OC: Tensor, batch: Batch, over: Reduction) -> Tensor:

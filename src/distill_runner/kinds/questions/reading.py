@@ -1,4 +1,4 @@
-"""From rows of SQuAD's shape to questions, checked one by one as they stream by."""
+"""Read questions from rows in SQuAD's format, one at a time, and check each of them."""
 
 import ast
 import json
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 MAX_CONTEXT = 10_000_000
-"""Characters. A context is tokenised whole: this many take some gigabytes."""
+"""Maximum number of characters of a context, which is tokenised as a whole: this many need some gigabytes."""
 _NUMPY = re.compile(r"array\((\[.*?\])(, dtype=\w+)?\)", re.DOTALL)
 _SQUAD_JSON = re.compile(r'(?<!\\)"paragraphs"\s*:')
 
@@ -31,10 +31,11 @@ class Question:
     """A question about a context.
 
     Attributes:
-        id: as the data name it, else the row's number from 0.
-        group: what makes questions dependent of each other: their context's title, or the context itself.
-        answers, starts: each answer with the character of the context where it begins (-1: it stands nowhere in it). No
-            answer at all is one of SQuAD 2.0's unanswerable questions, or a question of a split without answers.
+        id: identifier in the data, else the row number from 0.
+        answers, starts: each answer, and the character offset in the context where it begins (-1: the context does not
+            contain it). Both are empty for an unanswerable question of SQuAD 2.0 and in a split without answers.
+        group: title of the article of the context, empty if the data have no titles. In SQuAD's JSON without titles, it
+            is the number of the paragraph.
     """
 
     id: str
@@ -47,14 +48,16 @@ class Question:
 
 @dataclass(frozen=True)
 class QuestionColumns:
-    """Where a row holds what, and what it must hold.
+    """The columns of a row of questions, and the requirements on their values.
 
     Attributes:
-        question, context, answers: columns. Answers are SQuAD's mapping of ``text`` and ``answer_start``, a list of
-            such mappings (SQuAD's JSON), a text or a list of texts; in CSV files also these as JSON or Python text.
-        split: its name, for messages.
-        labelled: every question needs answers, or an empty list of them where it is ``unanswerable``.
-        trains: answers must stand in their context, since a model learns where.
+        question, context, answers: names of the columns. Answers are SQuAD's mapping of ``text`` and ``answer_start``,
+            a list of such mappings (SQuAD's JSON), a text or a list of texts. In CSV files, they may also be written as
+            JSON or Python text.
+        split: name of the split, for messages.
+        labelled: whether every question needs an answer, unless ``unanswerable``.
+        unanswerable: whether questions without an answer are allowed.
+        trains: whether the context must contain the first answer, because training uses its position.
     """
 
     question: str = "question"
@@ -67,13 +70,14 @@ class QuestionColumns:
 
 
 def read_questions(rows: Iterable[Row], columns: QuestionColumns) -> Iterator[Question]:
-    """The questions of a split, in order; ids are held in memory to find duplicates, nothing else is.
+    """Yield the questions of a split in order. Only the ids are kept in memory, to find duplicates.
 
-    Answers beside their offset are moved to the nearest place where they stand; how many is logged at the end.
+    If an answer is not at its offset, its nearest occurrence is used; the number of such questions is logged at the
+    end.
 
     Raises:
-        UserError: a row without question or context, without answers where it needs some, with an id that was there
-            before, or (in training) with an answer that its context does not contain. Two lines that name the row.
+        UserError: a row lacks a question, a context or a required answer, or repeats the id of an earlier row; or the
+            context of a training question does not contain its first answer. The message names the row.
     """
     seen: set[str] = set()
     counted: Counter[str] = Counter()
@@ -89,10 +93,10 @@ def read_questions(rows: Iterable[Row], columns: QuestionColumns) -> Iterator[Qu
 
 
 def squad_json(file: Path) -> Iterator[Row] | None:
-    """The rows of a file in SQuAD's own JSON, articles of paragraphs of questions; None if it is no such file.
+    """Return the rows of a file in SQuAD's JSON format (articles, paragraphs, questions); None for other formats.
 
     Raises:
-        UserError: it is damaged, or of another shape further in.
+        UserError: the file is damaged, or deviates from the format.
     """
     with file.open(encoding="utf-8") as stream:
         if not _SQUAD_JSON.search(stream.read(2**16)):
@@ -108,9 +112,9 @@ def squad_json(file: Path) -> Iterator[Row] | None:
 
 
 def question_rows(data: Dataset, split: str) -> Iterator[Row]:
-    """The rows of a split or of a part of it, in any format that ``datasets`` reads or in SQuAD's own JSON.
+    """Yield the rows of a split or of a slice of it, in any format that ``datasets`` reads or in SQuAD's JSON.
 
-    For a part the whole is read twice, first to count its rows.
+    For a slice, the whole split is read twice, the first time to count its rows.
     """
     whole, part = parse(split)
     if part is None:
@@ -172,7 +176,7 @@ def _question(row: Row, number: int, columns: QuestionColumns, counted: Counter[
 
 
 def _place(context: str, text: str, start: int | None) -> int:
-    """Where ``text`` stands: at ``start``, else at the nearest place, else nowhere (-1)."""
+    """Return the offset of ``text``: ``start`` if it is there, else its nearest occurrence, else -1."""
     if start is not None and start >= 0 and context.startswith(text, start):
         return start
     at = max(0, start or 0)
@@ -185,7 +189,7 @@ def _place(context: str, text: str, start: int | None) -> int:
 def _answers(
     value: Any, start: Any, columns: QuestionColumns, where: str
 ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-    """Texts and offsets, None where there is no offset; empty texts (how CSV files say "no answer") are left out."""
+    """Return texts and offsets of answers, None for a missing offset; empty texts ("no answer" in CSV) are dropped."""
     if isinstance(value, str):
         value = _parsed(value)
     try:
@@ -210,7 +214,7 @@ def _answers(
 
 
 def _parsed(text: str) -> Any:
-    """A mapping or list that a CSV file holds as text, in JSON or as Python and pandas print it; else the text."""
+    """Return the mapping or list that ``text`` represents in JSON or as printed by Python and pandas, else ``text``."""
     if not text.lstrip().startswith(("{", "[")):
         return text
     for read in (json.loads, lambda text: ast.literal_eval(_NUMPY.sub(r"\1", text))):

@@ -1,6 +1,6 @@
-"""Exact match and F1 by the rules of SQuAD 1.1 and 2.0, and of MLQA by language.
+"""Exact match and F1 by the rules of SQuAD 1.1 and 2.0, and by MLQA's rules for each language.
 
-Repeats the arithmetic of the official scripts (``evaluate-v1.1.py``, ``evaluate-v2.0.py``, ``mlqa_evaluation_v1.py``).
+The scores equal those of the official scripts (``evaluate-v1.1.py``, ``evaluate-v2.0.py``, ``mlqa_evaluation_v1.py``).
 """
 
 import re
@@ -19,20 +19,20 @@ ARTICLES = {
     "hi": None,
     "vi": r"\b(của|là|cái|chiếc|những)\b",
     "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
-    "ar": r"ال",  # the script's other alternative, a start of the text behind a space, never matches
+    "ar": r"ال",  # the script has one more alternative, which never matches: a space before the start of the text
     "zh": None,
 }
-"""Language -> articles that MLQA leaves out."""
+"""Language -> regular expression of the articles that MLQA removes; None if there are none."""
 LANGUAGES = tuple(ARTICLES)
 _CHINESE = re.compile(r"([\u4e00-\u9fa5])")
 
 
 def normalised(text: str, language: str | None = None) -> str:
-    """Lower case, without punctuation and articles, single spaces.
+    """Return ``text`` in lower case, without punctuation and articles, with single spaces.
 
     Args:
-        language: of the context, for MLQA's rules (all of Unicode's punctuation, articles of the language, Chinese
-            characters each a word); None for SQuAD's (ASCII punctuation, English articles).
+        language: language of the context for MLQA's rules: Unicode punctuation, articles of the language, and each
+            Chinese character as a word. None uses SQuAD's rules: ASCII punctuation and English articles.
     """
     text = text.lower().translate(_punctuation(language is not None))
     articles = ARTICLES["en" if language is None else language]
@@ -44,15 +44,15 @@ def normalised(text: str, language: str | None = None) -> str:
 
 
 def exact_match(answer: str, golds: Sequence[str], language: str | None = None) -> float:
-    """1 if the answer is one of the given ones after ``normalised``, else 0."""
+    """Return 1 if the normalised answer equals one of the normalised ``golds``, else 0."""
     return float(normalised(answer, language) in {normalised(gold, language) for gold in golds})
 
 
 def token_f1(answer: str, golds: Sequence[str], language: str | None = None, unanswerable: bool = False) -> float:
-    """F1 of the words that the answer shares with a given one, the best of them.
+    """Return the F1 of the words of ``answer`` and of a gold answer, the maximum over ``golds``.
 
     Args:
-        unanswerable: SQuAD 2.0's rule: where one has no words, 1 if the other has none either (1.1 gives 0).
+        unanswerable: use SQuAD 2.0's rule for answers without words: 1 if both have none, else 0. SQuAD 1.1 gives 0.
     """
     words = Counter(normalised(answer, language).split())
     return max(_f1(words, Counter(normalised(gold, language).split()), unanswerable) for gold in golds)
@@ -61,9 +61,9 @@ def token_f1(answer: str, golds: Sequence[str], language: str | None = None, una
 def question_scores(
     answers: Sequence[str], golds: Sequence[Sequence[str]], language: str | None = None, unanswerable: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Exact match and F1 of each question, (Q,) each, 0 to 1.
+    """Return exact match and F1 of each question, two arrays (Q,) of values from 0 to 1.
 
-    With ``unanswerable`` a question without a gold answer has the empty one.
+    With ``unanswerable``, the gold answer of a question without one is the empty text.
     """
     if unanswerable:
         golds = [[gold for gold in some if normalised(gold, language)] or [""] for some in golds]
@@ -75,15 +75,16 @@ def question_scores(
 def best_over_thresholds(
     scores: np.ndarray, answered: np.ndarray, has_answer: np.ndarray, margin: np.ndarray
 ) -> tuple[float, float]:
-    """The highest mean score that a threshold on no answer could have given, and that threshold. Optimistic.
+    """Return the highest mean score over all thresholds for "no answer", and the best threshold.
 
-    ``find_best_thresh`` of SQuAD 2.0's script. The threshold is tuned on the questions that are scored.
+    This is ``find_best_thresh`` of SQuAD 2.0's script. The score is optimistic: the threshold is tuned on the same
+    questions that are scored.
 
     Args:
-        scores: of each question, answered by its best span, (Q,).
-        answered: whether that span has a text, (Q,).
-        has_answer: of the questions, (Q,).
-        margin: a question is answered if its margin of no answer is not above the threshold, (Q,).
+        scores: (Q,), score of each question if it is answered by its best span.
+        answered: (Q,), whether the best span has a text.
+        has_answer: (Q,), whether the question has a gold answer.
+        margin: (Q,), ``null_margin``; a question is answered if its margin is not above the threshold.
     """
     order = np.argsort(margin, kind="stable")
     gain = np.where(has_answer, scores, np.where(answered, -1.0, 0.0))[order]

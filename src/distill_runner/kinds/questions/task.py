@@ -1,4 +1,4 @@
-"""The kind of task: what questions ask of data, head, losses and scores."""
+"""Question-answering tasks: their data, head, losses and scores."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """Questions that can be read again and again, one after the other; ``language`` is that of MLQA's rules."""
+    """Questions that can be read repeatedly; ``language`` selects MLQA's rules of scoring, None those of SQuAD."""
 
     read: Callable[[], Iterator[Question]]
     labelled: bool
@@ -38,10 +38,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Scored:
-    """What was found for Q questions, each array (Q,).
+    """Scores of the answers to Q questions; each array is (Q,).
 
-    ``exact`` and ``f1`` are of the answers; those of ``answered_*`` if every question is answered by its best span.
-    ``margin`` is by how much no answer is better than that span.
+    ``exact`` and ``f1`` score the predicted answers, ``answered_exact`` and ``answered_f1`` the best spans.
+    ``answered`` is whether the best span has a text; ``margin`` is ``null_margin``.
     """
 
     exact: np.ndarray
@@ -69,21 +69,21 @@ METRICS: dict[str, Callable[[Scored], float]] = {
     "optimistic_f1": lambda found: found.best(found.answered_f1),
     "optimistic_exact": lambda found: found.best(found.answered_exact),
 }
-"""Those called optimistic take the best threshold on the questions that they score (``best_f1`` of SQuAD 2.0)."""
+"""Metrics of questions; optimistic ones tune the threshold on the scored questions (``best_f1`` of SQuAD 2.0)."""
 
 
 class QuestionsTask(Task):
-    """Questions whose answers are pieces of a context.
+    """Extractive question-answering task: each answer is a span of a context.
 
     Attributes:
-        columns: of the question and of the context; ids are read from ``id``, groups of questions from ``title``.
-        label: the column of the answers (``reading.QuestionColumns``).
-        unanswerable: some questions have no answer, and a model may say so (SQuAD 2.0).
-        windowing: how a context longer than ``max_length`` tokens is divided.
-        n_best, max_answer: spans that are kept of a question, and tokens of the longest.
-        null_threshold: by how much no answer must be better than the best span to be the answer.
+        columns: the question column and the context column; ids are read from ``id``, titles from ``title``.
+        label: column of the answers (formats: ``reading.QuestionColumns``).
+        unanswerable: whether questions may have no answer, which a model may predict (SQuAD 2.0).
+        windowing: how a context is divided if it does not fit into ``max_length`` tokens with its question.
+        n_best, max_answer: number of spans that are kept for each question, and maximum number of tokens of a span.
+        null_threshold: "no answer" is predicted if its score exceeds that of the best span by more than this.
         languages: name of a validation or test split -> language of its contexts, for MLQA's rules of scoring.
-        soft_ends: the loss on the teacher's predictions is the ``mean`` of start and end, or their ``sum``.
+        soft_ends: whether the loss on the teacher's predictions is the ``mean`` of start and end, or their ``sum``.
     """
 
     has_ids = True
@@ -106,7 +106,7 @@ class QuestionsTask(Task):
     @model_validator(mode="before")
     @classmethod
     def _without_those_of_others(cls, fields: Any) -> Any:
-        """``task=custom`` names what other kinds have, and leaves it null."""
+        """Drop null fields of other kinds, which ``task=custom`` contains."""
         return {key: value for key, value in fields.items() if key in cls.model_fields or value is not None}
 
     @model_validator(mode="after")
@@ -193,10 +193,10 @@ class QuestionsTask(Task):
         return self.null_threshold if self.unanswerable else None
 
     def spans(self, outputs: np.ndarray, split: Any) -> np.ndarray:
-        """The n best answers to each question, ``answers.spans_type``.
+        """Return the n best spans of each question, (Q,) of ``answers.spans_type``.
 
         Args:
-            outputs: start and end logits of all tokens of the split.
+            outputs: start and end logits of all tokens of the split, (T, 2).
         """
         if not np.isfinite(outputs).all():
             count = int((~np.isfinite(outputs)).any(axis=-1).sum())
@@ -204,7 +204,7 @@ class QuestionsTask(Task):
         return best_spans(outputs, split, self.unanswerable, self.n_best, self.max_answer)
 
     def answers(self, outputs: np.ndarray, split: Any) -> dict[str, str]:
-        """The answer to each question by its id, as the official evaluators take them."""
+        """Return the answer to each question by id, as the official evaluation scripts read them."""
         texts = answer_texts(self.spans(outputs, split), split, self._threshold)
         return {split.question(number).id: text for number, text in enumerate(texts)}
 
@@ -213,7 +213,7 @@ class QuestionsTask(Task):
         return {name: METRICS[name](found) for name in self.metrics}
 
     def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
-        """The n best spans of each question, its scores, and what makes questions dependent: one context."""
+        """Save the n best spans, scores and context of each question; paired tests resample whole contexts."""
         spans = self.spans(outputs, split)
         found = self._scored(spans, split)
         scores = {"f1": found.f1, "exact_match": found.exact}

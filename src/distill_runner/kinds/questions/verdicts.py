@@ -1,4 +1,4 @@
-"""Right or wrong of answers to questions."""
+"""Correctness and probability of answers to questions."""
 
 import textwrap
 
@@ -12,14 +12,18 @@ from distill_runner.kinds.verdicts import Verdicts
 
 NO_ANSWER = "no answer"
 CONTEXT_SHOWN = 300
-"""Characters."""
+"""Maximum number of characters of a context that ``as_text`` shows."""
 
 
 def verdicts(spans: np.ndarray, windows: Windows, exact: np.ndarray, null_threshold: float | None) -> Verdicts:
-    """An answer is right if it matches a gold one exactly; the probability of the truth is that of all spans that do.
+    """Return the predictions for Q questions. An answer is right if it matches a gold answer exactly.
+
+    The probability of the truth is the sum over all kept spans that match a gold answer. Without a gold answer, it is
+    the probability of "no answer".
 
     Args:
-        spans: of the Q questions, ``answers.spans_type``.
+        spans: (Q,) of ``answers.spans_type``.
+        windows: the windows of the split.
         exact: (Q,), 1 where the answer is right.
         null_threshold: as for ``answers.answer_texts``.
     """
@@ -45,5 +49,5 @@ def _of_truth(found: np.ndarray, question: Question, language: str | None) -> fl
 
 
 def as_text(question: Question) -> str:
-    """A question with the beginning of its context."""
+    """Return a question with the beginning of its context."""
     return f"{question.question} ({textwrap.shorten(question.context, CONTEXT_SHOWN, placeholder=' ...')})"

@@ -1,4 +1,4 @@
-"""How a context that is longer than a window is divided."""
+"""Configuration of how a context that is longer than a window is divided."""
 
 from typing import Annotated, Literal
 
@@ -9,15 +9,16 @@ from distill_runner.common.schema import Schema
 
 
 class Windowing(Schema):
-    """How a context is divided.
+    """How a context that is longer than a window is divided into windows.
 
     Args:
-        stride: ``overlap``: neighbouring windows share ``tokens`` tokens (fast tokenizers, run_qa of ``transformers``);
-            ``step``: each begins ``tokens`` behind the one before (the old run_squad, the papers' time), and an answer
-            may begin only where its token has most context.
-        tokens: 128 in Pro-KD.
-        max_question: tokens of a question, the rest is cut; 64 in run_squad. A question never takes more than half of a
-            window.
+        stride: meaning of ``tokens``. With ``overlap``, neighbouring windows share ``tokens`` tokens (fast tokenizers,
+            run_qa of ``transformers``). With ``step``, each window begins ``tokens`` tokens after the previous one (the
+            old run_squad, from the time of the papers). A token can then start an answer only in the window where the
+            token has most context.
+        tokens: number of tokens shared by two windows or between their starts, see ``stride``; 128 in Pro-KD.
+        max_question: maximum number of tokens of a question, longer questions are truncated; 64 in run_squad. A
+            question never takes more than half of a window.
     """
 
     stride: Annotated[
@@ -28,6 +29,9 @@ class Windowing(Schema):
     max_question: int | None = Field(None, ge=1)
 
     def step(self, room: int) -> int:
-        """Tokens between the beginnings of two windows with ``room`` tokens of context; at least a quarter of them."""
+        """Return the tokens between the starts of two windows, each with ``room`` tokens of context.
+
+        The step is at least a quarter of ``room``.
+        """
         step = self.tokens if self.stride == "step" else room - self.tokens
         return min(max(step, room // 4, 1), room)

@@ -1,4 +1,4 @@
-"""Questions as windows of tokens, memory-mapped as ``cutting`` wrote them."""
+"""Read questions as windows of tokens, memory-mapped from the files that ``cutting`` writes."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, Tokens
 from distill_runner.kinds.questions.reading import Question
 
 OUTSIDE = -1
-"""Character of a token that is not of the context."""
+"""Character offset of tokens that are not in the context."""
 FILES = {
     "ids": np.int32,
     "segments": np.int8,
@@ -27,13 +27,18 @@ FILES = {
 
 
 class Windows(Tokens):
-    """The windows of a split, memory-mapped from a folder that ``write_windows`` made.
+    """The windows of a split, memory-mapped from a folder that ``write_windows`` has written.
 
-    W windows of T tokens in all, of Q questions. ``labels`` (W, 2) are the first and last token of the answer within
-    the window, both 0 ([CLS]) where it is not in it. ``begins``, ``ends`` (T,) are the characters of the context that a
-    token stands for, ``OUTSIDE`` for any other; ``may_start`` (T,) says where an answer may begin.
-    ``windows`` (Q + 1,): a question's windows are ``windows[q]`` to ``windows[q + 1]``; ``contexts`` (Q,) numbers its
-    context.
+    Shapes: W windows with T tokens in total, of Q questions.
+
+    Attributes:
+        labels: (W, 2), first and last token of the answer in the window, both 0 ([CLS]) if the answer is not completely
+            in the window; None for a split without labels.
+        begins, ends: (T,), range of characters of the context that a token covers; ``OUTSIDE`` for other tokens.
+        may_start: (T,), whether an answer may begin at the token.
+        windows: (Q + 1,), the windows of question ``q`` are ``windows[q]`` to ``windows[q + 1]``, the latter excluded.
+        contexts: (Q,), index of the context of each question.
+        language: language of the contexts for MLQA's rules of scoring, or None.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +54,7 @@ class Windows(Tokens):
 
     @property
     def num_outputs(self) -> int:
-        """Two numbers a token."""
+        """Number of tokens T, since the head gives one output of two logits for each token."""
         return len(self.ids)
 
     @property
@@ -57,12 +62,12 @@ class Windows(Tokens):
         return len(self.windows) - 1
 
     def question(self, number: int) -> Question:
-        """A question, read from the disk."""
+        """Read a question and its context from disk."""
         identity, question, context, answers, starts, group = json.loads(self._asked[number])
         return Question(identity, question, self._contexts[context], tuple(answers), tuple(starts), group)
 
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
-        """As ``Tokens.batch``; the head reads every token, and ``labels`` are (B, 2)."""
+        """Return a batch as ``Tokens.batch`` does, with a head that reads every token and with ``labels`` (B, 2)."""
         batch = super().batch(index, length_multiple)
         labels = None if batch.labels is None else batch.labels.long()
         chosen = batch.index.numpy()
@@ -72,7 +77,7 @@ class Windows(Tokens):
 
 
 class StoredTexts:
-    """Texts by number, in a file that is memory-mapped."""
+    """Texts by index, read from memory-mapped files."""
 
     def __init__(self, file: Path) -> None:
         self.ends = np.load(file.with_suffix(".ends.npy"), mmap_mode="r")
