@@ -1,1 +1,1 @@
-"""Analysis: what finished students have inside, beside their teacher."""
+"""Analysis of finished students: their predictions and inner layers, compared with their teacher's."""

@@ -1,4 +1,4 @@
-"""A finished run: its student and its teacher, read from the store, and what they make of validation examples."""
+"""A finished run: its student and its teacher, read from the store, and their outputs on validation examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FinishedRun:
-    """A finished run: its folder, its student's stage, and the pipeline that finds what belongs to it in the store.
+    """A finished run: its folder, its student's stage, and the pipeline that finds its artifacts in the store.
 
     ``name`` is the method with its mapping, and the student's depth.
     """
@@ -36,9 +36,10 @@ class FinishedRun:
 
     @classmethod
     def read(cls, folder: Path) -> "FinishedRun":
-        """
+        """Read a finished run from its folder.
+
         Raises:
-            UserError: the folder holds no run, or its artifacts are not in the store.
+            UserError: the folder holds no run, or the artifacts of student or teacher are not in the store.
         """
         from distill_runner.pipeline import status
         from distill_runner.pipeline.build import Pipeline
@@ -69,7 +70,7 @@ class FinishedRun:
         return self.stage.teacher
 
     def verdicts(self, stage: "Stage") -> "Verdicts":
-        """What the model of a stage says of the examples of the first validation split."""
+        """Return the verdicts of a stage's model on the examples of the first validation split."""
         from distill_runner.training.train import PREDICTIONS
 
         outputs = np.load(self.pipeline.build(stage) / PREDICTIONS.format(self.split))
@@ -89,11 +90,11 @@ class FinishedRun:
         return self.pipeline.inputs.split(self.stage, self._task.validation[self.split])
 
     def texts(self, examples: Sequence[int]) -> list[str]:
-        """Validation examples as a reader sees them."""
+        """Return validation examples as readable text."""
         return self._task.as_texts(self._task.validation[self.split], self.tokens, examples)
 
     def words(self, example: int) -> list[str]:
-        """The tokens of a validation example."""
+        """Return the tokens of a validation example."""
         from distill_runner.models.sources import read_tokenizer
 
         tokenizer = read_tokenizer(str(self.pipeline.build(self.stage) / "model"))
@@ -101,7 +102,7 @@ class FinishedRun:
         return words
 
     def attention(self, stage: "Stage", example: int) -> dict[int, np.ndarray]:
-        """Attention probabilities (heads, L, L) of every layer for one example, by layer."""
+        """Return the attention probabilities (heads, L, L) of one example by layer, for every layer."""
         from distill_runner.models.features import FeatureRequest
 
         names: tuple[Projection, ...] = ("query", "key")
@@ -117,7 +118,7 @@ class FinishedRun:
         }
 
     def states(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> dict[int, np.ndarray]:
-        """[CLS] outputs (n, H) of these layers for n examples, in the order of ``examples``."""
+        """Return the [CLS] outputs (n, H) by layer for n examples, in the order of ``examples``."""
         return {layer: cls.numpy() for layer, cls in self._cls(stage, layers, examples).items()}
 
     def _cls(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> "dict[int, Tensor]":
@@ -129,13 +130,14 @@ class FinishedRun:
         return {layer: cls[layer][[row[example] for example in examples.tolist()]] for layer in layers}
 
     def alpha(self, layers: Sequence[int], examples: np.ndarray) -> dict[int, np.ndarray]:
-        """What a student layer's target has of each of the n teacher layers, by student layer: (examples, n).
+        """Return the weights of the n teacher layers in each student layer's target: (examples, n) by student layer.
 
-        The weights are those of the run's own combination (ALP-KD Eq. 6), for the student as it ended; NaN for teacher
-        layers that the mapping does not give to the student layer.
+        The weights come from the run's own combination (ALP-KD Eq. 6), for the student at the end of training. They
+        are NaN for teacher layers that the mapping does not give to the student layer.
 
         Raises:
-            UserError: the run attends to no teacher layers, with projections that are not kept, or not from ``layers``.
+            UserError: the run does not attend to teacher layers, its attention has trained projections, which are not
+                kept, or it does not supervise one of ``layers``.
         """
         combination, depth = self._attending(), self.teacher.shape.num_layers
         for layer in layers:
@@ -164,7 +166,7 @@ class FinishedRun:
 
     @property
     def matched(self) -> dict[int, int]:
-        """The one teacher layer that each supervised student layer learns from; empty if one has several, or none."""
+        """Teacher layer by student layer, from the first loss term that compares single layers; empty if none does."""
         from distill_runner.methods.base import LayeredTerm
 
         for term in self.stage.method().active():

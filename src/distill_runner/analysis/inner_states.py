@@ -1,6 +1,7 @@
-"""What ALP-KD shows of inner layers: whose states a student layer attends to, and how close it comes to its teacher.
+"""ALP-KD's figures of inner layers: which teacher layers a student layer attends to, and how close their states are.
 
-Figures of ALP-KD: Figure 3 (weights of the teacher's layers), Figure 4a-b (states in a plane), Figure 4c-d (distances).
+The functions repeat Figure 3 (weights of the teacher's layers), Figure 4a-b (states in a plane) and Figure 4c-d
+(distances) of ALP-KD.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,21 +22,21 @@ BLUE, RED, GREEN, *OTHERS = COLOURS
 
 
 def sample(size: int, count: int) -> np.ndarray:
-    """Numbers of ``count`` of ``size`` examples, fewer if there are not as many: "randomly selected" (ALP-KD).
+    """Return the indices of ``count`` of ``size`` examples, at most ``size``: "randomly selected" (ALP-KD).
 
-    **reading**: always of the same seed, 0, so that pictures of different runs show the same examples, and 10 of them
-    are the first of 100.
+    **reading**: the seed is always 0, so that figures of different runs show the same examples. A sample of 10 is the
+    first 10 of a sample of 100.
     """
     return np.random.default_rng(SEED).permutation(size)[:count]
 
 
 def principal_components(groups: Sequence[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
-    """Coordinates (n, 2) of each group of states (n, H) in the plane of the first two principal components.
+    """Project each group of states (n, H) onto the plane of the first two principal components: (n, 2).
 
-    **reading**: the components are those of all groups together, or they could not be shown in one plane.
+    **reading**: the components are computed from all groups together, so that one plane can show all groups.
 
     Returns:
-        The groups, and the shares (2,) of the variance that the components explain.
+        The coordinates of each group, and the shares (2,) of the variance that the components explain.
     """
     from sklearn.decomposition import PCA
 
@@ -45,7 +46,7 @@ def principal_components(groups: Sequence[np.ndarray]) -> tuple[list[np.ndarray]
 
 
 def distances(student: np.ndarray, teacher: np.ndarray) -> np.ndarray:
-    """1 minus the cosine of states (n, H), for each example: (n,), 0 to 2."""
+    """Return 1 minus the cosine between states (n, H) of student and teacher, for each example: (n,), 0 to 2."""
     from sklearn.metrics.pairwise import paired_cosine_distances
 
     found: np.ndarray = paired_cosine_distances(student.astype(np.float64), teacher.astype(np.float64))
@@ -53,7 +54,7 @@ def distances(student: np.ndarray, teacher: np.ndarray) -> np.ndarray:
 
 
 def markdown(head: Sequence[str], rows: Mapping[str, Sequence[float]]) -> str:
-    """Numbers with three digits under ``head``, a row for each name; – where there is none."""
+    """Return a Markdown table of numbers with three decimals, one row per name under ``head``; NaN is shown as –."""
     lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
     for name, values in rows.items():
         cells = ("–" if np.isnan(value) else f"{value:.3f}" for value in values)
@@ -62,11 +63,12 @@ def markdown(head: Sequence[str], rows: Mapping[str, Sequence[float]]) -> str:
 
 
 def draw_alpha(weights: Mapping[str, Mapping[int, np.ndarray]], examples: np.ndarray) -> "Figure":
-    """A heat map for each run (across) and student layer (down), all of one scale of colours (Figure 3).
+    """Draw a heat map for each run (across) and student layer (down), all with one colour scale (Figure 3).
 
     Args:
-        weights: by run and student layer (examples, teacher layers); NaN, hatched, where the mapping has no such pair.
-        examples: their numbers in the split.
+        weights: (examples, teacher layers) by run and student layer. NaN where the mapping has no such pair of layers,
+            drawn hatched.
+        examples: indices of the examples in the split.
     """
     from matplotlib.figure import Figure
 
@@ -92,7 +94,7 @@ def _heat_panel(panel: "Axes", alpha: np.ndarray, examples: np.ndarray, most: fl
     from matplotlib.patches import Rectangle
 
     hatched: dict[str, Any] = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
-    panel.add_patch(Rectangle((0, 0), 1, 1, transform=panel.transAxes, zorder=-1, **hatched))  # shows where NaN is
+    panel.add_patch(Rectangle((0, 0), 1, 1, transform=panel.transAxes, zorder=-1, **hatched))  # seen where alpha is NaN
     panel.imshow(alpha, cmap="Blues", vmin=0, vmax=most, aspect="auto")
     panel.set_xticks(range(alpha.shape[1]), [str(k) for k in range(1, alpha.shape[1] + 1)], fontsize=7)
     panel.set_yticks(range(len(examples)), [str(example) for example in examples], fontsize=7)
@@ -104,7 +106,9 @@ def draw_states(
     teacher: Mapping[int, np.ndarray],
     students: Mapping[str, Mapping[int, np.ndarray]],
 ) -> "Figure":
-    """For each pair of layers the states in a plane, above the students' distances from the teacher (Figure 4).
+    """Draw, for each pair of layers, the states in a plane, and below it the students' distances from the teacher.
+
+    This repeats Figure 4.
 
     Args:
         matched: teacher layer by student layer.
@@ -135,7 +139,8 @@ def _plane(panel: "Axes", states: Mapping[str, np.ndarray], looks: Mapping[str, 
     flat, explained = principal_components(list(states.values()))
     for name, places in zip(states, flat, strict=True):
         panel.plot(*places.T, linestyle="", markersize=4, alpha=0.6, markeredgewidth=0, **looks[name])
-    panel.set_aspect("equal", adjustable="datalim")  # else the second component's differences look as large
+    # Otherwise, differences in the second component look as large as in the first.
+    panel.set_aspect("equal", adjustable="datalim")
     panel.set_xlabel(f"first component ({explained[0]:.0%} of the variance)")
     panel.set_ylabel(f"second component ({explained[1]:.0%})")
 

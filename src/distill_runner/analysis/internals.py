@@ -1,6 +1,6 @@
-"""What distillation of internal representations did: agreement with the teacher, scores by epoch, attention maps.
+"""Effects of distilling internal representations: agreement with the teacher, scores by epoch, attention maps.
 
-Tables and figures of internal representations: Tables 3 and 4, Figures 4 and 10, Figures 5 and 11.
+The functions repeat Tables 3 and 4, and Figures 4, 5, 10 and 11, of the paper on internal representations.
 """
 
 import json
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def agreement(teacher: np.ndarray, student: np.ndarray) -> dict[str, int]:
-    """How many examples the two get right and wrong together (Table 3).
+    """Count the examples that teacher and student get right or wrong, for each combination (Table 3).
 
     Args:
-        teacher, student: (N,), whether they are right.
+        teacher, student: (N,) booleans, whether the model is right.
     """
     return {
         f"teacher_{one}_student_{other}": int((first & second).sum())
@@ -34,7 +34,7 @@ def agreement(teacher: np.ndarray, student: np.ndarray) -> dict[str, int]:
 
 
 def agreement_table(counts: Mapping[str, Mapping[str, int]]) -> str:
-    """Table 3: a row for each student by name, columns by the teacher's success, as Markdown."""
+    """Return Table 3 as Markdown: one row per student, columns by whether the teacher is right."""
     first = next(iter(counts.values()))
     right, wrong = (first[f"teacher_{kind}_student_right"] + first[f"teacher_{kind}_student_wrong"] for kind in KINDS)
     rows = [f"| student | teacher right ({right:,}): right | wrong | teacher wrong ({wrong:,}): right | wrong |"]
@@ -49,10 +49,12 @@ KINDS = ("right", "wrong")
 
 
 def disputed(teacher: Verdicts, students: Sequence[Verdicts]) -> np.ndarray:
-    """Numbers of the examples that the teacher gets right and only a part of the students, or the only one, wrong.
+    """Return the indices of examples that the teacher gets right, and some but not all students get wrong.
 
-    **reading**: the paper shows four of them and does not say how they were chosen. Here the first are those on whose
-    truth the models, teacher included, differ most in probability.
+    If there is only one student, its wrong answers count.
+
+    **reading**: the paper shows four such examples and does not say how they were chosen. Here the examples are sorted
+    by how far the models, including the teacher, differ in the probability of the truth; the largest gap comes first.
     """
     right = np.stack([model.right for model in (teacher, *students)])
     found = np.flatnonzero(right[0] & ~right[1:].all(0) & (right[1:].any(0) | (len(students) == 1)))
@@ -63,12 +65,12 @@ def disputed(teacher: Verdicts, students: Sequence[Verdicts]) -> np.ndarray:
 def samples_table(
     texts: Sequence[str], truths: Sequence[str], predicted: Mapping[str, Sequence[str]], numbers: Sequence[int]
 ) -> str:
-    """Table 4: a row for each of some examples with its truth and what each model says of it, as Markdown.
+    """Return Table 4 as Markdown: one row per example, with its truth and the prediction of each model.
 
     Args:
-        texts, truths: of these examples; line breaks and bars are escaped.
-        predicted: by the name of the model.
-        numbers: of the examples, in their split.
+        texts, truths: texts and truths of the examples; line breaks become blanks, and bars are escaped.
+        predicted: predictions for the examples, by name of the model.
+        numbers: indices of the examples in their split.
     """
     rows = [f"| no. | example | truth | {' | '.join(predicted)} |", f"| ---: | --- | --- |{' --- |' * len(predicted)}"]
     for at, number in enumerate(numbers):
@@ -80,11 +82,11 @@ def samples_table(
 
 @dataclass(frozen=True)
 class ScoreHistory:
-    """The score of a student after each epoch, and the epochs at whose end the layers of a schedule were through.
+    """A student's score after each epoch, and the epochs in which a schedule finished its layers.
 
     Attributes:
-        metric: what the scores are, from 0 to 1.
-        ends: pairs of a layer (from 1) and the number of epochs that had passed when it was left.
+        metric: name of the metric; ``scores`` are fractions.
+        ends: pairs of a layer (from 1) and the number of epochs that had passed when the schedule left the layer.
     """
 
     metric: str
@@ -93,7 +95,7 @@ class ScoreHistory:
 
     @classmethod
     def read(cls, metrics: Path) -> "ScoreHistory":
-        """Of a run's ``metrics.jsonl``; the score is the first metric of the validation."""
+        """Read the history from a run's ``metrics.jsonl``; the score is the first metric of the validation."""
         scores: list[float] = []
         ends: dict[int, int] = {}
         layer, name = 0, None
@@ -110,7 +112,7 @@ class ScoreHistory:
 
 
 def draw_histories(runs: Mapping[str, ScoreHistory]) -> "Figure":
-    """Score per epoch, a line for each run; L1, L2, ... mark where a layer was left (Figures 4 and 10)."""
+    """Draw the score per epoch, one line per run; L1, L2, ... mark where a layer was left (Figures 4 and 10)."""
     from matplotlib.ticker import MaxNLocator
 
     with style():
@@ -118,13 +120,13 @@ def draw_histories(runs: Mapping[str, ScoreHistory]) -> "Figure":
         marked: Counter[tuple[int, float]] = Counter()
         colours = dict(zip(runs, cycle(COLOURS), strict=False))
         for name, run in runs.items():
-            single = "o" if len(run.scores) == 1 else None  # of one epoch there is no line
+            single = "o" if len(run.scores) == 1 else None  # one epoch alone would draw no line
             epochs, scores = range(1, len(run.scores) + 1), [100 * score for score in run.scores]
             axes.plot(epochs, scores, color=colours[name], marker=single)
             for layer, epoch in run.ends:
                 place = (epoch, 100 * run.scores[epoch - 1])
                 axes.plot(*place, "o", markersize=4, color=colours[name])
-                above = 5 + 10 * marked[place]  # where lines meet, one above the other
+                above = 5 + 10 * marked[place]  # stacks the labels where lines meet
                 axes.annotate(
                     f"L{layer}",
                     place,
@@ -143,7 +145,7 @@ def draw_histories(runs: Mapping[str, ScoreHistory]) -> "Figure":
 
 
 def divergence(teacher: np.ndarray, student: np.ndarray) -> np.ndarray:
-    """KL(teacher || student) of attention maps (heads, L, L), mean over the rows: one number per head."""
+    """Return KL(teacher || student) of attention maps (heads, L, L), averaged over rows: one number per head."""
     from scipy.special import rel_entr
 
     return np.asarray(rel_entr(teacher, student).sum(-1).mean(-1))
@@ -156,14 +158,15 @@ def draw_attention(
     matched: Mapping[int, int],
     head: int,
 ) -> "Figure":
-    """Attention maps of one head, a row for each matched layer; above a student's, its KL from the teacher's.
+    """Draw the attention maps of one head, one row per pair of matched layers.
 
-    The maps of a row share their colours.
+    The title of a student's map gives its KL divergence from the teacher's map. The maps of a row share one colour
+    scale.
 
     Args:
-        teacher, students: attention (heads, L, L) by layer, of one example.
+        teacher, students: attention (heads, L, L) of one example, by layer.
         matched: teacher layer by student layer.
-        head: counted from 0 (Figure 11 shows head 0).
+        head: index from 0 (Figure 11 shows head 0).
     """
     from matplotlib.figure import Figure
 

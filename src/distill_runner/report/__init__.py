@@ -1,1 +1,1 @@
-"""Results beside the published numbers: rows, tables, model cards."""
+"""Results of runs with the published numbers: rows, tables, figures, model cards."""

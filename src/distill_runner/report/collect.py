@@ -1,4 +1,4 @@
-"""Results from the folders of runs: finished, failed, interrupted, or still at work."""
+"""Read results from run folders: finished, failed, interrupted, or still running."""
 
 import logging
 import os
@@ -10,21 +10,21 @@ from distill_runner.common.errors import UserError, nearest
 from distill_runner.pipeline import status
 
 Result = Mapping[str, Any]
-"""The content of ``result.json``, or of ``status.json`` for a run that has not finished."""
+"""Content of ``result.json``, or of ``status.json`` for a run that has not finished."""
 
 NAMES = ("task", "method", "seed", "status")
-"""What every run knows of itself, whatever becomes of it."""
+"""Keys that the file of every run has, whatever its status."""
 
 log = logging.getLogger(__name__)
 
 
 def results(roots: Iterable[Path]) -> list[Result]:
-    """The results of all runs in the folders ``roots``, in the order of their names.
+    """Return the results of all runs in ``roots``, sorted by folder name within each root.
 
     Args:
-        roots: run folders, or folders of them (``outputs/runs``). A run that two of them name counts once.
+        roots: run folders, or folders of run folders (``outputs/runs``). A run that is found twice counts once.
     Returns:
-        One result a run. A folder without a whole one is left out, and told in a log line if it has files of a run.
+        One result per run. A folder without a complete result is skipped, with a warning if it has files of a run.
     """
     found: dict[Path, Result] = {}
     for folder in (folder for root in roots for folder in _run_folders(root)):
@@ -34,12 +34,12 @@ def results(roots: Iterable[Path]) -> list[Result]:
 
 
 def chosen(folders: Sequence[Path], wanted: Mapping[str, Sequence[str] | None]) -> list[Result]:
-    """The results in folders that a user named.
+    """Return the results in the folders that a user named, filtered by ``wanted``.
 
     Args:
-        wanted: the names that may stand under a key, such as ``task``; all where there are none.
+        wanted: accepted values by key, such as ``task``; None or an empty list accepts every value.
     Raises:
-        UserError: no such folder, no runs in any, or names that none of them has.
+        UserError: a folder does not exist, no folder holds a run, or no run has one of the values.
     """
     remedy = "Name run folders, or a folder of them."
     for folder in folders:
@@ -58,7 +58,7 @@ def chosen(folders: Sequence[Path], wanted: Mapping[str, Sequence[str] | None]) 
 
 
 def read(folder: Path) -> Result | None:
-    """The result of one run's folder; None if it holds none, or nothing whole."""
+    """Return the result of one run folder; None if the folder holds no complete result."""
     content = status.read(folder)
     if content is not None and _is_result(content):
         return {**content, "folder": str(folder)}
@@ -84,6 +84,6 @@ def _has_files(folder: Path) -> bool:
 def _is_result(content: Result) -> bool:
     if not all(name in content for name in NAMES):
         return False
-    if "score" not in content:  # not finished, or ended with another stage than the student
+    if "score" not in content:  # the run has not finished, or its last stage is not the student
         return True
     return isinstance(content["score"], int | float) and isinstance(content.get("student"), dict)

@@ -1,4 +1,4 @@
-"""Do two methods differ? Paired over the examples that both predicted, and over the seeds that both ran."""
+"""Paired tests of whether two methods differ: over the examples that both predicted, and the seeds that both ran."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,24 +15,24 @@ from distill_runner.report.rows import ResultTable, Row, beside
 from distill_runner.report.statistics import Bootstrap, clustered_bootstrap, holm, paired_bootstrap, paired_t
 
 PREDICTIONS = "predictions-*.npz"
-"""In a run's folder, one for each validation split: ``outputs`` (N, C) and ``labels`` (N,).
+"""Prediction files in a run's folder, one per validation split: ``outputs`` (N, C) and ``labels`` (N,).
 
-Or ``score-<metric>`` (N,) and ``clusters`` (N,) where a score is a mean over examples that depend on each other.
+If the score is a mean over examples that depend on each other: ``score-<metric>`` (N,) and ``clusters`` (N,) instead.
 """
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two rows on one task, the first minus the second.
+    """Comparison of two rows on one task: the first minus the second.
 
     Attributes:
-        difference: of the values that the table shows, in percent; None where either is missing.
-        examples: paired over examples, in fractions; None where it cannot be had.
-        shared: seeds that both ran.
-        seeds_p: two-sided p-value over them; None where it cannot be had.
-        examples_holm, seeds_holm: the same p-values, corrected by Holm for all that were tried together.
-        family: how many those are, over examples and over seeds.
-        remarks: why something cannot be had, and what to beware of.
+        difference: between the values in the table, in percentage points; None if one is missing or the metrics differ.
+        examples: bootstrap over the examples, in fractions; None if it cannot be computed.
+        shared: number of seeds that both rows ran.
+        seeds_p: two-sided p-value of the paired t-test over the shared seeds; None if it cannot be computed.
+        examples_holm, seeds_holm: the same p-values with Holm's correction for all comparisons made together.
+        family: number of p-values that are corrected together: over examples, and over seeds.
+        remarks: why a test cannot be computed, and what to beware of.
     """
 
     first: str
@@ -50,12 +50,14 @@ class Comparison:
 
 
 def compare(table: ResultTable, *groups: Sequence[str]) -> list[Comparison]:
-    """The first row of each group against its others, on each task of the table; p-values are corrected together.
+    """Compare the first row of each group with the group's other rows, on each task of the table.
+
+    The p-values of all comparisons are corrected together.
 
     Args:
-        groups: names of rows, or methods that have one row only.
+        groups: names of rows, or of methods that have only one row.
     Raises:
-        UserError: a group has less than two rows, or there is no such row, or more than one.
+        UserError: a group has fewer than two rows, or a name fits no row or several rows.
     """
     pairs = [pair for names in groups for pair in _pairs(table, names)]
     return _corrected([_on_task(task, *pair) for pair in pairs for task in table.tasks])
@@ -69,7 +71,7 @@ def _pairs(table: ResultTable, names: Sequence[str]) -> list[tuple[Row, Row]]:
 
 
 def _corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """With Holm's p-values. The two tests ask different questions, so each of them is a family of its own."""
+    """Add Holm's p-values. The two tests ask different questions, so each test is a separate family."""
     over_examples = _holm(comparisons, lambda each: each.examples.p if each.examples else None)
     over_seeds = _holm(comparisons, lambda each: each.seeds_p)
     family = len(over_examples), len(over_seeds)
@@ -80,13 +82,13 @@ def _corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _holm(comparisons: Sequence[Comparison], p_of: Callable[[Comparison], float | None]) -> dict[int, float]:
-    """By number of the comparison, of those that have a p-value."""
+    """Map the index of each comparison that has a p-value to its corrected p-value."""
     found = {number: p for number, each in enumerate(comparisons) if (p := p_of(each)) is not None}
     return dict(zip(found, holm(list(found.values())), strict=True))
 
 
 def sentence(comparison: Comparison) -> str:
-    """The comparison in words, percentages and p-values."""
+    """Describe the comparison in words, percentages and p-values."""
     head = f"{comparison.first} against {comparison.second} on {comparison.task}"
     told = []
     if comparison.difference is not None:
@@ -122,9 +124,9 @@ def _row(table: ResultTable, name: str) -> Row:
 
 
 def optimism(table: ResultTable) -> list[Comparison]:
-    """Each row on each task where both columns exist: selected on the reported examples against on held-out ones.
+    """Compare selection on the reported examples with selection on held-out examples, where a row has both for a task.
 
-    The latter train on fewer examples: that is in the difference, too.
+    Runs with held-out selection train on fewer examples; the difference includes this effect.
     """
     return [
         _between({f"{row.name} selected on validation": cell, "on held-out examples": row.cells[beside(task)]}, task)
@@ -170,9 +172,9 @@ def _over_examples(first: SettingScores, second: SettingScores) -> tuple[Bootstr
 
 
 def _kept(run: Result) -> tuple[np.ndarray, np.ndarray] | None:
-    """Outputs and labels of the split that gave the run's score, which is told by the score itself.
+    """Return outputs (N, C) and labels (N,) of the split whose metric equals the run's score; None if no split matches.
 
-    Or the examples' own scores (N,) and their clusters.
+    For a score over dependent examples: the score (N,) and the cluster (N,) of each example.
     """
     for file in sorted(Path(run["folder"]).glob(PREDICTIONS)):
         try:
@@ -184,7 +186,7 @@ def _kept(run: Result) -> tuple[np.ndarray, np.ndarray] | None:
                 outputs, labels = arrays["outputs"], arrays["labels"]
             if isclose(METRICS[run["metric"]](outputs, labels), run["score"], abs_tol=1e-6):
                 return outputs, labels
-        except (OSError, ValueError, KeyError):  # cut short, or somebody else's
+        except (OSError, ValueError, KeyError):  # truncated, or not written by this package
             continue
     return None
 
@@ -202,7 +204,7 @@ def _on_seeds(count: int, p: float | None) -> list[str]:
 
 
 def _on_grids(cells: Sequence[ResultCell]) -> list[str]:
-    """Maxima of different size favour the larger grid, and p-values after a choice are too small."""
+    """Warn of choices from grids: larger grids have larger maxima, and p-values after a choice are too small."""
     points = [len(cell.points) for cell in cells]
     if max(points) == 1 or not any(cell.kind in (GRID, GRID_MEAN) for cell in cells):
         return []

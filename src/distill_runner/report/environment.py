@@ -1,4 +1,4 @@
-"""With what a run was computed: versions and the commit."""
+"""Software that computed a run: versions and the commit."""
 
 import platform
 import subprocess
@@ -19,7 +19,7 @@ PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """Versions of Python and packages, and the commit of the checkout if there is one."""
+    """Return the versions of Python and packages, the platform, and the commit of the checkout if there is one."""
     versions = {}
     for package in PACKAGES:
         try:

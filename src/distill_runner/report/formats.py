@@ -16,7 +16,7 @@ from distill_runner.report.rows import ResultTable, Row
 
 
 def markdown(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
-    """A table of GitHub's Markdown and lists of what stands beneath it."""
+    """Return the table in GitHub's Markdown, then lists of grids' best points, comparisons and unfinished runs."""
     columns, every = lines(table)
     rows = ["", *columns], ["---", *("---:" for _ in columns)], *(_markdown_cells(line, columns) for line in every)
     parts = ["\n".join(f"| {' | '.join(row)} |" for row in rows), *map(_plain, notes(table))]
@@ -47,7 +47,7 @@ _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 
 
 def latex(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
-    """A ``tabular`` for the package booktabs; what stands beneath the table is in comments."""
+    """Return a ``tabular`` for the package booktabs; notes, comparisons and causes of failure are comments above it."""
     columns, every = lines(table)
     rows = [r"\begin{tabular}{l" + "r" * len(columns) + "}", r"\toprule"]
     rows.append(" & ".join(["", *map(_escaped, columns)]) + r" \\")
@@ -91,11 +91,11 @@ COLUMNS = (
     "settings",
     "scores",
 )
-"""One line a cell. ``scores`` are those of the chosen point by seed, ``settings`` its hyper-parameters, both JSON."""
+"""One line per cell. ``scores`` (by seed) and ``settings`` (hyper-parameters) of the chosen point are JSON."""
 
 
 def as_csv(table: ResultTable) -> str:
-    """All numbers of the table in long form, one line a cell, in full precision; lines of teachers first."""
+    """Return all numbers of the table in long form: one line per cell, in full precision, teachers first."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""The lines of a table, the same for every format: values, spreads, the grid's own numbers, published ones."""
+"""Lines of a table, shared by all formats: values, spreads, statistics of the grid, and published numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,14 +15,14 @@ BRACKETS = "In brackets: the paper's teacher, size or metric is not that of the 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table, its cells by task.
+    """A line of the table, with its cells by task.
 
     Attributes:
-        belongs: whether it says more of the line above it that does not.
-        values: numbers, written by ``form``.
-        words: what stands where there is no number.
-        bracketed: tasks whose number is a reference only.
-        averaged: whether the mean over the tasks has a meaning.
+        belongs: whether the line gives details of the nearest line above it with ``belongs=False``.
+        values: numbers by task, formatted by ``form``.
+        words: text by task, shown where there is no number.
+        bracketed: tasks whose number is shown in brackets, because the published number is not comparable.
+        averaged: whether a mean over the tasks is meaningful.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Line:
         return f"({text})" if task in self.bracketed else text
 
     def with_average(self, tasks: Sequence[str]) -> "Line":
-        """Also over the tasks, if it has a number on each."""
+        """Add the mean over ``tasks``, if the line has a number for each of them."""
         if not self.averaged or any(task not in self.values for task in tasks):
             return self
         values = {**self.values, AVERAGE: fmean(self.values[task] for task in tasks)}
@@ -62,11 +62,11 @@ BENEATH: tuple[tuple[str, Number, str, bool], ...] = (
     ("mean of grid", lambda cell: cell.grid_mean, "{:.2f}", True),
     ("points of grid", lambda cell: len(cell.points), "{:.0f}", False),
 )
-"""What stands beneath a value: its name, number and form, and whether it is averaged over the tasks."""
+"""Lines beneath a value: name, number, format, and whether the line is averaged over the tasks."""
 
 
 def lines(table: ResultTable) -> tuple[list[str], list[Line]]:
-    """The columns of a table, and its lines: teachers first."""
+    """Return the columns and the lines of a table, teachers first. Two tasks or more also get a column of averages."""
     every = [line for teacher in table.teachers for line in _teacher_lines(teacher)]
     every += [line for row in table.rows for line in _row_lines(row)]
     if len(averaged := _averaged(table.tasks)) < 2:
@@ -75,13 +75,13 @@ def lines(table: ResultTable) -> tuple[list[str], list[Line]]:
 
 
 def _averaged(columns: Sequence[str]) -> list[str]:
-    """One column of each task: not what stands beside it, another metric or another way to select."""
+    """Return one column per task, without columns of a task for other metrics or for held-out selection."""
     repeated = {name for task in columns for name in (beside(task), *(f"{task} {metric}" for metric in METRICS))}
     return [column for column in columns if column not in repeated]
 
 
 def notes(table: ResultTable) -> list[str]:
-    """What a reader of the numbers must know, one sentence each."""
+    """Return the notes that readers of the numbers need, one sentence each."""
     bracketed = any(line.bracketed for line in lines(table)[1])
     kinds = {kind for row in table.rows for kind in row.kinds}
     told = [BRACKETS] if bracketed else []
@@ -91,7 +91,7 @@ def notes(table: ResultTable) -> list[str]:
 
 
 def chosen(table: ResultTable) -> list[tuple[str, str, str]]:
-    """Row, task and hyper-parameters of each grid's best, those that its points differ in."""
+    """Return row, task and chosen hyper-parameters of each grid, limited to hyper-parameters that vary in the grid."""
     return [
         (row.name, task, chosen_settings(cell))
         for row in table.rows
@@ -101,13 +101,13 @@ def chosen(table: ResultTable) -> list[tuple[str, str, str]]:
 
 
 def chosen_settings(cell: ResultCell) -> str:
-    """The hyper-parameters of a grid's best, and how many others are as good."""
+    """Return the hyper-parameters of a grid's best point, and the number of other points with an equal score."""
     told = ", ".join(f"{name} {as_typed(value)}" for name, value in cell.chosen_settings.items())
     return f"{told} ({len(cell.best) - 1} more as good)" if len(cell.best) > 1 else told
 
 
 def reasons(table: ResultTable) -> list[str]:
-    """Why runs have not finished, those of one cause in one line."""
+    """Return why runs have not finished; runs with the same row, task, status and cause share a line."""
     groups: dict[tuple[str, str, str, str], list[object]] = {}
     for name, run in table.unfinished:
         cause = str(run.get("error") or "").partition("\n")[0]
@@ -128,7 +128,7 @@ def _teacher_lines(teacher: Teacher) -> list[Line]:
 
 
 def _row_lines(row: Row) -> list[Line]:
-    """Each kind of value has lines of its own, so that the best of a grid never stands beside a mean."""
+    """Return a row's lines, separate for each kind of value, so that the best of a grid is never beside a mean."""
     waiting = {task: cell.status for task, cell in row.cells.items() if not cell.points}
     kinds = [kind for kind in row.kinds if any(cell.points for cell in row.cells.values() if cell.kind == kind)]
     every: list[Line] = []
@@ -149,7 +149,7 @@ def _row_lines(row: Row) -> list[Line]:
 
 
 def _optimism(row: Row, cells: Mapping[str, ResultCell]) -> dict[str, float]:
-    """How much more is reported where the reported scores select than where held-out examples do, by task."""
+    """Return, by task, the score under selection on the reported examples minus that under held-out selection."""
     pairs = ((task, cell.value, row.cells.get(beside(task))) for task, cell in cells.items())
     return {task: value - held.value for task, value, held in pairs if held and held.value and value is not None}
 
@@ -160,7 +160,7 @@ def _numbers(cells: Mapping[str, ResultCell], of_cell: Number) -> dict[str, floa
 
 
 def _published_lines(printed: Mapping[str, Mapping[str, object]], differences: Mapping[str, float]) -> list[Line]:
-    """For each source of published numbers these, and how far the run is from them."""
+    """Return two lines per source: its published numbers, and the differences of the run's scores from them."""
     every = []
     for source in dict.fromkeys(str(number["source"]) for number in printed.values()):
         here = {task: number for task, number in printed.items() if number["source"] == source}

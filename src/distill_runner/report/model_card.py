@@ -1,4 +1,4 @@
-"""The README.md of a student: metadata for the Hugging Face hub, numbers, how to load and repeat it."""
+"""The README.md of a student: metadata for the Hugging Face hub, scores, and how to load and reproduce the student."""
 
 import re
 from typing import Any
@@ -16,16 +16,16 @@ print(model("a text"))
 ```"""
 NO_LICENCE = "Licence: not given. It follows from those of the base model and of the data."
 PATH = re.compile(r"(?<![\w:.])(?:~|\.{0,2})/(?:[^\s'\",\]/]+/)*([^\s'\",\]/]+)")
-"""A path of this machine, and the last of its names."""
+"""A path on this machine; the group is the last name of the path."""
 CLASSIFIER = ("text-classification", "AutoModelForSequenceClassification")
 LANGUAGE_MODEL = ("fill-mask", "AutoModelForMaskedLM")
-"""The hub's name of what a model does, and the class that loads it."""
+"""The hub's name of a model's task, and the class of transformers that loads such a model."""
 
 
 def model_card(result: Result) -> str:
-    """Card of the student of a finished run.
+    """Return the card of the student of a finished run.
 
-    The front matter holds all metrics as they are defined; the text shows those in 0..1, times 100.
+    The front matter holds all metrics as they are defined. The text shows them times 100, without perplexity.
     """
     student = result["student"]
     front = yaml.safe_dump(_front_matter(result), sort_keys=False, allow_unicode=True)
@@ -51,17 +51,17 @@ def model_card(result: Result) -> str:
 
 
 def licensed(card: str, licence: str) -> str:
-    """A card with a licence, by the hub's name of it."""
+    """Return the card with a licence, which is given by its name on the hub."""
     return card.replace("---\n", f"---\nlicense: {licence}\n", 1).replace(NO_LICENCE, f"Licence: {licence}.")
 
 
 def _without_paths(text: str) -> str:
-    """Without folders of the machine that it was made on, which say nothing to others."""
+    """Shorten each path to its last name, because folders of this machine mean nothing to others."""
     return PATH.sub(r"\1", text)
 
 
 def _kind(result: Result) -> tuple[str, str]:
-    """A run that ends with pre-training has a corpus, and no data set of a task."""
+    """Return hub task and class: a run that ends with pre-training has a corpus, not the data set of a task."""
     return CLASSIFIER if result["dataset"] else LANGUAGE_MODEL
 
 

@@ -1,4 +1,4 @@
-"""The table as one HTML page that needs nothing else: pictures lie inside, and there is no script."""
+"""The table as one self-contained HTML page: pictures are embedded, and there are no scripts."""
 
 import base64
 import mimetypes
@@ -16,10 +16,10 @@ from distill_runner.report.rows import ResultTable
 
 
 def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (), pictures: Sequence[Path] = ()) -> str:
-    """The page: table, comparisons, causes of failures, pictures, and each run's settings and command.
+    """Return the page: table, comparisons, causes of failures, pictures, and each run's settings and command.
 
     Args:
-        pictures: PNG, JPEG or SVG files; those that do not exist are left out.
+        pictures: PNG, JPEG or SVG files to embed; files that do not exist are left out.
     """
     columns, every = lines(table)
     cells = [cell for row in table.rows for cell in row.cells.values()]

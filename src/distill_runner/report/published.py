@@ -1,9 +1,9 @@
-"""The numbers that the papers print, and which of them belongs beside a result.
+"""Numbers that the papers print, and the choice of the printed number for a result.
 
-One CSV per paper of ``titles.csv`` in the folder of the same name, one line per printed cell, and per number that only
-a figure or the text prints; docs/published.md lists tables, names and the papers' slips. Scores are percentages, as
-printed. A line without a task is of the model itself: millions of parameters, speed-up. An average that a paper prints
-is a line with ``task`` = average.
+The folder ``published`` has one CSV file for each paper of ``titles.csv``. A file has one line per printed cell, and
+one per number that only a figure or the text prints. docs/published.md lists tables, names and errors in the papers.
+Scores are percentages, as printed. A line without a task describes the model itself: millions of parameters, speed-up.
+An average that a paper prints is a line with ``task`` = average.
 """
 
 import csv
@@ -30,22 +30,30 @@ CHECKPOINTS = {
     "XLM-R-large": r"xlm[-_]?r(oberta)?" + _SIZE.format("large"),
     "mBERT": r"(mbert$|bert[-_]base[-_]multilingual)",
 }
-"""A paper's name of a teacher -> what ends the hub id, folder or configuration's name of the same model."""
+"""Teacher's name in a paper -> regular expression for the hub id, folder or configuration name of the same model.
+
+A match begins at the start of the name, or right after a slash.
+"""
 
 
 class PublishedCell(Schema):
     """One printed number.
 
     Attributes:
-        table: its number; or, for what no table prints, the place: ``Figure 5``, ``Section 6.2``.
-        method: ``a|b`` where a row has two names; None for a number of a model of this size, however it is trained.
-        variant: the settings in which rows of one method differ; ``a|b`` where both mean the same, - for not set.
-        student: the paper's name of it; None in a teacher's own rows.
-        num_layers, width: of the model scored: the teacher's own in its rows. None for a number of data alone.
-        teacher: the model distilled; of a student without distillation, that of the students beside it; None: none.
-        metric: None where the paper does not say.
-        split: ``dev``, ``test``, of MNLI also ``dev_mismatched`` and ``test_mismatched``; None as for ``metric``.
-        value: exactly as printed, zeros at its end included.
+        table: number of the table; for a number that no table prints, its place: ``Figure 5``, ``Section 6.2``.
+        method: ``a|b`` if the row has two names. None for a number that depends on no method: it describes a model of
+            this size, however it is trained, or data alone.
+        variant: settings in which the rows of one method differ. ``a|b`` if both values mean the same, ``-`` for a
+            setting that is absent.
+        student: the paper's name of the student; None in a teacher's own rows and for numbers of data alone.
+        num_layers, width: size of the scored model, which is the teacher in a teacher's rows. None for a number of
+            data alone.
+        teacher: the paper's name of the distilled model. For a student without distillation, the teacher of the
+            students that it is compared with. None if there is no teacher.
+        metric: None if the paper does not name it.
+        split: ``dev``, ``test``, and for MNLI also ``dev_mismatched`` and ``test_mismatched``. None if the paper does
+            not name it, or if the number is not of a split.
+        value: exactly as printed, including trailing zeros.
     """
 
     paper: str
@@ -81,10 +89,11 @@ class Published(Schema):
 
     Attributes:
         value: in percent, as printed.
-        metric: the paper's; a run selected by another metric is not comparable. None where the paper does not say.
+        metric: metric of the paper's number; a run's score by another metric is not comparable. None if the paper does
+            not name it.
         source: paper and table.
-        split: the paper's, as in ``PublishedCell``.
-        comparable: whether teacher, depth, width, metric and split are the paper's own.
+        split: split of the paper's number, as in ``PublishedCell``.
+        comparable: whether the run has the paper's teacher, depth, width, metric and split.
     """
 
     value: float
@@ -101,19 +110,19 @@ def _lines(name: str) -> list[dict[str, str]]:
 
 @cache
 def titles() -> dict[str, str]:
-    """Paper -> its name in a source. Of two cells that suit a result equally well, the earlier paper's is taken."""
+    """Return paper -> title in ``source``. The order breaks ties: ``find`` takes the cell of the earlier paper."""
     return {line["paper"]: line["title"] for line in _lines("titles")}
 
 
 @cache
 def cells(paper: str) -> tuple[PublishedCell, ...]:
-    """Every printed cell of a paper, such as ``alp_kd``, in the order of its tables."""
+    """Return every printed cell of a paper, such as ``alp_kd``, in the order of its tables."""
     return tuple(PublishedCell.model_validate(line) for line in _lines(paper))
 
 
 @cache
 def _scores() -> tuple[PublishedCell, ...]:
-    """All papers' cells of tables that are of a method on a task, and not of a model itself."""
+    """Return all papers' table cells that score a method on a task, without cells that describe a model itself."""
     every = (cell for paper in titles() for cell in cells(paper))
     return tuple(cell for cell in every if cell.method and cell.task and cell.is_of_a_table)
 
@@ -129,16 +138,18 @@ def find(
     split: str = "dev",
     variant: Mapping[str, Any] | None = None,
 ) -> Published | None:
-    """The printed number of the same method in the same variant on the same task, or None.
+    """Return the printed number for the same method and variant on the same task, or None.
 
-    Size, teacher, metric and split need not match: the nearest number (of two depths the deeper) is then a reference.
+    Size, teacher, metric and split need not match. If no number matches in all of them, the nearest one is returned as
+    a reference; of two equally near depths, the deeper one.
 
     Args:
-        method: as in ``conf/method``, or ``teacher``.
-        num_layers, width: of the student; of the teacher itself for ``teacher``. None: not known, or not of interest.
-        teacher: hub id, folder or configuration's name.
-        metric: that the run's score is in; None takes the paper's.
-        variant: all that the run is set to, such as ``mapping``: settings that the paper does not name are ignored.
+        method: name as in ``conf/method``, or ``teacher``.
+        num_layers, width: size of the student, or of the teacher for ``teacher``. None if unknown or irrelevant.
+        teacher: hub id, folder or configuration name of the teacher.
+        metric: metric of the run's score; None accepts any metric.
+        split: split of the run's score, as in ``PublishedCell``.
+        variant: all settings of the run, such as ``mapping``; settings that the paper does not name are ignored.
     """
     stated = {key: _text(value) for key, value in (variant or {}).items() if value is not None}
     of_method = (cell for cell in _scores() if task in _names(cell) and method in str(cell.method).split("|"))
@@ -154,14 +165,14 @@ def find(
 
 
 def _names(cell: PublishedCell) -> tuple[str | None, ...]:
-    """The task; of an average over languages also theirs (``xnli`` of ``xnli_en`` and others)."""
+    """Return the cell's task; for an average over languages, also their common task (``xnli`` for ``xnli_en`` etc.)."""
     of_languages = _languages_of(cell.paper, cell.table) if cell.task == "average" else None
     return (cell.task, of_languages) if of_languages else (cell.task,)
 
 
 @cache
 def _languages_of(paper: str, table: str) -> str | None:
-    """The task that a table has in several languages, if it has no other."""
+    """Return the task that a table prints in several languages; None if the table has other tasks too."""
     tasks = {cell.task for cell in cells(paper) if cell.table == table and cell.task} - {"average"}
     stems = {task.partition("_")[0] for task in tasks}
     return stems.pop() if len(stems) == 1 and len(tasks) > 1 else None
@@ -170,7 +181,7 @@ def _languages_of(paper: str, table: str) -> str | None:
 def _distance(
     cell: PublishedCell, *, num_layers: int | None, width: int | None, teacher: str, metric: str | None, split: str
 ) -> tuple[float, ...]:
-    """In what a cell differs from a result, the gravest first; all 0 where it is the same experiment."""
+    """Return the differences between a cell and a result, the most serious first; all 0 for the same experiment."""
     return (
         metric is not None and cell.metric not in (None, metric),
         cell.split != split,
@@ -186,14 +197,14 @@ def _is(checkpoint: str | None, teacher: str) -> bool:
 
 
 def _agrees(cell: PublishedCell, stated: Mapping[str, str]) -> bool:
-    """A cell without a mapping (attention, heads) is of a method without one, whatever the run is set to."""
+    """Whether the run has the settings of the cell's variant; a cell without mapping (attention, heads) accepts any."""
     return all(
         any(stated.get(key, "-") == _text(name) for name in names.split("|")) for key, names in cell.variant.items()
     )
 
 
 def _text(value: Any) -> str:
-    """A setting in one spelling: the order within a list, or within ``a+b``, means nothing."""
+    """Return a setting in one spelling, because the order within a list, or within ``a+b``, has no meaning."""
     if isinstance(value, bool):
         return str(value).lower()
     return "+".join(sorted(str(value).split("+") if isinstance(value, str | int | float) else map(str, value)))

@@ -1,4 +1,4 @@
-"""``docs/readings.md``: every reading that the package declares, by the option that it belongs to."""
+"""Generate ``docs/readings.md``: every reading that the package declares, listed by option."""
 
 from collections.abc import Iterator, Mapping
 
@@ -45,7 +45,7 @@ CHOICES = """
 
 
 def parts() -> Iterator[tuple[str, type[BaseModel]]]:
-    """All schemas that may declare readings, with the name that their options are shown under."""
+    """Yield every schema that may declare readings, with the name under which its options are shown."""
     yield from (
         ("stages.<stage>", StageConfig),
         ("stages.<stage>.model", ModelConfig),
@@ -62,7 +62,7 @@ def parts() -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     rows = []
     for name, schema in parts():
         for option, default, reading in declared(schema):
@@ -75,7 +75,7 @@ def page() -> str:
 
 
 def _of_files() -> Iterator[str]:
-    """Rows of the readings that files of configuration declare."""
+    """Yield table rows for the readings that configuration files declare."""
     for file in sorted(config_folder().rglob("*.yaml")):
         content = yaml.safe_load(file.read_text()) or {}
         choice = f"{file.parent.relative_to(config_folder()).as_posix()}={file.stem}"

@@ -1,4 +1,4 @@
-"""The result of a run: what ``result.json`` holds, the tables read and the model card tells."""
+"""The result of a run: the content of ``result.json``, which tables and the model card show."""
 
 import json
 import re
@@ -22,12 +22,13 @@ from distill_runner.report.settings import settings_of
 def finished(
     run: RunConfig, stage: Stage, artifact: Path, teacher_artifact: Path | None, folder: Path
 ) -> dict[str, Any]:
-    """The result of a stage that is in the store.
+    """Return the result of a run whose student is in the store.
 
     Args:
-        stage, artifact: what the run asked for, and its folder in the store.
-        teacher_artifact: of the stage's teacher, if it read one whose head has been trained.
-        folder: of the run.
+        stage, artifact: the student's stage, and its folder in the store.
+        teacher_artifact: folder of ``stage.first_teacher`` in the store. None if there is no such teacher, its head is
+            not trained, or it has been deleted.
+        folder: folder of the run.
     """
     measured = json.loads((artifact / "metrics.json").read_text())
     teacher = json.loads((teacher_artifact / "metrics.json").read_text()) if teacher_artifact else None
@@ -72,7 +73,7 @@ def finished(
 def _of_split(
     run: RunConfig, stage: Stage, name: str, metric: str, measured: Mapping[str, float], taught: Mapping[str, float]
 ) -> dict[str, Any]:
-    """What differs in the result of one validation split that has a column of its own."""
+    """Return the entries that differ for one validation split with a separate column."""
     found = printed(run, stage.shape.num_layers, stage.shape.width, metric, f"_{name}")
     of_split = f"{name}/{metric}"
     return {
@@ -83,7 +84,7 @@ def _of_split(
 
 
 def _selection(stage: Stage, metric: str, metrics: Mapping[str, float]) -> dict[str, Any] | None:
-    """What selected, where it is not the score that is reported."""
+    """Return what selected the epoch, with the score; None if the reported score did."""
     score = metrics.get(f"{HELD_OUT}/{metric}")
     return None if score is None else {"on": f"{HELD_OUT} examples", "score": score}
 
@@ -91,7 +92,7 @@ def _selection(stage: Stage, metric: str, metrics: Mapping[str, float]) -> dict[
 def _others(
     run: RunConfig, stage: Stage, metrics: Mapping[str, float], teacher: Mapping[str, Any] | None
 ) -> Iterator[dict[str, Any]]:
-    """Scores by other metrics than the one that selects, for which a paper prints a number of this very method."""
+    """Yield scores by metrics other than the first one, if a paper prints a number of this method by that metric."""
     task = stage.config.task
     for metric in task.metrics[1:] if task else []:
         found = printed(run, stage.shape.num_layers, stage.shape.width, metric)
@@ -102,7 +103,7 @@ def _others(
 
 
 def _on_hub(stage: Stage) -> str | None:
-    """The hub id that the student's weights, or else its teacher's, come from; None for others."""
+    """Return the hub id that the student's weights come from, else that of its teacher's weights, else None."""
     first = stage.first_teacher
     for root in (stage.root, first.root if first else stage.root):
         source = root.config.model.source
@@ -112,16 +113,16 @@ def _on_hub(stage: Stage) -> str | None:
 
 
 def printed(run: RunConfig, num_layers: int, width: int, metric: str, split: str = "") -> Published | None:
-    """The number that a paper prints for a run, whose variant is whatever the methods of its stages are set to.
+    """Return the number that a paper prints for a run, or None. The methods of all its stages define the variant.
 
     Args:
-        num_layers, width: of the student.
-        metric: that the run's score is in.
-        split: what follows the task's name in that of one of its splits.
+        num_layers, width: size of the student.
+        metric: metric of the run's score.
+        split: suffix of the task's name for one of its validation splits, such as ``_en``.
     """
     described = described_by(run)
     variant: dict[str, Any] = {}
-    for config in [*run.stages.values(), run.stages["student"]]:  # the student's settings go before those of others
+    for config in [*run.stages.values(), run.stages["student"]]:  # last, as the student's settings override the others
         variant |= _settings_of(config.method)
     if (route := run.stages["student"].route) and route.checkpoints and len(route.checkpoints) == 1:
         variant["checkpoint"] = route.checkpoints[0]
@@ -138,7 +139,7 @@ def printed(run: RunConfig, num_layers: int, width: int, metric: str, split: str
 
 
 def _settings_of(method: MethodConfig) -> dict[str, Any]:
-    """Options of the terms, by their own names, and those of a schedule as ``schedule.rule``."""
+    """Return options of the loss terms by name, options of a schedule as ``schedule.rule``, and names of the terms."""
     schedule = method.schedule.model_dump(mode="json") if method.schedule else {}
     beside = {f"schedule.{key}": value for key, value in schedule.items()}
     options = {key: value for term in method.terms.values() for key, value in term.options.items()}
@@ -146,7 +147,7 @@ def _settings_of(method: MethodConfig) -> dict[str, Any]:
 
 
 def _layers_read(method: MethodConfig) -> dict[str, Any]:
-    """Mapping and attention of the terms that have one, each as a name."""
+    """Return the first mapping and the first attention among the loss terms, as names, with the attention's heads."""
     arguments = [dict(term.arguments) for term in method.terms.values()]
     mapping: LayerMapping | None = next((given["mapping"] for given in arguments if given.get("mapping")), None)
     attention: Attention | None = next((given["attention"] for given in arguments if given.get("attention")), None)
@@ -159,7 +160,7 @@ def _layers_read(method: MethodConfig) -> dict[str, Any]:
 
 
 def described_by(run: RunConfig) -> dict[str, Any]:
-    """What is known of a run before it starts: its names, whatever becomes of it."""
+    """Return what is known of a run before it starts, so that runs that fail are described too."""
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
@@ -182,7 +183,7 @@ def described_by(run: RunConfig) -> dict[str, Any]:
 
 
 def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
-    """Origin of the student's weights, and its depth and width as far as they are given."""
+    """Return the origin of the student's weights, and depth and width as far as the configuration gives them."""
     model = config.model
     origin = {run.teacher.source or STAGE: "pretrained", "stage:teacher": "finetuned"}.get(
         model.source or "", model.source
@@ -197,13 +198,13 @@ def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
 
 
 def _transfer(run: RunConfig) -> dict[str, Any] | None:
-    """Name and size of the transfer set of the stage that distils on one; the size is None where it is whole."""
+    """Return name and size of the transfer set, from the first stage that has one; size None means the whole set."""
     used = (stage.transfer for stage in run.stages.values() if stage.transfer)
     return next(({"name": transfer.name, "size": transfer.size} for transfer in used), None)
 
 
 def readings(stage: Stage) -> list[str]:
-    """Where a paper is silent: what this run took, with the stages that took it."""
+    """Return the readings of a run (choices where a paper is silent), each with the names of the stages that use it."""
     found: dict[str, list[str]] = {}
     for each in (stage, *stage.all_upstream):
         for one in applied(each.config):
@@ -213,7 +214,7 @@ def readings(stage: Stage) -> list[str]:
 
 
 def _of_data(stage: Stage) -> Iterator[str]:
-    """Those that follow from the run's data and teacher, and from no option."""
+    """Yield the readings that follow from the run's data and teacher, not from an option that declares them."""
     for name, term in stage.config.method.terms.items():
         if reading := stage.outputs.readings.get(term.term):
             yield f"{name}: {reading.text} ({reading.source})"

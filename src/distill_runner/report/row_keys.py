@@ -1,4 +1,4 @@
-"""What makes a row of its own: the method, and whatever else differs between results."""
+"""Keys that separate the rows of a table: the method, and whatever else differs between results."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ EVERYWHERE: Mapping[str, str] = {
     "init": "init {}",
     "teacher": "teacher {}",
 }
-"""What tells rows apart on all tasks alike, in the words of their names."""
+"""Facets that separate rows over all tasks together, and the words for each in a row's name."""
 BY_TASK: Mapping[str, str] = {
     "dataset": "data {}",
     "metric": "by {}",
@@ -24,17 +24,20 @@ BY_TASK: Mapping[str, str] = {
     "num_params": "{:,} parameters",
     "teacher_score": "teacher at {:.2f}",
 }
-"""What has other values on other tasks. Settings follow under their own names, where nothing above says it already."""
+"""Facets that separate rows within one task, since their values differ between tasks.
+
+Settings follow under their own names, where no facet above already separates the results.
+"""
 PLACE = ""
-"""Name among the facets of where a result stands; it tells results apart without a word."""
+"""Facet for the place of a result (see ``row_keys``). It separates results but is not part of a key."""
 
 Facets = Mapping[str, Any]
-"""What a result has by name, None where its run does not know it: one that failed before its models were read."""
+"""Facets of a result by name. None if the run does not know the value, as when it failed before reading its models."""
 
 
 @dataclass(frozen=True)
 class RowKey:
-    """The method's label, and of what differs between the results what this one has."""
+    """The method's label, and the result's values of the facets that differ between results."""
 
     label: str
     facets: Facets
@@ -46,7 +49,7 @@ class RowKey:
         return ", ".join([self.label, *(words.get(name, f"{name} {{}}").format(known[name]) for name in known)])
 
     def may_be(self, other: "RowKey") -> bool:
-        """Whether the two differ in nothing that both know."""
+        """Whether the two keys agree in the label and in every facet that both know."""
         mine, theirs = self.facets, other.facets
         return (
             self.label == other.label
@@ -56,10 +59,11 @@ class RowKey:
 
 
 def row_keys(results: Sequence[Result], places: Sequence[Hashable] | None = None) -> list[RowKey]:
-    """The key of each result. What a run that has not finished does not know is that of a finished one of its kind.
+    """Return the key of each result. An unfinished run takes the key of a finished run that agrees in all known facets.
 
     Args:
-        places: where each result stands, if that tells them apart already: what follows from it is no part of a key.
+        places: place of each result, such as its point on an axis, if places already separate the results. Facets
+            that follow from the place are left out of the keys.
     """
     settled = _telling_settings(results)
     facets = [
@@ -92,7 +96,7 @@ def _facets(result: Result) -> dict[str, Any]:
 
 
 MethodOnTask = tuple[str, str]
-"""Label and task."""
+"""The method's label, and the task."""
 
 
 def _of(result: Result) -> MethodOnTask:
@@ -100,7 +104,7 @@ def _of(result: Result) -> MethodOnTask:
 
 
 def _telling_settings(results: Sequence[Result]) -> dict[MethodOnTask, list[str]]:
-    """Of the settings of each method on each task, those that make rows."""
+    """Return the settings that make separate rows, for each method on each task."""
     known: dict[MethodOnTask, list[Settings]] = {}
     for result in results:
         if has := settings(result):
@@ -116,7 +120,7 @@ def _settled(result: Result, settled: Mapping[MethodOnTask, Sequence[str]]) -> d
 def _telling_facets(
     results: Sequence[Result], facets: Sequence[Facets], settled: Mapping[MethodOnTask, Sequence[str]]
 ) -> Callable[[Result], list[str]]:
-    """Gives the facets that tell a result from others, without those that follow from the ones before them."""
+    """Return a function from a result to the facets that separate it, without facets that follow from earlier ones."""
     every = list(zip(results, facets, strict=True))
     everywhere = _telling(EVERYWHERE, facets)
     by_task = {}
@@ -131,7 +135,7 @@ def _telling_facets(
 
 
 def _telling(names: Iterable[str], facets: Sequence[Facets]) -> list[str]:
-    """Those of the names in which facets differ that do not differ in the names before already."""
+    """Return the names in which facets differ, without names whose values follow from earlier names."""
     chosen = [PLACE]
     for name in names:
         known = [has for has in facets if has[name] is not None]

@@ -1,7 +1,7 @@
-"""Results as rows of cells, whatever they are printed as: methods × tasks.
+"""Results as rows of cells for every output format: methods × tasks.
 
-Runs of students, teachers, data, budgets or stages before the student that differ never share a row: what differs is
-part of the row's name.
+Runs that differ in student, teacher, data, budget or a stage before the student never share a row. The difference
+becomes part of the row's name.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from distill_runner.report.row_keys import row_keys
 
 @dataclass(frozen=True)
 class Row:
-    """A method with one kind of student, its cells by task. ``result`` is one of its runs."""
+    """A method with one kind of student, and its cells by task. ``result`` is one of its runs."""
 
     name: str
     cells: Mapping[str, ResultCell]
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Teacher:
-    """Scores of one teacher by task, and the published numbers beside them."""
+    """Scores of one teacher by task, in percent, and the published numbers for them."""
 
     name: str
     scores: Mapping[str, float]
@@ -38,7 +38,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Rows in the order in which the results came."""
+    """A table. Tasks, teachers and rows keep the order of the results."""
 
     tasks: list[str]
     teachers: list[Teacher]
@@ -46,12 +46,12 @@ class ResultTable:
 
     @property
     def unfinished(self) -> list[tuple[str, Result]]:
-        """Runs that have not finished, with the names of their rows."""
+        """Runs that have not finished, each with the name of its row."""
         return [(row.name, run) for row in self.rows for cell in row.cells.values() for run in cell.unfinished]
 
 
 def tabulate(results: Iterable[Result]) -> ResultTable:
-    """The table of ``results``, which need not have finished; one that ended before the student has no place in it."""
+    """Return the table of ``results``, finished or not, without runs that ended with a stage before the student."""
     known = distinct(result for result in results if is_scored(result) or result["status"] != "done")
     every = [placed for result in known for part in by_split(result) for placed in _in_columns(part)]
     tasks = list(dict.fromkeys(result["task"] for result in every))
@@ -65,18 +65,18 @@ def tabulate(results: Iterable[Result]) -> ResultTable:
 
 
 def by_split(result: Result) -> list[Result]:
-    """A result, and that of each validation split with a column of its own, such as a language (``splits``)."""
+    """Return the result and a copy for each validation split (``splits``) with its own column, such as a language."""
     parts = (result.get("splits") or {}).items() if is_scored(result) else ()
     return [result, *({**result, "others": [], **part, "task": f"{result['task']}_{name}"} for name, part in parts)]
 
 
 def beside(task: str) -> str:
-    """The column of what was selected on held-out examples of a task."""
+    """Return the name of the column for runs of ``task`` that were selected on held-out examples."""
     return f"{task}, held out"
 
 
 def _in_columns(result: Result) -> Iterator[Result]:
-    """The result in the column that it belongs to, and copies of it for other metrics that a paper prints."""
+    """Yield the result with its column's name as task, and a copy for each other metric that a paper prints."""
     task = beside(result["task"]) if "held_out" in str(selection_of(result).get("on")) else result["task"]
     here = {**result, "task": task, "of_task": result["task"]}
     yield here
@@ -88,7 +88,7 @@ def _in_columns(result: Result) -> Iterator[Result]:
 
 
 def distinct(results: Iterable[Result]) -> list[Result]:
-    """One result of each run: two folders may hold the same, or one of them a failure since mended."""
+    """Return one result per run, since two folders may hold the same run; a finished result replaces a failure."""
     kept: dict[Any, Result] = {}
     for number, result in enumerate(results):
         identity = (label(result), result["task"], result.get("key") or number)
@@ -98,7 +98,7 @@ def distinct(results: Iterable[Result]) -> list[Result]:
 
 
 def _teachers(results: Sequence[Result]) -> list[Teacher]:
-    """One row of each teacher; a second one of the same name and another score on a task has its own."""
+    """Return a row per teacher. A teacher of the same name with another score on a task gets a separate row."""
     rows: dict[str, dict[str, Result]] = {}
     for result in results:
         if not is_scored(result) or result.get("teacher_score") is None:

@@ -1,7 +1,8 @@
-"""What a run is set to, for its result; tables tell runs apart by it.
+"""Settings of a run, recorded in its result; tables use the settings to separate runs.
 
-The student's own are called as its parts are (``optim.lr``, ``kd.temperature``); a grid over them fills a cell. All
-else (data, checkpoints that are followed, stages behind the student: ``distil.relations.heads``) makes rows.
+The student's own settings are named after its parts (``optim.lr``, ``kd.temperature``); a grid over them fills one
+cell. All other settings make separate rows: data, the teacher's checkpoints that the student follows, and stages
+upstream of the student (``distil.relations.heads``).
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,10 +20,10 @@ STUDENT = "student"
 
 
 def settings_of(run: RunConfig) -> dict[str, Any]:
-    """All that determines a student besides its seeds and, of its model, what the row says.
+    """Return all settings that determine a student, by dotted name, except its seeds and its model.
 
-    ``stages`` lists those behind the student; the settings of each follow, under its name. An option of a stage that
-    is no part of another run has no value there.
+    The row's name already describes the model. ``stages`` lists the stages upstream of the student; the settings of
+    each stage follow under the stage's name. A run without such a stage has no value for the stage's settings.
     """
     student, behind = run.stages[STUDENT], _behind(run.stages, STUDENT)
     own = {**_training(student), "precision": run.runtime.precision}
@@ -31,7 +32,7 @@ def settings_of(run: RunConfig) -> dict[str, Any]:
 
 
 def _behind(stages: Mapping[str, StageConfig], name: str) -> list[str]:
-    """The stages that ``name`` needs, nearest first: the one that its model comes from, then its teacher."""
+    """Return the stages upstream of ``name``, nearest first: the source of its model, then its teacher."""
     config, found = stages[name], list[str]()
     source = config.model.source or ""
     needed = [source.removeprefix(STAGE)] if source.startswith(STAGE) else []
@@ -45,7 +46,7 @@ def _behind(stages: Mapping[str, StageConfig], name: str) -> list[str]:
 def _reads_teacher(config: StageConfig) -> bool:
     try:
         return config.method.make().reads_teacher()
-    except UserError:  # told where the stage is resolved; the run has its names all the same
+    except UserError:  # resolving the stage reports the error; until then the run still needs its settings
         return True
 
 
@@ -73,7 +74,7 @@ def _of_other(config: StageConfig) -> dict[str, Any]:
 
 
 def _text(corpus: Corpus) -> dict[str, Any]:
-    """Of a corpus, all but where it lies and how it gets here."""
+    """Return the settings of a corpus, without the location of its text and whether the text is streamed."""
     parts = {name: part.model_dump(mode="json", exclude=WHERE) for name, part in corpus.parts.items()}
     return corpus.model_dump(mode="json", exclude={"stream"}) | {"parts": parts}
 

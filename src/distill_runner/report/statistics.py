@@ -1,7 +1,7 @@
-"""Means over seeds, and whether two methods differ: paired over seeds, and paired over examples.
+"""Means over seeds, and paired tests of whether two methods differ: over seeds, and over examples.
 
-Everything is in float64 and depends on nothing but its arguments: resampling has a fixed seed. scipy and scikit-learn
-are imported where they are used, so that a table without comparisons starts at once.
+All computations use float64 and depend only on their arguments, because resampling has a fixed seed. scipy and
+scikit-learn are imported where they are used, so that a table without comparisons starts at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +14,18 @@ from distill_runner.datasets.metrics import METRICS
 
 RESAMPLES, SEED, CONFIDENCE = 10_000, 0, 0.95
 CHUNK = 2**22
-"""Numbers in one block of resampled counts: 32 MiB."""
+"""Maximum size of one block of resampling counts: 32 MiB of 64-bit integers."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A sample: its mean, standard deviation (n - 1), and half of the interval of the mean; None where n = 1."""
+    """Mean and spread of a sample of n values.
+
+    Attributes:
+        count: n, the number of values.
+        sd: standard deviation (n - 1 in the denominator); None if n = 1.
+        interval: half the width of the 95 % interval of the mean; None if n = 1.
+    """
 
     count: int
     mean: float
@@ -28,7 +34,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Half of the 95 % interval is t(0.975, n - 1) * sd / sqrt(n), Student's t: the seeds are few."""
+        """Describe ``values``; ``interval`` is t(0.975, n - 1) * sd / sqrt(n): Student's t, because seeds are few."""
         count, mean = len(values), float(np.mean(values))
         if count < 2:
             return cls(count, mean)
@@ -39,7 +45,7 @@ class Spread:
 
 
 def paired_t(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The two-sided p-value of Student's paired t-test; None below two pairs, and where all differences are equal."""
+    """Two-sided p-value of Student's paired t-test; None below two pairs, or if all differences are equal."""
     spread = Spread.of(np.subtract(first, second).tolist()) if len(first) > 1 else None
     if spread is None or spread.sd is None or spread.sd < 1e-12:
         return None
@@ -50,10 +56,11 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Each p-value corrected for all that were tried together, in their order (Holm 1979, step down).
+    """Correct p-values for all tests made together, and return them in the same order (Holm 1979, step-down).
 
-    The smallest of m is multiplied by m, the next by m - 1, and so on; none comes below the one before it, or above 1.
-    To call significant those that are at most alpha errs in any of them with a probability of at most alpha.
+    The smallest of m p-values is multiplied by m, the next by m - 1, and so on. No result is below the result before
+    it, or above 1. If all results of at most alpha are called significant, the probability of any false positive is
+    at most alpha.
     """
     order = np.argsort(p_values, kind="stable")
     stepped = np.asarray(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
@@ -64,10 +71,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """A difference of two scores (first minus second), its 95 % percentile interval and two-sided p-value.
+    """Difference of two scores (first minus second), with its 95 % percentile interval and two-sided p-value.
 
     Attributes:
-        drawn: how many things were drawn at a time: the examples, or the clusters that they are in.
+        examples: number of examples.
+        drawn: number of units drawn in each resample: the examples, or the clusters that contain them.
+        low, high: bounds of the interval.
     """
 
     examples: int
@@ -85,12 +94,13 @@ def paired_bootstrap(
     labels: np.ndarray,
     resamples: int = RESAMPLES,
 ) -> Bootstrap:
-    """Resample the examples, the same ones for both, and see how the difference of the scores varies.
+    """Bootstrap the difference of two methods' scores; each resample draws the same examples for both.
 
-    It asks whether the difference would hold on other examples for *these* models; other seeds are the t-test's affair.
-    The p-value is the share of resamples whose difference departs from the observed one by as much as that departs
-    from 0 (Efron & Tibshirani 1993, ch. 16; Berg-Kirkpatrick et al. 2012, sec. 2), with one added above and below so
-    that it is never 0 (Davison & Hinkley 1997, sec. 4.2).
+    The test asks whether the difference would hold on other examples for *these* models. The t-test (``paired_t``)
+    asks about other seeds. A resample is extreme if its difference departs from the observed difference at least as
+    far as the observed difference departs from 0. The p-value is the share of extreme resamples (Efron & Tibshirani
+    1993, ch. 16; Berg-Kirkpatrick et al. 2012, sec. 2). One is added to numerator and denominator, so that the p-value
+    is never 0 (Davison & Hinkley 1997, sec. 4.2).
 
     Args:
         metric: a key of ``METRICS``.
@@ -107,10 +117,12 @@ def paired_bootstrap(
 def clustered_bootstrap(
     first: Sequence[np.ndarray], second: Sequence[np.ndarray], clusters: np.ndarray, resamples: int = RESAMPLES
 ) -> Bootstrap:
-    """The same for a score that is a mean over examples which depend on each other: whole clusters are drawn.
+    """Bootstrap the difference as ``paired_bootstrap`` does, but draw whole clusters of examples.
+
+    This suits a score that is a mean over examples which depend on each other.
 
     Args:
-        first, second: the score (N,) of each example, of each seed.
+        first, second: scores (N,) of the examples, for each seed.
         clusters: (N,), equal for examples of one cluster, such as questions about one context.
     """
     _, cluster, size = np.unique(clusters, return_inverse=True, return_counts=True)
@@ -119,7 +131,7 @@ def clustered_bootstrap(
 
 
 def _bootstrap(difference: Callable[[np.ndarray], np.ndarray], size: int, examples: int, resamples: int) -> Bootstrap:
-    """Of a function that takes how often each of ``size`` things is drawn, (R, size), and gives R differences."""
+    """Bootstrap distribution of ``difference``, which maps resampling counts (R, size) to R differences."""
     draw, differences = np.random.default_rng(SEED), np.empty(resamples)
     rows = max(1, CHUNK // size)
     for start in range(0, resamples, rows):
@@ -128,14 +140,14 @@ def _bootstrap(difference: Callable[[np.ndarray], np.ndarray], size: int, exampl
         counts = np.bincount(drawn.ravel(), minlength=count * size).reshape(count, size)
         differences[start : start + count] = difference(counts)
     observed = float(difference(np.ones((1, size), dtype=np.int64))[0])
-    # The same counts may give sums that differ in the last digits: those are no smaller departures.
+    # Equal counts may give sums that differ in the last digits; such a departure must not count as smaller.
     as_far = np.abs(differences - observed) >= abs(observed) * (1 - 1e-9)
     low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Bootstrap(examples, size, observed, float(low), float(high), float((1 + as_far.sum()) / (1 + resamples)))
 
 
 def _score(metric: str, outputs: Sequence[np.ndarray], labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Scores (R,) of R resamples, averaged over the seeds; ``counts`` (R, N) says how often each example is drawn."""
+    """Scores (R,) of R resamples, averaged over the seeds; ``counts`` (R, N) is how often each example is drawn."""
     of_one = WEIGHTED.get(metric)
     if of_one is not None:
         return np.mean([of_one(output, labels, counts) for output in outputs], axis=0)
@@ -144,14 +156,14 @@ def _score(metric: str, outputs: Sequence[np.ndarray], labels: np.ndarray, count
 
 
 def _confusion(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(R, C, C): how many examples of class i (of labels) were predicted as j."""
+    """Confusion matrices (R, C, C): how many examples of class i (by label) were predicted as class j."""
     classes = outputs.shape[1]
     cell = np.eye(classes**2)[labels.astype(np.int64) * classes + outputs.argmax(axis=1)]
     return (counts.astype(np.float64) @ cell).reshape(len(counts), classes, classes)
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """0 where nothing is below, as ``metrics`` has it."""
+    """Return ``above / below``, and 0 where ``below`` is not positive, as in ``datasets.metrics``."""
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
@@ -172,7 +184,7 @@ def _f1_weighted(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) ->
 
 
 def _matthews(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Gorodkin's correlation of K classes, which is Matthews' for two."""
+    """Gorodkin's correlation for K classes, which equals Matthews' correlation for two classes."""
     table = _confusion(outputs, labels, counts)
     total, right = table.sum(axis=(1, 2)), np.trace(table, axis1=1, axis2=2)
     true, said = table.sum(axis=2), table.sum(axis=1)
@@ -196,4 +208,4 @@ WEIGHTED: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] 
     "matthews": _matthews,
     "pearson": _pearson,
 }
-"""Metrics of many resamples at once, equal to ``METRICS``; another one is computed resample by resample."""
+"""Metrics computed for many resamples at once, equal to ``METRICS``. Other metrics are computed per resample."""

@@ -1,4 +1,4 @@
-"""Results as text for a terminal: the lines at the end of a run, and methods against tasks in 80 columns."""
+"""Results as text for a terminal: the summary at the end of a run, and the table of methods × tasks in 80 columns."""
 
 import textwrap
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ MOST_REASONS = 20
 
 
 def result_row(result: Result) -> str:
-    """The end of one run in a few lines: score, teacher, published number, cost, where the student lies."""
+    """Summarise one run in a few lines: score, teacher, published number, student, training cost and folder."""
     if result["status"] != "done":
         return f"{reasons(tabulate([result]))[0]}\n  folder     {result['folder']}"
     score, student = 100 * result["score"], result["student"]
@@ -41,7 +41,7 @@ def result_row(result: Result) -> str:
 
 
 def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
-    """The table in 80 columns with what the best of each grid is, comparisons, and why runs have not finished."""
+    """Return the table in 80 columns, with the best point of each grid, comparisons, and why runs have not finished."""
     if not table.rows:
         return "no results of students"
     columns, every = lines(table)
@@ -57,11 +57,11 @@ def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
 
 
 def _blocks(columns: Sequence[str], every: Sequence[Line]) -> list[str]:
-    """The table, cut into as few and as equal blocks of columns as fit the width."""
+    """Split the table into as few blocks of columns as the width allows, of nearly equal size."""
     cells = {id(line): {column: _aligned(line, column) for column in columns} for line in every}
     left = min(1 + max(len(_name(line)) for line in every), WIDTH // 2)
     width = 1 + max(len(text) for column in columns for text in [f"{column} ", *(c[column] for c in cells.values())])
-    most = max(1, (WIDTH + 1 - left) // width)  # the blank that ends a line is cut off
+    most = max(1, (WIDTH + 1 - left) // width)  # + 1: the trailing blank of a line is cut off
     count = ceil(len(columns) / ceil(len(columns) / most))
     blocks = []
     for part in (columns[start : start + count] for start in range(0, len(columns), count)):
@@ -80,7 +80,7 @@ def _name(line: Line) -> str:
 
 
 def _aligned(line: Line, column: str) -> str:
-    """With a blank where others have a bracket."""
+    """Return the cell's text, with a blank in place of the closing bracket if it has none."""
     text = line.text(column)
     return text if text.endswith(")") else f"{text} "
 

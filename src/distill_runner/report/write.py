@@ -1,4 +1,4 @@
-"""The files of a report: one table in every format."""
+"""Write the files of a report: one table in every format."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +21,9 @@ def write_report(
 
     Args:
         results: in the order in which their rows and tasks are to appear.
-        pictures: files to show on the page.
+        pictures: picture files to show on the page.
     Returns:
-        the text for a terminal.
+        The table as text for a terminal.
     """
     table = tabulate(results)
     found = optimism(table)

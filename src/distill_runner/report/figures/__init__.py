@@ -1,7 +1,7 @@
-"""Results as PNG files: scores by task and method, against each hyper-parameter, and over two of them.
+"""Results as PNG files: scores by task and method, against each hyper-parameter, and over two hyper-parameters.
 
-A result is the content of a run's ``result.json``; only those of finished students are drawn. Scores lie in 0..1 and
-are shown times 100. Equal results give equal bytes, with the same version of matplotlib.
+A result is the content of a run's ``result.json``; only results of finished students are drawn. Scores are fractions
+and are shown times 100. Equal results give equal bytes with the same version of matplotlib.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from distill_runner.report.figures.search import RATE, heat_map, hyper_parameter
 
 
 def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Draw all that ``results`` give reason for; nothing if no student has finished.
+    """Draw every figure that ``results`` have data for; none if no student has finished.
 
-    - ``scores.png``: by task and method, with the published numbers;
-    - ``hyper-parameters-<task>.png``, if one varies: score against each that does;
-    - ``lr-temperature-<task>.png``, if both vary: best score over the two.
+    - ``scores.png``: scores by task and method, with the published numbers;
+    - ``hyper-parameters-<task>.png``, if any hyper-parameter varies: score against each hyper-parameter that varies;
+    - ``lr-temperature-<task>.png``, if learning rate and temperature both vary: best score over the two.
 
     Args:
-        folder: exists; files of these names in it are replaced.
+        folder: must exist; files of these names in it are replaced.
     Returns:
-        the files, the scores first.
+        The files, ``scores.png`` first.
     """
     done = drawable(results)
     if not done:
@@ -46,5 +46,5 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
 
 
 def drawable(results: Sequence[Result]) -> list[Result]:
-    """Those of students that have finished with a number."""
+    """Return the results of students that have finished with a finite score."""
     return [result for result in results if is_scored(result) and isfinite(result["score"])]

@@ -1,4 +1,4 @@
-"""What the figures share: style, colours, panels, legend. matplotlib is imported when something is drawn."""
+"""Style, colours, panels and legend that all figures share. matplotlib is imported only when something is drawn."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's, told apart by colour-blind readers too (without their yellow, which is too pale)."""
+"""Okabe and Ito's colours, which colour-blind readers can distinguish (without their yellow, which is too pale)."""
 
 
 def panels(count: int, most: int, width: float, height: float) -> tuple["Figure", list["Axes"]]:
-    """A figure of ``count`` panels of this size in inches, at most so many in a row."""
+    """Return a figure of ``count`` panels of ``width`` × ``height`` inches, at most ``most`` panels in a row."""
     from matplotlib.figure import Figure
 
     rows = ceil(count / most)
@@ -37,7 +37,7 @@ def legend(figure: "Figure", looks: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def below(figure: "Figure", handles: Sequence[Any]) -> None:
-    """The legend of these under the axes, in as many columns as fit; names wider than the figure are broken."""
+    """Add a legend of ``handles`` below the axes, in as many columns as fit, and wrap labels wider than the figure."""
     line, letter, width = 0.6, 0.07, figure.get_figwidth()  # inches
     for handle in handles:
         handle.set_label("\n".join(wrap(str(handle.get_label()), int((width - line) / letter))))
@@ -47,20 +47,20 @@ def below(figure: "Figure", handles: Sequence[Any]) -> None:
 
 
 def save(figure: "Figure", file: Path) -> None:
-    """In the format that the file's name ends with; a PNG has equal bytes for equal figures.
+    """Save the figure in the format of the file's extension; equal figures give equal bytes as PNG.
 
     Raises:
-        UserError: there is no such format.
+        UserError: the format is not supported.
     """
     known = sorted(figure.canvas.get_supported_filetypes())
     if (extension := file.suffix.lower()[1:]) not in known:
         raise UserError("--out", file.name, "is no format of pictures", f"Known: {', '.join(known)}.")
-    with style():  # texts are laid out only now
+    with style():  # matplotlib lays out texts only now, with the style that is then active
         figure.savefig(file, metadata={"Software": None} if extension == "png" else None)
 
 
 def style() -> AbstractContextManager[None]:
-    """matplotlib's own defaults, whatever the user's are, with a light grid."""
+    """Return a context with matplotlib's own defaults, whatever the user's defaults are, and a light grid."""
     from matplotlib.style import context
 
     own = {

@@ -1,4 +1,4 @@
-"""Scores by task and method, beside the published ones."""
+"""Figure of scores by task and method, with the published numbers."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,9 +33,9 @@ MARKS: dict[str, dict[str, Any]] = {
 
 
 def score_figure(results: Sequence[Result]) -> "Figure":
-    """Score by method, one panel per task, with the published numbers; each mark says what it is.
+    """Draw scores by method, one panel per task, with the published numbers; a legend explains the marks.
 
-    Rows and cells are those of the tables: of several settings, the best is shown.
+    Rows and cells are the same as in the tables. If a cell has several settings, the best one is shown.
     """
     with style():
         tasks = {result["task"]: result["metric"] for result in results}
@@ -60,7 +60,7 @@ def score_figure(results: Sequence[Result]) -> "Figure":
 
 
 def _score_marks(panel: "Axes", place: int, cell: ResultCell) -> None:
-    """The mark of one cell, and its published number."""
+    """Draw the marks of one cell: its score and its published number."""
     if cell.chosen is None:
         return
     if number := cell.published:

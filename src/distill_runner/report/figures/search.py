@@ -1,4 +1,4 @@
-"""What a search over hyper-parameters found: score against each of them, and over two."""
+"""Figures of a hyper-parameter search: score against each hyper-parameter, and over two of them."""
 
 from collections.abc import Mapping, Sequence
 from math import isclose
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = "osD^vP*X"
-"""Of methods, in order. With seven colours a pair comes again only after 56 methods."""
+"""Markers of the methods, in order. With seven colours, a pair of colour and marker repeats only after 56 methods."""
 RATE = "optim.lr"
-"""On a logarithmic axis."""
+"""The learning rate, the only hyper-parameter that is drawn on a logarithmic axis."""
 
 
 def hyper_parameters(result: Result) -> dict[str, float]:
-    """The settings that are numbers, by their names in tables.
+    """Return the numeric settings of a run, by their names in tables.
 
-    Of weights that sum to 1 the first is what the others leave (ALP-KD's beta); it is no choice, and left out.
+    If the weights of the loss terms sum to 1, the first follows from the others (ALP-KD's beta) and is left out.
     """
     found = {name: value for name, value in settings(result).items() if type(value) in (int, float)}
     weights = [name for name in found if name.endswith(".weight") and name.count(".") == 1]
@@ -32,7 +32,7 @@ def hyper_parameters(result: Result) -> dict[str, float]:
 
 
 def varying(results: Sequence[Result]) -> list[str]:
-    """The hyper-parameters of which some method has runs with several values."""
+    """Return the hyper-parameters that take several values among the runs of at least one method."""
     methods: dict[str, list[dict[str, float]]] = {}
     for result in results:
         methods.setdefault(label(result), []).append(hyper_parameters(result))
@@ -47,10 +47,10 @@ def varying(results: Sequence[Result]) -> list[str]:
 
 
 def hyper_parameter_figure(results: Sequence[Result]) -> "Figure":
-    """Every finished run of one task against each hyper-parameter that varies, one panel each.
+    """Draw every finished run of one task against each hyper-parameter that varies, one panel each.
 
-    The upper line of a method joins its best runs at each value, the dashed one the medians: over the other
-    hyper-parameters and seeds, hence neither is a mean over seeds.
+    For each method a solid line joins the best runs at each value, and a dashed line joins the medians. Both are taken
+    over the other hyper-parameters and the seeds, so neither line is a mean over seeds.
     """
     with style():
         names = varying(results)
@@ -78,13 +78,13 @@ def hyper_parameter_figure(results: Sequence[Result]) -> "Figure":
 
 
 def _beside(value: float, ticks: Sequence[float], steps: float, log: bool) -> float:
-    """``value``, moved a few hundredths of the axis so that the methods' points do not cover each other."""
+    """Return ``value`` moved by a few hundredths of the axis, so that points of different methods do not overlap."""
     share, (first, last) = 0.02 * steps, (ticks[0], ticks[-1])
     return float(value * (last / first) ** share if log else value + (last - first) * share)
 
 
 def _score_lines(panel: "Axes", scores: Mapping[float, Sequence[float]], look: Mapping[str, Any]) -> None:
-    """The points of one method by their place on the axis, with their best and their medians."""
+    """Draw the scores of one method by place on the axis, with lines through the best and the median scores."""
     places = sorted(scores)
     for place in places:
         panel.plot([place] * len(scores[place]), scores[place], **look, linestyle="", alpha=0.45)
@@ -93,9 +93,9 @@ def _score_lines(panel: "Axes", scores: Mapping[float, Sequence[float]], look: M
 
 
 def heat_map(results: Sequence[Result], across: str) -> "Figure":
-    """The best score over the learning rate and another hyper-parameter, one panel for each method that has both.
+    """Draw the best score over the learning rate and the hyper-parameter ``across``, one panel per method with both.
 
-    All of one task. A cell tells how many runs its best is chosen from.
+    All results must be of one task. Each cell shows the number of runs from which its best score is taken.
     """
     with style():
         cells: dict[str, dict[tuple[float, float], list[float]]] = {}
