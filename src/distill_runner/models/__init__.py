@@ -1,1 +1,1 @@
-"""Models: build encoders and read features of them. The only room that knows attribute names of ``transformers``."""
+"""Models: builds encoders and reads their features. No other room knows attribute names of ``transformers``."""

@@ -1,6 +1,6 @@
-"""Attention within each sequence of a pack. The sequences are taken in groups, each padded for the attention alone.
+"""Attention within each sequence of a pack. Sequences are processed in groups, which are padded only for the attention.
 
-T tokens of a pack of B sequences, N heads of d features; n sequences of a group padded to L.
+Shapes: a pack has T tokens in B sequences; there are N heads of d features; a group has n sequences padded to L tokens.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from distill_runner.datasets.noise import DropoutMasks
 
 
 class PackedAttention:
-    """The heads of a batch's sequences, laid out for matrix products over all of them.
+    """Multi-head attention over the sequences of a batch, by matrix products over all sequences of a group.
 
     Args:
-        num_heads: among which the features of a token are divided.
-        noise: that drops attention probabilities; torch's own generator if None.
+        num_heads: number of heads, which divide the features of a token among them.
+        noise: dropout masks for attention probabilities; None uses torch's own generator.
     """
 
     def __init__(self, batch: Batch, num_heads: int, noise: DropoutMasks | None) -> None:
@@ -29,13 +29,13 @@ class PackedAttention:
         self.layouts: dict[tuple[int, int], list[_Layout]] = {}
 
     def attend(self, projected: Tensor, p: float, site: int, window: int | None = None) -> Tensor:
-        """Contexts (T, H) of all tokens.
+        """Return the contexts (T, H) of all tokens.
 
         Args:
             projected: queries, keys and values (T, 3 * H) side by side.
-            p: probability with which an attention probability is dropped.
-            site: of the dropout.
-            window: distance up to which a token attends to others; to all of them if None.
+            p: dropout probability of attention probabilities.
+            site: number of this dropout's place in the model.
+            window: maximum distance between a token and the tokens it attends to; None for all tokens.
         """
         contexts = []
         for group, (queries, keys, values) in zip(self.groups, self._pad(projected, 3, self.num_heads), strict=True):
@@ -52,10 +52,10 @@ class PackedAttention:
     def attend_first_projected(
         self, projected: Tensor, q_BH: Tensor, p: float, site: int, window: int | None = None
     ) -> Tensor:
-        """Contexts (B, H) of the first tokens, whose queries are given.
+        """Return the contexts (B, H) of the first tokens, given their queries ``q_BH``.
 
         Args:
-            projected: keys and values (T, 2 * H) of all tokens side by side.
+            projected: keys and values (T, 2 * H) of all tokens, side by side.
         """
         size, contexts = q_BH.shape[1] // self.num_heads, []
         of_groups = q_BH.unflatten(1, (-1, size)).split([len(group.real) for group in self.groups])
@@ -81,14 +81,16 @@ class PackedAttention:
         p: float,
         site: int,
     ) -> Tensor:
-        """Contexts (B, H) of the first tokens, whose queries are given, without keys and values of all tokens.
+        """Return the contexts (B, H) of the first tokens without computing keys and values of all tokens.
 
-        q (W h) = (q W) h: the keys' weights go to the few queries instead of to every state, and those of the values
-        to the mean of the states that attention takes. The keys' bias adds the same to all scores of a query, which
-        softmax takes away again: it has no gradient.
+        q (W h) = (q W) h: the key weights multiply the few queries instead of every state. The value weights multiply
+        the attention's weighted mean of the states. The key bias adds the same number to all scores of a query. Softmax
+        cancels this number, so the key bias has no gradient.
 
         Args:
-            key: weight and bias of the keys, and ``value`` those of the values.
+            h_TH: states of all tokens, the input of the projections.
+            q_BH: queries of the first tokens.
+            key, value: weight and bias of the key projection and of the value projection.
         """
         size = q_BH.shape[1] // self.num_heads
         key_NdH, value_NdH = (weight.unflatten(0, (-1, size)) for weight, _ in (key, value))
@@ -106,7 +108,7 @@ class PackedAttention:
         return context_BH if bias is None else context_BH + (torch.cat(sums) * bias.view(-1, size)).flatten(1)
 
     def _pad(self, states: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
-        """For each group (parts, n, heads, L, d) of the states (T, parts * H)."""
+        """Return the states (T, parts * H) as (parts, n, heads, L, d) for each group."""
         padded: tuple[Tensor, ...] = _Pad.apply(states, self._layouts(parts, num_heads))
         return padded
 
@@ -117,9 +119,9 @@ class PackedAttention:
 
 
 def _allowed(group: LengthGroup, window: int | None) -> Tensor:
-    """Which keys a query attends to, (n, L, L), or (n, 1, L) where they are the same for all queries.
+    """Return which keys each query attends to, (n, L, L), or (n, 1, L) if all queries attend to the same keys.
 
-    A padded query, which nobody reads, attends to all real keys: a row without any would give no number.
+    A padded query, whose output is not used, attends to all real keys, because a row without any key gives NaN.
     """
     length = group.real.shape[1]
     real = group.real[:, None]
@@ -131,9 +133,10 @@ def _allowed(group: LengthGroup, window: int | None) -> Tensor:
 
 
 def _scores(queries: Tensor, keys: Tensor, allowed: Tensor, size: int) -> Tensor:
-    """(n * heads, L, L) of queries and keys (n * heads, L, d), or (n, heads, L) of a query a head and states (n, L, H).
+    """Return masked attention scores (n * heads, L, L) from queries and keys (n * heads, L, d).
 
-    ``size`` are the features of a head, d. The mask is added, which on a CPU is faster than filling.
+    With one query per head (n, heads, H) and states (n, L, H), the scores are (n, heads, L). ``size`` is d, the number
+    of features of a head. The mask is added, which is faster on a CPU than filling.
     """
     mask = torch.zeros_like(allowed, dtype=keys.dtype).masked_fill_(~allowed, -torch.inf)
     mask = mask.repeat_interleave(len(keys) // len(mask), 0)
@@ -142,9 +145,10 @@ def _scores(queries: Tensor, keys: Tensor, allowed: Tensor, size: int) -> Tensor
 
 @dataclass(frozen=True)
 class _Layout:
-    """Between (T, parts, heads) of a pack and (parts, n, heads, L) of a group: where each of the one lies in the other.
+    """Row indices to copy between the layout (T, parts, heads) of a pack and (parts, n, heads, L) of a group.
 
-    Whole rows of d features are moved, so that padding and bringing parts and heads to the front are one copy.
+    ``gather`` holds the pack's row for each place of the group, and ``scatter`` the group's row for each token.
+    Whole rows of d features are copied, so a single copy both pads and moves parts and heads to the front.
     """
 
     gather: Tensor
@@ -162,7 +166,7 @@ class _Layout:
         )
 
     def rows(self, states: Tensor) -> Tensor:
-        """(T * parts * heads, d) of (T, parts * H)."""
+        """Return the states (T, parts * H) as rows (T * parts * heads, d)."""
         parts, _, heads, _ = self.gather.shape
         return states.reshape(len(states) * parts * heads, -1)
 
@@ -170,7 +174,7 @@ class _Layout:
 class _Pad(Function):
     """(T, parts * H) -> (parts, n, heads, L, d) of each group.
 
-    Nobody reads what is made of padding: its gradient is zero.
+    The output of padding is not used, so its gradient counts as zero.
     """
 
     @staticmethod
@@ -206,7 +210,7 @@ class _Unpad(Function):
 
 
 def _tokens(padded: Sequence[Tensor], layouts: Sequence[_Layout], num_tokens: int) -> Tensor:
-    """The rows of all groups' tokens, as (T, parts * H); zero for tokens of no group."""
+    """Return the rows of all groups' tokens as (T, parts * H), with zeros for tokens that belong to no group."""
     parts, _, heads, _ = layouts[0].gather.shape
     rows = padded[0].new_empty(num_tokens * parts * heads, padded[0].shape[-1])
     *of_groups, others = _of_groups(rows, layouts)
@@ -217,6 +221,6 @@ def _tokens(padded: Sequence[Tensor], layouts: Sequence[_Layout], num_tokens: in
 
 
 def _of_groups(rows: Tensor, layouts: Sequence[_Layout]) -> tuple[Tensor, ...]:
-    """The rows of each group, and those of tokens of none, which are the last ones."""
+    """Split ``rows`` by group; the last part holds the rows of tokens that belong to no group."""
     sizes = [layout.scatter.numel() for layout in layouts]
     return rows.split([*sizes, len(rows) - sum(sizes)])

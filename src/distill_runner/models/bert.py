@@ -1,7 +1,7 @@
-"""BERT and the families that are built like it, as the packed path computes them: embeddings, layers, heads.
+"""The packed path of BERT and of families with the same structure: embeddings, layers, heads.
 
-T tokens of H features in all, R rows of them, Q of these behind an attention; a head reads B first tokens, means of
-sequences, or chosen tokens.
+Shapes: a pack has T tokens of H features; R is any number of rows of tokens, and Q the number of rows after an
+attention. A head reads the B first tokens, the B means of the sequences, or chosen tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -15,18 +15,19 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.models.features import Projection
 
 Drop = Callable[[Any, Tensor, int], Tensor]
-"""Applies a dropout module to rows, at a place of its own: 1 or 2 in a layer, 0 for embeddings, 0 or 1 in a head."""
+"""Function that applies a dropout module to rows. The number is the place of the dropout: 1 or 2 in a layer, 0 for the
+embeddings, 0 or 1 in a head."""
 Weights = tuple[Tensor, Tensor | None]
 
 
 class Layer(ABC):
-    """One layer of a Transformer, as the packed path computes it.
+    """One Transformer layer on the packed path.
 
     Args:
-        module: the family's own.
+        module: the layer's module in ``transformers``.
 
-    ``window`` is the distance up to which a token attends to others, None for all of them; ``rotary`` is the kind of
-    its rotary positions, None without them.
+    ``window`` is the maximum distance between a token and the tokens it attends to, None for all tokens. ``rotary`` is
+    the kind of the layer's rotary positions, None without rotary positions.
     """
 
     window: int | None = None
@@ -38,23 +39,23 @@ class Layer(ABC):
     @property
     @abstractmethod
     def attention_dropout(self) -> float:
-        """Probability with which an attention probability is dropped in training."""
+        """Dropout probability of attention probabilities in training."""
 
     @abstractmethod
     def weights(self, names: Sequence[Projection]) -> Weights:
-        """Weight (names * H, H) and bias of these projections, side by side."""
+        """Return the weight (len(names) * H, H) and the bias of the projections ``names``, side by side."""
 
     @abstractmethod
     def finish(self, h_QH: Tensor, context_QH: Tensor, drop: Drop) -> Tensor:
-        """The layer's output, of its input and what the attention made of it."""
+        """Return the layer's output from its input ``h_QH`` and the attention's output ``context_QH``."""
 
     def attended(self, h_TH: Tensor) -> Tensor:
-        """What the projections read: the layer's input, normalised first in pre-norm families."""
+        """Return the input of the projections: the layer's input, which pre-norm families normalise first."""
         return h_TH
 
     @property
     def computed_twice(self) -> bool:
-        """Whether its activations are not kept for the backward pass (``activation_checkpointing_enable``)."""
+        """Whether the backward pass recomputes the layer's activations (``activation_checkpointing_enable``)."""
         return self.module.training and getattr(self.module, "gradient_checkpointing", False)
 
 
@@ -98,17 +99,17 @@ class DistilBertLayer(Layer):
 
 
 class Family:
-    """BERT; the others say where they differ."""
+    """BERT; subclasses override the parts in which their family differs."""
 
     layer: ClassVar[type[Layer]] = BertLayer
     behind_padding: ClassVar[bool] = False
-    """Whether positions start behind the padding index, as RoBERTa's."""
+    """Whether position ids start after the padding id, as in RoBERTa."""
 
     def layers(self, backbone: Any) -> list[Layer]:
         return [self.layer(module) for module in backbone.encoder.layer]
 
     def embed(self, model: Any, batch: Batch, drop: Drop) -> Tensor:
-        """(T, H), the input of the first layer."""
+        """Return the embeddings (T, H), which are the input of the first layer."""
         embeddings = model.base_model.embeddings
         segments = batch.segments if model.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
         h_TH = embeddings.word_embeddings(batch.input_ids) + embeddings.token_type_embeddings(segments)
@@ -119,31 +120,34 @@ class Family:
         return int(config.pad_token_id) + 1 if self.behind_padding else 0
 
     def angles(self, backbone: Any, h_TH: Tensor, positions_T: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (T, d) of rotary positions of a kind.
+        """Return cosines and sines (T, d) of the rotary positions of this kind.
 
         Raises:
-            TypeError: the family's positions are embedded, and none of its layers asks for this.
+            TypeError: the family embeds its positions; its layers never ask for angles.
         """
         raise TypeError(f"{type(self).__name__} has no rotary positions")
 
     def normed(self, backbone: Any, h_RH: Tensor) -> Tensor:
-        """The output of the last layer as the family gives it away."""
+        """Return the output of the last layer after the final norm, if the family has one."""
         return h_RH
 
     def reads_mean(self, model: Any) -> bool:
-        """Whether its head for classification reads the mean of a sequence instead of its first token."""
+        """Return whether the classification head reads the mean of a sequence instead of its first token."""
         return False
 
     def logits(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
-        """What the model's own head makes of the rows that it reads."""
+        """Return the output of the model's head for the rows ``h_RH``."""
         if not hasattr(model, "qa_outputs"):
             return self.head(model, h_RH, drop)
-        dropout = getattr(model, "dropout", None)  # DistilBERT's alone
+        dropout = getattr(model, "dropout", None)  # only DistilBERT has dropout here
         spans: Tensor = model.qa_outputs(h_RH if dropout is None else drop(dropout, h_RH, 0))
         return spans
 
     def head(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
-        """The head for classification or for masked language modelling; for spans where it is no ``qa_outputs``."""
+        """Return the output of a head for classification or masked language modelling.
+
+        It is also called for a head for spans that is not named ``qa_outputs``.
+        """
         if hasattr(model, "cls"):
             logits: Tensor = model.cls.predictions(h_RH)
         else:
@@ -164,7 +168,7 @@ class Roberta(Family):
 class Electra(Family):
     def embed(self, model: Any, batch: Batch, drop: Drop) -> Tensor:
         h_TE = super().embed(model, batch, drop)
-        project = getattr(model.base_model, "embeddings_project", None)  # where they are narrower than the layers
+        project = getattr(model.base_model, "embeddings_project", None)  # for embeddings narrower than the layers
         return h_TE if project is None else project(h_TE)
 
     def head(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:

@@ -1,4 +1,4 @@
-"""Build the models of a run: a hub id, a folder, an earlier stage or a fresh one, cut to fewer layers where asked."""
+"""Build the models of a run from a hub id, a folder, an earlier stage or new weights, with fewer layers if asked."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ from distill_runner.models.sources import load
 def build(model: ModelConfig, head: Head, vocab_size: int | None = None) -> PreTrainedModel:
     """Build a model in float32 with a head.
 
-    New weights are drawn from torch's global generator: seed it before.
+    New weights are drawn from torch's global generator, so seed it first.
 
     Args:
-        vocab_size: of a fresh model, where its tokenizer was trained by the run itself.
+        vocab_size: vocabulary size of a new model whose tokenizer was trained by the run itself.
     Raises:
-        UserError: the source cannot be had, or a kept head does not fit ``head``.
+        UserError: the source is not available, or a kept head does not fit ``head``.
     """
     auto: Any = getattr(transformers, head.auto)
     if model.head == "keep" and model.source is not None:
@@ -45,23 +45,23 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None) -> PreT
 
 
 def _whole_network(model: ModelConfig, head: Head, auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
-    """An image network with all of its layers and a new head; its weights stay behind where ``layers`` is random."""
+    """Build an image network with all of its layers and a new head; ``layers=random`` copies no weights."""
     head.describe(config)
     if model.layers == "random":
         return auto.from_config(config, dtype=torch.float32)
     how: dict[str, Any] = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
     built: PreTrainedModel = load(auto.from_pretrained, str(model.source), **how)
     output = output_layer(built)
-    output.reset_parameters()  # of as many classes as before, they would stay those of another task
+    output.reset_parameters()  # with as many classes as the source, the weights would be those of another task
     return built
 
 
 def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -> None:
     """Copy embeddings, the chosen layers and the pooler (**reading**: it comes with the backbone, as in PKD's code).
 
-    Where a family's layers share their weights (ALBERT), there is nothing to choose: all come along. ModernBERT's first
-    layer has no norm of its own; a layer that becomes the first one leaves its norm behind. A pooler that the source
-    does not have (NomicBERT) is drawn anew.
+    If the layers of a family share their weights (ALBERT), all weights are copied. ModernBERT's first layer has no norm
+    before its attention, so a layer that becomes the first one loses this norm. A pooler that the source does not have
+    (NomicBERT) gets new weights.
     """
     chosen = chosen_layers(source.config.num_hidden_layers, target.config.num_hidden_layers, init)
     place = {layer - 1: number for number, layer in enumerate(chosen)}
@@ -84,9 +84,9 @@ def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -
 
 
 def _layers_prefix(backbone: PreTrainedModel) -> str | None:
-    """What the names of all its layers' weights begin with, before their number; None where layers share weights.
+    """Return the prefix of the layers' weight names, before the layer number; None if layers share their weights.
 
-    The outermost list of modules that is as long as the model is deep: lists within a layer come behind it.
+    It is the name of the first ``ModuleList`` with one module per layer; lists within a layer come after it.
     """
     depth = backbone.config.num_hidden_layers
     if getattr(backbone.config, "num_hidden_groups", None) is not None:
@@ -116,12 +116,12 @@ def _fine_tuned(model: ModelConfig, head: Head, auto: Any) -> PreTrainedModel:
 
 
 def output_layer(model: nn.Module) -> nn.Linear:
-    """The layer (C, H) that gives the logits of a model for sequence classification, by its name.
+    """Return the layer (C, H) that computes the logits of a sequence classification model, found by its name.
 
-    Its place among the modules says nothing: XLM-R and CamemBERT register their head before the encoder.
+    The order of the modules does not identify it: XLM-R and CamemBERT register their head before the encoder.
 
     Raises:
-        UserError: the family calls it otherwise.
+        UserError: the family uses another name for it.
     """
     for name in ("classifier.out_proj", "classifier.1", "classifier"):
         try:
@@ -135,5 +135,5 @@ def output_layer(model: nn.Module) -> nn.Linear:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Parameters, tied ones once."""
+    """Return the number of parameters; tied parameters count once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""What a model is made from."""
+"""Options for the source and the initial weights of a model."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,20 +11,23 @@ Init = Literal["first", "group_top", "alternate", "random", "embeddings_only"]
 
 
 class ModelConfig(Schema):
-    """Where a model comes from.
+    """Source and initial weights of a model.
 
     Args:
-        source: a hub id, one with its revision (``<id>@<revision>``), a folder, ``package:<module>/<folder>`` inside an
-            installed package, ``stage:<name>`` for what an earlier stage yields, or None for a fresh model of
-            ``architecture``.
-        tokenizer: as ``source``, or ``corpus`` for a vocabulary trained on the stage's corpus; the source's own by
-            default.
-        num_layers: keep that many layers; all by default. A model that copies none may have more than its source.
-        layers: which of the source's layers are copied (METHODS "Shared terms"): ``first`` (ALP-KD, PKD), ``group_top``
-            (internal representations), ``alternate`` (DistilBERT), ``random`` or ``embeddings_only``.
-        head: ``new``, or ``keep`` the one of a fine-tuned source, its outputs put in the task's order by name.
-        labels: names of a kept head's outputs, for heads that do not say (LABEL_0, ...).
-        architecture: configuration of a fresh model, with its ``model_type``.
+        source: a hub id, optionally with a revision (``<id>@<revision>``), or a folder. ``package:<module>/<folder>``
+            names a folder in an installed package, ``stage:<name>`` the model of an earlier stage. None makes a new
+            model of ``architecture``.
+        tokenizer: source of the tokenizer, in the same forms as ``source``, or ``corpus`` for a vocabulary trained on
+            the stage's corpus. None takes the tokenizer of ``source``.
+        num_layers: number of layers of the model; None keeps the number of the source or of ``architecture``. A model
+            that copies no layers may have more layers than its source.
+        layers: layers of the source to copy (METHODS "Shared terms"): ``first`` (ALP-KD, PKD), ``group_top`` (internal
+            representations) or ``alternate`` (DistilBERT). ``embeddings_only`` copies no layers but the embeddings;
+            ``random`` copies no weights.
+        head: ``new`` for a new head, or ``keep`` for the head of a fine-tuned source. The outputs of a kept head are
+            put in the task's order by name.
+        labels: names of a kept head's outputs, for a head whose configuration does not name them (LABEL_0, ...).
+        architecture: configuration of a new model, with its ``model_type``.
     """
 
     source: str | None = None
@@ -41,14 +44,14 @@ class ModelConfig(Schema):
 
     @property
     def copies_layers(self) -> bool:
-        """Whether it takes over layers of a source, of which it then cannot have more."""
+        """Whether the model copies layers of a source, so that it cannot have more layers than the source."""
         return self.source is not None and self.layers not in ("random", "embeddings_only")
 
 
 def chosen_layers(source_layers: int, num_layers: int, init: Init) -> list[int]:
-    """Numbers (from 1) of the source's layers that a student of ``num_layers`` copies; empty if it copies none.
+    """Return the numbers (from 1) of the source's layers that a student of ``num_layers`` copies; empty if none.
 
-    Where ``num_layers`` does not divide, the groups' bounds are rounded down.
+    If ``num_layers`` does not divide ``source_layers``, the bounds of the groups are rounded down.
     """
     n, m = source_layers, num_layers
     match init:

@@ -1,4 +1,4 @@
-"""The sizes of an encoder, and what its family can give."""
+"""Sizes of an encoder, and the features that its family can provide."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +11,17 @@ from distill_runner.models.features import FeatureRequest
 from distill_runner.models.images import depth_and_width, image_size, reads_images
 
 PACKED_FAMILIES = frozenset(PACKED)
-"""Model types whose layers are read part by part (``extract``); the others run padded."""
+"""Model types that ``extract`` runs packed, layer by layer; other types run padded."""
 _BEHIND_PADDING = frozenset({"mpnet"}) | {name for name, family in PACKED.items() if family.behind_padding}
 
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """The sizes of an encoder, as far as a method may have to know them.
+    """Sizes of an encoder, as far as a method may need them.
 
-    ``projection_width`` is that of its queries, keys and values where they are narrower than its states (MobileBERT).
-    An image network has ``num_channels``, and no heads, words or positions; ``image_size`` is (height, width) where it
-    reads no other.
+    ``projection_width`` is the width of queries, keys and values if they are narrower than the states (MobileBERT).
+    An image network has ``num_channels``, but no heads, vocabulary or positions. ``image_size`` is (height, width) if
+    the network accepts no other size.
     """
 
     num_layers: int
@@ -59,13 +59,13 @@ class EncoderShape:
         )
 
     def require(self, needs: FeatureRequest, side: str) -> None:
-        """See to it that a model of this shape gives what is asked for.
+        """Check that a model of this shape provides the features ``needs``.
 
         Args:
             side: ``teacher`` or ``student``, for the message.
         Raises:
-            UserError: it does not give its queries, keys and values; or anything but logits, if it is an image network;
-                or cannot leave lower layers as they are.
+            UserError: an image network needs to provide more than logits, or the family does not provide queries, keys
+                and values, or the family cannot keep lower layers unchanged in training.
         """
         if self.reads_images and needs != FeatureRequest(logits=needs.logits):
             problem = (
@@ -81,12 +81,12 @@ class EncoderShape:
 
 
 def _gives_projections(model_type: str) -> bool:
-    """Whether the family calls its attention by way of ``AttentionInterface``, where they can be recorded."""
+    """Return whether queries, keys and values can be read: in a packed family or through ``AttentionInterface``."""
     if model_type in PACKED_FAMILIES or model_type not in CONFIG_MAPPING:
         return model_type in PACKED_FAMILIES
     return bool(getattr(MODEL_MAPPING[CONFIG_MAPPING[model_type]], "_supports_attention_backend", False))
 
 
 def predicts_next_sentence(model: Any) -> bool:
-    """Whether the model has BERT's head for it."""
+    """Return whether the model has BERT's head for next sentence prediction."""
     return hasattr(getattr(model, "cls", None), "seq_relationship")

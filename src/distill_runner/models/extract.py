@@ -1,6 +1,7 @@
-"""FeatureRequest -> Features: what methods read of a model, computed once and no further than is asked for.
+"""FeatureRequest -> Features: the features that methods read from a model, computed once and no further than requested.
 
-Packed tokens are padding-free but for the attention. Families that cannot run so take ``padded``, pictures ``images``.
+Packed tokens have no padding except in the attention. Families that cannot run packed use ``padded``; image networks
+use ``images``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,17 +34,18 @@ PACKED: dict[str, Family] = {
     "modernbert": ModernBert(),
     "nomic_bert": NomicBert(),
 }
-"""By model type. The others run padded, through their own forward."""
+"""Packed families by model type. Other types run padded, through their own ``forward``."""
 
 SITES = 4
-"""Numbers of a layer's places for dropout; those below are the embeddings', those from ``HEAD`` on the head's."""
+"""Dropout sites per layer: layer k (from 1) has the sites from k * ``SITES`` on. The embeddings have site 0, and the
+head has the sites from ``HEAD`` on."""
 HEAD = 1
 
 Angles = tuple[Tensor, Tensor]
 
 
 def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
-    """Run ``model`` on ``batch`` as far as ``needs`` asks, padding-free where its family allows."""
+    """Run ``model`` on ``batch`` as far as ``needs`` asks, without padding if its family allows."""
     if isinstance(batch, PixelBatch):
         return extract_pixels(model, batch, needs)
     read = _extract_packed if model.config.model_type in PACKED else extract_padded
@@ -56,7 +58,7 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest)
     layers = family.layers(backbone)
     num_tokens, learning = len(batch.input_ids), torch.is_grad_enabled()
     if torch.is_autocast_enabled(batch.input_ids.device.type):
-        batch = batch.rounded()  # a CPU's kernels for low precision are compiled for each number of rows
+        batch = batch.rounded()  # CPU kernels for low precision are compiled for each number of rows
     noise = DropoutMasks.of(batch) if model.training else None
     reads_mean = needs.logits and batch.rows is None and family.reads_mean(model)
     has_head = needs.logits or needs.next_sentence
@@ -72,12 +74,12 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest)
     for number, layer in enumerate(layers[:deepest], start=1):
         wanted = [name for name in PROJECTIONS if (name, number) in needs.projections]
         turned = angles.get(layer.rotary or "")
-        if number == deepest > whole:  # nobody reads what this layer makes of its projections
+        if number == deepest > whole:  # only projections are requested of this layer, not its output
             read: Mapping[Projection, Tensor]
             read = {name: _project(layer, [name], layer.attended(h_TH), turned) for name in wanted}
             features.projections |= {(name, number): read[name][:num_tokens] for name in wanted}
             break
-        # Nobody reads the other tokens of the last layer, unless somebody asks for them or the head does.
+        # The deepest layer computes first tokens only, unless its states are requested or the head reads other tokens.
         only_cls = number == deepest and batch.rows is None and number not in needs.states and not reads_mean
         run = partial(_layer, layer, heads, number * SITES, batch.starts if only_cls else None, wanted, turned)
         with torch.set_grad_enabled(learning and number >= needs.first_trained):
@@ -106,15 +108,16 @@ def _backbone(model: Any) -> Any:
 
 
 def _means(h_TH: Tensor, batch: Batch) -> Tensor:
-    """(B, H), of each sequence."""
+    """Return the mean (B, H) of each sequence."""
     lengths = torch.diff(batch.starts, append=batch.starts.new_full((1,), len(h_TH)))
     of_token = torch.arange(batch.size, device=h_TH.device).repeat_interleave(lengths, output_size=len(h_TH))
     return h_TH.new_zeros(batch.size, h_TH.shape[1]).index_add(0, of_token, h_TH) / lengths[:, None]
 
 
 def _project(layer: Layer, names: Sequence[Projection], h_RH: Tensor, angles: Angles | None) -> Tensor:
-    """The named projections (R, names * H) side by side, in one matrix product; queries and keys of rotary
-    positions as they are multiplied with each other.
+    """Return the projections ``names`` side by side, (R, len(names) * H), from one matrix product.
+
+    Queries and keys with rotary positions are already rotated by ``angles``.
     """
     projected = linear(h_RH, *layer.weights(names))
     num_turned = len([name for name in names if name != "value"])
@@ -126,7 +129,7 @@ def _project(layer: Layer, names: Sequence[Projection], h_RH: Tensor, angles: An
 
 
 def _turn(x_RH: Tensor, cos_Rd: Tensor, sin_Rd: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021, Eq. 34), in float32 at least."""
+    """Apply rotary positions (Su et al. 2021, Eq. 34), in float32 at least."""
     size = cos_Rd.shape[1]
     x_RNd = x_RH.unflatten(1, (-1, size)).to(torch.promote_types(x_RH.dtype, torch.float32))
     one, other = x_RNd.chunk(2, -1)
@@ -143,9 +146,9 @@ def _layer(
     angles: Angles | None,
     h_TH: Tensor,
 ) -> tuple[Tensor, Mapping[Projection, Tensor]]:
-    """One layer over packed tokens, or over the first ones, and the projections that are read.
+    """Run one layer over all packed tokens, or over the first tokens at ``starts``; return its output and projections.
 
-    Its dropouts are at ``site`` and behind.
+    The projections include those in ``wanted``. The layer's dropouts use the sites from ``site`` on.
     """
     x_TH = layer.attended(h_TH)
     p = layer.attention_dropout if layer.module.training else 0.0
@@ -156,7 +159,7 @@ def _layer(
     else:
         h_QH = h_TH.index_select(0, starts)
         x_QH = h_QH if x_TH is h_TH else x_TH.index_select(0, starts)
-        q_BH = linear(x_QH, *layer.weights(["query"]))  # a first token's angles are 0
+        q_BH = linear(x_QH, *layer.weights(["query"]))  # no rotation, since a first token has position 0
         read = {name: _project(layer, [name], x_TH, angles) for name in wanted}
         if angles is None:
             context_QH = heads.attend_first(x_TH, q_BH, layer.weights(["key"]), layer.weights(["value"]), p, site)

@@ -1,4 +1,4 @@
-"""What methods read of a model (``FeatureRequest``), and what is read (``Features``)."""
+"""The features that methods request from a model (``FeatureRequest``), and their values (``Features``)."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 Projection = Literal["query", "key", "value"]
-"""What an attention layer makes of its input, after the bias and before the attention; all heads side by side."""
+"""A projection of an attention layer's input, after the bias and before the attention; all heads side by side."""
 PROJECTIONS = get_args(Projection)
 
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """What is read of a model: its logits, the [CLS] outputs of layers, projections in layers, outputs of all tokens.
+    """Features to read from a model: logits, [CLS] outputs of layers, projections in layers, outputs of all tokens.
 
-    Layers count from 1; the embeddings are no layer, but ``states`` of 0 are what the first layer reads. The last
-    layer's are what the encoder gives away, behind a final norm where it has one. Scores and probabilities of attention
-    follow from queries and keys (``attention_maps``). ``next_sentence`` is the second head of BERT's own pre-training,
-    beside the ``logits`` of its tokens. Layers below ``first_trained``, the embeddings with them, get no gradient; one
-    more than there are layers leaves the head alone.
+    Layers count from 1. The embeddings are no layer, but ``states`` of 0 are the input of the first layer. Outputs of
+    the last layer include the encoder's final norm, if it has one. Attention scores and probabilities follow from
+    queries and keys (``attention_maps``). ``next_sentence`` is the output of the second head of BERT's pre-training, in
+    addition to the ``logits`` of its tokens. If ``first_trained`` is above 0, the embeddings and the layers below it
+    get no gradient; a value above the number of layers trains the head only.
     """
 
     logits: bool = False
@@ -31,7 +31,7 @@ class FeatureRequest:
 
     @property
     def of_tokens(self) -> bool:
-        """Whether any of it is of every token."""
+        """Whether any requested feature has a row for every token."""
         return bool(self.projections or self.states)
 
     def __or__(self, other: "FeatureRequest") -> "FeatureRequest":
@@ -50,10 +50,10 @@ class FeatureRequest:
 
 @dataclass
 class Features:
-    """What was asked for: ``logits`` (B, C), ``cls`` by layer (B, H), ``projections`` and ``states`` (T, H), packed.
+    """Features of a batch: ``logits`` (B, C), ``cls`` (B, H) by layer, ``projections`` and ``states`` (T, H), packed.
 
-    Queries and keys of rotary positions are turned: their products are the scores that the layer itself computes.
-    ``next_sentence`` is (B, 2).
+    A token-wise head has one row of ``logits`` for each token that it reads. Queries and keys with rotary positions are
+    rotated, so their products are the scores that the layer itself computes. ``next_sentence`` is (B, 2).
     """
 
     logits: Tensor | None = None
@@ -68,10 +68,12 @@ class Features:
         tokens: Tensor | slice = slice(None),
         outputs: Tensor | slice | None = None,
     ) -> "Features":
-        """Some examples, their tokens and outputs, in the precision of losses: float32 at least.
+        """Return the features of some examples, tokens and outputs, in the precision of losses: float32 at least.
 
         Args:
-            outputs: of the head; those of ``rows`` by default.
+            rows: indices of the examples.
+            tokens: indices of the tokens.
+            outputs: indices of the head's outputs; ``rows`` by default.
         """
 
         def part(values: Tensor, chosen: Tensor | slice) -> Tensor:

@@ -1,4 +1,4 @@
-"""What sits on top of an encoder: which class of ``transformers`` has it, and what its outputs are called."""
+"""The head of a model: the class of ``transformers`` that has it, and the names of its outputs."""
 
 import re
 import shlex
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Head:
-    """A head that a task or a corpus asks for.
+    """A head that a task or a corpus requires.
 
     Attributes:
-        auto: the class of ``transformers`` that builds a model with it.
-        names: of its outputs, in the task's order; None where the outputs have no names.
-        ordered: a kept head of this kind has its outputs in this order, whatever they are called.
-        num_labels: how many numbers an output has; 0 for a language model, whose outputs are its vocabulary.
-        problem_type: as ``transformers`` calls it, for configurations that are saved.
-        task: that it belongs to, for messages; empty for a language model, which is kept as far as the source has it.
+        auto: name of the class of ``transformers`` that builds a model with this head.
+        names: names of the outputs, in the task's order; None if the outputs have no names.
+        num_labels: number of values in one output; 0 for a language model, whose outputs cover its vocabulary.
+        problem_type: ``problem_type`` of ``transformers``, for saved configurations.
+        task: name of the task, for messages. Empty for a language model, which may lack weights in the source.
+        ordered: whether the outputs of a kept head already have the task's order, whatever their names.
     """
 
     auto: str
@@ -33,14 +33,14 @@ class Head:
     ordered: bool = False
 
     def describe(self, config: "PreTrainedConfig") -> None:
-        """Put names and number of the outputs into a model's configuration."""
+        """Write names, number and ``problem_type`` of the outputs, if they have names, into a model's configuration."""
         if self.names is not None:
             config.id2label = dict(enumerate(self.names))
             config.label2id = {name: number for number, name in enumerate(self.names)}
             config.problem_type = self.problem_type
 
     def order(self, found: Mapping[int, str] | None) -> list[int] | None:
-        """The outputs of a head that is kept, in this head's order; None if they are taken as they are.
+        """Return the indices of a kept head's outputs in this head's order; None if the order stays unchanged.
 
         Raises:
             UserError: the kept head has other outputs.
@@ -52,19 +52,19 @@ class Head:
 
 LANGUAGE_MODEL = Head("AutoModelForMaskedLM")
 PRE_TRAINING = Head("AutoModelForPreTraining")
-"""BERT's two heads: masked tokens, and whether two segments follow each other."""
+"""BERT's two heads: masked language modelling and next sentence prediction."""
 
 
 def match_labels(found: Mapping[int, str] | None, names: Sequence[str] | None, task: str) -> list[int]:
-    """The permutation ``p`` with ``logits_of_task = logits_of_head[:, p]``.
+    """Return the permutation ``p`` with ``logits_of_task = logits_of_head[:, p]``.
 
     Args:
-        found: ``id2label`` of the teacher's head; None if it has none.
-        names: the classes of the task; None for a single score.
+        found: ``id2label`` of the teacher's head; None if the configuration has none.
+        names: names of the task's classes; None for a single score.
     Returns:
-        For each class of the task the output of the head that has its name; ``[0]`` for a score.
+        For each class of the task, the index of the head's output with the same name; ``[0]`` for a score.
     Raises:
-        UserError: the head has other classes, or nameless ones (``LABEL_0``).
+        UserError: the head has other classes, or classes without names (``LABEL_0``).
     """
     head = [found[i] for i in sorted(found)] if found else []
     needed = 1 if names is None else len(names)
@@ -83,5 +83,5 @@ def match_labels(found: Mapping[int, str] | None, names: Sequence[str] | None, t
 
 
 def normal(name: str) -> str:
-    """A class name without case; spaces, ``_`` and ``-`` are equal (but ``-1`` and ``1`` differ)."""
+    """Return a class name in lower case, with ``_`` and ``-`` replaced by spaces (``-1`` and ``1`` still differ)."""
     return re.sub(r"[\s_-]+", " ", name.strip()).casefold()

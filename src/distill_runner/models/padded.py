@@ -1,4 +1,4 @@
-"""Features through a model's own forward on padded input: the way for families that cannot run packed."""
+"""Read features through a model's own ``forward`` on padded input, for families that cannot run packed."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ RECORDING = "distill_runner_recording"
 
 
 def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
-    """Run ``model`` on ``batch``, padded; every layer is computed."""
+    """Run ``model`` on the padded ``batch``; every layer is computed."""
     input_ids, segments, mask = batch.padded()
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
     if getattr(model.config, "type_vocab_size", 0) > 1:
@@ -44,7 +44,7 @@ def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
 
 
 def _logits(output: Any) -> Tensor:
-    """(B, C), or (B, L, C) of a token-wise head; start and end of a span are two numbers of a token."""
+    """Return the logits (B, C), or (B, L, C) of a token-wise head; a head for spans has C = 2, start and end."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     logits: Tensor = output.logits
@@ -54,7 +54,7 @@ def _logits(output: Any) -> Tensor:
 def _recording_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """``sdpa``, which puts its inputs, each (B, heads, L, d), on the list ``tape`` that the caller gave the model."""
+    """Run ``sdpa`` and append its inputs, each (B, heads, L, d), to the list ``tape`` given to the model, if any."""
     if (tape := options.pop("tape", None)) is not None:
         tape.append((query, key, value))
     context, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -62,4 +62,4 @@ def _recording_attention(
 
 
 AttentionInterface.register(RECORDING, _recording_attention)
-AttentionMaskInterface.register(RECORDING, sdpa_mask)  # without it padding would silently be attended to
+AttentionMaskInterface.register(RECORDING, sdpa_mask)  # without this mask, tokens would silently attend to padding

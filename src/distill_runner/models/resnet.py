@@ -1,10 +1,10 @@
 """CIFAR's ResNet as a model of ``transformers``: any depth 6n + 2, both kinds of shortcut.
 
 He et al. 2015 (arXiv:1512.03385), section 4.2: a 3x3 stem of 16 channels, three groups of n blocks of two 3x3
-convolutions with 16, 32 and 64 channels, the mean over places, one linear layer. ``transformers`` has only the ResNets
-for ImageNet, whose stem shrinks an image four times.
+convolutions with 16, 32 and 64 channels, global average pooling, one linear layer. ``transformers`` has only the
+ResNets for ImageNet, whose stem divides the height and width of an image by four.
 
-Importing this module tells ``AutoConfig`` and ``AutoModelForImageClassification`` of it.
+Importing this module registers the network with ``AutoConfig`` and ``AutoModelForImageClassification``.
 """
 
 from typing import Any, ClassVar
@@ -24,11 +24,11 @@ class CifarResNetConfig(PreTrainedConfig):
     """Sizes of a ``CifarResNet``.
 
     Args:
-        depth: 6n + 2; counts the convolutions of the main path and the linear layer.
+        depth: 6n + 2, the number of convolutions on the main path plus the linear layer.
         widths: channels of the three groups.
-        num_channels: of an image.
-        shortcut: where a group begins, ``conv`` is a 1x1 convolution with its normalisation (option B of He et al.,
-            the code of TAKD), ``pad`` takes every second place and fills new channels with 0 (option A).
+        num_channels: channels of an image.
+        shortcut: shortcut at the start of a group. ``conv`` is a 1x1 convolution with normalisation (option B of He et
+            al., the code of TAKD); ``pad`` takes every second pixel and fills new channels with 0 (option A).
     """
 
     model_type = "cifar_resnet"
@@ -45,17 +45,17 @@ class CifarResNetConfig(PreTrainedConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Features that the linear layer reads."""
+        """Number of features that the linear layer reads."""
         return int(self.widths[-1])
 
     @property
     def blocks(self) -> int:
-        """Of a group, n."""
+        """Number n of blocks in a group."""
         return (self.depth - 2) // 6
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and the way around them: (B, in, H, W) -> (B, out, H / stride, W / stride), rounded up."""
+    """Two 3x3 convolutions and their shortcut: (B, in, H, W) -> (B, out, H / stride, W / stride), rounded up."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, shortcut: str) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 
 class CifarResNet(PreTrainedModel):
-    """The network with its linear head; ``pixel_values`` (B, channels, H, W) -> ``logits`` (B, classes)."""
+    """CIFAR's ResNet with a linear head: ``pixel_values`` (B, channels, H, W) -> ``logits`` (B, classes)."""
 
     config_class = CifarResNetConfig
     config: CifarResNetConfig
@@ -113,7 +113,10 @@ class CifarResNet(PreTrainedModel):
         return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal by fan-out for convolutions (He et al. 2015, as in TAKD's code), torch's own for the linear layer."""
+        """Initialise convolutions with a normal distribution by fan-out, and the linear layer as torch does.
+
+        The fan-out initialisation is that of He et al. 2015, as in TAKD's code.
+        """
         match module:
             case nn.Conv2d():
                 init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -130,10 +133,11 @@ class CifarResNet(PreTrainedModel):
 
 
 def check_sizes(config: CifarResNetConfig) -> None:
-    """See to it that there is such a network.
+    """Check that a network of these sizes exists.
 
     Raises:
-        UserError: a depth that is not 6n + 2, widths that fall, or an unknown shortcut.
+        UserError: ``depth`` is not 6n + 2, ``widths`` are not three numbers that do not fall, or ``shortcut`` is not
+            known.
     """
     depth, widths = config.depth, list(config.widths)
     if depth < 8 or (depth - 2) % 6:

@@ -1,6 +1,6 @@
-"""The families with rotary positions, ModernBERT and NomicBERT, as the packed path computes them.
+"""The packed path of the families with rotary positions, ModernBERT and NomicBERT.
 
-T tokens of H features in all, Q rows of them behind an attention; d features of a head.
+Shapes: a pack has T tokens of H features; Q is the number of rows after an attention; a head has d features.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from distill_runner.models.features import PROJECTIONS, Projection
 
 
 class ModernBertLayer(Layer):
-    """Pre-norm, with rotary positions and GeGLU; two of three layers attend locally."""
+    """Pre-norm layer with rotary positions and GeGLU; two of three layers attend locally."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
@@ -48,7 +48,7 @@ class ModernBertLayer(Layer):
 
 
 class NomicBertLayer(Layer):
-    """Post-norm, with rotary positions and SwiGLU."""
+    """Post-norm layer with rotary positions and SwiGLU."""
 
     rotary = "full_attention"
 

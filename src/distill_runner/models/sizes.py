@@ -1,4 +1,4 @@
-"""Whether a configuration describes a model that can be built here: asked before anything is built."""
+"""Check that a configuration describes a model that this machine can build, before anything is built."""
 
 import os
 from typing import Any
@@ -15,12 +15,12 @@ FLOAT32 = 4
 
 
 def check(config: PreTrainedConfig, key: str, value: Any) -> None:
-    """See to it that the fields of a configuration fit each other and this machine.
+    """Check that the fields of ``config`` are valid, fit each other, and fit into the memory of this machine.
 
     Args:
-        key, value: of the run's configuration, that the model comes from.
+        key, value: the option of the run that names the model, for the message.
     Raises:
-        UserError: they do not.
+        UserError: a field is not valid, or the fields do not fit.
     """
 
     def refuse(problem: str) -> UserError:
@@ -49,10 +49,10 @@ def check(config: PreTrainedConfig, key: str, value: Any) -> None:
 
 
 def _parameters(config: Any) -> int:
-    """Of an encoder of these sizes, about: embeddings, and the matrices of its layers."""
+    """Return the approximate number of parameters of an encoder: its embeddings and the matrices of its layers."""
     layers, width, _, inner, words = (getattr(config, name, 1) for name in COUNTS)
     positions = getattr(config, "max_position_embeddings", 1)
-    alike = min(layers, getattr(config, "num_hidden_groups", layers))  # ALBERT's layers share theirs
+    alike = min(layers, getattr(config, "num_hidden_groups", layers))  # ALBERT's layers share weights in groups
     width_inside = getattr(config, "true_hidden_size", width)
     embedded = (words + positions) * min(getattr(config, "embedding_size", width), width)
     return int(embedded + alike * (4 * width_inside**2 + 2 * width_inside * inner))

@@ -1,4 +1,4 @@
-"""The configuration of a model to build, with or without a source, and its sizes."""
+"""Configuration and sizes of a model to build, with or without a source."""
 
 from copy import deepcopy
 from functools import lru_cache
@@ -16,16 +16,16 @@ from distill_runner.models.sources import folder_of, load, trusts_code
 
 
 def fresh_architecture(model: ModelConfig) -> dict[str, Any]:
-    """The sizes of a model without a source, its ``num_layers`` among them."""
+    """Return the architecture of a model without a source, including its ``num_layers``."""
     depth = {"num_hidden_layers": model.num_layers} if model.num_layers else {}
     return {**(model.architecture or {"model_type": "bert"}), **depth}
 
 
 def read_config(model: ModelConfig) -> PreTrainedConfig:
-    """The configuration of the model to build, without its weights.
+    """Return the configuration of the model to build, without its weights.
 
     Raises:
-        UserError: the source cannot be had or has too few layers.
+        UserError: the source is not available, has too few layers, or has a configuration that is not valid.
     """
     if model.source is None:
         return _fresh_config(model)
@@ -39,7 +39,7 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
         if model.copies_layers and model.num_layers > config.num_hidden_layers:
             problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"
             raise UserError(".model.num_layers", model.num_layers, problem)
-        if kinds := getattr(config, "layer_types", None):  # ModernBERT's, local and global: layers keep theirs
+        if kinds := getattr(config, "layer_types", None):  # ModernBERT: a copied layer stays local or global
             of_layers = chosen_layers(len(kinds), model.num_layers, model.layers)
             of_layers = of_layers or [j % len(kinds) + 1 for j in range(model.num_layers)]
             config.layer_types = [kinds[number - 1] for number in of_layers]
@@ -49,7 +49,10 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
 
 
 def _config_of(source: str) -> PreTrainedConfig:
-    """A source's configuration, checked: read once as long as its file is the same, for a grid asks for each point."""
+    """Return the checked configuration of ``source``, read again only if its file has changed.
+
+    Each point of a sweep asks for it.
+    """
     file = folder_of(source) / "config.json"
     changed = file.stat().st_mtime_ns if file.is_file() else 0
     return deepcopy(_read_once(source, str(file), changed))
@@ -78,7 +81,11 @@ def _fresh_config(model: ModelConfig) -> PreTrainedConfig:
 
 
 def read_shape(model: ModelConfig) -> EncoderShape:
-    """The sizes of the model to build, for planning."""
+    """Return the sizes of the model to build, for planning.
+
+    Raises:
+        UserError: for the reasons of ``read_config``, or the model is no encoder of texts or images.
+    """
     config = read_config(model)
     if not reads_images(config) and not trusts_code() and config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         problem = f"a {config.model_type} reads texts from left to right, or none"

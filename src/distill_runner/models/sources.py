@@ -1,4 +1,4 @@
-"""Where models come from: folders, packages and hub ids, and what is read of them without their weights."""
+"""Sources of models (folders, packages and hub ids), and their files and tokenizers."""
 
 import hashlib
 import importlib.util
@@ -27,9 +27,9 @@ SMALL = (
     "merges.txt",
     "*.model",
 )
-"""Files of a model beside its weights."""
+"""Name patterns of a model's files other than its weights."""
 WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin*",))
-"""Its weights, the better kind first."""
+"""Name patterns of a model's weights, the preferred format first."""
 DETERMINING = (
     "config.json",
     "*.safetensors",
@@ -39,20 +39,20 @@ DETERMINING = (
     "merges.txt",
     "*.model",
 )
-"""Files of a folder that its fingerprint is made of."""
+"""Name patterns of the files that determine a folder's fingerprint."""
 CODE = ("*.py",)
 TRUST = "DISTILL_TRUST_REMOTE_CODE"
-"""Environment variable: 1 runs the code that models bring along."""
+"""Environment variable; 1 allows the program to run the code that a model includes."""
 HUB = "Give a folder in Hugging Face layout, or check the hub id and the network (HF_HUB_OFFLINE, HF_HOME)."
 
 
 def resolved_source(source: str) -> str:
-    """The folder of an installed package or an existing folder, absolute; anything else is taken for a hub id.
+    """Return the absolute path of a folder, or of a folder in an installed package; any other source is a hub id.
 
-    A hub id may name a revision, ``<id>@<revision>``; the newest one by default.
+    A hub id is returned unchanged. It may name a revision, ``<id>@<revision>``; the newest one by default.
 
     Raises:
-        UserError: the package is not installed, or the folder does not exist.
+        UserError: ``source`` is empty, the package is not installed, or the folder does not exist.
     """
     if not source.strip():
         raise UserError(".model.source", source, "names no model", FOLDER)
@@ -63,7 +63,7 @@ def resolved_source(source: str) -> str:
         if folder.is_dir():
             return str(folder.resolve())
         exists = folder.exists()
-    except OSError as error:  # a name that no file system takes
+    except OSError as error:  # the name is not valid for a file system, for example too long
         raise UserError(
             ".model.source", f"{source[:60]}...", f"is no name of a folder: {error.strerror}", FOLDER
         ) from error
@@ -84,15 +84,15 @@ def _in_package(source: str) -> Path:
 
 
 def is_on_hub(source: str) -> bool:
-    """Whether a source is no folder here."""
+    """Return whether ``source`` is a hub id instead of a folder on this machine."""
     return not Path(resolved_source(source)).is_dir()
 
 
 def commit(source: str) -> hub.Commit:
-    """The commit of a source on the hub that this run reads.
+    """Return the commit on the hub that this run reads for ``source``.
 
     Raises:
-        UserError: there is none.
+        UserError: the repository or revision does not exist, or the hub cannot be reached.
     """
     name, _, revision = source.partition("@")
     with _told(source):
@@ -108,10 +108,12 @@ def _told(source: str) -> Iterator[None]:
 
 
 def folder_of(source: str, weights: bool = False) -> Path:
-    """The folder of a source's files, fetched from the hub if need be: configuration and tokenizer, or all of a model.
+    """Return the folder with the files of ``source``, downloaded from the hub if needed.
 
+    Args:
+        weights: download the weights as well, not only configuration and tokenizer.
     Raises:
-        UserError: they cannot be had.
+        UserError: the files are not available.
     """
     place = Path(resolved_source(source))
     if place.is_dir():
@@ -129,12 +131,12 @@ def folder_of(source: str, weights: bool = False) -> Path:
 
 
 def trusts_code() -> bool:
-    """Whether code that a model brings along is run."""
+    """Return whether the program may run code that a model includes."""
     return os.environ.get(TRUST) == "1"
 
 
 def source_fingerprint(source: str) -> str:
-    """What determines a source's weights, wherever it lies: content of a folder, the commit on the hub."""
+    """Return a hash of the files of a folder, or the commit of a hub id; it determines the weights of ``source``."""
     place = Path(resolved_source(source))
     if not place.is_dir():
         return f"hub:{commit(source).sha}" + ("+code" if trusts_code() else "")
@@ -151,7 +153,14 @@ def _file_hash(file: Path, _changed: int) -> str:
 
 
 def load(from_pretrained: Any, source: str, weights: bool = True, **options: Any) -> Any:
-    """Call a ``from_pretrained`` on the source's folder, its many errors turned into one that says what to do."""
+    """Call ``from_pretrained`` on the folder of ``source``.
+
+    Args:
+        weights: whether the call reads weights, which are downloaded if needed.
+        options: further arguments of ``from_pretrained``.
+    Raises:
+        UserError: the source is not available or cannot be loaded; the message names a remedy.
+    """
     place, on_hub = folder_of(source, weights), is_on_hub(source)
     if not any((place / name).is_file() for name in ("config.json", "tokenizer_config.json")):
         raise UserError(".model.source", source, "cannot be loaded: the folder holds no config.json", FOLDER)
@@ -176,22 +185,22 @@ def _problem(error: Exception, source: str, place: str) -> str:
 
 
 def read_tokenizer(source: str) -> Any:
-    """The tokenizer of a source (fast where there is one).
+    """Return the tokenizer of ``source``, the fast version if there is one.
 
     Raises:
-        UserError: it cannot be had, or knows no words.
+        UserError: the tokenizer is not available, or has only special tokens.
     """
     tokenizer = load(AutoTokenizer.from_pretrained, source, weights=False)
-    if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes an empty one where there is none
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # without files, transformers makes an empty tokenizer
         raise UserError(".model.source", source, "has no tokenizer", "Save it too: tokenizer.save_pretrained(folder).")
     return tokenizer
 
 
 def require_weights(source: str) -> None:
-    """See to it that a source's weights are here and whole, without reading them.
+    """Check that the weights of ``source`` are present and complete, without reading them; download them if needed.
 
     Raises:
-        UserError: they are absent or cut short.
+        UserError: the weights are missing or truncated.
     """
     folder = folder_of(source, weights=True)
     files = list(folder.glob("*.safetensors"))

@@ -1,8 +1,8 @@
-"""The rows of an embedding that occur in a task's texts, trained without the others, which merely decay.
+"""Train only those embedding rows whose tokens occur in a task's texts; the other rows merely decay.
 
-A vocabulary of 30,000 words is most of a small student, and most of it is in no text of the task. Without gradient an
-AdamW step does nothing to a row but scale it by 1 - lr * weight_decay, all steps at once in the end. (Exact but for
-steps that fp16's loss scaling skips, which decay nothing.)
+A vocabulary of 30,000 tokens is most of a small student, and most of these tokens occur in no text of the task. Without
+a gradient, an AdamW step only scales a row by 1 - lr * weight_decay, so all steps are applied at once at the end. This
+is exact, except that steps skipped by fp16's loss scaling are applied here, although they should not decay anything.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 
 class UsedRows(nn.Module):
-    """In the place of an embedding (V, E): its rows of the token ids ``used`` (U,), sorted; the others stand by."""
+    """Replacement for an embedding (V, E) that trains only the rows of token ids ``used`` (U,); others stay fixed."""
 
     place: Tensor
     others: Tensor
@@ -27,7 +27,7 @@ class UsedRows(nn.Module):
         self.padding_idx = embedding.padding_idx
         self.weight = nn.Parameter(weight[self.is_used])
         self.register_buffer("others", weight[~self.is_used])
-        # Any other token id has its place behind the last row, where looking it up fails.
+        # An unused token id points after the last row, so that looking it up fails.
         place = (self.is_used.cumsum(0) - 1).masked_fill_(~self.is_used, len(self.weight))
         self.register_buffer("place", place, persistent=False)
         has_padding = self.padding_idx is not None and bool(self.is_used[self.padding_idx])
@@ -37,16 +37,17 @@ class UsedRows(nn.Module):
         return nn.functional.embedding(self.place[input_ids], self.weight, self.place_of_padding)
 
     def put_together(self, decay: float) -> nn.Embedding:
-        """The whole embedding as training has left it, the other rows scaled by ``decay``."""
+        """Return the whole embedding after training, with the unused rows scaled by ``decay``."""
         weight = self.weight.new_empty(len(self.is_used), self.weight.shape[1])
         weight[self.is_used], weight[~self.is_used] = self.weight.detach(), self.others * decay
         return nn.Embedding.from_pretrained(weight, freeze=False, padding_idx=self.padding_idx)
 
 
 def train_used_rows(model: PreTrainedModel, used: Tensor) -> UsedRows | None:
-    """From now on ``model`` knows the token ids ``used`` and no others; returns what now stands for its embedding.
+    """Replace the embedding of ``model`` by one that knows only the token ids ``used``, and return the replacement.
 
-    A model whose word embedding is also its output layer reads all of its rows, and stays as it is.
+    Return None, and leave the model unchanged, if all tokens are used. Do the same for a model with an output layer
+    over its vocabulary, which needs all rows.
     """
     embedding: Any = model.get_input_embeddings()
     if model.get_output_embeddings() is not None or len(used) >= embedding.num_embeddings:
@@ -58,8 +59,8 @@ def train_used_rows(model: PreTrainedModel, used: Tensor) -> UsedRows | None:
 
 @contextmanager
 def whole(model: PreTrainedModel, decay: float) -> Iterator[PreTrainedModel]:
-    """The model with its whole vocabulary, for saving it."""
-    if not any(isinstance(module, UsedRows) for module in model.modules()):  # image networks know no words at all
+    """Give ``model`` its whole vocabulary within this context, for saving."""
+    if not any(isinstance(module, UsedRows) for module in model.modules()):  # image networks have no embedding at all
         yield model
         return
     embedding: Any = model.get_input_embeddings()

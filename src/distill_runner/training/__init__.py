@@ -1,1 +1,1 @@
-"""Training: the one loop, the teacher's targets, devices and processes."""
+"""Training: the only training loop, the teacher's targets, devices and processes."""

@@ -1,4 +1,4 @@
-"""The next update is made ready while the device computes this one."""
+"""Prepare the next update in a thread while the device computes the current update."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +9,12 @@ _END = object()
 
 
 def ahead(items: Iterator[Item], start: Callable[[], None] = lambda: None) -> Iterator[Item]:
-    """The same items in the same order, each made in a thread while the one before it is used.
+    """Yield ``items`` in order; a thread makes each item while the caller uses the previous item.
 
-    Whatever making one raises is raised when its turn comes. The thread ends with the iterator.
+    An exception from making an item is raised when the caller asks for that item. The thread ends with the iterator.
 
     Args:
-        start: called once in the thread, before the first.
+        start: function called once in the thread, before the first item is made.
     """
     with ThreadPoolExecutor(1, "ahead", start) as thread:
         coming = thread.submit(next, items, _END)

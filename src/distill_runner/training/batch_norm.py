@@ -1,7 +1,7 @@
-"""Batch normalisation over the whole of an update that several processes share.
+"""Batch normalisation with statistics over the examples of all processes.
 
-Each process sees a part of the examples; with its own statistics it would train another model than one process does.
-``torch.nn.SyncBatchNorm`` does this on GPUs alone; here it is plain all-reduces, which works on CPUs as well.
+Each process sees only a part of the examples. Statistics of that part alone would train a different model than a
+single process does. ``torch.nn.SyncBatchNorm`` works on GPUs only; the plain all-reduces here work on CPUs as well.
 """
 
 from typing import Any
@@ -15,7 +15,10 @@ from distill_runner.training.processes import ProcessGroup
 
 
 class AddedUp(Function):
-    """The sum over all processes, and of its gradient too: what one process makes of it, all are to blame for."""
+    """Sum a tensor over all processes, and sum its gradient over all processes as well.
+
+    The sum enters the loss of every process, so each process contributes to the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -30,10 +33,10 @@ class AddedUp(Function):
 
 
 class SharedBatchNorm2d(nn.BatchNorm2d):
-    """``BatchNorm2d`` whose mean and variance are those of the examples of all processes, gradients included.
+    """``BatchNorm2d`` with mean and variance over the examples of all processes, gradients included.
 
-    Two passes, as the variance by way of E[x²] would lose digits. Where an update has fewer examples than there are
-    processes, one that stands in with another's example counts it once more.
+    The variance is computed in a second pass, because E[x²] - E[x]² would lose digits. If an update has fewer examples
+    than processes, an idle process repeats the example of another process, which then counts once more.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +54,7 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the averages that evaluation uses."""
+        """Update the running mean and variance used in evaluation."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -62,7 +65,7 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
 
 
 def share_statistics(model: nn.Module, group: ProcessGroup) -> None:
-    """Make the batch normalisations of a model count over all processes of a group; names of weights stay."""
+    """Let every ``BatchNorm2d`` of ``model`` use statistics over all processes; weights keep their names."""
     if group.size == 1:
         return
     assert dist.is_initialized()

@@ -1,4 +1,4 @@
-"""What training leaves behind so that it can go on: its history, its whole state, and a stop between two steps."""
+"""Checkpoints of a training, its history, and its stop between two steps on Ctrl-C or SIGTERM."""
 
 import math
 import signal
@@ -16,11 +16,11 @@ from distill_runner.common.seeds import random_state, restore_random_state
 
 @dataclass
 class History:
-    """What training has come to.
+    """Progress and metrics of a training.
 
-    ``epoch`` and ``step`` count what is done, ``position`` the steps done in the current epoch; ``epochs`` has the
-    metrics after each epoch, and ``best`` is the number (from 1) of the one whose model was kept. ``decay`` is what
-    weight decay has left of an embedding's rows that no step has touched.
+    ``epoch`` and ``step`` count finished epochs and steps; ``position`` counts the finished steps of the current epoch.
+    ``epochs`` holds the metrics after each epoch. ``best`` is the number (from 1) of the epoch whose model was kept.
+    ``decay`` is the factor that weight decay has applied so far to embedding rows that no step has touched.
     """
 
     epoch: int = 0
@@ -35,19 +35,19 @@ class History:
 
     @property
     def examples_per_second(self) -> float:
-        """Of training alone, evaluation and checkpoints left out."""
+        """Training speed, without the time for evaluation and checkpoints."""
         return self.examples / self.seconds if self.seconds else 0.0
 
 
 def save(file: Path, history: History, parts: dict[str, Any]) -> None:
-    """Replace ``file`` in one step by the states of ``parts``, the history and the random numbers."""
+    """Replace ``file`` atomically by the states of ``parts``, the history and the state of the random generators."""
     state = {name: part.state_dict() for name, part in parts.items()}
     torch.save(state | {"history": asdict(history), "random": random_state()}, file.with_suffix(".tmp"))
     file.with_suffix(".tmp").replace(file)
 
 
 def resume(file: Path, parts: dict[str, Any], device: torch.device) -> History:
-    """Put ``parts`` and the random numbers back to where ``save`` found them; a new history if there is no file."""
+    """Restore ``parts`` and the random generators from ``file``; return its history, or a new one without a file."""
     if not file.exists():
         return History()
     state = torch.load(file, map_location=device, weights_only=True)
@@ -58,7 +58,7 @@ def resume(file: Path, parts: dict[str, Any], device: torch.device) -> History:
 
 
 def _on_cpu(value: Any) -> Any:
-    """Random states live on the CPU, wherever the rest of a checkpoint is loaded to."""
+    """Move the tensors of a random state to the CPU, where torch expects them even for GPUs."""
     if isinstance(value, list):
         return [_on_cpu(item) for item in value]
     return value.cpu() if isinstance(value, Tensor) else value
@@ -66,7 +66,7 @@ def _on_cpu(value: Any) -> Any:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM, so that training stops between two steps; a second one stops at once."""
+    """Collect SIGINT and SIGTERM in a list, so that training stops between two steps; a second signal stops at once."""
     received: list[int] = []
 
     def receive(number: int, _frame: Any) -> None:
@@ -76,7 +76,7 @@ def interrupts() -> Iterator[list[int]]:
 
     try:
         before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever owns it handles signals
+    except ValueError:  # outside the main thread, handlers cannot be set; the program that owns it handles signals
         before = {}
     try:
         yield received

@@ -1,4 +1,4 @@
-"""How a stage is trained, and where it is computed."""
+"""Options for training a stage, and for the hardware it runs on."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,32 +7,38 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field
 from distill_runner.common.schema import Schema
 
 MANY = 10**6
-"""More examples at once, or epochs, than anyone means."""
+"""Upper limit for batch size, accumulation and epochs; a larger value must be a mistake."""
 USUAL = {"bucketing": False, "decay": "matrices", "patience": None}
-"""What goes without saying in keys and results."""
+"""Values that keys and results leave out."""
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 
 class Optim(Schema):
-    """How weights are updated.
+    """Optimiser, batches and learning rate schedule of a training.
 
     Args:
-        batch_size: examples of one update, over all ``accumulation`` passes that it is made of.
-        bucketing: make batches of examples of similar lengths: less padding, and other batches than the papers'.
-        epochs: 0 evaluates the model as it is; None leaves the end to ``max_steps``.
-        max_steps: ends training earlier; the schedule then spans these steps.
-        schedule: of the learning rate behind its warm-up: ``linear`` and ``cosine`` fall to 0, ``steps`` multiplies by
-            ``drop`` at each of ``milestones``, shares of all steps.
-        warmup: share of the steps in which the learning rate rises from 0.
-        weight_decay: AdamW takes it off the weights; SGD and Adam add it to the gradient (L2), as ``torch`` does.
-        decay: what is decayed: ``matrices`` leaves out biases and normalisation, as in BERT's recipe; ``all`` does not,
-            as in the recipes for CIFAR (He et al. 2015).
-        momentum, nesterov: of ``sgd``; torch's form, in which the learning rate multiplies the whole average.
-        clip: largest norm of the gradient, which is then logged as ``gradient_norm``; None for no limit.
-        patience: stop after so many epochs without a better score, which ``select=best`` keeps; None trains on. The
-            schedule of the learning rate is that of all epochs, as with the ``Trainer`` of ``transformers``.
+        batch_size: number of examples in one update, over all of its ``accumulation`` passes.
+        bucketing: put examples of similar lengths into one batch. This saves padding, but the batches differ from those
+            of the papers.
+        epochs: number of passes over the training examples. 0 evaluates the model without training it; None trains for
+            ``max_steps``.
+        max_steps: maximum number of steps; None for no maximum. If it ends training before ``epochs``, the learning
+            rate schedule spans only these steps.
+        schedule: learning rate after the warm-up. ``constant`` keeps it, ``linear`` and ``cosine`` decrease it to 0,
+            and ``steps`` multiplies it by ``drop`` at each of ``milestones``. Milestones are shares of all steps.
+        warmup: share of the steps over which the learning rate rises from 0.
+        weight_decay: strength of weight decay. AdamW shrinks the weights directly; SGD and Adam add an L2 term to the
+            gradient, as ``torch`` does.
+        decay: parameters that weight decay applies to. ``matrices`` leaves out biases and normalisation, as in BERT's
+            recipe; ``all`` includes them, as in the recipes for CIFAR (He et al. 2015).
+        momentum, nesterov: momentum of ``sgd``, and whether it is Nesterov's. As in torch, the learning rate multiplies
+            the whole running average.
+        clip: maximum norm of the gradient; None for no limit. With a limit, the norm before clipping is logged as
+            ``gradient_norm``, except in fp16.
+        patience: stop after this many epochs without a better score; None never stops early. It needs ``select=best``.
+            The learning rate schedule still spans all epochs, as with the ``Trainer`` of ``transformers``.
     """
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
@@ -64,7 +70,7 @@ class Optim(Schema):
 
     @model_serializer(mode="wrap")
     def _without_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """In keys and in results: batches drawn from all examples go without saying, and so does what is not read."""
+        """Leave out of keys and results the ``USUAL`` values, and options that optimiser and schedule do not read."""
         unread = {"milestones", "drop"} if self.schedule != "steps" else set[str]()
         unread |= {"betas", "eps"} if self.name == "sgd" else {"momentum", "nesterov"}
         unread |= {key for key, usual in USUAL.items() if getattr(self, key) == usual}
@@ -86,31 +92,37 @@ class Optim(Schema):
 
     @property
     def decay_is_decoupled(self) -> bool:
-        """Whether weights without gradient are scaled and nothing else."""
+        """Whether a step at most scales the weights that have no gradient."""
         return self.name == "adamw" or not self.weight_decay
 
     def num_steps(self, per_epoch: int) -> int:
-        """EpochsPerStep in all, with ``per_epoch`` of them in an epoch."""
+        """Return the number of steps in all epochs, where one epoch has ``per_epoch`` steps."""
         bounds = (self.max_steps, None if self.epochs is None else self.epochs * per_epoch)
         return min(bound for bound in bounds if bound is not None)
 
 
 class Runtime(Schema):
-    """What does not change the result, apart from ``precision``.
+    """Hardware, checkpoints and logging of a run. Apart from ``precision``, these options do not change the result.
 
     Args:
-        num_processes: that share each update, on the CPU or with a GPU each.
-        workers_per_gpu: runs that share a GPU under ``device: auto``; one more waits. They take the emptiest GPU first.
-            One small model alone leaves most of a GPU idle, as the host cannot start kernels fast enough.
-        targets: read the teacher from a cache or run it live; ``auto`` goes by size and free disk.
-        targets_only: cache the outputs of teachers that are in the store, for the stages that read them, and stop.
-        threads: of torch on the CPU; torch's own choice by default.
-        gradient_checkpointing: compute each layer of a model in training again in the backward pass instead of keeping
-            what it needs: less memory, more time, the same numbers.
-        checkpoint_minutes: how often an epoch in progress is saved, beside the save at each epoch's end.
-        pause_after: epochs after which the stage that is asked for stops; the same command without it goes on.
-        checkpoint_steps: save after so many steps as well.
-        log_every: steps between two lines of metrics.
+        num_processes: number of processes that share each update, all on the CPU or each with a separate GPU.
+        workers_per_gpu: number of runs that may share a GPU under ``device: auto``; further runs wait. Runs take the
+            emptiest GPU first. One small model alone leaves most of a GPU idle, because the host cannot start kernels
+            fast enough.
+        targets: read the teacher's outputs from a cache (``cached``) or run the teacher during training (``live``).
+            ``auto`` decides by the size of the cache and the free disk space.
+        targets_only: cache the outputs of teachers that are already in the store, for the stages that read them, and
+            stop without training.
+        threads: number of CPU threads of torch in each process. None takes torch's default, divided by
+            ``num_processes``.
+        gradient_checkpointing: recompute each layer of the trained model in the backward pass instead of keeping its
+            activations: less memory, more time, the same numbers.
+        checkpoint_minutes: minutes between two checkpoints within an epoch. The end of each epoch writes one as well.
+        pause_after: number of epochs after which the requested stage stops; the same command without this option
+            resumes it.
+        checkpoint_steps: number of steps between two checkpoints, in addition to ``checkpoint_minutes``; None for no
+            checkpoints by steps.
+        log_every: number of steps between two lines of metrics.
     """
 
     device: str = "auto"

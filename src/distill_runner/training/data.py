@@ -1,4 +1,4 @@
-"""What a stage trains on and is judged by, the updates of an epoch, and the examples of a task."""
+"""Training and evaluation data of a stage, the updates of an epoch, and the examples of a task."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,23 +21,24 @@ from distill_runner.training.evaluate import predict
 from distill_runner.training.processes import ALONE, ProcessGroup
 
 Evaluation = tuple[dict[str, float], dict[str, np.ndarray]]
-"""Metrics by name, the first of which selects, higher being better (none: the last epoch); predictions by split."""
+"""Metrics by name, and predictions by split. The first metric selects the epoch to keep, and higher is better; without
+metrics, the last epoch is kept."""
 
 
 class Data(Protocol):
-    """The training examples of a stage in batches, and its evaluation."""
+    """Training examples of a stage in batches, and its evaluation."""
 
     @property
     def num_evaluated(self) -> int:
-        """Examples of one evaluation."""
+        """Number of examples in one evaluation."""
 
     @property
     def token_ids(self) -> np.ndarray | None:
-        """The token ids (U,), sorted, that occur in any batch; None if any may."""
+        """Sorted ids (U,) of the tokens that occur in any batch; None if any token may occur."""
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each example."""
+        """Number of tokens of each example, (N,)."""
 
     def __len__(self) -> int: ...
 
@@ -46,14 +47,15 @@ class Data(Protocol):
     def evaluate(self, model: PreTrainedModel) -> Evaluation: ...
 
     def judge(self, kept: Callable[[], PreTrainedModel]) -> Evaluation:
-        """What is looked at once, of the model that is kept; nothing where each evaluation has it all."""
+        """Evaluate the kept model once, after training; the result is empty if ``evaluate`` covers all splits."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """One process's batches of an update of ``num_examples``; ``shares`` are their weights, 1 over all processes.
+    """The batches of one update that one process computes.
 
-    ``noise`` is the seed of its dropout, in all processes.
+    ``num_examples`` counts the examples of the whole update, over all processes. ``shares`` holds the weight of each
+    batch; the weights of all processes sum to 1. ``noise`` is the update's dropout seed, equal in all processes.
     """
 
     num_examples: int
@@ -65,11 +67,11 @@ class Update:
 def steps(
     data: Data, optim: Optim, seed: int, epoch: int, first: int = 0, group: ProcessGroup = ALONE
 ) -> Iterator[Update]:
-    """The updates of one epoch from the ``first`` on, counted from 0; processes share their batches out.
+    """Yield the updates of one epoch, from number ``first`` (counted from 0); processes divide each update's batches.
 
-    Each is in ``optim.accumulation`` batches, fewer at the epoch's end; in more where they do not divide evenly, so
-    that each process has as many. One that is left without an example stands in with another's at no weight: all have
-    then gradients of the same parameters.
+    An update has ``optim.accumulation`` batches, rounded up to a multiple of the number of processes. An update with
+    fewer examples than that, at the end of an epoch, has one batch per example. A process without an example computes a
+    batch of another process at weight 0, so that all processes have gradients of the same parameters.
     """
     batch_size = optim.batch_size
     if optim.bucketing:
@@ -87,10 +89,10 @@ def steps(
 
 
 def weighed(update: Update, group: ProcessGroup = ALONE) -> list[Batch]:
-    """The batches of an update with its dropout, and with what their means weigh in the update's.
+    """Return the batches of ``update`` with its dropout seed and with their weights in the means over the update.
 
-    Examples differ in how many masked tokens they have: the mean over those of the update is not that of the batches'
-    means by examples. All processes of the group call this together, to add up what each has.
+    Each unit (example, output, token) has separate weights, because examples differ in their number of masked tokens.
+    All processes of ``group`` must call this function together, since it sums their counts.
     """
     shares_N1 = torch.tensor(update.shares, dtype=torch.float64)[:, None]
     counts_N2 = torch.tensor([[batch.num_outputs, batch.num_tokens] for batch in update.batches]) * (shares_N1 > 0)
@@ -104,24 +106,24 @@ def weighed(update: Update, group: ProcessGroup = ALONE) -> list[Batch]:
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of examples in one epoch: a function of its arguments alone, so that a resumed run can rebuild it."""
+    """Return the order of the examples in one epoch; it depends only on the arguments, so a resumed run rebuilds it."""
     return np.random.default_rng([seed, epoch]).permutation(size)
 
 
 def bucketed_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """An order whose batches have examples of similar lengths, as the ``Trainer`` of ``transformers`` groups them."""
+    """Return an order with similar lengths within each batch, grouped as by the ``Trainer`` of ``transformers``."""
     generator = torch.Generator().manual_seed(int(np.random.default_rng([seed, epoch]).integers(2**63)))
     return np.array(get_length_grouped_indices(lengths.tolist(), batch_size, generator=generator))
 
 
 class TaskData:
-    """A task's training split, or a share of it, and what selects and judges.
+    """Training split of a task, or a share of it, and the splits for evaluation.
 
     Args:
-        validation: the splits that a model is judged by; the first one selects as well, unless there is
-        selecting: a part of training data that selects instead, and is never trained on. The others are then looked at
-            once, when training is through.
-        seed: of what differs between epochs, beside the order of the examples.
+        validation: splits to evaluate a model on. They also select the epoch to keep, unless ``selecting`` is given.
+        selecting: held-out set of training examples that selects the epoch to keep, and is never trained on. The
+            ``validation`` splits are then evaluated only once, after training.
+        seed: seed of everything that differs between epochs, such as image augmentation, except the order of examples.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class TaskData:
     ) -> None:
         self.task, self.train, self.validation, self.device = task, train, validation, device
         self.selecting, self.seed = selecting, seed
-        # Numbers in the whole split, so that a teacher's targets serve every share.
+        # Indices into the whole split, so that one cache of teacher targets serves every share.
         order = np.random.default_rng(0).permutation(len(train))
         if selecting is not None and selecting.split is train:
             order = order[~np.isin(order, selecting.chosen)]
@@ -166,10 +168,14 @@ class TaskData:
         return self.train.training_batch(self.chosen[index], self.seed, epoch, self.device.length_multiple)
 
     def evaluate(self, model: PreTrainedModel) -> Evaluation:
-        """Scores in 0..1; those of further splits are named ``<split>/<metric>`` (MNLI's mismatched, held-out ones)."""
+        """Return scores, which are not percentages, and predictions by split.
+
+        Scores of splits that do not select are named ``<split>/<metric>``, such as MNLI's mismatched. Scores of the
+        held-out set are also named so, and come without predictions.
+        """
         if self.selecting is None:
             return self._of_validation(model)
-        part = cast(Split, self.selecting)  # all of one that an evaluation reads
+        part = cast(Split, self.selecting)  # it has every attribute of a Split that evaluation reads
         outputs = predict(model, part, self.device)
         scores = self.task.score(outputs, part)
         return {f"{HELD_OUT}/{metric}": value for metric, value in scores.items()}, {}

@@ -1,4 +1,4 @@
-"""Where and in which precision tensors are computed."""
+"""The device and precision of computations, and copies of batches to the device."""
 
 import ctypes
 import logging
@@ -22,10 +22,10 @@ from distill_runner.training.gpus import claim_several_visible, claim_visible
 log = logging.getLogger(__name__)
 
 _ALIGNED = 16
-"""Bytes at whose multiples each tensor of a block begins: of any type, and as kernels like it."""
+"""Alignment in bytes of each tensor in a block: valid for every dtype, and fast in kernels."""
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-"""Of glibc's malloc.h."""
+"""Constants from glibc's malloc.h."""
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -33,7 +33,7 @@ _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Device:
     """A torch device and the precision of matrix products on it; weights and losses stay float32.
 
-    ``tf32`` are float32 products of rounded factors, on GPUs since Ampere.
+    ``tf32`` means float32 products of rounded factors, on GPUs since Ampere.
     """
 
     torch: torch.device
@@ -41,10 +41,13 @@ class Device:
 
     @classmethod
     def of(cls, name: str, precision: Precision, workers_per_gpu: int = 1) -> "Device":
-        """``auto`` takes a GPU if there is one, and waits while others have it; ``cuda`` and ``cuda:1`` do not.
+        """Return the device called ``name``.
+
+        ``auto`` claims a place on a GPU if the machine has one, and waits while all places are taken; without a GPU it
+        takes the CPU. ``cuda`` and ``cuda:1`` do not wait.
 
         Raises:
-            UserError: there is no such device, or torch has no kernels for it, or it lacks the precision.
+            UserError: the device does not exist, torch has no kernels for it, or it lacks the precision.
         """
         if name == "auto":
             name = f"cuda:{claim_visible(workers_per_gpu)}" if torch.cuda.is_available() else "cpu"
@@ -64,10 +67,10 @@ class Device:
 
     @classmethod
     def several(cls, name: str, precision: Precision, workers_per_gpu: int, count: int) -> list["Device"]:
-        """One for each of ``count`` processes: a GPU for each under ``auto``, or the CPU for all.
+        """Return a device for each of ``count`` processes: a GPU for each under ``auto``, otherwise the CPU for all.
 
         Raises:
-            UserError: as ``of``, or there are fewer GPUs than processes.
+            UserError: for the reasons of ``of``; or several processes ask for one GPU, or for more GPUs than there are.
         """
         if count == 1 or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
             return [cls.of(name, precision, workers_per_gpu)] * count
@@ -80,10 +83,10 @@ class Device:
 
     @property
     def length_multiple(self) -> int | None:
-        """To multiples of what lengths are rounded up for the attention (``batches``).
+        """Multiple to which attention pads sequence lengths (see ``batches``); None pads the batch as one group.
 
-        On a GPU one attention call for the whole batch beats many small ones. In low precision a CPU multiplies blocks
-        of 32 columns, and compiles a kernel for each shape.
+        On a GPU, one attention call for the whole batch is faster than many small calls. In low precision, a CPU
+        multiplies blocks of 32 columns and compiles a kernel for each shape.
         """
         if self.torch.type != "cpu":
             return None
@@ -95,15 +98,15 @@ class Device:
         return torch.autocast(self.torch.type, _LOW[self.precision])
 
     def scaler(self) -> GradScaler:
-        """Loss scaling for fp16; does nothing otherwise."""
+        """Return the loss scaler for fp16; in other precisions it does nothing."""
         return GradScaler(self.torch.type, enabled=self.precision == "fp16")
 
     def place(self, module: AnyModule) -> AnyModule:
-        """On the device; convolutions in the memory order that is fastest there, which matrices do not notice."""
+        """Move ``module`` to the device; convolutions get the memory order that is fastest, matrices stay the same."""
         return module.to(self.torch, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def move(self, batch: Batch) -> Batch:
-        """The batch on the device, all but what stays on the host; the host does not wait for it."""
+        """Copy ``batch`` to the device without making the host wait; fields such as ``index`` stay on the host."""
         if self.torch.type == "cpu":
             return batch
         parts = [(part, name) for part in (batch, *batch.groups) for name in _tensors(part)]
@@ -116,16 +119,19 @@ class Device:
         return replace(batch, **moved[id(batch)])
 
     def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
-        """The same; for a GPU each is made in a thread while the one before is used. A CPU has other work meanwhile."""
+        """Yield the same items; for a GPU, a thread makes each item while the previous item is used.
+
+        On a CPU, such a thread would compete with the computation.
+        """
         if self.torch.type != "cuda":
             return items
         return ahead(items, partial(torch.cuda.set_device, self.torch))
 
     def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors of the host on the device, to a GPU in one copy from one block of pinned memory.
+        """Copy host tensors to the device; a GPU gets them in one copy from one block of pinned memory.
 
-        From memory that is not pinned the host would wait for all that the GPU has to do before. torch keeps the block
-        until the copy is through, and takes it again for a later one.
+        With memory that is not pinned, the host would wait until the GPU has finished all earlier work. torch keeps the
+        block until the copy is finished, and reuses it for a later copy.
         """
         if self.torch.type == "cpu" or not tensors:
             return list(tensors)
@@ -142,17 +148,17 @@ class Device:
 
 
 def _tensors(part: Any) -> list[str]:
-    """The fields of a batch or of a group of it that a device needs."""
+    """Return the names of the tensors that a device needs, of a batch or of one of its groups."""
     on_host = ("index", "output_rows")
     return [one.name for one in fields(part) if isinstance(getattr(part, one.name), Tensor) and one.name not in on_host]
 
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """How a process is set while it trains: denormal numbers are zero, and memory that is freed stays, for good.
+    """Flush denormal numbers to zero within the context, and let the process keep freed memory from now on.
 
-    AdamW's averages of gradients decay into denormals where a word has not occurred for some 750 updates, and stay
-    there; some CPUs take many times as long for such numbers (docs/notebook.md). It holds for threads started later.
+    AdamW's averages of gradients decay into denormals if a word has not occurred for some 750 updates, and stay there.
+    Some CPUs compute many times slower with denormals (docs/notebook.md). Threads started later flush them as well.
     """
     _keep_freed_memory()
     torch.set_flush_denormal(True)
@@ -163,24 +169,24 @@ def computing() -> Iterator[None]:
 
 
 def _keep_freed_memory() -> None:
-    """Where the C library is glibc.
+    """Let glibc's malloc keep freed memory for the process; other C libraries stay as they are.
 
-    Otherwise blocks of more than 32 MiB go back to the system at once, such as the gradient of a vocabulary at each
-    update, and their pages come back one by one, filled with zeros.
+    By default, glibc returns blocks of more than 32 MiB to the system at once, such as the gradient of a vocabulary at
+    each update. Their pages then come back one by one, filled with zeros.
     """
-    with suppress(AttributeError, TypeError):  # of other libraries, of Windows
+    with suppress(AttributeError, TypeError):  # raised for other C libraries and on Windows
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the CPU multiplies bf16 by itself; others take many instructions for it."""
+    """Return whether the CPU has instructions for bf16 products; other CPUs need many instructions for one."""
     return any(there for name, there in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 
 def _warn_of_old_gpu(device: torch.device, precision: Precision) -> None:
-    """bf16 and tf32 came with Ampere (sm_80); older GPUs accept both, and gain nothing."""
+    """Warn about a GPU older than Ampere (sm_80): it accepts bf16 and tf32, but gains nothing from them."""
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
         gpu = f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"

@@ -1,4 +1,4 @@
-"""What a model predicts, and what its predictions are worth."""
+"""Predictions of a model for a split."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,10 @@ TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65536}
 
 
 def predict(model: PreTrainedModel, split: Split, device: Device) -> np.ndarray:
-    """The model's outputs for a split, (``split.num_outputs``, C) in its order; dropout off, the mode restored."""
+    """Return the outputs of ``model`` for ``split``, (``split.num_outputs``, C) in the split's order.
+
+    Dropout is off; the model's training mode is restored afterwards.
+    """
     outputs: np.ndarray | None = None
     was_training = model.training
     model.eval()
@@ -33,9 +36,9 @@ def predict(model: PreTrainedModel, split: Split, device: Device) -> np.ndarray:
 
 
 def by_tokens(split: Split, budget: int, multiple: int = 1) -> Iterator[np.ndarray]:
-    """All examples by length, in batches of about ``budget`` tokens.
+    """Yield the indices of all examples, sorted by length, in batches of about ``budget`` tokens.
 
-    All but the last have a multiple of ``multiple`` examples.
+    The size of every batch except the last is a multiple of ``multiple``.
     """
     lengths = split.lengths
     order = np.argsort(lengths, kind="stable")

@@ -1,4 +1,4 @@
-"""Which GPU a process takes: by file locks, so that workers of any launcher, and of several sweeps, do not collide."""
+"""Claim GPUs for a process by file locks, so that workers of any launcher, and of several sweeps, do not collide."""
 
 import logging
 import tempfile
@@ -12,18 +12,18 @@ from filelock import FileLock, Timeout
 log = logging.getLogger(__name__)
 
 _HELD: list[FileLock] = []
-"""Until the process ends: the kernel frees them then, however it ends."""
+"""Locks of this process. The kernel frees them when the process ends, however it ends."""
 SECONDS_BETWEEN_TRIES = 2.0
 
 
 def claim(gpus: Sequence[str], workers_per_gpu: int, folder: Path) -> int:
-    """The index of a GPU with a free place, which is this process's until it ends; waits for one if there is none.
+    """Claim a place on a GPU until this process ends, and return the GPU's index; wait while all places are taken.
 
     The emptiest GPU is taken first.
 
     Args:
-        gpus: names that all processes of the machine know them by.
-        folder: of the locks, shared by those processes.
+        gpus: names of the GPUs, equal in all processes of the machine.
+        folder: folder of the lock files, shared by all processes of the machine.
     """
     while True:
         for place in range(workers_per_gpu):
@@ -40,20 +40,20 @@ def claim(gpus: Sequence[str], workers_per_gpu: int, folder: Path) -> int:
 
 
 def claim_several(gpus: Sequence[str], count: int, folder: Path) -> list[int]:
-    """As ``claim``, of several GPUs without anybody else in their first place, for processes that belong together."""
-    with FileLock(folder / "distill-run-several.lock"):  # else two could wait for what the other one has
+    """Claim the first place on each of ``count`` GPUs, for processes that train together; return the GPUs' indices."""
+    with FileLock(folder / "distill-run-several.lock"):  # without it, two callers could wait for each other's GPUs
         return [claim(gpus, 1, folder) for _ in range(count)]
 
 
 @cache
 def claim_visible(workers_per_gpu: int) -> int:
-    """``claim`` of the GPUs that torch sees; the same one for the rest of the process."""
+    """Claim one of the GPUs that torch sees; later calls in this process return the same GPU."""
     return claim(_visible(), workers_per_gpu, Path(tempfile.gettempdir()))
 
 
 @cache
 def claim_several_visible(count: int) -> list[int]:
-    """``claim_several`` of the GPUs that torch sees; the same ones for the rest of the process."""
+    """Claim several of the GPUs that torch sees; later calls in this process return the same GPUs."""
     return claim_several(_visible(), count, Path(tempfile.gettempdir()))
 
 

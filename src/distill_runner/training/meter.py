@@ -1,4 +1,4 @@
-"""Means of losses over steps, read off the device only now and then: a read makes the host wait for a GPU."""
+"""Means of losses over several steps. They are read from the device rarely, since a read makes the host wait."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,11 +11,11 @@ from distill_runner.common.errors import TrainingError
 from distill_runner.training.checkpoints import History
 
 Log = Callable[[Mapping[str, Any], int, float], None]
-"""Receives values, the step and the epoch as a fraction."""
+"""Callback that receives values by name, the step, and the epoch as a fraction."""
 
 
 class Diverged(TrainingError):
-    """A loss is not finite any more; the message names the step and the term."""
+    """A loss or another logged value is not finite; the message names the step and the value."""
 
     remedy = "Take a lower optim.lr, or a longer optim.warmup; in low precision also runtime.precision=fp32."
 
@@ -24,8 +24,8 @@ class Meter:
     """Collects the losses of steps and reports their means.
 
     Args:
-        num_steps, per_epoch: of the whole training, and of an epoch.
-        every: steps between two reports.
+        num_steps, per_epoch: number of steps in the whole training and in one epoch.
+        every: number of steps between two reports.
     """
 
     def __init__(self, history: History, num_steps: int, per_epoch: int, every: int, report: Log) -> None:
@@ -35,7 +35,7 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Leave out the time since the last report."""
+        """Restart the clock, so that the time since the last report does not count as training."""
         self.clock = time.perf_counter()
 
     def add(self, values: dict[str, Tensor], rate: float) -> None:
@@ -48,7 +48,7 @@ class Meter:
         """Report the means of the steps since the last report.
 
         Raises:
-            Diverged: one of them is not finite.
+            Diverged: a value of one of these steps is not finite.
         """
         if not self.pending:
             return

@@ -1,4 +1,4 @@
-"""The optimiser of a training."""
+"""Optimiser of a training."""
 
 import torch
 from torch import nn
@@ -7,7 +7,10 @@ from distill_runner.training.config import Optim
 
 
 def make_optimizer(model: nn.Module, method: nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    """For what is trained of the model and of the method; vectors do not decay unless ``optim.decay`` is ``all``."""
+    """Build the optimiser for the trainable parameters of ``model`` and ``method``.
+
+    Vectors (biases, normalisation) have no weight decay unless ``optim.decay`` is ``all``.
+    """
     parameters = [p for module in (model, method) for p in module.parameters() if p.requires_grad]
     matrices = [p for p in parameters if p.ndim > 1 or optim.decay == "all"]
     vectors = [p for p in parameters if p.ndim <= 1 and optim.decay != "all"]

@@ -1,4 +1,4 @@
-"""The parts that a training is made of: who learns, by which procedure, on which machine, and what is kept of it."""
+"""The parts of a training: the learner, the procedure, the machine, and the record of it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from distill_runner.training.teachers import TeacherTargets
 
 @dataclass(frozen=True)
 class Learner:
-    """A model, the method that is bound to it, its examples, and a teacher's outputs for them."""
+    """A model, the method bound to it, its training data, and a teacher's outputs for that data."""
 
     model: PreTrainedModel
     method: Method
@@ -26,12 +26,12 @@ class Learner:
 
 @dataclass(frozen=True)
 class Procedure:
-    """How it is trained.
+    """Optimiser, seed and selection of the epoch to keep.
 
     Attributes:
-        seed: of the order of examples and of dropout.
-        select_best: keep the epoch with the best first metric of the data, else the last one.
-        pause_after: stop after that many epochs, if they are not all.
+        seed: seed of the order of examples and of dropout.
+        select_best: keep the model of the epoch with the best first metric, otherwise the model of the last epoch.
+        pause_after: stop after this many epochs, unless training is finished by then.
     """
 
     optim: Optim
@@ -42,10 +42,10 @@ class Procedure:
 
 @dataclass(frozen=True)
 class Machine:
-    """What computes.
+    """Device, runtime options and process group used for training.
 
     Attributes:
-        group: of the processes that share every update; all have the same parts, and the first one writes.
+        group: processes that share every update. All have the same parts; only the first process writes.
     """
 
     device: Device
@@ -55,12 +55,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept and told.
+    """Where a training writes its model and reports its metrics.
 
     Attributes:
-        folder: of the artifact; a checkpoint in it is taken up.
-        report: called every ``runtime.log_every`` steps and after every epoch.
-        keep: where the model after each epoch goes, as ``EPOCH``, beside the one to keep; nowhere by default.
+        folder: folder of the artifact; training resumes from a checkpoint in it.
+        report: callback for metrics, called every ``runtime.log_every`` steps and after every epoch.
+        keep: folder for the model after each epoch, named by ``EPOCH``; None saves only the model to keep.
     """
 
     folder: Path

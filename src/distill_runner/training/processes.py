@@ -1,9 +1,10 @@
-"""One training in several processes of one machine: each computes a part of every update.
+"""Training in several processes of one machine, each of which computes a part of every update.
 
-The first process is the run itself and alone reads, decides and writes; the others are there while a stage is trained.
-Gradients are added up by a plain all-reduce after the last backward pass of an update, each already weighted by its
-share of the examples, so that accumulation and uneven updates come out as in one process. ``DistributedDataParallel``
-would not do: it averages with equal weights, and hooks on a ``forward`` that packed batches do not go through.
+The first process is the run itself; it alone evaluates, decides and writes. The others exist while a stage is trained.
+A plain all-reduce sums the gradients after the last backward pass of an update. Each gradient is already weighted by
+its share of the examples, so accumulation and uneven updates give the same result as a single process.
+``DistributedDataParallel`` does not fit: it averages with equal weights, and it relies on hooks of ``forward``, which
+packed batches do not call.
 """
 
 import multiprocessing
@@ -30,23 +31,23 @@ from distill_runner.training.devices import computing
 
 Found = TypeVar("Found")
 PATIENCE = timedelta(days=1)
-"""The first process evaluates and writes while others wait; one that is gone is noticed at once all the same."""
+"""Timeout for processes that wait while the first one evaluates and writes; a dead process is noticed at once."""
 GRACE_SECONDS = 10.0
 
 
 class Lost(TrainingError):
-    """A process of the group is gone."""
+    """A process of the group has died."""
 
     remedy = "The same command goes on from the last checkpoint."
 
 
 class ProcessGroup:
-    """The processes of a training as the one numbered ``rank`` sees them; of a single one, everything is free.
+    """The processes of a training, as seen by the process numbered ``rank``; with a single process, calls cost nothing.
 
-    All but ``first`` and ``seed`` must be called by all processes, in the same order.
+    All processes must call every method except ``first`` and ``seed``, in the same order.
 
     Raises:
-        Lost: another process is gone.
+        Lost: another process has died.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -57,15 +58,18 @@ class ProcessGroup:
         return self.rank == 0
 
     def seed(self, seed: int, step: int) -> None:
-        """Torch's own dropout, where that is used, differs between processes; by the step: resuming needs no state."""
+        """Seed torch in all processes except the first, so that torch's own dropout differs between processes.
+
+        The seed depends on ``step``, so resuming needs no saved state.
+        """
         if not self.first:
             torch.manual_seed(stage_seed(seed, f"process {self.rank}, step {step}"))
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their sums over the processes.
+        """Replace each tensor by its sum over the processes.
 
-        All of one kind go at once: gloo takes about a millisecond for however small a tensor, and several of its
-        all-reduces under way together have been seen to wait for each other for ever.
+        All tensors of one device and dtype are summed in one call. gloo takes about a millisecond even for the smallest
+        tensor, and several concurrent all-reduces of gloo have been seen to deadlock.
         """
         if self.size == 1:
             return
@@ -80,7 +84,7 @@ class ProcessGroup:
                 tensor.copy_(found.view_as(tensor))
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
+        """Return whether ``flag`` is set in any process."""
         if self.size == 1:
             return flag
         votes = torch.tensor(int(flag))
@@ -89,11 +93,11 @@ class ProcessGroup:
         return bool(votes)
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes have called this method."""
         self.any(False)
 
     def by_first(self, compute: Callable[[], Found]) -> Found:
-        """What the first process computes, for all."""
+        """Run ``compute`` in the first process and return its result in all processes."""
         if self.size == 1:
             return compute()
         found: list[Any] = [compute() if self.first else None]
@@ -108,12 +112,12 @@ ALONE = ProcessGroup()
 
 @contextmanager
 def together(devices: Sequence[torch.device], job: Callable[[ProcessGroup], None]) -> Iterator[ProcessGroup]:
-    """A group with this process as its first, while one more for each further device does ``job``.
+    """Start a process that runs ``job`` for each device after the first; yield the group, with this process as first.
 
     Args:
-        job: what the others do; picklable.
+        job: function that each further process runs; must be picklable.
     Raises:
-        Lost: a process is gone without a word; what another one has raised is raised here.
+        Lost: a process has died without an error. An error raised in a further process is raised here instead.
     """
     if len(devices) == 1:
         yield ALONE
@@ -135,13 +139,13 @@ def together(devices: Sequence[torch.device], job: Callable[[ProcessGroup], None
 
 
 class _Other:
-    """A further process, as the first one sees it."""
+    """A further process, as seen by the first process."""
 
     def __init__(
         self, rank: int, devices: Sequence[torch.device], folder: Path, job: Callable[[ProcessGroup], None]
     ) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([getattr(job, "func", job).__module__])  # of a partial, its function's
+        context.set_forkserver_preload([getattr(job, "func", job).__module__])  # for a partial, its function's module
         self.connection, theirs = context.Pipe(duplex=False)
         arguments = (theirs, rank, devices, folder, torch.get_num_threads(), job)
         self.process: BaseProcess = context.Process(target=_take_part, args=arguments, daemon=True)
@@ -149,14 +153,14 @@ class _Other:
         theirs.close()
 
     def arrive(self) -> None:
-        """Until it is about to join: nobody would wait in vain for one that could not be started."""
+        """Wait until the process is about to join, so that no process waits for one that could not start."""
         try:
             self.connection.recv()
         except EOFError as error:
             raise Lost("a process of the training did not start") from error
 
     def error(self) -> BaseException | None:
-        """What ended it, None if it only lost the others."""
+        """Return the error that ended the process; None if it only lost the other processes."""
         try:
             if self.connection.poll(GRACE_SECONDS):
                 error: BaseException = self.connection.recv()
@@ -187,9 +191,9 @@ def _take_part(
     threads: int,
     job: Callable[[ProcessGroup], None],
 ) -> None:
-    """In a further process: the job, its error told to the first process, which alone speaks."""
+    """Run ``job`` in a further process; send its error to the first process, which alone prints messages."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; until training heeds it, the first one does
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; before training, only the first reacts
     torch.set_num_threads(threads)
     try:
         connection.send(None)
@@ -224,7 +228,7 @@ def _leave() -> None:
 
 @contextmanager
 def _peers() -> Iterator[None]:
-    """What torch raises when a process is gone has no class of its own."""
+    """Turn any RuntimeError into ``Lost``: torch has no special error class for a peer process that has died."""
     try:
         yield
     except RuntimeError as error:
@@ -232,7 +236,7 @@ def _peers() -> Iterator[None]:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """The error with its traceback as a note, or at least its text: not all errors survive pickling."""
+    """Return ``error`` with its traceback as a note, or a RuntimeError with its text if it cannot be pickled."""
     error.add_note("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))

@@ -1,9 +1,8 @@
-"""The teacher's features for a batch, computed on the spot or read from a cache, of one teacher or of a series of its
-checkpoints; a method cannot tell which.
+"""The teacher's features for a batch, computed live or read from a cache, from one teacher or a series of checkpoints.
 
-Both ways run the teacher on a multiple of 16 sequences, repeating some if need be. What it computes for an example then
-does not depend on the other examples of its batch (see ``batches``), and cached and live targets are equal bit for bit
-on CPU.
+A method cannot tell the difference. Live and cached targets both run the teacher on a multiple of 16 sequences,
+repeating some if needed. The teacher's features of an example then do not depend on the other examples in the batch
+(see ``batches``). Cached and live targets are equal bit for bit on a CPU.
 """
 
 import os
@@ -31,27 +30,27 @@ from distill_runner.training.devices import Device
 from distill_runner.training.evaluate import TOKENS_PER_BATCH, by_tokens
 
 ROWS = 16
-"""Matrix products of fewer rows may take another kernel."""
+"""The teacher runs on a multiple of this many sequences: matrix products of fewer rows may use another kernel."""
 
 
 class TeacherTargets(Protocol):
-    """What a method learns from: called once a batch, with what the method reads of it at present."""
+    """The teacher's features that a method learns from; called once per batch with the features that it reads now."""
 
     def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features: ...
 
 
 class NoTeacher:
-    """Features of nothing, for methods that read no teacher."""
+    """Empty features, for methods that read no teacher."""
 
     def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
         return Features()
 
 
 class LiveTargets:
-    """The teacher itself, frozen, in eval mode, run as far as ``needs`` asks.
+    """A frozen teacher in eval mode, run as far as ``needs`` asks.
 
-    A call may ask for less. That is heeded only if the targets could not be cached, for a teacher that is run less far
-    gives other bits than the cache has.
+    A call may ask for fewer features, but gets all of ``needs`` if these can be cached. A teacher that runs through
+    fewer layers would give other bits than the cache has.
     """
 
     def __init__(self, model: PreTrainedModel, split: Split, needs: FeatureRequest, device: Device) -> None:
@@ -71,17 +70,17 @@ class LiveTargets:
 
 
 def _tokens(run: Batch, rows: Tensor, batch: Batch) -> Tensor:
-    """Where the tokens of ``batch`` lie in ``run``, whose sequences ``rows`` are the same as those of ``batch``."""
+    """Return the indices in ``run`` of the tokens of ``batch``; ``rows`` are the indices of its sequences."""
     first = run.starts[rows].repeat_interleave(batch.sequence_lengths, output_size=batch.num_tokens)
     return first + batch.positions
 
 
 class MeanTargets:
-    """What several teachers say together: the mean of their predictions, and nothing else of them.
+    """The mean of several teachers' predictions, without any other features.
 
     Args:
-        teachers: their live targets, each on the split as its own tokenizer reads it.
-        mean: of their outputs, see ``Outputs.mean``.
+        teachers: live targets of the teachers, each on the split as tokenised for that teacher.
+        mean: function that averages the teachers' outputs, see ``Outputs.mean``.
     """
 
     def __init__(self, teachers: Sequence[LiveTargets], mean: Callable[[Sequence[Tensor]], Tensor]) -> None:
@@ -94,10 +93,10 @@ class MeanTargets:
 
 
 class CachedTargets:
-    """Targets memory-mapped from a folder that ``write`` made, which may hold more than ``needs``.
+    """Targets memory-mapped from a folder that ``write`` made; the folder may hold more than ``needs``.
 
-    ``logits.npy`` (O, C) are by output, ``cls.npy`` (N, K, H) by example, so that those of an example are read in one
-    place; ``layers.npy`` (K,) are the numbers of its layers.
+    ``logits.npy`` (O, C) is indexed by output. ``cls.npy`` (N, K, H) is indexed by example, so that all layers of an
+    example are read from one place. ``layers.npy`` (K,) holds the layer numbers of ``cls.npy``.
     """
 
     def __init__(self, folder: Path, device: Device, needs: FeatureRequest) -> None:
@@ -121,7 +120,7 @@ class CachedTargets:
 
     @staticmethod
     def write(folder: Path, teacher: LiveTargets | MeanTargets) -> None:
-        """Run the teacher once over all its examples, longest last, and save its features as float32."""
+        """Run the teacher once over all its examples, longest last, and save the features as float32."""
         split = teacher.split.taught
         arrays: dict[str, Any] = {}
 
@@ -143,10 +142,10 @@ class CachedTargets:
 
 
 def _reserved(file: Path, shape: tuple[int, ...]) -> Any:
-    """A new array in a file, all of its space taken now: a disk that is full later ends a process without a word.
+    """Create an array in a file and allocate its disk space now; a disk that fills up later would kill the process.
 
     Raises:
-        Unavailable: there is no room for it.
+        Unavailable: the disk has not enough free space.
     """
     require(file.parent, 4 * prod(shape), "the teacher's outputs")
     array = np.lib.format.open_memmap(file, "w+", np.float32, shape)
@@ -156,11 +155,12 @@ def _reserved(file: Path, shape: tuple[int, ...]) -> Any:
 
 
 class CheckpointTargets:
-    """A series of teachers, one after the other: the checkpoints that one left behind.
+    """Targets from a series of checkpoints of one teacher, one after the other.
 
     Args:
         route: for each of the student's epochs, the number of the checkpoint to learn from.
-        open_checkpoint: its targets, by its number; asked for when its turn comes, the one before being let go.
+        open_checkpoint: function that returns the targets of the checkpoint with a given number. It is called when that
+            checkpoint is needed, after the previous targets have been freed.
     """
 
     def __init__(self, route: Sequence[int], open_checkpoint: Callable[[int], TeacherTargets]) -> None:
@@ -171,8 +171,8 @@ class CheckpointTargets:
     def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
         number = self.route[progress.epoch]
         if number != self.number:
-            self.targets = NoTeacher()  # lets the model before go, ahead of loading the next
-            with undisturbed():  # building a model draws random numbers, reading a cache does not
+            self.targets = NoTeacher()  # frees the previous model before the next one is loaded
+            with undisturbed():  # building a model draws random numbers, but reading a cache does not
                 self.targets = self.open_checkpoint(number)
             self.number = number
         return self.targets(batch, progress, needs)
@@ -181,14 +181,14 @@ class CheckpointTargets:
 def why_live(
     mode: Literal["auto", "cached", "live"], needs: FeatureRequest, text: bool, endless: bool = False
 ) -> str | None:
-    """Why there can be no cache of ``needs``; None if there can.
+    """Return why ``needs`` cannot be cached; None if they can.
 
     Args:
-        text: of a corpus, not of a task's examples.
-        endless: examples look different in each epoch.
+        text: whether the examples come from a corpus, not from a task.
+        endless: whether examples look different in each epoch.
 
     Raises:
-        UserError: there can be none, and ``mode`` insists on one.
+        UserError: ``mode`` is ``cached``, but ``needs`` cannot be cached.
     """
     if needs.projections:
         why = "queries, keys and values are not cached: they take as much as the teacher's states of every token"
@@ -207,16 +207,18 @@ def why_live(
 
 
 def cache_bytes(needs: FeatureRequest, teacher: EncoderShape, split: Split, num_checkpoints: int = 1) -> int:
-    """Size of the cache of ``needs`` for a split, of each of so many checkpoints."""
+    """Return the size in bytes of the caches of ``needs`` for ``split``, one cache for each checkpoint."""
     logits = split.num_outputs * teacher.num_labels if needs.logits else 0
     return 4 * num_checkpoints * (logits + len(split) * len(needs.cls) * teacher.width)
 
 
 def choose(mode: Literal["auto", "cached", "live"], size: int, folder: Path, there: bool = False) -> tuple[bool, str]:
-    """Whether to cache targets of ``size`` bytes below ``folder``, and why: ``auto`` fills up to half the free disk.
+    """Return whether to cache targets of ``size`` bytes in ``folder``, and why.
+
+    ``auto`` caches targets that take less than half of the free disk space, or are already cached.
 
     Args:
-        there: they are cached already.
+        there: whether the targets are already cached.
     """
     free = shutil.disk_usage(folder).free
     what = f"{size / 2**20:.1f} MiB, {free / 2**30:.0f} GiB free"

@@ -1,4 +1,4 @@
-"""The text of a corpus to train on: as it is, or with tokens hidden that are to be found again."""
+"""Training text from a corpus: unchanged, or with masked tokens to predict."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,10 +20,10 @@ from distill_runner.training.evaluate import by_tokens
 
 
 class TextData:
-    """Examples of a corpus as they are, for methods that read no labels. Nothing judges a model on them."""
+    """Unchanged examples of a corpus, for methods that read no labels; a model is not evaluated on them."""
 
     token_ids = None
-    """Too much text to look for those that never occur; a masked token may be replaced by any other."""
+    """Any token may occur: a corpus is too large to search for unused ones, and masking may insert any token."""
 
     def __init__(self, train: Split, device: Device) -> None:
         self.train, self.device = train, device
@@ -50,7 +50,7 @@ class TextData:
 
 
 class CorpusData(TextData):
-    """Examples of a corpus, masked anew each epoch, and held-out ones masked once and for all."""
+    """Examples of a corpus, masked anew in each epoch, and held-out examples with a fixed mask."""
 
     def __init__(
         self, corpus: Corpus, train: Split, validation: Split, tokenizer: Any, seed: int, device: Device
@@ -69,7 +69,7 @@ class CorpusData(TextData):
         return self._masked(super().batch(index, epoch), epoch + 1)
 
     def _masked(self, batch: Batch, epoch: int) -> Batch:
-        """With some tokens hidden; the labels are what they were."""
+        """Return ``batch`` with some tokens masked; the labels are the original tokens."""
         lengths = np.diff(batch.starts.numpy(), append=len(batch.input_ids))
         masked, labels = mask_tokens(
             batch.input_ids,
@@ -85,7 +85,10 @@ class CorpusData(TextData):
         return replace(batch, input_ids=masked, labels=labels[rows], rows=rows)
 
     def evaluate(self, model: PreTrainedModel) -> Evaluation:
-        """``masked_accuracy`` and ``perplexity`` of held-out text, ``next_sentence_accuracy`` where a head says it."""
+        """Return ``masked_accuracy`` and ``perplexity`` on held-out text.
+
+        ``next_sentence_accuracy`` is added if the examples are pairs and the model has a head for it.
+        """
         needs = FeatureRequest(
             logits=True, next_sentence=self.corpus.examples == "pairs" and predicts_next_sentence(model)
         )

@@ -1,4 +1,4 @@
-"""``fit``: the one training loop. It knows models, batches and named losses, and no method."""
+"""``fit``, the only training loop. It knows models, batches and named losses, but no method."""
 
 import logging
 import math
@@ -32,26 +32,26 @@ from distill_runner.training.parts import Learner, Machine, Procedure, Record
 log = logging.getLogger(__name__)
 
 CHECKPOINT, EPOCH, PREDICTIONS = "checkpoint.pt", "epoch-{}", "predictions-{}.npy"
-FEW_STEPS = 100  # a fine-tuned encoder has seldom left the majority class by then
+FEW_STEPS = 100  # after fewer steps, a fine-tuned encoder usually still predicts only the majority class
 
 
 def fit(training: "Training") -> History:
-    """Train to the end; the model that is kept lies in ``folder/model``, with its predictions beside it.
+    """Train to the end; save the model to keep in ``folder/model`` and its predictions in ``folder``.
 
-    An interrupted call (Ctrl-C, SIGTERM, a crash) is taken up from its folder by the next one, with the same end, bit
-    for bit on CPU. The processes of a group stop after the same step, whichever of them is interrupted.
+    After an interrupted call (Ctrl-C, SIGTERM, a crash), the next call resumes from the folder's checkpoint. The result
+    is the same, bit for bit on a CPU. The processes of a group stop after the same step, whichever is interrupted.
 
     Raises:
         Diverged: a loss is not finite.
-        Lost: another process of the group is gone.
-        KeyboardInterrupt, Paused: after the checkpoint has been written.
+        Lost: another process of the group has died.
+        KeyboardInterrupt, Paused: training has stopped early, after writing the checkpoint.
     """
     group = training.group
-    group.wait()  # until all have read the checkpoint
+    group.wait()  # until all processes have read the checkpoint
     if not training.num_steps and not training.history.epochs:
         training.end_epoch()
     with interrupts() as interrupted:
-        # A position behind the last step: stopped before the evaluation of an epoch that is through.
+        # After the last step, a position above 0 means that training stopped before evaluating the last epoch.
         while (training.history.step < training.num_steps and not training.is_stale) or training.history.position:
             if training.pauses():
                 raise Paused(training.history.epochs)
@@ -69,7 +69,7 @@ def fit(training: "Training") -> History:
 
 
 class Training:
-    """A model, what it learns from, and all that changes while it does."""
+    """A model, the data and teacher it learns from, and all state that changes during training."""
 
     def __init__(self, learner: Learner, procedure: Procedure, machine: Machine, record: Record) -> None:
         device, runtime, self.group = machine.device, machine.runtime, machine.group
@@ -104,7 +104,7 @@ class Training:
         return Progress(self.history.epoch, self.history.step, epochs, self.num_steps)
 
     def rest_of_epoch(self) -> Iterator[Update]:
-        """The updates of the current epoch that are not done yet, on the device."""
+        """Prepare for training and return the remaining updates of the current epoch, on the device."""
         self.model.train()
         self.method.train()
         self.method.begin_epoch(self.progress)
@@ -116,7 +116,7 @@ class Training:
         return self.device.ahead(replace(one, batches=list(map(self.device.move, one.batches))) for one in updates)
 
     def step(self, update: Update) -> None:
-        """One step of the optimiser over the batches of ``update``, those of all processes."""
+        """Take one optimiser step for ``update``, over the batches of all processes."""
         history, optim = self.history, self.optim
         progress = self.progress
         self.group.seed(self.seed, history.step)
@@ -135,7 +135,7 @@ class Training:
         if optim.clip is not None:
             self.scaler.unscale_(self.optimizer)
             norm = nn.utils.clip_grad_norm_(self.parameters, optim.clip)
-            if not self.scaler.is_enabled():  # which takes a norm that is not finite as a matter of course
+            if not self.scaler.is_enabled():  # with fp16 loss scaling, a norm that is not finite is normal
                 observed["gradient_norm"] = norm
         if self.rows is not None and self.rows.weight.grad is not None:
             history.decay *= 1 - rate * optim.weight_decay
@@ -148,7 +148,7 @@ class Training:
         self.meter.add(losses | observed, rate)
 
     def _backward(self, batch: Batch, progress: Progress) -> dict[str, Tensor]:
-        """Add the gradient of the batch's part of the update's loss; returns its part of each unweighted term."""
+        """Add the gradient of this batch's part of the update's loss; return its part of each unweighted term."""
         student_needs, teacher_needs = self.method.needs
         targets = self.teacher(batch, progress, teacher_needs)
         with self.device.autocast():
@@ -159,7 +159,7 @@ class Training:
         return {name: part.detach() for name, part in means.items()}
 
     def end_epoch(self) -> None:
-        """Evaluate, keep the model if it is the one to keep, and save."""
+        """Evaluate, save the model if it is the one to keep, and write the checkpoint."""
         self.meter.flush()
         history = self.history
         metrics, predictions = self.group.by_first(lambda: self.data.evaluate(self.model))
@@ -180,7 +180,7 @@ class Training:
         self.save()
 
     def whole_model(self) -> AbstractContextManager[PreTrainedModel]:
-        """The model as it is to be saved: without it, words that occur nowhere in ``data`` are missing."""
+        """Return a context in which the model is complete; outside, it lacks tokens that never occur in ``data``."""
         return whole(self.model, self.history.decay)
 
     def _save_model(self, folder: Path) -> None:
@@ -202,7 +202,7 @@ class Training:
         return bool(by_steps) or time.monotonic() - self.saved > 60 * self.checkpoint_minutes
 
     def save(self) -> None:
-        """Write the checkpoint; losses that are not finite are found before, so that none is ever saved."""
+        """Check that the losses are finite, so that no diverged state is ever saved, then write the checkpoint."""
         self.meter.flush()
         if self.group.first:
             checkpoints.save(self.folder / CHECKPOINT, self.history, self.parts)
@@ -211,10 +211,11 @@ class Training:
 
 
 def learning_rate(optim: Optim, step: int, num_steps: int) -> float:
-    """Of a step, counted from 0: up from 0 over the share ``optim.warmup`` of the steps, then as its schedule says.
+    """Return the learning rate of ``step``, counted from 0.
 
-    The last of ``num_steps`` steps still has one above 0. ``linear`` is BERT's, ``steps`` that of He et al. 2015,
-    ``cosine`` that of Loshchilov and Hutter 2017 (Eq. 5) with one period and no floor.
+    It rises from 0 over the share ``optim.warmup`` of the steps, then follows ``optim.schedule``. The last of
+    ``num_steps`` steps still has a rate above 0. ``linear`` is BERT's schedule, ``steps`` that of He et al. 2015, and
+    ``cosine`` that of Loshchilov and Hutter 2017 (Eq. 5) with one period and a minimum of 0.
     """
     warmup_steps = int(optim.warmup * num_steps)
     if step < warmup_steps:
