@@ -1,1 +1,1 @@
-"""Common: errors, schema, seeds, terminal, hub, imports. No machine learning."""
+"""Common helpers: errors, schemas, seeds, locks, terminal output, hub access, imports. No machine learning."""

@@ -1,4 +1,4 @@
-"""A disk that is full: no mistake of the user's, and nothing is lost by it."""
+"""Detection of a full disk, which is not the user's mistake and loses no work."""
 
 import errno
 from pathlib import Path
@@ -8,12 +8,12 @@ from distill_runner.common.errors import Unavailable, causes
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WORDS = ("No space left on device", "os error 28", "Disk quota exceeded", "inline_container.cc", "iostream error")
-"""Of libraries that do not pass the number of an error on; the last two are torch's."""
+"""Messages for a full disk from libraries that do not pass on the error number; the last two are from torch."""
 REMEDY = "Nothing is lost: make room (distill-run-store), and the same command goes on from here."
 
 
 def when_full(error: BaseException) -> Unavailable | None:
-    """What is said of an error, if a full disk was its cause."""
+    """Return the error to show to the user if a full disk caused ``error``, else None."""
     for cause in causes(error):
         if (isinstance(cause, OSError) and cause.errno in FULL) or any(word in str(cause) for word in WORDS):
             place = getattr(cause, "filename", None) or "disk"
@@ -22,10 +22,12 @@ def when_full(error: BaseException) -> Unavailable | None:
 
 
 def require(folder: Path, num_bytes: int, what: str) -> None:
-    """See to it that a folder's disk has room.
+    """Require ``num_bytes`` of free space on the disk that holds ``folder``.
 
+    Args:
+        what: the data to be written, as a plural noun for the message.
     Raises:
-        Unavailable: it has not.
+        Unavailable: the disk has less free space.
     """
     if num_bytes > (free := disk_usage(folder).free):
         problem = f"{what} take {num_bytes / 1e9:.2f} GB, and {free / 1e9:.2f} GB of the disk are free"

@@ -1,4 +1,4 @@
-"""What a user can do wrong, and how training can end: both said in one or two lines, without a traceback."""
+"""Mistakes of the user and ways in which training can end, each reported in one or two lines without a traceback."""
 
 import difflib
 import re
@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 
 
 class UserError(Exception):
-    """A mistake in the configuration, the data or the environment, never a fault of the program.
+    """Mistake in the configuration, the data or the environment, never a fault of the program.
 
-    The command line prints it without a traceback and ends with ``exit_code``.
+    The command line prints the error without a traceback and exits with ``exit_code``.
 
     Args:
-        key: the configuration key (or file) at fault, as typed on the command line. One that begins with a dot belongs
-            to the part of the configuration that is being read, which ``within`` names.
-        value: its value; ``None`` leaves it out of the message.
-        problem: what is wrong with it.
+        key: the configuration key (or file) at fault, as typed on the command line. A key that begins with a dot is
+            relative to the part of the configuration that is being read; ``within`` completes it.
+        value: the value of the key; ``None`` leaves the value out of the message.
+        problem: what is wrong with the value.
         remedy: what to type or do instead.
     """
 
@@ -25,7 +25,7 @@ class UserError(Exception):
 
     def __init__(self, key: str, value: Any, problem: str, remedy: str = "") -> None:
         self.key, self.value, self.problem, self.remedy = key, value, problem, remedy
-        super().__init__(key, value, problem, remedy)  # all four, so that it survives pickling between processes
+        super().__init__(key, value, problem, remedy)  # all arguments, so that pickle can rebuild the error
 
     def __str__(self) -> str:
         key = self.key.removeprefix(".")
@@ -34,33 +34,33 @@ class UserError(Exception):
         return f"{subject}: {self.problem}" + (f"\n  {self.remedy}" if self.remedy else "")
 
     def at(self, key: str) -> "UserError":
-        """The same of another key."""
+        """Return the same error for another key."""
         return type(self)(key, self.value, self.problem, self.remedy)
 
 
 class Unavailable(UserError):
-    """What is asked for cannot be had at the moment: the network, the hub, the disk. No mistake of the user's."""
+    """The network, the hub, the disk or another resource is unavailable at the moment; not the user's mistake."""
 
     exit_code = 1
 
 
 class TrainingError(Exception):
-    """Training cannot go on, through no fault of the program; the command line ends with exit code 1."""
+    """Training cannot continue, through no fault of the program; the command line exits with code 1."""
 
     remedy: ClassVar[str]
 
 
 class EndedItself(TrainingError):
-    """Something that the run calls has ended the process."""
+    """Code that the run calls has tried to end the process."""
 
     remedy = "A library's or a term's own sys.exit(): HYDRA_FULL_ERROR=1 shows where."
 
 
 class Paused(Exception):
-    """Training has stopped where it was asked to; what there is is saved.
+    """Training has stopped at the requested epoch; its state is saved.
 
     Args:
-        epochs: metrics after each epoch so far.
+        epochs: the metrics after each epoch so far.
     """
 
     def __init__(self, epochs: Sequence[Mapping[str, float]]) -> None:
@@ -73,7 +73,7 @@ class Paused(Exception):
 
 @contextmanager
 def within(part: str) -> Iterator[None]:
-    """Completes the keys of errors that belong to this part of the configuration; ``.`` is the part itself."""
+    """Put ``part`` in front of the keys of errors that begin with a dot; the key ``.`` stands for ``part`` itself."""
     try:
         yield
     except UserError as error:
@@ -83,7 +83,7 @@ def within(part: str) -> Iterator[None]:
 
 
 def exit_cause(exitcode: int) -> str:
-    """Why a process ended, by its exit code: not 0, and negative if a signal ended it."""
+    """Return why a process ended, from its exit code, which is negative if a signal ended the process."""
     if exitcode >= 0:
         return f"the process ended itself with exit code {exitcode}"
     name = signal.Signals(-exitcode).name
@@ -92,7 +92,7 @@ def exit_cause(exitcode: int) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """A value as the command line takes it: ``true``, ``null``, ``[a, b]``."""
+    """Return a value in the notation of the command line: ``true``, ``null``, ``[a, b]``."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_typed, value))}]"
     if isinstance(value, float):
@@ -103,7 +103,7 @@ def as_typed(value: Any) -> str:
 
 
 def as_list(names: list[str]) -> str:
-    """A list in Hydra's command line syntax, names quoted where its grammar needs it."""
+    """Return a list in Hydra's command line syntax, with quotes around names where Hydra's grammar needs them."""
 
     def item(name: str) -> str:
         plain = re.fullmatch(r"[A-Za-z]\w*([ .-]+\w+)*|0|[1-9]\d*", name, re.ASCII)
@@ -115,7 +115,7 @@ def as_list(names: list[str]) -> str:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what it came from, from the last to the first."""
+    """Yield ``error``, the error that caused it, the cause of that error, and so on."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -124,7 +124,10 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def brief(error: BaseException) -> str:
-    """The first line of the innermost cause, which is where ``datasets`` and others keep what happened."""
+    """Return the type and the first line of the innermost cause, at most 160 characters.
+
+    ``datasets`` and other libraries wrap the informative error in further errors.
+    """
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -132,7 +135,7 @@ def brief(error: BaseException) -> str:
 
 
 def nearest(name: Any, known: Iterable[Any]) -> str:
-    """A remedy for a misspelt name: the nearest known one, and all if they are few."""
+    """Return a remedy for a misspelt name: the nearest known name, and all known names if there are at most 20."""
     names = sorted(map(str, known))
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = [f"Did you mean '{close[0]}'?"] if close else []
@@ -140,7 +143,7 @@ def nearest(name: Any, known: Iterable[Any]) -> str:
 
 
 def message_and_exit_code(error: BaseException) -> tuple[str, int]:
-    """What is printed for an error, in one or two lines, and the exit code."""
+    """Return the message to print for an error, in one or two lines, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted: the same command goes on from here", 130
     if isinstance(error, TrainingError):

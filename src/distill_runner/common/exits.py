@@ -1,4 +1,4 @@
-"""A process that is ended from within cannot tell what became of it, unless it is kept from ending."""
+"""Protection against code that ends the process from within, before the run can record that it failed."""
 
 import os
 import threading
@@ -9,9 +9,9 @@ from typing import NoReturn
 
 @contextmanager
 def exits_raised() -> Iterator[None]:
-    """Within, ``os._exit`` raises ``SystemExit`` as ``sys.exit`` does, so that the run is told to have failed.
+    """Make ``os._exit`` raise ``SystemExit``, as ``sys.exit`` does, so that the run is recorded as failed.
 
-    Further processes and threads of this one end as ever.
+    In child processes and in threads other than the main thread, ``os._exit`` still ends the process.
     """
     end, process = os._exit, os.getpid()
 

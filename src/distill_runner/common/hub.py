@@ -1,7 +1,7 @@
-"""Repositories of the Hugging Face hub: which commit a run reads, and its files on this machine.
+"""Repositories of the Hugging Face hub: the commit that a run reads, and its files on this machine.
 
-A name is resolved to a commit once. All that a run reads of it comes from that commit, and only from there: a copy of
-another one in the cache is no substitute. What the cache has of a commit costs no request.
+The name of a repository is resolved to a commit once. A run reads all files of the repository from that commit, and
+never from another commit in the cache. Files of the commit that are in the cache cost no request.
 """
 
 import json
@@ -25,13 +25,17 @@ from distill_runner.common.terminal import Fetching
 log = logging.getLogger(__name__)
 
 PINS = "DISTILL_HUB_COMMITS"
-"""Environment variable of the commits that a sweep has resolved, for the processes of its points."""
+"""Environment variable that passes the commits resolved by a sweep to the processes of its points."""
 SECONDS_TO_ANSWER = 10.0
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A state of a repository. ``name`` is its present one, such as ``google-bert/bert-base-uncased``."""
+    """Commit of a repository.
+
+    ``name`` is the repository's name, such as ``google-bert/bert-base-uncased``. If the hub was asked, it is the
+    current name, which may differ from the requested one.
+    """
 
     kind: Kind
     name: str
@@ -39,15 +43,17 @@ class Commit:
 
     @property
     def folder(self) -> Path:
-        """Where its files lie once they are fetched."""
+        """Folder in the cache that holds the commit's downloaded files."""
         return _cache_of(self.kind, self.name) / "snapshots" / self.sha
 
 
 def commit(kind: Kind, name: str, revision: str | None) -> Commit:
-    """The commit that a revision (``main`` by default) is at: asked once in a process, and once for a sweep.
+    """Return the commit that ``revision`` (``main`` by default) points to.
+
+    The hub is asked once per process. The points of a sweep use the commits that the sweep has resolved.
 
     Raises:
-        NotThere: it does not exist, or neither the hub nor an earlier download can tell.
+        NotThere: the revision does not exist, or neither the hub nor an earlier download can resolve it.
     """
     found = _outcome(kind, name, revision or "main")
     if isinstance(found, NotThere):
@@ -57,7 +63,7 @@ def commit(kind: Kind, name: str, revision: str | None) -> Commit:
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Processes that are started within take over the commits that are resolved by then."""
+    """Pass the commits resolved so far on to processes that are started in this context."""
     before = os.environ.get(PINS)
     os.environ[PINS] = json.dumps({**_pins(), **_RESOLVED})
     try:
@@ -70,7 +76,7 @@ def shared() -> Iterator[None]:
 
 
 _RESOLVED: dict[str, str] = {}
-"""``kind:name@revision`` -> ``name@sha``."""
+"""Commits resolved by this process: ``kind:name@revision`` -> ``name@sha``."""
 
 
 def _pins() -> dict[str, str]:
@@ -79,7 +85,7 @@ def _pins() -> dict[str, str]:
 
 
 def forget() -> None:
-    """Ask the hub again."""
+    """Forget the commits resolved by this process, so that the hub is asked again."""
     _outcome.cache_clear()
     _RESOLVED.clear()
 
@@ -118,19 +124,20 @@ def _ask(kind: Kind, name: str, revision: str) -> Commit:
     if known not in (None, info.sha):
         log.warning("%s: %s has moved from %s to %s since it was fetched", name, revision, str(known)[:8], info.sha[:8])
         log.warning("  %s@%s, or revision=%s, keeps to the old one", name, str(known)[:8], known)
-    if info.id != name and not (_cache_of(kind, name)).exists():  # found by its old name, too, without the hub
+    if info.id != name and not (_cache_of(kind, name)).exists():  # lets an offline run find the cache by the old name
         _cache_of(kind, info.id).mkdir(parents=True, exist_ok=True)
         _cache_of(kind, name).symlink_to(_cache_of(kind, info.id).name)
     return Commit(kind, info.id, info.sha)
 
 
 def fetch(of: Commit, patterns: Sequence[str], revision: str | None = None) -> Path:
-    """The folder of the commit, with its files of these patterns, fetched as far as they are not there.
+    """Download the files that match ``patterns`` and are not in the cache; return the folder of the commit.
 
     Args:
-        revision: that was resolved, remembered for when the hub cannot be asked.
+        revision: the revision that was resolved to this commit. It is recorded for runs that cannot ask the hub.
     Raises:
-        NotThere: they cannot be had.
+        NotThere: the files cannot be downloaded.
+        OSError: the disk is full.
     """
     from huggingface_hub import hf_hub_url, snapshot_download
 
@@ -151,7 +158,7 @@ def fetch(of: Commit, patterns: Sequence[str], revision: str | None = None) -> P
         raise
     except Exception as error:
         if of.folder.is_dir() and is_offline(error) and names(of) is None:
-            return of.folder  # fetched by another program, which kept no list of its files
+            return of.folder  # downloaded by another program, which stored no list of files
         raise meaning(error, of.kind, of.name, revision) from error
     if revision and revision != of.sha:
         _remember(of, revision)
@@ -159,7 +166,7 @@ def fetch(of: Commit, patterns: Sequence[str], revision: str | None = None) -> P
 
 
 def names(of: Commit) -> list[str] | None:
-    """The files of a commit; None before something of it has been fetched."""
+    """Return the paths of the commit's files; None if the cache holds no list of them."""
     files = _files(of)
     return None if files is None else [file.path for file in files]
 
@@ -175,12 +182,12 @@ def _files(of: Commit) -> list[Any] | None:
 
 
 def matching(files: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Those of ``files`` that match any pattern."""
+    """Return the files that match any of ``patterns``."""
     return [file for file in files if any(fnmatch(file, pattern) for pattern in patterns)]
 
 
 def _missing(of: Commit, patterns: Sequence[str]) -> list[Any] | None:
-    """The files of these patterns that are not here; None before something of the commit has been fetched."""
+    """Return the files that match ``patterns`` and are not in the cache; None if the cache holds no list of files."""
     there = _files(of)
     if there is None:
         return None
@@ -201,7 +208,7 @@ def _cache_of(kind: Kind, name: str) -> Path:
 
 
 def _known_commit(kind: Kind, name: str, revision: str) -> str | None:
-    """That the revision was at when it was fetched last."""
+    """Return the commit that ``revision`` pointed to at the last download; None if there was none."""
     try:
         return (_cache_of(kind, name) / "refs" / revision).read_text().strip() or None
     except OSError:
@@ -218,7 +225,7 @@ def _remember(of: Commit, revision: str) -> None:
 
 @cache
 def connect() -> None:
-    """What is said to the hub, by whichever library, is tried again, and not printed."""
+    """Make all libraries retry their requests to the hub, and silence their messages about these requests."""
     from huggingface_hub.utils import logging as hub_logging
 
     from distill_runner.common import hub_client

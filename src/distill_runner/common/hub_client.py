@@ -1,6 +1,6 @@
-"""The HTTP client of all requests to the hub, whichever library makes them.
+"""HTTP client for all requests to the hub, whichever library makes them.
 
-It tries again, waits as long as the hub asks it to, and goes on with a file where it was cut off.
+The client retries, waits as long as the hub asks it to, and resumes a file where its download was cut off.
 """
 
 import logging
@@ -17,24 +17,24 @@ from distill_runner.common.errors import brief
 log = logging.getLogger(__name__)
 
 STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-"""Answers that may be others a moment later."""
+"""HTTP statuses of temporary failures, which are retried."""
 FAULTS = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
 TRIES, TRIES_TO_CONNECT = 6, 2
 LONGEST_WAIT = 330.0
-"""Seconds; the hub counts requests in windows of five minutes."""
+"""Longest wait before a retry, in seconds. The hub counts requests in windows of five minutes."""
 GIVEN_UP_SECONDS = 60.0
-"""So long after the hub has been given up, a request is tried once: libraries try again by themselves."""
+"""Seconds after a final failure during which requests are not retried, since the libraries retry by themselves."""
 SECONDS_TO_ANSWER = 10.0
 
 
 class PatientClient(httpx.Client):
-    """Raises what the last try came to."""
+    """Client that retries failed requests, and returns the response or raises the error of the last try."""
 
     given_up: ClassVar[float] = -GIVEN_UP_SECONDS
-    """When a request has failed for good."""
+    """Time (``time.monotonic``) at which a request failed for good."""
 
     def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-        for name in ("connect", "read", "write", "pool"):  # some requests are made without a limit
+        for name in ("connect", "read", "write", "pool"):  # some requests are made without a timeout
             request.extensions.setdefault("timeout", {}).setdefault(name, None)
             request.extensions["timeout"][name] = request.extensions["timeout"][name] or SECONDS_TO_ANSWER
         response = self._send_again(request, stream, options)
@@ -61,7 +61,7 @@ class PatientClient(httpx.Client):
 
     @classmethod
     def _waits(cls, tried: int, tries: int, asked: float | None, why: str) -> bool:
-        """Whether there is another try; if so, it is time for it."""
+        """Return whether to try again, after waiting for the time that has to pass before the next try."""
         seconds = min(2.0 ** (tried - 1), 8.0) if asked is None else asked
         given_up = time.monotonic() - cls.given_up < GIVEN_UP_SECONDS
         if given_up or tried >= tries or seconds > LONGEST_WAIT:
@@ -74,7 +74,7 @@ class PatientClient(httpx.Client):
 
 
 class _Resumed(httpx.SyncByteStream):
-    """The contents of a file; where they break off, the rest is asked for."""
+    """Stream of a file's contents that requests the rest of the file when the connection breaks off."""
 
     def __init__(self, client: PatientClient, request: Any, response: Any, options: dict[str, Any]) -> None:
         self.client, self.request, self.response, self.options = client, request, response, options
@@ -96,7 +96,7 @@ class _Resumed(httpx.SyncByteStream):
                     raise
 
     def _reopen(self) -> bool:
-        """Whether the rest of the same file is there to be read."""
+        """Request the rest of the file; return whether the answer is the rest of the same file."""
         self.stream.close()
         headers = {**self.request.headers, "Range": f"bytes={self.start}-{self.end}"}
         extensions = {"timeout": self.request.extensions["timeout"]}
@@ -110,13 +110,13 @@ class _Resumed(httpx.SyncByteStream):
 
 
 def _asked_to_wait(headers: Any) -> float | None:
-    """Seconds, by ``Retry-After`` or by the hub's own header of its rate limit."""
+    """Return the seconds to wait, from ``Retry-After`` or the hub's own rate limit header; None if neither says."""
     after, limit = headers.get("Retry-After", ""), re.search(r";t=(\d+)", headers.get("RateLimit", ""))
     return float(after) if re.fullmatch(r"\d+", after) else float(limit[1]) if limit else None
 
 
 def connect() -> None:
-    """See to it that all libraries use such a client."""
+    """Make all libraries use a ``PatientClient`` for the hub."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils._http import hf_request_event_hook
 

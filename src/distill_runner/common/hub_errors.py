@@ -1,4 +1,4 @@
-"""What an error of the hub's libraries means, in a user's words."""
+"""Translation of errors of the hub's libraries into messages for the user."""
 
 from typing import Any, Literal
 
@@ -9,10 +9,10 @@ WORDS: dict[Kind, str] = {"model": "model", "dataset": "data set"}
 
 
 class NotThere(Exception):
-    """Why files of the hub cannot be had, in a user's words.
+    """Files of the hub are unavailable; ``problem`` says why in a message for the user.
 
     Args:
-        network: whether it is no mistake of the user's, and may be otherwise later.
+        network: whether the cause is not the user's mistake and may be gone later, such as a lost network.
     """
 
     def __init__(self, problem: str, remedy: str = "", network: bool = False) -> None:
@@ -20,19 +20,23 @@ class NotThere(Exception):
         super().__init__(problem)
 
     def of(self, key: str, value: Any, remedy: str) -> UserError:
-        """The same of a configuration key; ``remedy`` where there is no better one."""
+        """Return the same problem as an error of ``key``; ``remedy`` is used if this error has no remedy."""
         return (Unavailable if self.network else UserError)(key, value, self.problem, self.remedy or remedy)
 
 
 def is_offline(error: BaseException) -> bool:
-    """Whether HF_HUB_OFFLINE kept a request from being made."""
+    """Whether ``HF_HUB_OFFLINE`` prevented the request."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     return any(isinstance(cause, OfflineModeIsEnabled) for cause in causes(error))
 
 
 def meaning(error: Exception, kind: Kind, name: str, revision: str | None) -> NotThere:
-    """What an error of the hub's libraries means."""
+    """Return the ``NotThere`` that explains an error of the hub's libraries.
+
+    Raises:
+        OSError: ``error`` was caused by a full disk.
+    """
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,

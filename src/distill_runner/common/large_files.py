@@ -1,7 +1,8 @@
-"""Large files of the hub, fetched so that a later process goes on where an earlier one was ended.
+"""Download of large files from the hub that a later process resumes where an earlier one ended.
 
-``huggingface_hub`` drops what it has of a file when it is interrupted. Here that stays beside the file's place in the
-cache, as ``<checksum>.partial``. A file that is whole ``huggingface_hub`` finds there, and fetches nothing.
+``huggingface_hub`` drops an incomplete file when it is interrupted. This module keeps the incomplete file in the cache
+as ``<checksum>.partial``, next to its final place. ``huggingface_hub`` finds a complete file in the cache and does not
+download it again.
 """
 
 import hashlib
@@ -13,18 +14,19 @@ from typing import Any
 from filelock import FileLock
 
 LARGE = 10_000_000
-"""Bytes. Smaller files begin again."""
+"""Size in bytes from which a download is resumed; smaller files start again."""
 
 
 def fetch_large(urls: Iterable[str], blobs: Path, bar: Any) -> None:
-    """Fetch files that are not there.
+    """Download the files that are not in the cache.
 
     Args:
-        urls: of the files. Those that the hub keeps no checksum of are left out.
-        blobs: the folder of the cache that has the contents.
-        bar: class of the bar to report to.
+        urls: the URLs of the files. Files for which the hub has no SHA-256 checksum are skipped.
+        blobs: the folder of the cache that holds file contents.
+        bar: the class of the progress bar to report to.
     Raises:
-        OSError: the network fails, the disk is full, or a file is not what the hub says it is.
+        HTTPError: the network or the hub fails (``huggingface_hub.utils.httpx``).
+        OSError: the disk is full, or a downloaded file has a wrong checksum.
     """
     from huggingface_hub import get_hf_file_metadata
     from huggingface_hub.file_download import http_get

@@ -1,8 +1,8 @@
-"""Locks between processes, in a way that works on the file system where they lie.
+"""Locks between processes, by a mechanism that works on the file system that holds the lock file.
 
-``flock`` is best: the kernel frees it when its process ends, however it ends. Some network file systems have none, or
-one that other machines do not see. There a lock is a file that its holder refreshes. Two minutes after the last time it
-is free.
+``flock`` is preferred: the kernel releases it when the process ends, however the process ends. Some network file
+systems have no ``flock``, or one that other machines do not see. There the lock is a lease: a file that its holder
+refreshes. The lock is free two minutes after the last refresh.
 """
 
 import fcntl
@@ -24,9 +24,9 @@ LOCKS = "DISTILL_LOCKS"
 LEASE_SECONDS = 120.0
 MOUNTS = Path("/proc/self/mounts")
 SHARED = {"9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3"}
-"""Types of file systems that several machines may see; of ``fuse.sshfs`` the part before the dot."""
+"""Types of file systems that several machines may see; for ``fuse.sshfs``, the part before the dot counts."""
 LOCAL = {"nolock", "local_lock=flock", "local_lock=all", "localflock"}
-"""Mount options of NFS and Lustre under which other machines do not see an ``flock``."""
+"""Mount options of NFS and Lustre with which other machines do not see an ``flock``."""
 _TRY = """import fcntl, sys
 try:
     fcntl.flock(open(sys.argv[1], "a"), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,9 +45,9 @@ _FOUND: dict[Mount, bool] = {}
 
 
 def lock(file: Path) -> BaseFileLock:
-    """A lock for all processes that name the same file, on all machines that see it.
+    """Return a lock shared by all processes that name the same file, on all machines that see the file.
 
-    ``DISTILL_LOCKS=flock`` or ``lease`` chooses the way; all machines must have the same.
+    ``DISTILL_LOCKS=flock`` or ``lease`` selects the mechanism, which must be the same on all machines.
 
     Raises:
         UserError: ``DISTILL_LOCKS`` has another value.
@@ -61,9 +61,9 @@ def lock(file: Path) -> BaseFileLock:
 
 
 def flock_works(mount: Mount, folder: Path) -> bool:
-    """Whether ``flock`` keeps out other processes, on this machine and, as far as the mount tells, on others.
+    """Whether ``flock`` excludes other processes on this machine and, judged by the mount options, on other machines.
 
-    Only file systems that machines share are tried, once a process, with a second process in ``folder``.
+    Only types in ``SHARED`` are tested, once per process and mount, with a second process in ``folder``.
     """
     if mount.kind.partition(".")[0] not in SHARED:
         return True
@@ -78,7 +78,7 @@ def flock_works(mount: Mount, folder: Path) -> bool:
 
 
 def excludes(folder: Path) -> bool:
-    """Whether a second process is kept out of a file in ``folder`` that this one has locked."""
+    """Whether a second process cannot lock a file in ``folder`` that this process has locked."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".locks-") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,12 +88,12 @@ def excludes(folder: Path) -> bool:
 
 
 def mount_of(folder: Path) -> Mount:
-    """The file system that ``folder`` lies on; where the system does not list them, one of this machine."""
+    """Return the file system that holds ``folder``; a local one if the operating system does not list its mounts."""
     try:
         lines = [line.split() for line in MOUNTS.read_text().splitlines()]
     except OSError:
         return Mount("/", "unknown", frozenset())
-    # Blanks in names are written \040. The last of several mounts at one place is the one that is seen.
+    # Spaces in mount points are written as \040. Of several mounts at one point, only the last one is visible.
     mounts = [
         Mount(name.encode().decode("unicode_escape"), kind, frozenset(options.split(",")))
         for _, name, kind, options, *_ in lines

@@ -1,4 +1,4 @@
-"""A process ends soon after the one that asked for it, however that one has ended: nobody waits for its work."""
+"""Child processes that end soon after their parent has ended, since nobody waits for their work any more."""
 
 import multiprocessing
 import os
@@ -8,14 +8,15 @@ import time
 
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_END = 20.0
-"""From SIGTERM, which lets training stop and save, to the end."""
+"""Seconds from SIGTERM, which lets training stop and save, to the end of the process."""
 
 
 def end_with_parent(grace: float | None = None) -> None:
-    """From now on.
+    """Start a thread that ends this process soon after the parent process has ended, however the parent ended.
 
     Args:
-        grace: seconds after which it is asked to save and to end (SIGTERM); None ends it at once.
+        grace: seconds from the parent's end to SIGTERM, which asks this process to save and to end. None ends this
+            process at once.
     """
     parent, number = multiprocessing.parent_process(), os.getppid()
 
@@ -23,7 +24,7 @@ def end_with_parent(grace: float | None = None) -> None:
         try:
             assert parent is not None
             parent.join()
-        except (AssertionError, ValueError):  # a launcher's own kind of process, whose parent cannot be waited for
+        except (AssertionError, ValueError):  # a launcher's own kind of process, whose parent cannot be joined
             while os.getppid() == number:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         if grace is not None:

@@ -1,4 +1,4 @@
-"""Python from outside the package: a user's module in the working folder, or one that is installed."""
+"""Python code from outside this package: a user's module in the working folder, or an installed module."""
 
 import ast
 import hashlib
@@ -17,13 +17,14 @@ from distill_runner.common.errors import UserError, nearest
 
 
 def load(key: str, path: str, base: type) -> Any:
-    """The class ``<module>.<name>``; modules in the working folder are found too.
+    """Return the class that ``path`` names as ``<module>.<name>``; modules in the working folder are found too.
 
     Args:
-        key: of the configuration, for messages.
-        base: what the class must be a subclass of.
+        key: the configuration key, for messages.
+        base: the class that the returned class must be a subclass of.
     Raises:
-        UserError: there is no such module or class, the module cannot be imported, or the class is of another kind.
+        UserError: the module or class does not exist, the module cannot be imported, or the class is abstract or is no
+            subclass of ``base``.
     """
     module_name, _, name = path.rpartition(".")
     module = _imported(key, path, module_name)
@@ -57,7 +58,7 @@ def _imported(key: str, path: str, module_name: str) -> ModuleType:
 
 
 def _broken(key: str, path: str, error: Exception) -> UserError:
-    """The user's module raised it: said as what it is, with its place."""
+    """Return the error to show when a user's module raises ``error`` on import, with file and line."""
     frame = extract_tb(error.__traceback__)[-1]
     place = frame.filename, frame.lineno
     if isinstance(error, SyntaxError):
@@ -67,13 +68,13 @@ def _broken(key: str, path: str, error: Exception) -> UserError:
 
 
 def entry_point(group: str, name: str) -> str | None:
-    """The path ``<module>.<name>`` that an installed package has registered under ``name``; None if none has."""
+    """Return the path ``<module>.<name>`` that an installed package has registered under ``name``; None if none has."""
     found = next(iter(entry_points(group=group, name=name)), None)
     return f"{found.module}.{found.attr}" if found else None
 
 
 def source_hash(module_name: str) -> str:
-    """Hash of the source of a module, and of the modules beside it that it imports, directly or not."""
+    """Return a hash of the source of a module and of the modules next to it that it imports, directly or indirectly."""
     files: dict[str, bytes] = {}
     waiting = [module_name]
     while waiting:
@@ -89,7 +90,10 @@ def source_hash(module_name: str) -> str:
 
 
 def _file_beside(name: str, origin: str) -> Path | None:
-    """The source of ``name``, if its package lies beside that of ``origin`` or is the same."""
+    """Return the source file of module ``name`` if its top-level package is that of ``origin`` or is next to it.
+
+    Packages in ``site-packages`` do not count as being next to each other.
+    """
     try:
         specs = [find_spec(each) for each in (name, name.partition(".")[0], origin.partition(".")[0])]
     except (ImportError, ValueError):
@@ -103,12 +107,12 @@ def _file_beside(name: str, origin: str) -> Path | None:
 
 
 def _root(file: Path) -> Path:
-    """The folder in which a top-level module or package lies."""
+    """Return the folder that contains a top-level module or package."""
     return file.parents[1] if file.name == "__init__.py" else file.parent
 
 
 def _imports(source: bytes, name: str, is_package: bool) -> Iterator[str]:
-    """What may be modules among the imported names."""
+    """Yield the imported names that may be modules."""
     package = name if is_package else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

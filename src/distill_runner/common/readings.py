@@ -1,6 +1,6 @@
-"""Readings: what is taken where a paper is silent, declared where the option is as ``Annotated[<type>, Reading()]``.
+"""Readings: choices made where a paper is silent, declared with their option as ``Annotated[<type>, Reading()]``.
 
-A file of configuration declares those that it decides under ``readings``.
+A configuration file declares the readings that it decides itself under ``readings``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,19 +10,19 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 EVERY: Any = object()
-"""A reading applies whatever the option's value is."""
+"""``Reading.value`` of a reading that applies to every value of the option."""
 STRUCTURE = ("method", "terms", "arguments")
-"""Parts of a path that a reader of a result need not see."""
+"""Parts of an option's path that are left out of the key shown in results."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What an option decides that its source leaves open.
+    """Choice that an option makes because the source of the method leaves it open.
 
     Args:
-        text: what is taken by default, and what else could be meant.
-        source: the place that leaves it open.
-        value: of the option, to which alone this applies.
+        text: the choice made by default, and what else could be meant.
+        source: the place that leaves the choice open, such as ``BERT A.2``.
+        value: the only value of the option to which the reading applies; all values by default.
     """
 
     text: str
@@ -31,13 +31,16 @@ class Reading:
 
 
 def of_file() -> Any:
-    """A schema's field for the readings of its file: by the option's whole key, a text, its source and the value."""
+    """Return a schema's field for the readings that its configuration file declares.
+
+    The field maps the full key of an option to the arguments of a ``Reading``.
+    """
     return Field(default_factory=dict, exclude=True)
 
 
 @dataclass(frozen=True)
 class Applied:
-    """A reading with the option of a run that it belongs to."""
+    """Reading that applies to a run, with the key and value of its option."""
 
     key: str
     value: Any
@@ -45,7 +48,7 @@ class Applied:
 
 
 def applied(part: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Applied]:
-    """All readings that apply to a typed part of a configuration and to what is in it."""
+    """Yield all readings that apply to a typed part of a configuration and to the parts nested in it."""
     for key, declared in getattr(part, "readings", {}).items():
         reading = Reading(**declared)
         for value in at(part, key.partition(".")[2]):
@@ -60,7 +63,7 @@ def applied(part: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Applied]:
 
 
 def at(node: Any, key: str) -> list[Any]:
-    """The value of a dotted key, of mappings and typed parts, in a list that is empty where there is none."""
+    """Return the value at a dotted key of mappings and typed parts, as a list of one; empty if the key is absent."""
     for name in key.split("."):
         try:
             node = node[name] if isinstance(node, Mapping) else getattr(node, name)
@@ -78,7 +81,7 @@ def _below(value: Any, path: tuple[str, ...]) -> Iterator[Applied]:
 
 
 def declared(schema: type[BaseModel]) -> list[tuple[str, Any, Reading]]:
-    """The readings of a schema's own options: option, default, reading."""
+    """Return the readings of a schema's own options as tuples of option, default and reading."""
     return [
         (name, None if field.is_required() else field.default, reading)
         for name, field in schema.model_fields.items()

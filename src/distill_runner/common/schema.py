@@ -1,4 +1,4 @@
-"""The base of all typed parts of a configuration, and what is said of values that do not fit one."""
+"""Base class of all typed parts of a configuration, and the messages for values that do not fit."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,17 @@ LARGEST = 2**63 - 1
 
 
 class Schema(BaseModel):
-    """Base of every typed part of a configuration: immutable, unknown keys are refused, and numbers are finite."""
+    """Base class of every typed part of a configuration: immutable, without unknown keys, with finite numbers only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
-        """Neither a truth value for a number, nor a number that no generator, clock or memory takes."""
+        """Reject booleans in place of numbers, and integers above ``LARGEST``.
+
+        No generator, clock or memory takes such integers.
+        """
         annotation: Any = cls.model_fields[info.field_name].annotation if info.field_name else None
         kinds = _kinds(annotation)
         if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
@@ -34,7 +37,7 @@ class Schema(BaseModel):
 AnySchema = TypeVar("AnySchema", bound=Schema)
 
 PLAIN = {
-    r", (unable|got|not) .*| after validation.*": "",  # repeats the value
+    r", (unable|got|not) .*| after validation.*": "",  # the message shows the value already
     r"^Value error, ": "",
     r"^(Input|Value|List|Tuple|Dictionary) should ": "must ",
     "greater than or equal to": "at least",
@@ -43,16 +46,16 @@ PLAIN = {
     "a valid integer": "a whole number",
     "a valid ": "a ",
 }
-"""pydantic's words -> plainer ones."""
+"""Patterns in pydantic's messages -> plainer words."""
 
 
 def typed(schema: type[AnySchema], values: Mapping[str, Any] | AnySchema, prefix: str = "") -> AnySchema:
-    """The typed form of a part of a configuration.
+    """Validate a part of a configuration, and return it in typed form.
 
     Args:
         prefix: the key of that part, with a dot at its end.
     Raises:
-        UserError: its first fault, by key, with the nearest name for an unknown one.
+        UserError: the first fault with its key; for an unknown key, the remedy names the nearest known key.
     """
     try:
         return schema.model_validate(values)
@@ -81,7 +84,7 @@ def _plain(message: str) -> str:
 
 
 def _names(schema: Any, path: Sequence[int | str]) -> list[str]:
-    """The keys that a schema knows at ``path``."""
+    """Return the keys that a schema knows at ``path``."""
     kind = next((part for part in (schema, *get_args(schema)) if _is_schema(part)), None)
     if kind is None:
         return []
@@ -95,7 +98,7 @@ def _names(schema: Any, path: Sequence[int | str]) -> list[str]:
 
 @cache
 def _kinds(annotation: Any) -> set[Any]:
-    """The types that a field takes, of a union each."""
+    """Return the types that a field accepts: ``annotation`` and, recursively, its type arguments."""
     return {annotation, *chain(*(_kinds(part) for part in get_args(annotation)))}
 
 

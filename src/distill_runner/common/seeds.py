@@ -1,4 +1,4 @@
-"""Random numbers that depend on the seed and the stage, never on what was cached before."""
+"""Random numbers that depend on the seed and the stage, never on what was in the store before."""
 
 import hashlib
 import random
@@ -11,7 +11,7 @@ import torch
 
 
 def stage_seed(seed: int, stage: str) -> int:
-    """A seed of its own for each stage of a run."""
+    """Return a separate 32-bit seed for each stage of a run."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{stage}".encode()).digest()[:4], "big")
 
 
@@ -23,7 +23,7 @@ def seed_all(seed: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """The state of all generators, in types that ``torch.load`` reads without running code."""
+    """Return the state of all random number generators, in types that ``torch.load`` reads without running code."""
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -40,13 +40,13 @@ def restore_random_state(state: dict[str, Any]) -> None:
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
-        here = torch.cuda.device_count()  # the state may come from a machine with more
+        here = torch.cuda.device_count()  # the state may come from a machine with more GPUs
         torch.cuda.set_rng_state_all(state["cuda"][:here])
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """What is done within leaves no trace in the random numbers."""
+    """Restore the state of all random number generators at the end of this context."""
     state = random_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What is shown while a stage is built: a bar on a terminal, plain lines otherwise, and nothing of libraries."""
+"""Progress display while a stage is built: bars on a terminal, plain lines elsewhere. Libraries are silenced."""
 
 import logging
 import os
@@ -13,14 +13,14 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 class Stages:
-    """What is shown of stages as they are trained: losses, examples per second and time left.
+    """Progress display of the stages in training: losses, examples per second and time left.
 
-    On a terminal each stage is a bar as wide as the window; elsewhere a plain line every 15 seconds. Scores after an
-    epoch are always lines of their own.
+    On a terminal, each stage has a bar as wide as the window. Elsewhere, a plain line is logged every 15 seconds.
+    Scores after an epoch are always logged as separate lines.
 
     Args:
-        work: of each stage to come, in any unit that is the same for all: from it and the pace so far follows the time
-            left over all stages.
+        work: the work of each stage to train, in build order, in any unit that all stages share. The time left over
+            all stages is estimated from the work and the pace so far.
     """
 
     def __init__(self, work: Mapping[str, float] | None = None) -> None:
@@ -31,7 +31,7 @@ class Stages:
     def __enter__(self) -> "Stages":
         if self.rich:
             before = sys.stderr
-            self.rich.start()  # from now on sys.stderr prints above the bars, and so has the log
+            self.rich.start()  # sys.stderr now prints above the bars, and the log must do so too
             for handler in logging.root.handlers:
                 if isinstance(handler, logging.StreamHandler) and handler.stream is before:
                     handler.setStream(sys.stderr)
@@ -46,23 +46,23 @@ class Stages:
             self.streams.clear()
 
     def bar(self, stage: str) -> "Bar":
-        """For a stage that begins; on a terminal it is seen at once."""
+        """Return the progress bar of a stage that begins; on a terminal the bar is visible at once."""
         return Bar(self, stage)
 
     def left_behind(self, stage: str, seconds: float) -> float:
-        """Seconds of the stages behind this one, which takes so many seconds itself."""
+        """Return the estimated seconds of all stages after ``stage``, which itself takes ``seconds``."""
         names = list(self.work)
         behind = sum(self.work[name] for name in names[names.index(stage) + 1 :]) if stage in names else 0.0
         return seconds * behind / self.work[stage] if behind and self.work[stage] else 0.0
 
 
 class Bar:
-    """Of one stage: see ``Stages``."""
+    """Progress bar of one stage (see ``Stages``)."""
 
     def __init__(self, stages: Stages, stage: str) -> None:
         self.stages, self.stage = stages, stage
         self.shown = 0.0
-        self.first_share: float | None = None  # of this process: a resumed stage begins in its middle
+        self.first_share: float | None = None  # at this process's first report: a resumed stage begins midway
         self.last = time.monotonic()
         self.training = self.evaluating = 0.0
         self.evaluations = 0
@@ -93,7 +93,7 @@ class Bar:
             log.info("%s  %s", self.stage, "  ".join(filter(None, parts)))
 
     def _left(self, share: float, epoch: float, seconds: float) -> str:
-        """By the pace of training and, apart from it, of the evaluation that ends each epoch."""
+        """Return the time left, from the pace of training and, separately, of the evaluation that ends each epoch."""
         if self.first_share is None:
             self.first_share = share
             return ""
@@ -109,7 +109,10 @@ class Bar:
 
 
 def _losses(values: Mapping[str, Any]) -> dict[str, float]:
-    """The whole and its terms; of a term that tells its divergence, that, which is 0 where nothing is left to learn."""
+    """Return the total loss and the loss of each term.
+
+    A term that reports a divergence is shown by its divergence instead, which is 0 when nothing is left to learn.
+    """
     losses = {key: value for key, value in values.items() if key == "loss" or key.startswith("loss/")}
     told = {key.removesuffix("/divergence"): value for key, value in values.items() if key.endswith("/divergence")}
     return {
@@ -121,7 +124,7 @@ def _losses(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that suits it."""
+    """Return a duration as text, in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -144,12 +147,12 @@ def _bars() -> Any:
 
 
 class Fetching:
-    """What is fetched of a repository of the hub: a bar on a terminal, a line every 15 seconds elsewhere.
+    """Progress display of a download from a repository of the hub: a bar on a terminal, else a line every 15 seconds.
 
-    ``kind`` is the class of a bar that ``huggingface_hub`` is to report to; what is there already shows nothing.
+    ``kind`` is the class of progress bar that ``huggingface_hub`` reports to. Files in the cache are not shown.
 
     Args:
-        total: bytes, as far as they are known before.
+        total: the bytes to download, as far as they are known in advance.
     """
 
     def __init__(self, name: str, total: int = 0) -> None:
@@ -161,11 +164,11 @@ class Fetching:
         whole = self
 
         class Reporter(tqdm):
-            """Shows nothing itself."""
+            """Bar that draws nothing and passes the bytes on to ``Fetching``."""
 
             def __init__(self, *args: Any, **options: Any) -> None:
                 self.counts = options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
-                if self.counts and (kept := int(options.get("initial") or 0)):  # of an earlier process
+                if self.counts and (kept := int(options.get("initial") or 0)):  # bytes from an earlier process
                     whole.kept += kept
                     log.info("fetching %s: going on behind %.1f MB", name, kept / 1e6)
                     whole.advance(kept, 0)
@@ -214,11 +217,11 @@ def _rich_progress() -> Any:
 
 
 def quiet() -> None:
-    """Libraries say nothing below an error; this program speaks for them."""
+    """Silence the progress bars of ``transformers`` and its messages below errors; this program reports instead."""
     import transformers
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # may open a pull request on the hub
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # the conversion may open a pull request on the hub
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 

@@ -1,1 +1,1 @@
-"""Pipeline: what to build, each artifact once."""
+"""Pipeline: plan and build the stages of a run, each artifact once."""

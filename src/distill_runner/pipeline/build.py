@@ -1,4 +1,4 @@
-"""Building what stages describe: each artifact once, in the order in which they need each other."""
+"""Build the artifacts of stages, each once, in the order of their dependencies."""
 
 import json
 import logging
@@ -34,22 +34,22 @@ from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Traini
 log = logging.getLogger(__name__)
 
 YIELD = "stage"
-"""Folder within a stage's checkpoints of all that the stage yields."""
+"""Folder in the artifact of a stage's checkpoints that holds everything the stage itself yields."""
 
 Report = Callable[[str], Log]
-"""Gives the sink for the numbers of a stage, by its name."""
+"""Function from the name of a stage to the function that receives the stage's logged numbers."""
 
 
 def discard(_stage: str) -> Log:
-    """Nobody asks for the numbers."""
+    """Return a log function that ignores the numbers."""
     return lambda values, step, epoch: None
 
 
 class Pipeline:
-    """Builds stages into a store. A GPU is taken when there is something to compute, and not before.
+    """Builder of stages into a store. A GPU is claimed only when there is something to compute.
 
     Args:
-        report: where the numbers of a stage's training go, by the stage's name.
+        report: gives the function that receives the numbers of a stage's training, by the stage's name.
     """
 
     def __init__(self, store: Store, runtime: Runtime, report: Report = discard) -> None:
@@ -58,7 +58,7 @@ class Pipeline:
 
     @cached_property
     def devices(self) -> list[Device]:
-        """One for each process."""
+        """Device of each process."""
         of = self.runtime
         return Device.several(of.device, of.precision, of.workers_per_gpu, of.num_processes)
 
@@ -67,7 +67,7 @@ class Pipeline:
         return self.devices[0]
 
     def prepare(self, stage: Stage) -> None:
-        """Read what training will read, in all stages to build: what is missing is told before anything is trained."""
+        """Read the inputs of all stages to build, so that missing inputs are reported before anything is trained."""
         if self.store.has(stage.spec):
             return
         for upstream in stage.upstream:
@@ -82,7 +82,7 @@ class Pipeline:
             self.inputs.data(stage)
 
     def build(self, stage: Stage, pause_after: int | None = None) -> Path:
-        """The folder of the stage's artifact, built with all that it needs if it is not there.
+        """Return the folder of the stage's artifact; build it, and the upstream stages it needs, if it is missing.
 
         Raises:
             Paused: after ``pause_after`` epochs of this stage.
@@ -91,7 +91,10 @@ class Pipeline:
             return self.store.get(stage.spec, lambda folder: self._yield(stage, folder, pause_after))
 
     def fill_targets(self, stage: Stage) -> None:
-        """Cache what the stage, and those that it needs, read of teachers that are there. Nothing is trained."""
+        """Cache the teacher outputs that the stage and its upstream stages read, for teachers that are in the store.
+
+        Nothing is trained.
+        """
         readers = [reader for reader, _ in fillable(stage, self.store, self.runtime.targets)]
         for reader in readers:
             teacher_targets(reader, self)
@@ -99,14 +102,15 @@ class Pipeline:
             log.info("there is nothing to cache: it is there, or cannot be, or the teacher is not there yet")
 
     def checkpoints(self, stage: Stage) -> Path:
-        """The folder of the stage's model after each of its epochs, and in ``YIELD`` of all that the stage yields.
+        """Return the folder with the stage's model after each epoch and, in ``YIELD``, all that the stage yields.
 
-        A stage that was built without is trained again: to the same end on a CPU, to a similar one elsewhere.
+        A stage that was built without checkpoints is trained again. The result is the same on a CPU, and similar
+        elsewhere.
         """
 
         def train(folder: Path) -> None:
             if not (folder / YIELD / CHECKPOINT).exists():
-                remove(folder / YIELD)  # of a build that was cut off at its end: shares files with the epochs
+                remove(folder / YIELD)  # left by a build that was interrupted at its end; shares files with the epochs
             (folder / YIELD).mkdir(exist_ok=True)
             self._fit(stage, folder / YIELD, keep=folder)
 
@@ -125,12 +129,12 @@ class Pipeline:
 
     def _fit(self, stage: Stage, folder: Path, keep: Path | None = None, pause_after: int | None = None) -> None:
         if stage.teacher and stage.route and not self.store.has(stage.teacher.spec):
-            self.checkpoints(stage.teacher)  # first, so that what the teacher yields comes from the same training
+            self.checkpoints(stage.teacher)  # before the teacher's artifact, so that both come from the same training
         for upstream in stage.upstream:
             self.build(upstream)
         log.info("stage %s: building %s", stage.name, stage.key)
         data, targets = self.inputs.data(stage), teacher_targets(stage, self)
-        # All that is read lies in the store by now, where other processes find it.
+        # By now all inputs are in the store, where the other processes find them.
         started, record = time.monotonic(), Record(folder, self.report(stage.name), keep)
         job = partial(_take_part, stage, self.store.folder, self.runtime, self.devices, folder, pause_after)
         with together([device.torch for device in self.devices], job) as group:
@@ -138,14 +142,14 @@ class Pipeline:
             history = fit(training)
         if keep is not None:
             link_tree(keep / EPOCH.format(history.best), folder / "model")
-        if (tokenizer := self.inputs.tokenizer(stage)) is not None:  # another than above, never set to truncate
+        if (tokenizer := self.inputs.tokenizer(stage)) is not None:  # a fresh one: those used above may truncate
             tokenizer.save_pretrained(folder / "model")
         if stage.config.task is not None:
             stage.config.task.save_reader(folder / "model")
         judged, outputs = data.judge(lambda: self.device.place(kept_model(stage, folder / "model")))
         for name, predictions in outputs.items():
             np.save(folder / PREDICTIONS.format(name), predictions)
-        saved = json.loads((folder / "model" / "config.json").read_text())  # a new model has its tokenizer's words
+        saved = json.loads((folder / "model" / "config.json").read_text())  # a new model has its tokenizer's size
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,
@@ -165,7 +169,7 @@ class Pipeline:
         pause_after: int | None,
         group: ProcessGroup,
     ) -> Training:
-        """The training of a stage, before its first update or where it was interrupted."""
+        """Return the training of a stage, before its first update or at the point where it was interrupted."""
         model = self._initial(stage)
         return Training(
             Learner(model, stage.method(), data, targets),
@@ -180,7 +184,7 @@ class Pipeline:
         )
 
     def untrained(self, stage: Stage) -> Any:
-        """The stage's model as it is before its first epoch; random numbers go on as if it had not been made."""
+        """Return the stage's model as it is before its first epoch, and restore the random number generators."""
         with undisturbed():
             return self._initial(stage)
 
@@ -198,7 +202,7 @@ def _take_part(
     pause_after: int | None,
     group: ProcessGroup,
 ) -> None:
-    """What a further process does for the training of a stage: the same as the first one, in silence."""
+    """Take part in the training of a stage from a further process: the same work as the first one, without output."""
     quiet()
     here = runtime.model_copy(update={"device": str(devices[group.rank].torch), "num_processes": 1})
     pipeline = Pipeline(Store(store), here)

@@ -1,4 +1,4 @@
-"""Caches of a teacher's outputs: whether there can be one, what determines it, and which one serves a stage."""
+"""Caches of a teacher's outputs: whether a cache is possible, what determines it, and which cache serves a stage."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,20 +11,24 @@ from distill_runner.training import teachers
 
 
 def why_live(stage: Stage, mode: Literal["auto", "cached", "live"]) -> str | None:
-    """Why the teacher's outputs cannot be cached; None if they can."""
+    """Return why the teacher's outputs cannot be cached; None if they can.
+
+    Raises:
+        UserError: they cannot be cached, and ``mode`` is ``cached``.
+    """
     task = stage.config.task
     endless = task is not None and task.is_endless(stage.data.views)
     return teachers.why_live(mode, stage.needs[1], text=stage.data.is_corpus, endless=endless)
 
 
 def read_by(stage: Stage, teacher: Stage) -> Stage:
-    """The stage with its data tokenised for a teacher."""
+    """Return the stage with its data tokenised by the teacher's tokenizer."""
     same = teacher.config.given is not None or teacher.tokenizer == stage.tokenizer
     return stage if same else replace(stage, tokenizer=teacher.tokenizer)
 
 
 def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
-    """Of the cached features of the teacher, or of one of its checkpoints, on the training split."""
+    """Return the spec of the cached features of the teacher, or of one of its checkpoints, on the training split."""
     assert stage.teacher is not None
     assert stage.config.task is not None
     _, needs = stage.needs
@@ -42,7 +46,7 @@ def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
 
 
 def serving(stage: Stage, checkpoint: int | None, store: Store) -> Spec:
-    """The spec of the cache that the stage reads, whether it is there or not."""
+    """Return the spec of the cache that the stage reads, whether or not the cache exists."""
     own = targets_spec(stage, checkpoint)
     if store.has(own):
         return own
@@ -50,10 +54,11 @@ def serving(stage: Stage, checkpoint: int | None, store: Store) -> Spec:
 
 
 def larger(own: Spec, others: Iterable[Spec], depth: int) -> Spec:
-    """The first of ``others`` that has all of ``own``, bit for bit; ``own`` if none has.
+    """Return the first of ``others`` that contains all of ``own``, bit for bit; ``own`` if there is none.
 
     Args:
-        depth: layers of the teacher. One that is run less far computes its last layer in another way, for [CLS] alone.
+        depth: number of layers of the teacher. A teacher that is run to fewer layers computes the last of them in
+            another way, for [CLS] alone, so the bits may differ.
     """
     asked, of = own["needs"], _but_needs(own)
     for other in others:

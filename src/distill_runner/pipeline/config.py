@@ -1,4 +1,4 @@
-"""What a stage is, and where artifacts lie."""
+"""Configuration of stages, of teachers and of the store."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,12 +21,13 @@ class StoreConfig(Schema):
 
 
 class Given(Schema):
-    """A teacher that is known by its predictions alone: no model comes out of its stage.
+    """Teacher that is known only by its predictions; its stage yields no model.
 
     Args:
-        kind: ``labels``, columns of the task's data (``task.probabilities`` or ``task.logits``), or ``ensemble``.
-        sources: of an ensemble: the models that are averaged, each in the place of the stage's own ``model.source``.
-        weights: of the sources, made to sum to 1; equal ones by default.
+        kind: ``labels`` reads the predictions from columns of the task's data (``task.probabilities`` or
+            ``task.logits``); ``ensemble`` averages the predictions of several models.
+        sources: the models of an ensemble, two or more; each takes the place of the stage's ``model.source``.
+        weights: one positive weight for each source, scaled to sum to 1; equal weights by default.
     """
 
     kind: Literal["labels", "ensemble"]
@@ -48,18 +49,23 @@ class Given(Schema):
 
 
 class StageConfig(Schema):
-    """A model fitted on one data set with one method, optionally against the teacher that another stage yields.
+    """Configuration of a stage: a model fitted on one data set with one method, with or without a teacher.
 
     Args:
-        route: follow the teacher's checkpoints instead of learning from the model that it ends with.
-        keep_checkpoints: keep the model after every epoch. A run that follows them keeps them by itself; this spares
-            training the teacher twice where a run that does not comes first. No part of what the stage yields.
-        share: of the task's training examples that are used, always the same ones, a smaller share within a larger. Of
-            a transfer set none is left out.
-        views: of each training example that is cropped or flipped at random, show so many fixed ones in turn, so that
-            the teacher's outputs can be cached. It means nothing without a teacher or where examples stay as they are.
-        transfer: inputs without labels to train on instead of the task's own; the task still selects and judges.
-        given: predictions take the place of a model that is trained here.
+        route: the checkpoints of the teacher to learn from, epoch by epoch; None learns from the model that the
+            teacher's stage yields.
+        keep_checkpoints: keep the model after every epoch. A run with ``route`` keeps its teacher's checkpoints anyway.
+            Setting the option on a teacher avoids training the teacher twice if a run without ``route`` comes first.
+            The option does not change the stage's key or result.
+        share: share of the task's training examples to use. The examples are always the same, and a smaller share is
+            part of a larger one. The option does not apply to a transfer set.
+        views: number of fixed views of each training image that is cropped or flipped at random. The views are shown in
+            turn, one per epoch, so that the teacher's outputs can be cached. None draws a new view in every epoch. The
+            option has no effect without a teacher or without random cropping and flipping.
+        transfer: inputs without labels to train on instead of the task's training examples. The task still selects the
+            best epoch and evaluates the model.
+        given: predictions that replace the model of this stage, so that no model is trained under its name
+            (``teacher=labels``, ``teacher=ensemble``).
     """
 
     task: AnyTask | None = None
@@ -91,7 +97,7 @@ class StageConfig(Schema):
 
 
 class TeacherConfig(Schema):
-    """The teacher as results name it; the stage ``teacher`` reads the rest of its group by interpolation."""
+    """Teacher settings that results report; the stage ``teacher`` reads the rest of the group by interpolation."""
 
     name: str
     source: str | None

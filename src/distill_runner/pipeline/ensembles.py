@@ -1,4 +1,4 @@
-"""Stages of predictions: the mean of several models, or columns of the data."""
+"""Stages that yield predictions instead of a model: the mean of several models, or columns of the data."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,17 +15,20 @@ from distill_runner.training.train import PREDICTIONS
 
 
 def mean_of(stage: Stage) -> Callable[[Sequence[Tensor]], Tensor]:
-    """Makes one output of those of the members of an ensemble."""
+    """Return the function that averages the outputs of an ensemble's members."""
     assert stage.config.given is not None
     return partial(stage.outputs.mean, weights=stage.config.given.shares)
 
 
 def judge_mean(stage: Stage, folder: Path, members: Sequence[Path], split: Callable[[str], Split]) -> None:
-    """Keep the predictions of an ensemble for the validation splits, with their scores; none of columns of the data.
+    """Save the predictions of an ensemble for the validation splits, and their scores in ``metrics.json``.
+
+    A stage whose predictions are columns of the data has no members, and gets neither predictions nor scores.
 
     Args:
-        members: the folders of the models.
-        split: gives a split of the task by its name.
+        folder: the folder of the ensemble's artifact.
+        members: the folders of the members' artifacts.
+        split: returns a split of the task, given its name.
     """
     task, metrics = stage.config.task, dict[str, float]()
     assert task is not None

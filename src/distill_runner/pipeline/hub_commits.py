@@ -1,4 +1,4 @@
-"""Which commits of the hub a stage comes from."""
+"""Commits of the hub that a stage reads."""
 
 from itertools import chain
 
@@ -10,7 +10,7 @@ from distill_runner.pipeline.stages import STAGE, Stage
 
 
 def hub_commits(stage: Stage) -> dict[str, str]:
-    """The commit of each model and data set of the hub that it reads, here or in the stages that it needs."""
+    """Return the commit of each hub model and data set that the stage or its upstream stages read, by name."""
     config, found = stage.config, dict[str, str]()
     for upstream in stage.upstream:
         found |= hub_commits(upstream)

@@ -1,4 +1,4 @@
-"""What stages read: vocabularies, tokenised splits and the data made of them, each once in the store."""
+"""Inputs of stages: vocabularies, tokenised splits and the data made from them, each stored once."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +21,13 @@ from distill_runner.training.text_data import CorpusData, TextData
 
 
 class Inputs:
-    """The inputs of stages, on the device that will read them, which is asked for when it is needed."""
+    """Inputs of stages for a device, which is requested only when needed."""
 
     def __init__(self, store: Store, device: Callable[[], Device]) -> None:
         self.store, self.device = store, device
 
     def tokenizer(self, stage: Stage) -> Any:
-        """The stage's tokenizer, its vocabulary trained first if it is to come from the corpus; None without text."""
+        """Return the stage's tokenizer; None without text. A vocabulary from the corpus is trained first if missing."""
         if stage.tokenizer is None:
             return None
         if stage.tokenizer != CORPUS:
@@ -43,12 +43,12 @@ class Inputs:
         return read_tokenizer(str(self.store.get(stage.data.vocabulary_spec, train)))
 
     def vocab_size(self, stage: Stage) -> int | None:
-        """Of a model that is made new; None where there is a source, or no text."""
+        """Return the vocabulary size of a newly initialised model; None for a model with a source or without text."""
         tokenizer = None if stage.source or stage.config.model.source else self.tokenizer(stage)
         return None if tokenizer is None else len(tokenizer)
 
     def split(self, stage: Stage, name: str, tokenizer: Any | None = None) -> Split:
-        """A split of the stage's data, ready for batches; ``TRANSFER`` is that of the transfer set."""
+        """Return a split of the stage's data, ready for batches; the name ``TRANSFER`` stands for the transfer set."""
         task, corpus, transfer = stage.config.task, stage.config.corpus, stage.config.transfer
 
         def write(folder: Path) -> None:
@@ -63,7 +63,7 @@ class Inputs:
         return task.open(folder, stage.data.views) if task is not None else CorpusTokens(folder)
 
     def data(self, stage: Stage) -> Data:
-        """What the stage trains on and is judged by, tokenised into the store."""
+        """Return the data that the stage is trained and evaluated on, tokenised into the store."""
         task, corpus = stage.config.task, stage.config.corpus
         seed = stage_seed(stage.config.seed, stage.name)
         if not stage.data.is_judged:

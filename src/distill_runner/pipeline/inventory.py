@@ -1,4 +1,4 @@
-"""What a store holds: sizes, ages, what was made from what, and what nothing was made from."""
+"""Contents of a store: sizes and ages of artifacts, what each was made from, and which ones no run uses."""
 
 import json
 import os
@@ -14,14 +14,17 @@ from distill_runner.pipeline import status
 from distill_runner.pipeline.store import SPEC, Spec, is_whole, key_of
 
 KINDS = ("checkpoints", "targets", "tokens", "vocabulary", "stage")
-"""In the order in which they are best deleted: the first are largest and soonest missed by nobody."""
+"""Kinds of artifacts in the order in which they are best deleted: the first are the largest and least missed."""
 State = Literal["whole", "damaged", "partial"]
 _KEY = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
 class File:
-    """A file as the disk has it: ``links`` names anywhere, of which several may lie in the store."""
+    """File on disk, identified by device and inode, with its size in bytes.
+
+    ``links`` counts all names of the file (hard links); several of them may be in the store.
+    """
 
     identity: tuple[int, int]
     size: int
@@ -30,10 +33,11 @@ class File:
 
 @dataclass(frozen=True)
 class Entry:
-    """An artifact, or what is left of one: ``partial`` was being built or deleted, ``damaged`` is not what it was.
+    """Artifact in the store, or what is left of one.
 
-    ``refers`` are the keys of all that its spec names, whether they are in the store or not; ``changed`` is in seconds
-    since the epoch.
+    ``state`` is ``partial`` if the artifact was being built or deleted, and ``damaged`` if its files are not as they
+    were built. ``what`` distinguishes the artifact from others of its kind. ``refers`` holds the keys of all artifacts
+    that its spec names, whether or not they are in the store. ``changed`` is a time in seconds since 1970.
     """
 
     path: Path
@@ -47,12 +51,12 @@ class Entry:
 
     @property
     def age(self) -> float:
-        """Seconds."""
+        """Age in seconds."""
         return time.time() - self.changed
 
 
 def entries(store: Path) -> list[Entry]:
-    """All of a store, by kind and age, the oldest first."""
+    """Return all artifacts of a store, sorted by kind and then by age, the oldest first."""
     found = [_entry(path) for path in store.glob("*/*/") if _KEY.match(path.name)]
     order = {kind: number for number, kind in enumerate(KINDS)}
     return sorted(found, key=lambda entry: (order.get(entry.kind, len(KINDS)), entry.changed))
@@ -72,7 +76,7 @@ def _entry(path: Path) -> Entry:
 
 
 def _files(folder: Path | str) -> Iterator[File]:
-    """All below a folder. Of ten thousand artifacts ``Path.rglob`` alone would take a second."""
+    """Yield all files below a folder. For ten thousand artifacts, ``Path.rglob`` alone would take a second."""
     with os.scandir(folder) as found:
         for one in found:
             if one.is_dir():
@@ -83,14 +87,14 @@ def _files(folder: Path | str) -> Iterator[File]:
 
 
 def _what(spec: Spec) -> str:
-    """The name that tells one artifact from another of its kind."""
+    """Return a name that distinguishes an artifact from others of its kind."""
     if "checkpoint" in spec:
         return f"of epoch {spec['checkpoint']}"
     return str(spec.get("split") or (spec.get("stage", "") if spec.get("kind") == "stage" else ""))
 
 
 def _refers(value: Any) -> Iterator[str]:
-    """The keys of other artifacts in a spec, and those of whole specs within it."""
+    """Yield the keys of other artifacts in a spec, and the keys of whole specs nested in it."""
     if isinstance(value, dict):
         for part in value.values():
             if isinstance(part, dict) and {"kind", "schema"} <= part.keys():
@@ -104,12 +108,12 @@ def _refers(value: Any) -> Iterator[str]:
 
 
 def occupied(chosen: Iterable[Entry]) -> int:
-    """Bytes on disk, a file of several names counted once."""
+    """Return the bytes on disk; a file with several names counts once."""
     return sum({file.identity: file.size for entry in chosen for file in entry.files}.values())
 
 
 def freed(chosen: Iterable[Entry]) -> int:
-    """Bytes that deleting ``chosen`` would free: not those of files that have another name elsewhere."""
+    """Return the bytes that deleting ``chosen`` would free; files that have another name elsewhere free nothing."""
     names: dict[tuple[int, int], list[File]] = {}
     for entry in chosen:
         for file in entry.files:
@@ -118,10 +122,12 @@ def freed(chosen: Iterable[Entry]) -> int:
 
 
 def unused(known: Sequence[Entry], runs: Path) -> list[Entry]:
-    """The whole artifacts that no finished run was made from; caches are among them.
+    """Return the whole artifacts that no finished run was made from.
+
+    Caches (``tokens``, ``targets``, ``checkpoints``) always count as unused, since no stage's spec names them.
 
     Raises:
-        UserError: there is no finished run in ``runs``, so that everything would be.
+        UserError: ``runs`` holds no finished run, so that every artifact would be unused.
     """
     needed = set(_finished(runs))
     if not needed:
@@ -136,13 +142,13 @@ def unused(known: Sequence[Entry], runs: Path) -> list[Entry]:
 
 
 def _finished(runs: Path) -> Iterator[str]:
-    """The keys of all stages that a run was asked for, students or others."""
+    """Yield the key of the requested stage of each finished run, whether it is a student or another stage."""
     for folder in runs.glob("*/"):
         if (known := status.read(folder)) and known["status"] == "done":
             yield known["key"]
 
 
 def users(known: Sequence[Entry], chosen: Collection[Entry]) -> list[Entry]:
-    """What was made from one of ``chosen``, and is not among them."""
+    """Return the artifacts that were made from one of ``chosen`` and are not in ``chosen`` themselves."""
     keys, paths = {entry.key for entry in chosen}, {entry.path for entry in chosen}
     return [entry for entry in known if entry.path not in paths and entry.refers & keys]

@@ -1,4 +1,4 @@
-"""The model of a stage: before its first epoch, and as it was kept."""
+"""Model of a stage: as it is before the first epoch, and as it was saved."""
 
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,15 @@ from distill_runner.pipeline.stages import Stage
 
 
 def initial_model(stage: Stage, source: Path | None, vocab_size: int | None) -> Any:
-    """The model to train; seeds all random numbers, from which the method then draws its own parameters.
+    """Seed all random number generators, and return the model to train.
+
+    The method draws its own parameters from the same generators afterwards.
 
     Args:
-        source: the folder of the model that it starts from, if a stage yields that.
-        vocab_size: of a model that is made new.
+        source: the folder of the model to start from, if an upstream stage yields that model.
+        vocab_size: the vocabulary size of a newly initialised model.
     """
-    # Nothing before may leave a trace in the random numbers below: it may have come from the store.
+    # Earlier results may have come from the store instead, so computing them must not change the numbers drawn here.
     seed_all(stage_seed(stage.config.seed, stage.name))
     model = stage.config.model
     if source is not None:
@@ -25,5 +27,5 @@ def initial_model(stage: Stage, source: Path | None, vocab_size: int | None) -> 
 
 
 def kept_model(stage: Stage, folder: Path) -> Any:
-    """A model of the stage's task as it was saved, with its head."""
+    """Return the model that was saved in ``folder``, with its head for the stage's task."""
     return build(ModelConfig(source=str(folder), head="keep"), stage.head)

@@ -1,4 +1,4 @@
-"""What building a stage would touch, told before anything is trained."""
+"""Plan of a build: the artifacts that building a stage would read or create, known before anything is trained."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from distill_runner.pipeline.store import Spec, Store, key_of
 
 @dataclass(frozen=True)
 class Planned:
-    """A line of the plan: an artifact, whether it is in the store, and what it is made of."""
+    """Line of the plan: an artifact, whether it is in the store (``hit``), and what it is made from."""
 
     name: str
     key: str
@@ -24,12 +24,14 @@ class Planned:
 
 
 def plan(stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] = "auto") -> list[Planned]:
-    """What building ``stage`` would touch, in its order, the stage itself last; one that is there needs nothing more.
+    """Return the artifacts that building ``stage`` would read or create, in build order, ``stage`` itself last.
+
+    A stage that is in the store needs no other artifact.
 
     Args:
         targets: as in ``Runtime``.
     Raises:
-        UserError: ``targets`` asks for a cache of what cannot be cached.
+        UserError: ``targets`` is ``cached`` for outputs that cannot be cached.
     """
     lines = []
     if not (hit := store.has(stage.spec)):
@@ -40,7 +42,7 @@ def plan(stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] 
 
 
 def describe(stage: Stage) -> str:
-    """Data, sizes, origin and terms in a few words."""
+    """Return the data, model size, origin and loss terms of a stage in a few words."""
     config = stage.config
     data = config.task.name if config.task else f"corpus {config.corpus.name}" if config.corpus else ""
     data += f" on {config.transfer.name}" if config.transfer else ""
@@ -53,7 +55,7 @@ def describe(stage: Stage) -> str:
 
 
 def missing(stage: Stage, store: Store) -> list[Stage]:
-    """The stages that building ``stage`` trains, in their order, each once."""
+    """Return the stages to build for ``stage``, in build order, each once; empty if ``stage`` is in the store."""
     if store.has(stage.spec):
         return []
     found = {part.key: part for upstream in stage.upstream for part in missing(upstream, store)}
@@ -63,7 +65,7 @@ def missing(stage: Stage, store: Store) -> list[Stage]:
 def fillable(
     stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] = "auto"
 ) -> Iterator[tuple[Stage, list[Spec]]]:
-    """The stages to build that read a teacher which is there, each with the caches of its outputs that are not."""
+    """Yield each stage to build whose teacher is in the store, with the specs of the missing caches."""
     if store.has(stage.spec):
         return
     for upstream in stage.upstream:
@@ -102,7 +104,7 @@ def _followed(teacher: str, checkpoint: int | None) -> str:
 
 
 def _read(needs: FeatureRequest) -> str:
-    """``needs`` in words, shortened where they are many."""
+    """Return ``needs`` as text, shortened if there are more than three entries."""
     read = [
         *(["logits"] if needs.logits else []),
         *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls)),

@@ -1,7 +1,6 @@
-"""From the configuration of stages to the one that is asked for, with all that it really needs.
+"""Resolve the configuration of stages into the requested stage, with the upstream stages that it really needs.
 
-What can be wrong with it is found here, before anything is trained: the method is bound to the shapes of both models,
-and a teacher that no term reads is no part of a stage.
+Errors are found before training: the method is bound to both model shapes. A teacher that no term reads is left out.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from distill_runner.pipeline.stage_data import CORPUS
 from distill_runner.pipeline.stages import STAGE, Stage
 
 CLASSIFIER = "AutoModelForSequenceClassification"
-"""The class of heads whose outputs belong to examples, whatever tokens a model reads of them."""
+"""Auto class of heads with one output per example, however a model tokenises the example."""
 
 
 def resolve(
@@ -30,13 +29,13 @@ def resolve(
     path: tuple[str, ...] = (),
     known: dict[str, Stage] | None = None,
 ) -> Stage:
-    """The stage ``name`` with all that it needs.
+    """Return the stage ``name`` with the upstream stages that it needs.
 
     Args:
-        path: the stages that need it.
-        known: of the stages that it needs, those that are resolved already; the others are added.
+        path: the names of the stages that need this stage.
+        known: upstream stages that are already resolved, by name; newly resolved upstream stages are added.
     Raises:
-        UserError: a stage that does not exist or needs itself; models, data or methods that do not fit.
+        UserError: a stage does not exist or needs itself, or models, data and methods do not fit each other.
     """
     known = {} if known is None else known
     if name in known:
@@ -87,7 +86,7 @@ def _resolved(
 
 
 def _given(stages: Mapping[str, StageConfig], name: str, config: StageConfig, precision: str) -> Stage:
-    """A stage of predictions. Its members are the stage itself from other sources."""
+    """Return a stage of predictions. The members of an ensemble are the stage itself with different sources."""
     given, task = config.given, config.task
     assert given is not None
     if task is None:
@@ -113,7 +112,7 @@ def _tokenizer(config: StageConfig, source: Stage | None) -> str | None:
 
 
 def _require_stage(stages: Mapping[str, StageConfig], name: str, key: str, value: str) -> None:
-    """See to it that a stage that ``key`` asks for is there."""
+    """Raise a UserError if the stage that ``key`` asks for does not exist."""
     if name not in stages:
         remedy = f"{nearest(name, stages)} Methods and experiments (experiment=demo) bring others.".lstrip()
         raise UserError(key, value, "there is no such stage", remedy)
@@ -122,7 +121,7 @@ def _require_stage(stages: Mapping[str, StageConfig], name: str, key: str, value
 def _needed_teacher(
     stages: Mapping[str, StageConfig], stage: Stage, path: tuple[str, ...], known: dict[str, Stage]
 ) -> Stage | None:
-    """The stage's teacher, if its method reads one. Binding on the meta device is free, and shows misfits early."""
+    """Return the teacher if the method reads one. Binding on the meta device is free and reveals misfits early."""
     wanted = stage.config.teacher
     method = stage.config.method.make()
     if not method.reads_teacher():
@@ -153,11 +152,12 @@ def _needed_teacher(
 
 
 def _bind_to_predictions(method: Method, stage: Stage, teacher: Stage) -> None:
-    """
+    """Bind the method to a teacher that is known only by its predictions.
+
     Raises:
-        UserError: the method reads more of a teacher than predictions, or the examples have none.
+        UserError: the method or ``route`` needs more than predictions, or the training examples have none.
     """
-    shape = stage.shape  # of a teacher that would do for any method: what it reads is then seen
+    shape = stage.shape  # a stand-in teacher of one more layer suits any method; it shows what the method reads
     method.bind(shape, replace(shape, num_layers=shape.num_layers + 1), stage.outputs)
     if method.needs[1] != FeatureRequest(logits=True):
         problem = "is known by its predictions alone, and this method reads more of it"
@@ -184,13 +184,13 @@ def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
 
 
 def _require_terms(stage: Stage) -> None:
-    """See to it that a model that is trained learns something."""
+    """Raise a UserError if a model would be trained without any loss term."""
     if stage.config.optim.epochs != 0 and not stage.config.method.terms:
         raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
 
 
 def _require_labels(stage: Stage) -> None:
-    """See to it that the training data have what the method reads of them."""
+    """Raise a UserError if the training data lack labels that the method reads."""
     missing = stage.data.labels_read - stage.data.labels
     if "labels" in missing:
         remedy = "Learn from a teacher's predictions alone (method=kd), or set transfer=labelled."
@@ -228,7 +228,7 @@ def _shape(config: StageConfig, source: Stage | None) -> EncoderShape:
 
 
 def require_same_vocabulary(teacher: Stage, student: Stage) -> None:
-    """Both models read the same tokens: UserError if not, or if only one vocabulary is still to be trained."""
+    """Raise a UserError if the models read different tokens, or if only one vocabulary is still to be trained."""
     if teacher.data.tokenizer_spec == student.data.tokenizer_spec:
         return
     if CORPUS in (teacher.tokenizer, student.tokenizer):
@@ -241,7 +241,7 @@ def require_same_vocabulary(teacher: Stage, student: Stage) -> None:
 
 
 def _differ(teacher: str | None, student: str | None) -> bool:
-    """Whether two tokenizers give other tokens."""
+    """Whether two tokenizers have different vocabularies; None and ``corpus`` differ from every other tokenizer."""
     if teacher == student:
         return False
     if teacher is None or student is None or CORPUS in (teacher, student):

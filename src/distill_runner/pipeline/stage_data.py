@@ -1,4 +1,4 @@
-"""What a stage reads, and what determines it: examples, tokens, and what there is to learn from and to judge by."""
+"""Data of a stage and what determines them: examples, tokens, labels to learn from, and data to evaluate on."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,18 +8,19 @@ from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import Spec
 
 SCHEMA = 3
-"""Raised when the meaning of an artifact changes; everything is then built again."""
+"""Version of what artifacts mean. Raising it makes every artifact be built again."""
 CORPUS, TRANSFER = "corpus", "transfer"
 
 
 @dataclass(frozen=True, eq=False)
 class StageData:
-    """The examples of a stage, as its tokenizer writes them.
+    """Examples of a stage, as its tokenizer encodes them.
 
     Attributes:
-        tokenizer: a source as in ``ModelConfig``, never a stage, or the name ``corpus``; None where there is no text.
-        first: of the first stage of its line, if that is another one.
-        has_teacher: whether a teacher looks at the examples too.
+        tokenizer: a source as in ``ModelConfig``, never a stage, or the name ``corpus``; None for data without text,
+            and for a stage of predictions.
+        first: data of the first stage in the chain of sources of this stage; None if this stage is the first one.
+        has_teacher: whether a teacher reads the examples too.
     """
 
     config: StageConfig
@@ -29,7 +30,7 @@ class StageData:
 
     @cached_property
     def spec(self) -> Spec:
-        """Of the examples."""
+        """Spec of the examples."""
         if self.config.corpus is not None:
             of_masks = () if self.is_masked else ("mask_probability", "whole_word")
             return {key: value for key, value in self.config.corpus.spec().items() if key not in of_masks}
@@ -46,13 +47,13 @@ class StageData:
 
     @cached_property
     def vocabulary_spec(self) -> Spec:
-        """Of a vocabulary trained on the corpus of the first stage of this line."""
+        """Spec of a vocabulary trained on the corpus of the first stage in this stage's chain of sources."""
         corpus = (self.first or self).spec
         read = ("version", "parts", "hold_out", "vocab_size")
         return {"kind": "vocabulary", "schema": SCHEMA, "corpus": {key: corpus[key] for key in read}}
 
     def split_spec(self, split: str) -> Spec:
-        """Of a tokenised split: what the texts, their labels and their tokens depend on."""
+        """Return the spec of a tokenised split: everything that its texts, labels and tokens depend on."""
         read = {"parts", "examples", "hold_out", "short_pairs", "max_length"}
         if self.config.task is not None:
             read = {"content"} | self.config.task.read_fields
@@ -68,24 +69,24 @@ class StageData:
 
     @property
     def train_split(self) -> str:
-        """The split to train on; ``TRANSFER`` stands for the transfer set."""
+        """Name of the split to train on; ``TRANSFER`` stands for the transfer set."""
         if self.config.transfer:
             return TRANSFER
         return self.config.task.train if self.config.task else "train"
 
     @property
     def share(self) -> float:
-        """Of the training examples that are used; a transfer set is cut by its own ``size`` alone."""
+        """Share of the training examples to use; 1 for a transfer set, which only its own ``size`` cuts."""
         return 1.0 if self.config.transfer else self.config.share
 
     @property
     def views(self) -> int | None:
-        """How many fixed pictures of each example a teacher sees; None where each epoch has its own."""
+        """Number of fixed views of each example that a teacher sees; None if each epoch draws new views."""
         return self.config.views if self.has_teacher else None
 
     @property
     def labels(self) -> frozenset[str]:
-        """What the training batches have of their own to learn from."""
+        """Names of the labels that the training batches contain."""
         if self.config.transfer:
             return frozenset()
         paired = self.config.corpus is not None and self.config.corpus.examples == "pairs"
@@ -93,20 +94,20 @@ class StageData:
 
     @cached_property
     def labels_read(self) -> frozenset[str]:
-        """What the method reads of them."""
+        """Names of the labels that the method reads from the training batches."""
         return self.config.method.make().reads_labels()
 
     @property
     def is_corpus(self) -> bool:
-        """Whether it is the text of a corpus, and not of a task."""
+        """Whether the data are the text of a corpus, not the examples of a task."""
         return self.config.corpus is not None
 
     @property
     def is_masked(self) -> bool:
-        """Whether its text has labels: tokens that are hidden, and whether sentences follow each other."""
+        """Whether the method reads labels of the corpus: masked tokens, or whether sentences follow each other."""
         return self.is_corpus and bool(self.labels_read)
 
     @property
     def is_judged(self) -> bool:
-        """Whether there is something to judge a model by."""
+        """Whether there are data to evaluate a model on."""
         return self.is_masked or not self.is_corpus

@@ -1,4 +1,4 @@
-"""Stages: what determines each, and what it needs of others. ``resolving`` makes them of a configuration."""
+"""Stages: what determines each one, and which others it needs. ``resolving`` makes them from a configuration."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -24,12 +24,12 @@ STAGE = "stage:"
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A stage with everything upstream resolved.
+    """Stage with all upstream stages resolved.
 
-    ``source`` is the stage whose model it starts from and ``teacher`` the one it learns from, if any. ``tokenizer``
-    is a source as in ``ModelConfig``, never a stage, or the name ``corpus``; None where there is no text. ``route`` is,
-    for each of its epochs, the epochs that the teacher it learns from has behind it; None to learn from the model that
-    the teacher yields.
+    ``source`` is the stage whose model this stage starts from, and ``teacher`` the stage it learns from; None if there
+    is none. ``tokenizer`` is a source as in ``ModelConfig``, never a stage, or the name ``corpus``; None without text,
+    and for a stage of predictions. ``route`` names the teacher's checkpoint for each epoch of this stage, by the number
+    of epochs that the teacher had trained. A ``route`` of None learns from the model that the teacher yields.
     """
 
     name: str
@@ -41,29 +41,29 @@ class Stage:
     precision: str
     route: tuple[int, ...] | None = None
     members: tuple["Stage", ...] = ()
-    """Of an ensemble, whose predictions are the mean of theirs."""
+    """Members of an ensemble; the ensemble's predictions are the mean of their predictions."""
 
     @cached_property
     def data(self) -> StageData:
-        """What it reads."""
+        """Data that the stage reads."""
         first = self.root.data if self.source else None
         return StageData(self.config, self.tokenizer, first, self.teacher is not None)
 
     @property
     def outputs(self) -> Outputs:
-        """What the outputs of its model's head mean."""
+        """Meaning of the outputs of the model's head."""
         return self.config.task.outputs if self.config.task else Classes()
 
     @property
     def head(self) -> Head:
-        """What its model has on top."""
+        """Head of the stage's model."""
         if self.config.task is not None:
             return self.config.task.head
         return PRE_TRAINING if self.needs[0].next_sentence else LANGUAGE_MODEL
 
     @property
     def root(self) -> "Stage":
-        """The first stage of this line, whose model does not come from another one."""
+        """First stage in the chain of sources; its model comes from no other stage."""
         return self.source.root if self.source else self
 
     @property
@@ -72,7 +72,7 @@ class Stage:
 
     @property
     def all_upstream(self) -> list["Stage"]:
-        """All that it needs, the nearest first, each once."""
+        """All stages that this stage needs, directly or indirectly, depth first, each once."""
         every = [stage for near in self.upstream for stage in (near, *near.all_upstream)]
         return list({id(stage): stage for stage in every}.values())
 
@@ -113,41 +113,41 @@ class Stage:
 
     @property
     def first_teacher(self) -> "Stage | None":
-        """The teacher that all goes back to: an assistant's own, or that of the phase this stage goes on from."""
+        """Original teacher: the one before all assistants, or the teacher of the phase that this stage continues."""
         if self.teacher is not None:
             return self.teacher.first_teacher or self.teacher
         return self.source.first_teacher if self.source else None
 
     @property
     def has_head(self) -> bool:
-        """Whether its head has been trained, here or before."""
+        """Whether the head has been trained, in this stage or before."""
         if self.config.given is not None:
             return bool(self.members)
         return self.config.optim.epochs != 0 or self.config.model.head == "keep"
 
     @property
     def has_columns(self) -> bool:
-        """Whether its predictions are columns of the data."""
+        """Whether the stage's predictions are columns of the data."""
         return self.config.given is not None and not self.members
 
     @property
     def followed(self) -> list[int | None]:
-        """The checkpoints of the teacher that this stage reads; None is the model that the teacher yields."""
+        """Checkpoints of the teacher that this stage reads; None stands for the model that the teacher yields."""
         return [*sorted(set(self.route))] if self.route else [None]
 
     @property
     def checkpoints_spec(self) -> Spec:
-        """Of the model after each epoch, beside what the stage yields."""
+        """Spec of the checkpoints: the model after each epoch, together with all that the stage yields."""
         return {"kind": "checkpoints", "schema": SCHEMA, "stage": self.key}
 
     @cached_property
     def needs(self) -> tuple[FeatureRequest, FeatureRequest]:
-        """What the method reads of the student and of the teacher, told without drawing or holding a parameter."""
+        """Features that the method reads of student and teacher, found without drawing or storing parameters."""
         with torch.device("meta"):
             return self.method().needs
 
     def method(self, student: EncoderShape | None = None) -> Method:
-        """The stage's method, bound to its models; new parameters are drawn from torch's global generator."""
+        """Return the stage's method, bound to its models; new parameters are drawn from torch's global generator."""
         return self.config.method.make().bind(
             student or self.shape, self.teacher.shape if self.teacher else None, self.outputs
         )
@@ -155,12 +155,12 @@ class Stage:
 
 @cache
 def _major(package: str) -> str:
-    """Asked of its files: once."""
+    """Return the major version of a package; cached, since it is read from the package's files."""
     return version(package).split(".")[0]
 
 
 def _source_spec(model: ModelConfig) -> dict[str, Any]:
     if model.source:
         return {"content": source_fingerprint(model.source)}
-    # However its depth is given: models that are the same are pre-trained once.
+    # The depth counts as part of the architecture: equal models are pre-trained once, however their depth is given.
     return {"architecture": fresh_architecture(model), "num_layers": None} if model.num_layers else {}

@@ -1,7 +1,7 @@
-"""``status.json``: what has become of a run, whatever became of it.
+"""``status.json``: the state of a run, including runs that were killed.
 
-While a run is going its folder is locked, so that a reader can tell a run that is going from one whose process is gone,
-on any machine that shares the folder and whatever has taken over its process number.
+The folder of a run in progress is locked. So a reader can distinguish it from a run whose process is gone. This works
+on any machine that shares the folder, even if another process has taken over the process number.
 """
 
 import json
@@ -24,7 +24,10 @@ _LOCK = ".lock"
 
 @contextmanager
 def going(folder: Path) -> Iterator[dict[str, Any] | None]:
-    """Holds the run of ``folder``, and tells what was known of it; one that another process is at is waited for."""
+    """Hold the lock of the run in ``folder``, and yield what ``read`` knows of the run.
+
+    If another process holds the lock, wait for that process first.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     own = lock(folder / _LOCK)
     try:
@@ -39,15 +42,18 @@ def going(folder: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def write(folder: Path, status: str, described: Mapping[str, Any], error: str | None = None) -> None:
-    """Replace ``status.json``: ``running``, ``done``, ``failed`` with its ``error``, ``interrupted`` or ``paused``."""
+    """Replace ``status.json``.
+
+    ``status`` is ``running``, ``done``, ``failed`` (with its ``error``), ``interrupted`` or ``paused``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / STATUS, {**described, "status": status, "error": error, "folder": str(folder)})
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """``result.json`` of a finished run, else ``status.json``; None if the folder holds neither, or half of one.
+    """Return ``result.json`` of a finished run, else ``status.json``; None if ``status.json`` is missing or incomplete.
 
-    A run whose process is gone without a word is ``killed``.
+    A run that is recorded as ``running`` while no process holds its lock is returned as ``killed``.
     """
     status = _read_json(folder / STATUS)
     if status is not None and status.get("status") == "done" and (result := _read_json(folder / RESULT)):
@@ -58,8 +64,8 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Replace ``file`` in one step."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")  # equal sweeps write the same table
+    """Replace ``file`` atomically."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")  # by process: equal sweeps write the same file
     partial.write_text(json.dumps(content, indent=1, default=str))
     partial.replace(file)
 

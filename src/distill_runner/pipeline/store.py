@@ -1,8 +1,8 @@
 """Artifacts addressed by the hash of everything that determines them.
 
 An artifact is a folder ``<store>/<kind>/<key>`` with ``spec.json`` (what determined it) and ``manifest.json`` (its
-files with sizes and checksums), made in ``<key>.partial`` under a lock and renamed when whole. A build that was cut off
-finds its partial folder again, and may resume from what it left there.
+files with sizes and checksums). It is built in ``<key>.partial`` under a lock, and renamed when it is whole. After an
+interrupted build, the next one finds the partial folder and may resume from its content.
 """
 
 import hashlib
@@ -31,16 +31,16 @@ _LARGE, _SETTLED_SECONDS = 2**20, 2.0
 
 
 def key_of(spec: Spec) -> str:
-    """16 hexadecimal digits of the SHA-256 of the canonical JSON of ``spec``."""
+    """Return the key of ``spec``: the first 16 hexadecimal digits of the SHA-256 of its canonical JSON."""
     text = json.dumps(spec, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Store:
-    """A folder of artifacts, shared by any number of processes.
+    """Folder of artifacts, shared by any number of processes.
 
     Raises:
-        UserError: the folder cannot be made or written.
+        UserError: the folder cannot be created or written to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,31 +55,31 @@ class Store:
             raise UserError("store.dir", folder, "is not writable", "Name a folder to write to.")
 
     def path(self, spec: Spec) -> Path:
-        """Where the artifact of ``spec`` lies, whether it exists or not. ``spec["kind"]`` names its folder."""
+        """Return the folder of the artifact of ``spec``, which need not exist. ``spec["kind"]`` names the parent."""
         return self.folder / spec["kind"] / key_of(spec)
 
     def has(self, spec: Spec) -> bool:
-        """Whether the artifact exists, by the sizes of its files: milliseconds."""
+        """Whether the artifact exists, judged by the sizes of its files; takes milliseconds."""
         return is_whole(self.path(spec))
 
     def find(self, spec: Spec) -> Path | None:
-        """The artifact of ``spec`` if it exists and its checksums are right."""
+        """Return the folder of the artifact of ``spec`` if it exists and its checksums are correct, else None."""
         path = self.path(spec)
         return path if is_whole(path, checksums=True) else None
 
     def specs(self, kind: str) -> Iterator[Spec]:
-        """What is or was in the store of one kind."""
+        """Yield the specs of all artifacts of one kind, including partial and damaged ones."""
         for file in sorted((self.folder / kind).glob(f"*/{SPEC}")):
-            with suppress(OSError, ValueError):  # on its way
+            with suppress(OSError, ValueError):  # the file is being written or deleted
                 yield json.loads(file.read_text())
 
     def get(self, spec: Spec, build: Callable[[Path], None]) -> Path:
-        """The artifact of ``spec``, built if it is missing or damaged.
+        """Return the artifact of ``spec``; build it if it is missing or damaged.
 
         Args:
-            build: fills the folder it is given, which may hold what an earlier, interrupted build left.
+            build: function that fills the folder it receives, which may hold the rest of an interrupted build.
         Returns:
-            the artifact's folder; its checksums have been verified.
+            the artifact's folder; the checksums of an existing artifact have been verified.
         """
         path = self.path(spec)
         if is_whole(path, checksums=True):
@@ -102,10 +102,12 @@ class Store:
         return path
 
     def delete(self, path: Path) -> bool:
-        """Delete an artifact's folder, or what is left of one; cut off midway, what remains is taken for no artifact.
+        """Delete the folder of an artifact, or what is left of one.
+
+        The folder is renamed first. After an interrupted deletion, the rest is not taken for an artifact.
 
         Returns:
-            False if some process is building it; it is then left alone.
+            False if a process is building the artifact; the folder is then kept.
         """
         key = path.name.partition(".")[0]
         try:
@@ -133,11 +135,11 @@ def _checksum(file: Path) -> str:
 
 
 def _is_known(file: Path, checksum: str) -> bool:
-    """Whether a file has this checksum. A large one is read once by a machine, as long as nobody writes to it.
+    """Whether a file has this checksum. Each machine reads a large file only once, as long as nobody writes to it.
 
-    What was read leaves an empty file in the machine's temporary folder, named by inode, size, time and checksum. A
-    file that was written just now leaves none: file systems have coarse clocks, so that it could be written again
-    without another time.
+    A verified file is recorded as an empty file in the machine's temporary folder, named by a hash of inode, size, time
+    and checksum. A file written in the last two seconds is not recorded. Clocks of file systems are coarse, so that
+    another write could leave its time unchanged.
     """
     status = file.stat()
     identity = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{checksum}"
@@ -160,7 +162,7 @@ def _write_manifest(folder: Path) -> None:
 
 
 def is_whole(folder: Path, checksums: bool = False) -> bool:
-    """Whether a folder holds the files of its manifest, by their sizes, with ``checksums`` by their content."""
+    """Whether a folder holds the files of its manifest, judged by size and, with ``checksums``, also by content."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         return SPEC in manifest and all(
@@ -168,17 +170,17 @@ def is_whole(folder: Path, checksums: bool = False) -> bool:
             and (not checksums or _is_known(folder / name, entry["sha256"]))
             for name, entry in manifest.items()
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # absent, cut short, or other JSON
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # missing, truncated, or other JSON
         return False
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """All that lies below ``source`` below ``target`` as well, without a second copy where the file system allows."""
+    """Link all files below ``source`` into ``target``; copy them where the file system allows no hard links."""
     shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
 
 
 def _link(source: str, target: str) -> None:
-    Path(target).unlink(missing_ok=True)  # never written through: it may be shared itself
+    Path(target).unlink(missing_ok=True)  # not overwritten in place: it may be a hard link itself
     try:
         os.link(source, target)
     except OSError:
@@ -186,7 +188,7 @@ def _link(source: str, target: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or folder that need not exist."""
+    """Delete a file or folder if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

@@ -1,4 +1,4 @@
-"""The outputs of a stage's teacher: cached in the store or computed as training goes, whichever fits."""
+"""Outputs of a stage's teacher: cached in the store or computed during training, whichever fits."""
 
 import logging
 from collections.abc import Callable
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Builder(Protocol):
-    """What builds the teacher: a ``Pipeline``."""
+    """Interface of the ``Pipeline`` that builds the teacher."""
 
     store: Store
     runtime: Runtime
@@ -49,7 +49,7 @@ class Builder(Protocol):
 
 
 def is_cached(stage: Stage, builder: Builder) -> tuple[bool, str]:
-    """Whether the outputs of the stage's teacher are read from a cache, and why."""
+    """Return whether the outputs of the stage's teacher are read from a cache, and the reason."""
     mode = builder.runtime.targets
     if why := why_live(stage, mode):
         return False, why
@@ -63,7 +63,7 @@ def is_cached(stage: Stage, builder: Builder) -> tuple[bool, str]:
 
 
 def teacher_targets(stage: Stage, builder: Builder) -> TeacherTargets:
-    """Cached or live, whichever fits; both give the same numbers."""
+    """Return the outputs of the stage's teacher, cached or live, whichever fits; both give the same numbers."""
     if stage.teacher is None:
         return NoTeacher()
     cached, why = is_cached(stage, builder)
@@ -73,13 +73,13 @@ def teacher_targets(stage: Stage, builder: Builder) -> TeacherTargets:
     if cached:
         of = {checkpoint: teacher.from_cache(checkpoint) for checkpoint in stage.followed}.__getitem__
     else:
-        teacher.weights()  # now, not between two steps of training
+        teacher.weights()  # built now, not between two steps of training
         of = teacher.live
     return CheckpointTargets(stage.route, of) if stage.route else of(None)
 
 
 class _Teacher:
-    """The outputs of a stage's teacher, or of one of its checkpoints."""
+    """Outputs of a stage's teacher, or of one of its checkpoints."""
 
     def __init__(self, stage: Stage, teacher: Stage, builder: Builder) -> None:
         self.stage, self.teacher, self.builder = stage, teacher, builder
@@ -97,7 +97,7 @@ class _Teacher:
         return self._alone(self.teacher, self.weights() / name)
 
     def _alone(self, model: Stage, folder: Path | None) -> LiveTargets:
-        """Of one model; before its first epoch where there is no folder."""
+        """Return the live outputs of ``model`` as saved in ``folder``; before its first epoch if ``folder`` is None."""
         split = self.builder.inputs.split(read_by(self.stage, model), self.stage.data.train_split)
         network = kept_model(self.stage, folder) if folder else self.builder.untrained(model)
         return LiveTargets(network, split, self.needs, self.builder.device)
