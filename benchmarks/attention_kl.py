@@ -1,16 +1,18 @@
-"""Losses on attention against the naive way: examples per second and peak memory, both sides in turns.
+"""Losses on attention against a naive implementation: examples per second and peak memory, both sides in turns.
 
     python benchmarks/attention_kl.py internal [--length 64] [--width 768] [--batch 32]
     python benchmarks/attention_kl.py relations [--length 512] [--batch 8]
 
-``internal`` is forward and backward of soft + kl + cos (12 heads, a teacher of 12 layers, a student of 6), against
-padded batches, eager attention and ``output_attentions`` of both models. ``relations`` is MiniLMv2's loss alone (48
-relation heads, widths 768 and 384, Q-Q, K-K and V-V), against whole distributions and autograd. Sequences have
-between a quarter of the length and all of it. Each measurement has a process of its own, in the order A B A B, after
-one update that is not counted; memory is what the process grows by over models and inputs. Medians and ratios.
+``internal`` is the forward and backward pass of soft + kl + cos (12 heads, a teacher of 12 layers, a student of 6). Its
+naive side uses padded batches, eager attention and ``output_attentions`` of both models. ``relations`` is MiniLMv2's
+loss alone (48 relation heads, widths 768 and 384, Q-Q, K-K and V-V). Its naive side uses whole distributions and
+autograd. Sequences have between a quarter of the length and all of it.
 
-With ``--threads 1`` time is the processor's, to which other work on the machine adds little; more threads than free
-cores wait for each other, and an update takes many times as long. Measurements are printed as they come.
+Each measurement runs in a separate process, in the order A B A B, after one update that is not counted. Memory is the
+growth of the process after models and inputs were made. Printed are all measurements, then medians and ratios.
+
+With ``--threads 1`` processor time is measured, to which other work on the machine adds little. More threads than free
+cores wait for each other, and an update then takes many times as long.
 """
 
 import argparse
@@ -58,7 +60,7 @@ Update = Callable[[], Tensor]
 
 
 def batch_of(length: int, size: int) -> Batch:
-    """Ragged sequences of random tokens."""
+    """Return a batch of ragged sequences of random tokens."""
     rng = np.random.default_rng(0)
     lengths = np.sort(rng.integers(length // 4, length + 1, size=size))
     lengths[-1] = length
@@ -98,7 +100,7 @@ def internal_ours(options: argparse.Namespace) -> Update:
 
 
 def internal_naive(options: argparse.Namespace) -> Update:
-    """As a first script would have it, written without the package's losses and features."""
+    """Return the update of a first script, written without the package's losses and features."""
     batch, (teacher, student) = batch_of(options.length, options.batch), models(options.width, options.length, "eager")
     ids, segments, mask = batch.padded()
     inputs = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
@@ -122,7 +124,7 @@ def internal_naive(options: argparse.Namespace) -> Update:
 
 
 def projections(batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
-    """Q, K and V of a teacher of 768 and of a student of 384, packed."""
+    """Return packed Q, K and V of a teacher of width 768 and of a student of width 384."""
     torch.manual_seed(0)
     sizes = ((768, False), (384, True))
     teacher, student = (
@@ -173,7 +175,7 @@ SIDES = {
 
 
 def measure(what: str, side: str, options: argparse.Namespace) -> tuple[float, float, float]:
-    """Examples per second, MiB that the updates add to the process, and the loss."""
+    """Return examples per second, MiB that the updates add to the process, and the loss."""
     clock = time.process_time if options.threads == 1 else time.perf_counter
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -201,7 +203,7 @@ def main() -> None:
     options.length = options.length or {"internal": 64, "relations": 512}[options.what]
     options.batch = options.batch or {"internal": 32, "relations": 8}[options.what]
     found: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES[options.what]}
-    # An executor, since a pool waits for ever for a process that was killed for its memory.
+    # An executor, since a pool would wait for ever for a process that was killed for lack of memory.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         for _ in range(options.repeats):
             for side, results in found.items():

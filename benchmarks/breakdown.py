@@ -1,9 +1,9 @@
-"""Where the time of distill-run's updates goes: torch's operators by their own share of it, the largest first.
+"""Where the time of distill-run's updates goes: torch's operators and their shares of the time, the largest first.
 
     python -m benchmarks.breakdown --task rte --layers 4
     python -m benchmarks.breakdown --task sst2 --layers 2 --width 768 --rows 20
 
-One thread, after a first training that is not counted. DISTILL_DATA_DIR must point at the data.
+One thread is used. A first training is not counted. DISTILL_DATA_DIR must point to the data.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from distill_runner.common.terminal import quiet
 
 
 def breakdown(setting: Setting, num_rows: int) -> str:
-    """Operators, their calls in an update, and their shares of the time of all."""
+    """Return a table of operators, their calls per update, and their shares of the total time."""
     steps, train = setting.num_examples // BATCH, competitor("ours")[0].make(setting)
     train(setting.student(), 1)
     student = setting.student()

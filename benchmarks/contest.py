@@ -1,7 +1,7 @@
-"""Competitors in turns, A B A B, each in processes of its own that wait while the others run.
+"""Run competitors in turns, A B A B, each in separate processes that wait while the others run.
 
-A process of its own keeps memory apart, and thread counts. What may be done ahead (loading, padding, cached
-outputs) is done before the clock starts, and a first step is not counted.
+Separate processes keep memory and thread counts apart. Work that can be done ahead (loading, padding, cached outputs)
+is done before the clock starts, and a first step is not counted.
 """
 
 import multiprocessing
@@ -21,14 +21,21 @@ from distill_runner.common.terminal import quiet
 
 Weights = dict[str, torch.Tensor]
 WITHOUT_GRADIENT = "qa_outputs.bias"
-"""It moves all logits of a softmax alike: its gradient is rounding, and Adam makes steps of that."""
+"""Weight that is not compared.
+
+It shifts all logits of a softmax equally. Its gradient is therefore rounding error, which Adam turns into steps.
+"""
 
 
 @dataclass
 class Result:
-    """Of one competitor: ``rates`` in examples per second and ``peaks`` in operations per second, one each a round.
+    """Measurements of one competitor.
 
-    ``memory`` is the most that its processes held, in MiB; ``curve`` the losses without dropout.
+    Attributes:
+        rates: examples per second, one number per round.
+        peaks: operations per second of the fastest matrix product, one number per round.
+        memory: peak memory of its processes together, in MiB.
+        curve: losses of all steps without dropout.
     """
 
     title: str
@@ -38,18 +45,18 @@ class Result:
     curve: list[float] = field(default_factory=list)
 
     def ratios(self, to: "Result") -> list[float]:
-        """Round by round."""
+        """Return the rates relative to the rates of ``to``, round by round."""
         return [mine / other for mine, other in zip(self.rates, to.rates, strict=True)]
 
     def share(self, setting: Setting, only_read: bool) -> list[float]:
-        """Of the peak of matrix products, round by round."""
+        """Return the share of the highest peak that each round reaches; ``only_read`` as in ``student_operations``."""
         only_read = only_read and not setting.reads_all
         operations = student_operations(setting.stage.shape, setting.lengths(), only_read)
         return [rate * operations / max(self.peaks) for rate in self.rates]
 
 
 class Seat:
-    """A competitor in its process."""
+    """A competitor in its own process."""
 
     def __init__(self, setting: Setting, who: Competitor, threads: int) -> None:
         quiet()
@@ -59,11 +66,11 @@ class Seat:
         self.train(setting.student(), 1)
 
     def peak(self) -> float:
-        """Operations per second at best."""
+        """Return the operations per second of the fastest matrix product."""
         return matmul_peak(self.who.dtype, self.device)
 
     def rate(self) -> float:
-        """Examples per second of one training."""
+        """Return the examples per second of one training."""
         student, steps = self.setting.student(), self.setting.num_examples // BATCH
         synchronize(self.device)
         started = time.perf_counter()
@@ -72,18 +79,18 @@ class Seat:
         return steps * BATCH / (time.perf_counter() - started)
 
     def memory(self) -> float:
-        """The most that this process ever held, in MiB: of the GPU where it trains there."""
+        """Return the peak memory of this process in MiB; memory of the GPU if it trains on one."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_reserved(self.device) / 2**20
         return peak_memory()
 
     def curve(self) -> list[float]:
-        """The losses without dropout."""
+        """Return the losses of all steps without dropout."""
         return trained(self.setting, self.who)[0]
 
 
 def trained(setting: Setting, who: Competitor, dtype: torch.dtype | None = None) -> tuple[list[float], Weights]:
-    """The losses of every step without dropout, and the weights that come of it, in another precision if given."""
+    """Train without dropout, in ``dtype`` (default: float32); return the losses of all steps and the final weights."""
     student: Any = setting.student().to(dtype or torch.float32)
     for module in student.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -106,10 +113,10 @@ def _call(method: str) -> Any:
 
 
 class Processes:
-    """The processes of one competitor, which do the same at the same time."""
+    """Processes of one competitor, which do the same work at the same time."""
 
     def __init__(self, stack: ExitStack, setting: Setting, who: Competitor, workers: int, threads: int) -> None:
-        # Executors, since a pool waits for ever for a process that was killed for its memory.
+        # Executors, since a pool would wait for ever for a process that was killed for lack of memory.
         share = threads if workers == 1 else max(1, threads // workers)
         args = (1, multiprocessing.get_context("spawn"), _open, (setting, who, share))
         self.executors = [stack.enter_context(ProcessPoolExecutor(*args)) for _ in range(workers)]
@@ -123,15 +130,15 @@ class Processes:
 
 
 def contest(setting: Setting, names: Sequence[str], threads: int, repeats: int) -> list[Result]:
-    """Rounds of all competitors in turns, then their memory and their loss curves."""
+    """Time all competitors in turns for ``repeats`` rounds, then measure their memory and their loss curves."""
     results = {name: Result(_title(name)) for name in names}
     with ExitStack() as stack:
         running = {name: Processes(stack, setting, *competitor(name), threads) for name in names}
         for processes in running.values():
-            processes.all("memory")  # comes back when they are ready
+            processes.all("memory")  # returns when the processes are ready
         for _ in range(repeats):
             for name, processes in running.items():
-                # Processes have cores of their own, and a GPU together.
+                # Each process has its own cores, but all share the GPU, whose peak one process measures alone.
                 peaks = processes.all("peak") if setting.device == "cpu" else [processes.first("peak")]
                 results[name].peaks.append(sum(peaks))
                 results[name].rates.append(sum(processes.all("rate")))
@@ -147,11 +154,11 @@ def _title(name: str) -> str:
 
 
 def furthest(mine: Weights, other: Weights) -> float:
-    """The largest difference of a weight."""
+    """Return the largest absolute difference of a weight."""
     assert mine.keys() == other.keys()
     return max(float((mine[name] - other[name]).abs().max()) for name in other)
 
 
 def largest_difference(mine: Sequence[float], other: Sequence[float]) -> float:
-    """Of two loss curves, relative to the second."""
+    """Return the largest difference of two loss curves, relative to the second curve."""
     return max(abs(a - b) / abs(b) for a, b in zip(mine, other, strict=True))

@@ -1,9 +1,10 @@
-"""Packed against padded for the families of today: forward and backward on ragged batches, both sides in turns.
+"""Packed against padded batches in three model families: forward and backward pass on ragged batches, in turns.
 
     python -m benchmarks.families [--family modernbert] [--batch 32] [--rounds 10]
 
-Models have random weights, 6 layers of 256 in 4 heads; sequences have between a quarter of the length and all of it.
-The padded side is the model's own forward. Times are the processor's, on one thread; medians and their ratio.
+Models have random weights, 6 layers of width 256 and 4 heads. Sequences have between a quarter of the length and all of
+it. The padded side is the model's own forward pass. Times are processor time on one thread; printed are the medians and
+their ratio.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Trainings that share one GPU: BERT-base's shape, students of 6, 4 and 2 layers, 1 to 8 processes, bf16.
+"""Time trainings that share one GPU: a teacher as large as BERT-base, students of 6, 4 and 2 layers, 1 to 8 processes.
 
     make bench-gpu                                    RTE, SST-2 and MNLI, eager and compiled
-    python -m benchmarks.gpu --device cpu --width 64 --task rte --layers 2 --steps 2 --repeats 1    a try without one
+    python -m benchmarks.gpu --device cpu --width 64 --task rte --layers 2 --steps 2 --repeats 1    a trial on a CPU
 
-Takes the options of ``benchmarks.training`` and prints what it prints. The share of peak is of one process that has
-the GPU to itself while it multiplies; memory is what torch reserved, over all processes.
+Takes the options of ``benchmarks.training`` and prints the same tables. By default fp32 and bf16 are compared. The peak
+is measured by one process that has the GPU to itself. Memory is what torch reserved in all processes together.
 """
 
 import sys

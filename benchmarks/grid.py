@@ -1,13 +1,13 @@
-"""A whole small grid in wall time, all costs counted: ``distill-run -m`` in two processes against naive runs in a row.
+"""Wall time of a whole small grid, all costs counted: ``distill-run -m`` in two processes against naive runs in a row.
 
     make bench-grid                     CoLA, 2 layers, one epoch, 6 points
     python -m benchmarks.grid --task rte --layers 4 --epochs 3 --temperature 1 5 10 20 --eta 0.2 0.5 0.7    36 points
-    python -m benchmarks.grid --max-steps 4     a try
+    python -m benchmarks.grid --max-steps 4     a quick trial
 
-distill-run: a command for the teacher on all cores, then one for the grid (start-up, targets, students, evaluation,
-table). The naive side is extrapolated from a few batches, on all cores: training its teacher, which is not evaluated;
-then for each point the start-up that was measured, all steps, and an evaluation an epoch. DISTILL_DATA_DIR must point
-at the data.
+distill-run: one command trains the teacher on all cores, a second command runs the grid (start-up, targets, students,
+evaluation, table). The naive side is extrapolated from a few batches, on all cores. It trains its teacher without
+evaluation. Each point then takes the measured start-up, all steps, and an evaluation per epoch. DISTILL_DATA_DIR must
+point to the data.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from distill_runner.datasets.batches import Tokens
 
 
 def distill_run(folder: Path, arguments: Sequence[str]) -> float:
-    """Seconds that the command takes, with ``folder`` as its working directory."""
+    """Run ``distill-run`` in ``folder`` with ``arguments``, and return the seconds that it takes."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "distill_runner.cli", *arguments]
     done = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -45,7 +45,7 @@ def distill_run(folder: Path, arguments: Sequence[str]) -> float:
 
 
 def ours(folder: Path, options: argparse.Namespace) -> tuple[float, float]:
-    """Seconds of the teacher's command and of the grid's."""
+    """Return the seconds of the command for the teacher and of the command for the grid."""
     common = [f"task={options.task}", "teacher=base", f"teacher.source={folder / 'teacher'}", *options.overrides]
     steps = "null" if options.max_steps is None else options.max_steps
     common += [f"student.num_layers={options.layers}", "store.dir=store", "runtime.device=cpu"]
@@ -63,7 +63,12 @@ def _length(epochs: int, steps: int | str) -> list[str]:
 
 @dataclass(frozen=True)
 class Naive:
-    """Seconds until a naive run has started, and examples per second of what it does after that."""
+    """Speed of the naive side.
+
+    Attributes:
+        start: seconds until a run has started.
+        student, teacher, evaluation: examples per second of training a student or the teacher, and of evaluation.
+    """
 
     start: float
     student: float
@@ -72,13 +77,13 @@ class Naive:
 
 
 def naive(setting: Setting, threads: int, repeats: int) -> Naive:
-    """The naive side, one part after the other."""
+    """Measure the parts of the naive side, one after the other."""
 
     def timed(name: str) -> tuple[float, float]:
         started = time.perf_counter()
         with ExitStack() as stack:
             processes = Processes(stack, setting, *competitor(name), threads)
-            processes.first("memory")  # comes back when it is ready
+            processes.first("memory")  # returns when the process is ready
             ready = time.perf_counter() - started
             return ready, statistics.median(processes.first("rate") for _ in range(repeats))
 
@@ -87,7 +92,7 @@ def naive(setting: Setting, threads: int, repeats: int) -> Naive:
 
 
 def compare(options: argparse.Namespace) -> str:
-    """Both sides as a table."""
+    """Measure both sides, and return a table."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         setting = prepare(folder, options.task, options.layers, options.width, options.steps, options.tokenizer)

@@ -1,11 +1,11 @@
-"""What grows with the data: memory of tokenising and of training a vocabulary, seconds of listing and checking a store.
+"""Costs that grow with the data: memory of tokenising and of training a vocabulary, seconds to list and check a store.
 
     python -m benchmarks.growth tokens 10000 100000 1000000     peak MiB of a process, by rows of text
     python -m benchmarks.growth vocabulary 20000 80000          peak MiB, by paragraphs
     python -m benchmarks.growth store 100 1000 10000            seconds of ``distill-run-store``, by artifacts
     python -m benchmarks.growth targets 500                     seconds to open an artifact of so many MiB, twice
 
-Each number is of a process of its own. Rows of text are drawn from the embedded corpus.
+Each number is measured in a separate process. Rows of text are drawn from the embedded corpus.
 """
 
 import csv
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def tokens(rows: int, folder: Path) -> str:
-    """A CSV file of sentences with two labels, read and tokenised."""
+    """Read and tokenise a CSV file of sentences with two labels; return peak MiB and seconds."""
     from transformers import AutoTokenizer
 
     from distill_runner.datasets.batches import Tokens
@@ -63,7 +63,7 @@ def tokens(rows: int, folder: Path) -> str:
 
 
 def vocabulary(texts: int, folder: Path) -> str:
-    """WordPiece of 30,000 entries from paragraphs of Wikipedia (wiki_paragraphs in DISTILL_DATA_DIR)."""
+    """Train a WordPiece vocabulary of 30,000 entries on Wikipedia (wiki_paragraphs in DISTILL_DATA_DIR)."""
     from distill_runner.datasets.corpora import train_wordpiece
 
     started = time.perf_counter()
@@ -72,7 +72,7 @@ def vocabulary(texts: int, folder: Path) -> str:
 
 
 def store(artifacts: int, folder: Path) -> str:
-    """Stages and the targets made from them, by turns."""
+    """Time ``distill-run-store`` on a store that contains stages and, in turns, targets made from them."""
     from distill_runner.pipeline.store import Store, key_of
 
     filled, teacher = Store(folder / "store"), ""
@@ -88,7 +88,7 @@ def store(artifacts: int, folder: Path) -> str:
 
 
 def targets(mebibytes: int, folder: Path) -> str:
-    """As two points of a grid do, each in a process of its own."""
+    """Time opening an artifact twice, in separate processes, as two points of a grid do."""
     from distill_runner.pipeline.store import Store
 
     def fill(place: Path) -> None:
@@ -108,7 +108,7 @@ def targets(mebibytes: int, folder: Path) -> str:
 
 
 def _in_another_process(write: Callable[[int, Path], None], rows: int, folder: Path) -> None:
-    """What it takes is not counted here."""
+    """Write the data in another process, so that its memory is not counted."""
     command = f"from benchmarks.growth import *; {write.__name__}({rows}, Path({str(folder)!r}))"
     subprocess.run([sys.executable, "-c", f"from benchmarks.growth import {write.__name__}; {command}"], check=True)
 
@@ -122,7 +122,7 @@ def _write_csv(rows: int, folder: Path) -> None:
 
 
 def _texts(count: int):  # type: ignore[no-untyped-def]
-    """Sentences drawn with replacement."""
+    """Return sentences of the embedded corpus, drawn with replacement."""
     from distill_runner.datasets.embedded import embedded_sentences
 
     sentences, draw = [text for texts in embedded_sentences().values() for text in texts], random.Random(0)
@@ -130,7 +130,7 @@ def _texts(count: int):  # type: ignore[no-untyped-def]
 
 
 def _paragraphs(number: int):  # type: ignore[no-untyped-def]
-    """Those of Wikipedia, again and again."""
+    """Return paragraphs of Wikipedia, repeated if there are too few."""
     from distill_runner.datasets.corpora import Corpus
 
     wiki = {"dataset": "wiki_paragraphs", "columns": ["text"], "document_column": "title"}

@@ -1,8 +1,8 @@
-"""What the host does for an update beside starting kernels: a batch, its weights, the teacher's cached outputs.
+"""Work of the host for an update other than starting kernels: a batch, its weights, the teacher's cached outputs.
 
     python -m benchmarks.host --length 70 --updates 300        RTE's mean length; 12 layers of 768, 32 examples
 
-No model is there: examples per second are what the host could hand to one.
+No model runs: examples per second are what the host could pass to a model.
 """
 
 import argparse
@@ -25,7 +25,7 @@ LAYERS, WIDTH, EXAMPLES = 12, 768, 2490
 
 
 def write(folder: Path, length: int) -> None:
-    """Texts of ``length`` tokens in the mean, and random outputs of a teacher."""
+    """Write texts with a mean length of ``length`` tokens, and random outputs of a teacher."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.gamma(4, length / 4, EXAMPLES).astype(np.int64), 4, 512)
     np.save(folder / "ids.npy", rng.integers(5, 30000, lengths.sum()).astype(np.int32))
@@ -52,7 +52,7 @@ def main() -> None:
         targets = CachedTargets(folder / "targets", device, needs)
         data, optim = TextData(Tokens(folder), device), Optim(lr=1e-4, batch_size=32, epochs=1)
         updates = (update for epoch in range(10**6) for update in steps(data, optim, 0, epoch))
-        for part in (20, arguments.updates):  # the first ones read the files
+        for part in (20, arguments.updates):  # the first updates read the files
             started, seen = time.perf_counter(), 0
             for update in islice(updates, part):
                 seen += update.num_examples

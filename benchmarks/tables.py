@@ -10,14 +10,14 @@ COLUMNS = ["examples/s", "ratio", "min to max", "share of peak", "peak memory", 
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the head; all columns but the first are numbers."""
+    """Return ``rows`` as a Markdown table. The first row is the header; all columns except the first are numbers."""
     head, *body = rows
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
 
 
 def table(setting: Setting, results: Sequence[Result]) -> str:
-    """One setting, a line for each competitor; ratios and loss curves are compared with the first one's."""
+    """Return the table of one setting, a row per competitor; ratios and loss curves are relative to the first row."""
     return markdown([[setting.name, *COLUMNS], *(_row(setting, result, results[0]) for result in results)])
 
 
@@ -36,7 +36,7 @@ def _row(setting: Setting, result: Result, first: Result) -> list[str]:
 
 
 def summary(found: Sequence[tuple[Setting, Sequence[Result]]]) -> str:
-    """Median ratios to the first competitor, a column for each setting."""
+    """Return a table of median ratios to the first competitor, with a column for each setting."""
     lines = [["ratio", *(setting.name for setting, _ in found)]]
     for place, result in enumerate(found[0][1]):
         medians = [statistics.median(results[place].ratios(results[0])) for _, results in found]

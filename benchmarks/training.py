@@ -1,17 +1,20 @@
-"""One ALP-KD training under the naive loop, TextBrewer, torchdistill and distill-run, in turns: Markdown tables.
+"""Time one ALP-KD training by the naive loop, TextBrewer, torchdistill and distill-run, in turns; print tables.
 
     make bench                                  RTE, SST-2 and CoLA, students of 4 and 2 layers
     python -m benchmarks.training --task rte --layers 4 --competitors naive ours 'ours*2'
     python -m benchmarks.training --task squad --steps 6
     python -m benchmarks.training --width 768 --task sst2 --steps 6 [runtime overrides of distill-run]
 
-All start from the same weights, see the same batches and minimise the same loss, with dropout. Ratios are of examples
-per second in the same round, to the first competitor. ``ours*2`` is two processes at once, the threads shared out, as a
-grid runs, and their sum. Share of peak: what the loss needs of the student's forward and backward pass at real
-lengths, over the fastest large matrix product in the same process; in brackets as if the last layer's unread rows were
-needed too. Of questions every row is read; torchdistill has no loss for them. Loss curves are compared without
-dropout: all in float32, distill-run and the naive loop in float64 as well, where rounding leaves no room for doubt.
-DISTILL_DATA_DIR must point at the data.
+All competitors start from the same weights, see the same batches and minimise the same loss, with dropout. Ratios are
+those of examples per second to the first competitor in the same round. ``ours*2`` is the sum of two processes that run
+at once and share the threads, as in a grid.
+
+Share of peak: operations that the loss needs in the student's forward and backward pass at real lengths, per second,
+relative to the fastest large matrix product in the same process. The number in brackets also counts the rows of the
+last layer that the loss does not read. In question answering every row is read; torchdistill has no loss for it.
+
+Loss curves are compared without dropout: all competitors in float32, distill-run and the naive loop also in float64,
+where rounding is negligible. DISTILL_DATA_DIR must point to the data.
 """
 
 import argparse
@@ -37,7 +40,7 @@ ALL = ("naive", "textbrewer", "textbrewer_tuned", "torchdistill", "torchdistill_
 
 
 def available() -> list[str]:
-    """All that can run here; says why the others cannot."""
+    """Return the competitors that can run here, and print why the others cannot."""
     names = list(ALL)
     for peer in PEERS:
         if find_spec(peer) is None:

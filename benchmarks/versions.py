@@ -1,10 +1,10 @@
-"""Two versions of distill-run in turns: milliseconds of an update, each version in a process of its own.
+"""Two versions of distill-run in turns: milliseconds per update, each version in a separate process.
 
     git worktree add ../before HEAD~1
     python -m benchmarks.versions ../before --task rte --layers 4 --steps 10
-    python -m benchmarks.versions . --repeats 9     the same version twice: what the machine's moods make of it
+    python -m benchmarks.versions . --repeats 9     the same version twice, which shows the noise of the machine
 
-One thread. The benchmark's own code is that of this checkout on both sides. DISTILL_DATA_DIR must point at the data.
+One thread is used. Both versions run the benchmark code of this checkout. DISTILL_DATA_DIR must point to the data.
 """
 
 import argparse
@@ -29,7 +29,7 @@ HERE = Path(__file__).parents[1]
 
 
 class Version:
-    """A checkout at work: trains when it is told to."""
+    """A checkout in a process that trains on request."""
 
     def __init__(self, checkout: Path, options: argparse.Namespace) -> None:
         sizes = [f"--{name}={getattr(options, name)}" for name in ("task", "layers", "width", "steps", "tokenizer")]
@@ -40,7 +40,7 @@ class Version:
         self.rounds: list[float] = []
 
     def ready(self) -> None:
-        """Come back when it is; what it trains first is not counted."""
+        """Return when the process is ready. Its first training is not counted."""
         self._told()
 
     def train(self) -> None:
@@ -52,12 +52,12 @@ class Version:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            sys.exit(self.process.wait())  # which has said why
+            sys.exit(self.process.wait())  # the process has printed the reason
         return float(line)
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Train for each line that comes in, and tell the milliseconds of an update."""
+    """Train once for each line on standard input, and print the milliseconds per update."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         sizes = (options.layers, options.width, options.steps)

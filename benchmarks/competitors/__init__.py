@@ -1,4 +1,4 @@
-"""Who is timed. Each has a module and in it a function, which prepares what may be prepared and returns a ``Train``."""
+"""Competitors that are timed. A function in the module of each prepares the training and returns a ``Train``."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -10,12 +10,12 @@ import torch
 from benchmarks.setting import Setting
 
 Train = Callable[[Any, int], list[float]]
-"""Trains a student for so many steps and leaves it whole; returns the losses."""
+"""Trains a student for a number of steps and returns the losses. The student then has all its parameters in place."""
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """``function`` of ``module`` in this package, and what it is told."""
+    """Competitor: ``function`` of ``module`` in this package, called with ``options``."""
 
     title: str
     module: str
@@ -24,7 +24,7 @@ class Competitor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its matrix products."""
+        """Data type of its matrix products."""
         return torch.bfloat16 if self.options.get("precision") == "bf16" else torch.float32
 
     def make(self, setting: Setting, **options: Any) -> Train:
@@ -49,10 +49,10 @@ BESIDE = {
     "naive_teacher": Competitor("naive loop, its teacher", "naive", function="make_teacher"),
     "naive_evaluation": Competitor("naive loop, its evaluation", "naive", function="make_evaluation"),
 }
-"""What a whole grid takes besides the training of students."""
+"""Other parts of the cost of a whole grid: training the teacher, and evaluation."""
 
 
 def competitor(name: str) -> tuple[Competitor, int]:
-    """The competitor and its number of processes, from ``ours`` or ``ours*2``."""
+    """Return the competitor and its number of processes from a name such as ``ours`` or ``ours*2``."""
     base, _, workers = name.partition("*")
     return (COMPETITORS | BESIDE)[base], int(workers or 1)

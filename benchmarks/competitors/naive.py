@@ -1,6 +1,6 @@
-"""The loop as a first script would have it: the teacher runs at every step, everything is padded to the maximum.
+"""Naive training loop of a first script: the teacher runs at every step, and all texts are padded to the maximum.
 
-``make_teacher`` and ``make_evaluation`` are what the script does beside it.
+``make_teacher`` and ``make_evaluation`` make the other parts of such a script: training the teacher, and evaluation.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def make(setting: Setting, dtype: torch.dtype = torch.float32, precision: Precis
 
 
 def make_teacher(setting: Setting) -> Train:
-    """Trains the teacher on the labels; the student is left alone."""
+    """Return a function that trains the teacher on the labels. It does not use the student."""
     teacher = setting.teacher().requires_grad_(True)
     loop = _loop(
         setting,
@@ -46,7 +46,7 @@ def make_teacher(setting: Setting) -> Train:
 
 
 def make_evaluation(setting: Setting) -> Train:
-    """Runs the student on as many batches as there would be steps."""
+    """Return a function that runs the student on as many batches as there would be steps."""
     device, batches = Device.of(setting.device, "fp32"), setting.padded(setting.max_length)
 
     def evaluate(student: Any, steps: int) -> list[float]:
@@ -77,13 +77,13 @@ def _loop(setting: Setting, device: Device, loss_on: Callable[[Any, Any, torch.T
 
 
 def _on(device: Device, batch: dict[str, torch.Tensor]) -> tuple[Any, torch.Tensor]:
-    """Inputs and labels."""
+    """Return inputs and labels on the device."""
     placed = {name: part.to(device.torch) for name, part in batch.items()}
     return {name: placed[name] for name in INPUTS}, labels_of(placed)
 
 
 def optimizer_of(student: Any) -> torch.optim.Optimizer:
-    """AdamW as a first script has it; no weight decay on biases and LayerNorm."""
+    """Return AdamW as a first script uses it, without weight decay on biases and LayerNorm."""
     matrices = [p for p in student.parameters() if p.ndim > 1]
     vectors = [p for p in student.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]

@@ -1,4 +1,4 @@
-"""The product's own training, without evaluation and checkpoints; ``compiled``: torch.compile around its forward."""
+"""distill-run's training, without evaluation and checkpoints. ``compiled`` uses torch.compile for its forward pass."""
 
 import tempfile
 from pathlib import Path
@@ -26,7 +26,7 @@ def make(
     device, tokens = Device.of(setting.device, precision), setting.tokens()
     data = TaskData(setting.task, tokens, {}, device)
     targets: TeacherTargets = setting.targets(device)
-    if dtype != torch.float32:  # the cache is float32
+    if dtype != torch.float32:  # the cache holds float32 only
         targets = LiveTargets(setting.teacher().to(dtype), tokens, setting.stage.needs[1], device)
 
     @computing()

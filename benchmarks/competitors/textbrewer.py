@@ -1,7 +1,7 @@
-"""TextBrewer 0.2.1: ALP as an intermediate match of its own, the rest of the loss as it has it.
+"""TextBrewer 0.2.1: ALP-KD's layer loss as a custom intermediate match, the other loss terms as in the library.
 
-As in its examples everything is padded to the maximum and the teacher runs at every step. ``tuned`` pads to the
-longest of a batch and hands over cached outputs of the teacher, under the key that its batches have for that.
+As in its examples, texts are padded to the maximum and the teacher runs at every step. ``tuned`` pads to the longest
+text of a batch and passes cached outputs of the teacher, under the key that its batches have for this purpose.
 """
 
 import tempfile
@@ -22,13 +22,13 @@ MATCH_LOSS_MAP["alp"] = lambda mine, taught, mask=None: layer_distance(mine[0][:
 
 
 class Distiller(textbrewer.GeneralDistiller):
-    """The library's, its checkpoints left out as everybody's are."""
+    """TextBrewer's distiller without checkpoints, which all competitors leave out."""
 
     def save_and_callback(self, *_: Any) -> None: ...
 
 
 class Curve(list[float]):
-    """A tensorboard writer that keeps the loss."""
+    """TensorBoard writer that keeps only the total loss."""
 
     def add_scalar(self, name: str, value: float, _step: int) -> None:
         if name == "scalar/total_loss":
@@ -69,7 +69,7 @@ def _taught(batch: Any, output: Any) -> dict[str, Any]:
 
 
 def _by_row(setting: Setting, logits: Any, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The teacher's logits as its model would give them, from one row an output."""
+    """Return the teacher's logits, one row per output, in the form in which its model would return them."""
     if not setting.reads_all:
         return {"logits": logits}
     padded = torch.zeros(*mask.shape, 2).masked_scatter(mask.bool()[:, :, None], logits)
@@ -77,12 +77,12 @@ def _by_row(setting: Setting, logits: Any, mask: torch.Tensor) -> dict[str, torc
 
 
 def _with_outputs(setting: Setting) -> list[dict[str, Any]]:
-    """Its batches, padded to the longest of each, beside what the teacher makes of them."""
+    """Return TextBrewer's batches, padded to the longest text of each, with the cached outputs of the teacher."""
     targets, whole = setting.targets(Device.of("cpu", "fp32")), []
     for batch, inputs in zip(setting.batches(), setting.padded(None), strict=True):
         taught = targets(batch)
         states = [taught.cls[k][:, None] for k in sorted(taught.cls)]
-        # Its layers count from the embeddings' output, 0, which nobody reads.
+        # TextBrewer counts layers from the embeddings' output, 0. The loss does not read it, so any states will do.
         mask = inputs["attention_mask"]
         cache = {"hidden_states": [states[0], *states], "attention_mask": mask, **_by_row(setting, taught.logits, mask)}
         whole.append({"teacher": {}, "student": inputs, "teacher_cache": cache})

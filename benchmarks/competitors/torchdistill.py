@@ -1,9 +1,12 @@
-"""torchdistill 1.1.5: its box, its hooks on layers, and ALP-KD's loss registered as one of its criteria.
+"""torchdistill 1.1.5: its distillation box, its hooks on layers, and ALP-KD's loss registered as one of its criteria.
 
-Padded to the maximum, or, ``tuned``, to the longest of a batch, as its GLUE configurations do too. Its own GLUE loop
-gives the criterion no labels, whereupon ``KDLoss`` leaves out cross entropy and T²; here it gets them. Without
-``accelerate``, which takes part in no step on a CPU. What it wants of torchvision is for images only, and torchvision
-has no build for every torch: where it is missing, empty classes stand in.
+Texts are padded to the maximum or, with ``tuned``, to the longest text of a batch, as in its GLUE configurations.
+
+Its own GLUE loop gives the criterion no labels, and ``KDLoss`` then leaves out cross entropy and T². Here the criterion
+gets the labels. ``accelerate`` is not used, since it does nothing in a step on a CPU.
+
+torchdistill uses torchvision for images only, and torchvision has no build for every torch. Empty classes replace
+torchvision if it is missing.
 """
 
 import importlib.util
@@ -38,7 +41,7 @@ from torchdistill.losses.registry import register_mid_level_loss  # noqa: E402
 
 @register_mid_level_loss
 class AlpKd(torch.nn.Module):
-    """The whole loss, from the outputs of modules by their path."""
+    """ALP-KD's whole loss, computed from the outputs of modules, by their path."""
 
     def __init__(self, layers: dict[int, list[int]]) -> None:
         super().__init__()
@@ -91,7 +94,7 @@ def make(setting: Setting, tuned: bool = False) -> Train:
 
 
 def _side(layers: Any) -> dict[str, Any]:
-    """A model called with a batch as keywords, the outputs of these layers and of its head kept."""
+    """Return settings of a model: it is called with a batch as keywords; outputs of ``layers`` and head are kept."""
     hooks = {"input": [], "output": [*map(_path, layers), "classifier"]}
     return {"forward_proc": "forward_batch_only_as_kwargs", "forward_hook": hooks}
 

@@ -1,4 +1,4 @@
-"""``python -m distill_runner`` is ``distill-run``."""
+"""Makes ``python -m distill_runner`` the same as ``distill-run``."""
 
 from distill_runner.cli import main
 

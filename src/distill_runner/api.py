@@ -1,6 +1,6 @@
-"""The program from Python: compose a run, run it, read results as a data frame, tables and figures.
+"""Use distill-run from Python: compose a run, run it, and read results as a data frame, a table or a figure.
 
-Overrides are those of the command line, one string each: ``compose("task=rte", "method=alp", "seed=1")``.
+Overrides are written as on the command line, one string each: ``compose("task=rte", "method=alp", "seed=1")``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,10 +22,12 @@ __all__ = ["compose", "figure", "frame", "results", "run", "table"]
 
 
 def compose(*overrides: str) -> "RunConfig":
-    """The typed configuration of a run.
+    """Return the typed configuration of a run.
 
+    Args:
+        overrides: overrides as on the command line, one string each.
     Raises:
-        UserError: an override that the command line would refuse, with the same message.
+        UserError: the command line would refuse an override; the message is the same.
     """
     from distill_runner.compose.composed import typed_run
 
@@ -33,15 +35,17 @@ def compose(*overrides: str) -> "RunConfig":
 
 
 def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
-    """Train what the overrides ask for, as ``distill-run`` does; what is there already is not trained again.
+    """Train what the overrides ask for, as ``distill-run`` does. Stages that are in the store are not trained again.
 
     Args:
-        outputs: gets ``runs/<name>`` and, unless ``store.dir`` is given, the ``store``.
+        overrides: overrides as on the command line, one string each.
+        outputs: folder that receives ``runs/<name>`` and, unless ``store.dir`` is given, the ``store``.
     Returns:
         The content of ``result.json``.
     Raises:
-        UserError: before anything is trained, for all that can be known by then.
-        TrainingError: training cannot go on.
+        UserError: the configuration, data or environment is invalid. It is raised before training where possible.
+        TrainingError: training cannot continue.
+        Paused: after ``runtime.pause_after`` epochs.
     """
     from distill_runner.compose.composed import settings_of, typed_run
     from distill_runner.compose.explain import in_words
@@ -64,12 +68,22 @@ def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
 
 
 def results(*folders: Path | str) -> list[Result]:
-    """The results of all runs in folders, such as ``outputs/runs``: the contents of their ``result.json``."""
+    """Return the results of all runs in ``folders``, by default in ``outputs/runs``.
+
+    Args:
+        folders: folders of runs, or folders that contain such folders.
+    Returns:
+        One result for each run: the content of ``result.json``, or of ``status.json`` for an unfinished run.
+    """
     return _results(map(Path, folders or ("outputs/runs",)))
 
 
 def frame(found: Iterable[Result]) -> "pd.DataFrame":
-    """One row for each run: names, scores times 100, cost, and each setting under its own name (``optim.lr``)."""
+    """Return a data frame with a row for each run: names, scores times 100, cost, and a column for each setting.
+
+    Args:
+        found: results as ``results`` returns them. Columns of settings have the setting's key, such as ``optim.lr``.
+    """
     import pandas as pd
 
     names = ("task", "method", "mapping", "teacher", "seed", "status", "metric", "best_epoch", "seconds", "folder")
@@ -84,10 +98,13 @@ def frame(found: Iterable[Result]) -> "pd.DataFrame":
 
 
 def table(found: Sequence[Result], style: str = "markdown") -> str:
-    """The table that ``distill-run-table`` prints.
+    """Return the table that ``distill-run-table`` prints, as text.
 
     Args:
+        found: results as ``results`` returns them.
         style: ``markdown``, ``latex``, ``csv`` or ``terminal``.
+    Raises:
+        UserError: there is no such style.
     """
     from distill_runner.report.formats import as_csv, latex, markdown
     from distill_runner.report.rows import tabulate
@@ -100,7 +117,7 @@ def table(found: Sequence[Result], style: str = "markdown") -> str:
 
 
 def figure(found: Sequence[Result]) -> "Figure":
-    """Scores by task and method, beside the published numbers and the teachers'."""
+    """Return a figure of the scores by task and method, with the published numbers and the teachers' scores."""
     from distill_runner.report.figures.scores import score_figure
 
     return score_figure([result for result in found if result.get("score") is not None])
@@ -111,10 +128,10 @@ def _percent(value: float | None) -> float | None:
 
 
 def composed(*overrides: str) -> "DictConfig":
-    """The whole configuration as Hydra composes it, untyped.
+    """Return the whole configuration as Hydra composes it, untyped.
 
     Raises:
-        UserError: as ``compose``.
+        UserError: as for ``compose``.
     """
     import hydra
     from hydra.core.global_hydra import GlobalHydra

@@ -1,6 +1,6 @@
-"""The console script: compose, run, print the result.
+"""Console script ``distill-run``: compose a configuration, run it, print the result.
 
-torch and transformers are imported when a run starts, so that ``--help`` and tab completion answer at once.
+torch and transformers are imported only when a run starts, so that ``--help`` and tab completion are fast.
 """
 
 import logging
@@ -29,13 +29,13 @@ from distill_runner.compose.help import help_text
 log = logging.getLogger(__name__)
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-resolvers.register()  # on import: the workers of a launcher import this module, and need to know them too
+resolvers.register()  # on import, because the workers of a launcher import this module and need the resolvers too
 
 
 def main() -> None:
-    """Entry point of ``distill-run``. Exit codes: 0, 1 (training failed), 2 (the user's mistake), 130 (interrupted)."""
+    """Entry point of ``distill-run``. Exit codes: 0, 1 (training failed), 2 (user error), 130 (interrupted)."""
     show_everything = os.environ.get(FULL_ERROR) == "1"
-    os.environ[FULL_ERROR] = "1"  # Hydra then lets errors through, and they are told apart below
+    os.environ[FULL_ERROR] = "1"  # Hydra then passes exceptions on, and they are handled below
     try:
         _compose_and_run()
     except Exception as error:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _end(error: BaseException) -> None:
-    """In one or two lines, if the error is known."""
+    """Print a known error in one or two lines and exit with its code; raise any other error again."""
     known = error if isinstance(error, UserError | TrainingError | KeyboardInterrupt) else when_full(error)
     if known is None:
         raise error
@@ -71,9 +71,9 @@ def _compose_and_run() -> None:
 
 
 def _job(config: DictConfig) -> Mapping[str, Any]:
-    """A run of its own."""
-    with suppress(ValueError):  # not the main thread: whoever owns it handles signals
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; training heeds both by itself
+    """Run a single configuration, outside a sweep."""
+    with suppress(ValueError):  # not in the main thread, whose owner handles signals
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C; training handles both
     try:
         with exits_raised():
             return run(config)
@@ -84,14 +84,14 @@ def _job(config: DictConfig) -> Mapping[str, Any]:
 
 
 def _remove_if_bare(folder: Path) -> None:
-    """A run that was refused, or only planned, leaves no folder: it has Hydra's notes and the log, and nothing else."""
+    """Remove the folder of a run that was refused or only planned: it holds only Hydra's files and the log."""
     with suppress(OSError):
         if {file.name for file in folder.iterdir()} <= {".hydra", "distill-run.log"}:
             shutil.rmtree(folder)
 
 
 def _point(config: DictConfig) -> Mapping[str, Any]:
-    """A point of a sweep, which gets a process of its own."""
+    """Run a point of a sweep in a separate process."""
     from distill_runner.sweeping.isolation import run_apart
 
     return run_apart(run, config, preload="distill_runner.warm")
@@ -101,7 +101,7 @@ def run(config: DictConfig) -> Mapping[str, Any]:
     """Run one configuration, and print its result.
 
     Raises:
-        UserError: before anything is trained, for all that can be known by then.
+        UserError: the configuration, data or environment is invalid. It is raised before training where possible.
     """
     from distill_runner.compose.composed import settings_of, typed_run
     from distill_runner.compose.explain import in_words
@@ -122,6 +122,6 @@ def run(config: DictConfig) -> Mapping[str, Any]:
 
 
 if __name__ == "__main__":
-    from distill_runner import cli  # under its own name, which the workers of a launcher can import
+    from distill_runner import cli  # not as __main__, which the workers of a launcher cannot import
 
     cli.main()

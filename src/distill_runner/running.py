@@ -36,13 +36,16 @@ STUDENT = "student"
 
 @computing()
 def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Build the stage ``run.stage`` with all that it needs, and report it.
+    """Build the stage ``run.stage`` with all stages that it needs, and report the result.
 
     Args:
-        folder: of the run: gets the configuration, versions, ``metrics.jsonl``, ``status.json`` and ``result.json``.
-        settings: the resolved configuration, for the record.
+        folder: folder of the run; receives the configuration, versions, ``metrics.jsonl``, ``status.json`` and
+            ``result.json``.
+        settings: resolved configuration, which is written to the folder.
+    Returns:
+        The result; the names of the run with the status ``planned`` if nothing was trained.
     Raises:
-        UserError: before anything is trained, for all that can be known by then.
+        UserError: the configuration, data or environment is invalid. It is raised before training where possible.
         Paused: after ``runtime.pause_after`` epochs.
     """
     quiet()
@@ -80,7 +83,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     described = {"key": stage.key, **described_by(run)}
     with going(folder) as before:
         if before and before["status"] == "done" and before.get("key") == stage.key and pipeline.store.has(stage.spec):
-            return _report(run, stage, pipeline, folder, settings)  # another process was at it
+            return _report(run, stage, pipeline, folder, settings)  # another process finished it meanwhile
         write(folder, "running", described)
         record(folder, settings)
         try:
@@ -116,9 +119,9 @@ def _tracked(
 
 
 def _work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
-    """Of the stages to build, in their order: products of matrices, but for a factor that is the same for all.
+    """Return the relative work of each stage to build, in build order, from the sizes of its matrix products.
 
-    A model that is trained costs three times as much as one that is only read.
+    A trained model counts three times as much as one that only runs forward. Common factors are left out.
     """
     work = {}
     for part in missing(stage, pipeline.store):
@@ -132,7 +135,7 @@ def _work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
 
 
 class Reporter:
-    """Sends the numbers of each stage to the tracker and the terminal."""
+    """Sends the metrics of each stage to the tracker and the terminal."""
 
     def __init__(self, tracker: Tracker, stages: Stages) -> None:
         self.tracker, self.stages = tracker, stages
@@ -149,7 +152,7 @@ class Reporter:
 
 
 def record(folder: Path, settings: Mapping[str, Any]) -> None:
-    """What a reader needs to repeat the run."""
+    """Write the configuration and the environment to the run's folder, so that the run can be repeated."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False))
     write_json(folder / "environment.json", environment())
@@ -158,13 +161,16 @@ def record(folder: Path, settings: Mapping[str, Any]) -> None:
 def _report(
     run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write ``result.json``, put the student with its model card into ``model/``, and print the result."""
+    """Write ``result.json``, put the student and its model card into ``model/``, and print the result.
+
+    For another stage than the student, only its model is put into ``model/``.
+    """
     artifact = pipeline.build(stage)
     if stage.name != STUDENT:
         link_tree(artifact / "model", folder / "model")
         log.info("stage %s lies in %s", stage.name, folder / "model")
         return {"status": "done", "key": stage.key, **described_by(run)}
-    first = stage.first_teacher  # which may have been deleted since
+    first = stage.first_teacher  # its artifact may have been deleted since
     teacher = pipeline.store.find(first.spec) if first and first.has_head else None
     result = finished(run, stage, artifact, teacher, folder)
     result["readings"] = [*declared_readings(settings), *result["readings"]]
@@ -177,7 +183,7 @@ def _report(
 
 
 def _save_predictions(stage: Stage, pipeline: Pipeline, artifact: Path, folder: Path) -> None:
-    """What paired tests of two methods compare, for each validation split."""
+    """Save the predictions on each validation split, which paired tests of two methods compare."""
     if (task := stage.config.task) is None:
         return
     for name, split in task.validation.items():

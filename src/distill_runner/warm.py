@@ -1,6 +1,6 @@
-"""What every point of a sweep would import or make first, for the server that points are forked from.
+"""Imports that every point of a sweep needs, made once in the server from which the points are forked.
 
-Nothing here may compute with torch: threads that it starts do not live on in a fork.
+No code here may compute with torch: threads that torch starts do not survive a fork.
 """
 
 from distill_runner.common.imports import importing
@@ -12,6 +12,6 @@ with importing():
 
     from distill_runner import running
 
-    conversion_mapping.get_checkpoint_conversion_mapping("bert")  # asked for by each model that is read, slow at first
+    conversion_mapping.get_checkpoint_conversion_mapping("bert")  # slow the first time; needed to load any model
 
 __all__ = ["modeling_bert", "running", "sklearn"]

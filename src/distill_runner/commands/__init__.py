@@ -1,1 +1,1 @@
-"""Commands: the console scripts beside ``distill-run``."""
+"""Commands: the console scripts other than ``distill-run``."""

@@ -1,13 +1,13 @@
-"""``distill-run-analyse``: what finished runs have in common with their teacher, and how they came to it.
+"""``distill-run-analyse``: compare the students of finished runs with their teacher, and show how they were trained.
 
-    distill-run-analyse agreement outputs/runs/<run> ...     right and wrong beside the teacher (a table)
-    distill-run-analyse samples outputs/runs/<run> ...       examples on which students and teacher differ (a table)
-    distill-run-analyse history outputs/runs/<run> ...        score per epoch, where layers were left (history.png)
+    distill-run-analyse agreement outputs/runs/<run> ...     how often teacher and student are right or wrong (a table)
+    distill-run-analyse samples outputs/runs/<run> ...       examples right by the teacher, wrong by students (a table)
+    distill-run-analyse history outputs/runs/<run> ...       score per epoch, where a schedule left layers (history.png)
     distill-run-analyse attention outputs/runs/<run> ...     attention maps of one example (attention.png)
-    distill-run-analyse alpha outputs/runs/<run> ...         ALP's weights of the teacher's layers (alpha.png)
-    distill-run-analyse states outputs/runs/<run> ...        [CLS] states beside the teacher's (states.png)
+    distill-run-analyse alpha outputs/runs/<run> ...         ALP-KD's weights of the teacher's layers (alpha.png)
+    distill-run-analyse states outputs/runs/<run> ...        [CLS] states of students and teacher (states.png)
 
-Models and predictions come from the store of the runs, which must have one task and one teacher.
+Models and predictions are read from the store of the runs. All runs must have the same task and the same teacher.
 """
 
 import sys
@@ -104,10 +104,12 @@ def states(runs: Sequence[FinishedRun], options: Namespace) -> None:
 
 
 def _compared(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> dict[int, int]:
-    """Teacher layer by student layer: that of the first run which compares layers one by one, else PKD's.
+    """Return the teacher layer of each student layer: the first one-to-one mapping of a run, else PKD's mapping.
 
+    Args:
+        layers: student layers to return; None returns all layers of the mapping.
     Raises:
-        UserError: students whose states cannot be compared, or a layer that has no peer.
+        UserError: the students' states cannot be compared, or a student layer has no teacher layer.
     """
     from distill_runner.methods.layer_mapping import LayerMapping, single
 
@@ -132,7 +134,7 @@ def _compared(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> dict
 
 
 def _together(runs: Sequence[FinishedRun]) -> FinishedRun:
-    """The first of runs that have one teacher and one validation split."""
+    """Return the first run after checking that all runs have the same teacher and the same validation split."""
     first, *others = runs
     of = first.teacher.key, first.stage.data.split_spec(first.split)
     for run in others:
@@ -178,10 +180,10 @@ def _save(figure: Any, file: Path) -> None:
 
 
 def _read(folders: Sequence[Path]) -> list[FinishedRun]:
-    """The finished runs among several folders; the others are told.
+    """Return the finished runs in ``folders``; print the folders that are left out.
 
     Raises:
-        UserError: there is none.
+        UserError: no folder has a finished run.
     """
     runs, errors = list[FinishedRun](), list[UserError]()
     for folder in folders:
@@ -197,7 +199,7 @@ def _read(folders: Sequence[Path]) -> list[FinishedRun]:
 
 
 def _named(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
-    """The runs, with the names of their folders where they would be called the same."""
+    """Return the runs, with the folder's name added to names that several runs have."""
     times = Counter(run.name for run in runs)
     return [replace(run, name=f"{run.name}, {run.folder.name}") if times[run.name] > 1 else run for run in runs]
 
@@ -211,7 +213,7 @@ def analyse(arguments: Sequence[str]) -> None:
     """Print and draw what ``arguments`` ask for.
 
     Raises:
-        UserError: no finished runs there, or runs that cannot be compared so.
+        UserError: there are no finished runs, or the runs cannot be compared in this way.
     """
     parser = Parser("distill-run-analyse", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     actions = {action.__name__: action for action in (agreement, samples, history, attention, alpha, states)}

@@ -1,4 +1,4 @@
-"""Console scripts beside ``distill-run``: their mistakes, too, end in one or two lines and exit code 2."""
+"""Arguments and errors of the other console scripts: a user error ends in one or two lines and exit code 2."""
 
 import argparse
 import logging
@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def ended(script: Callable[[], None]) -> None:
-    """Run a console script.
+    """Run a console script, and print errors.
 
     Raises:
         SystemExit: with code 2 after a ``UserError``, 130 after Ctrl-C.
@@ -35,16 +35,16 @@ def ended(script: Callable[[], None]) -> None:
 
 
 def require_folder(out: Path) -> None:
-    """See to it, before any work, that there is a place for a file."""
+    """Check before any work that the folder of the file ``out`` exists."""
     if not out.absolute().parent.is_dir():
         raise UserError("--out", out, "its folder does not exist")
 
 
 def write(out: Path, content: str | bytes) -> None:
-    """Write a file that a user named.
+    """Write a file that the user named.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     try:
         out.write_bytes(content.encode() if isinstance(content, str) else content)

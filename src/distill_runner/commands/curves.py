@@ -1,5 +1,6 @@
-"""Scores against sizes and data: the pictures of the well-read students (Turc et al. 2019, Figures 5 to 10) and of the
-internal representations (Aguilar et al. 2020, Figures 2, 3, 6 to 9) from any results.
+"""Draw scores against the size of the student or of the data, from any results. The figures are those of the
+well-read students (Turc et al. 2019, Figures 5 to 10) and of the internal representations (Aguilar et al. 2020,
+Figures 2, 3, 6 to 9).
 
 Command: python -m distill_runner.commands.curves outputs/runs --by size --task mnli --out figure.png
 """
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Place = tuple[float, str]
-"""Where a result stands on the axis: its order, and what is written beneath."""
+"""Place of a result on the axis: a number that orders the places, and the label of the tick."""
 
 
 def _size(result: Result) -> Place:
@@ -48,7 +49,7 @@ def _transfer_name(result: Result) -> Place | None:
 
 
 def _share(result: Result) -> Place | None:
-    """None also of a student that learned from a transfer set alone: it has read no label."""
+    """Return the place by share of labelled examples; None also for a student of a transfer set, which saw no label."""
     share = None if result.get("transfer") else settings(result).get("share")
     return (share, f"{share:g}") if share else None
 
@@ -60,20 +61,25 @@ AXES: dict[str, tuple[str, Callable[[Result], Place | None]]] = {
     "transfer": ("transfer set", _transfer_name),
     "share": ("share of the training examples", _share),
 }
-"""Axis by name: of the well-read students Figures 5, 7 and 10; Figure 6; Figure 8; Figure 9; of the internal
-representations Figures 3 and 9 (Figures 2 and 6 to 8 are by size).
+"""Axes by name: label, and function that returns the place of a result.
+
+Well-read students: Figures 5, 7 and 10 (``size``), 6 (``width``), 8 (``transfer_size``) and 9 (``transfer``). Internal
+representations: Figures 3 and 9 (``share``), 2 and 6 to 8 (``size``).
 """
 
 
 def lines(
     results: Iterable[Result], by: str, order: Sequence[str] = ()
 ) -> tuple[list[str], dict[str, dict[str, ResultCell]]]:
-    """Places on the axis in order, and for each row of a table, of one task, its cells at these places.
+    """Return the places on the axis in order, and the cells of each line by place.
+
+    A line is a row of the table on one task.
 
     Args:
-        order: of places, which come first; the others as the axis has them.
+        by: name of the axis.
+        order: places that come first; the other places follow in the order of the axis.
     Raises:
-        UserError: there is no such axis, no finished result has a place on it, or none the place that ``order`` names.
+        UserError: there is no such axis, or no finished result has a place on it or a place that ``order`` names.
     """
     if by not in AXES:
         raise UserError("--by", by, "there is no such axis", f"Known: {', '.join(AXES)}.")
@@ -97,19 +103,19 @@ def lines(
 
 
 def levels(results: Iterable[Result], by: str) -> dict[str, ResultCell]:
-    """The rows of results that have no place on the axis, each task's apart: what they are is the same everywhere."""
+    """Return the cells of results that have no place on the axis, by row and task. Each is drawn as a constant."""
     table = tabulate(result for result in filter(is_scored, results) if AXES[by][1](result) is None)
     found = [(row.name, task, cell) for row in table.rows for task, cell in row.cells.items() if cell.chosen]
     return {f"{name} on {task}" if len(table.tasks) > 1 else name: cell for name, task, cell in found}
 
 
 def draw(results: Sequence[Result], by: str, file: Path, order: Sequence[str] = ()) -> None:
-    """Means over seeds with bands of their 95 % intervals, of a grid its best point, one line per row.
+    """Draw a line for each row: the means over seeds with bands of their 95 % intervals; for a grid, its best point.
 
-    Results without a place on the axis are lines across it, teachers dashed ones.
+    Results without a place on the axis are horizontal lines, and teachers are dashed horizontal lines.
 
     Raises:
-        UserError: as ``lines``.
+        UserError: as for ``lines``.
     """
     places, found = lines(results, by, order)
     with style():
@@ -153,10 +159,10 @@ def main() -> None:
 
 
 def show(arguments: Sequence[str]) -> None:
-    """Draw what ``arguments`` ask for.
+    """Draw the figure that ``arguments`` ask for.
 
     Raises:
-        UserError: as ``draw``; no runs there, or none of the task.
+        UserError: as for ``draw``; there are no runs, or no run of the task.
     """
     parser = Parser("distill_runner.commands.curves", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="of runs")

@@ -1,6 +1,7 @@
-"""``distill-run-dashboard``: a view of a W&B project with the panels that belong to distillation, made by code.
+"""``distill-run-dashboard``: create a view in a W&B project, with panels for distillation.
 
-It reads nothing of the project: only names that every run sends, so it can be made before the first run.
+The panels use only names that every run logs. Nothing is read from the project, so the view can be created before the
+first run.
 """
 
 import sys
@@ -32,9 +33,9 @@ COLUMNS = (
     "best_epoch",
     "seconds",
 )
-"""Of the table of runs: names of a result, as ``tracking.flat`` joins them."""
+"""Columns of the table of runs: names of values in a result, as ``tracking.flat`` joins them."""
 CELL = "cell"
-"""Task, method, mapping and attention: what a table has one cell for. Runs that share it differ in seed or settings."""
+"""Name of a table cell: task, method, mapping and attention. Runs of a cell differ in seed or settings."""
 
 
 def main() -> None:
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def make(arguments: Sequence[str]) -> None:
-    """Make or print the dashboard that ``arguments`` ask for.
+    """Create or print the dashboard that ``arguments`` ask for.
 
     Raises:
         UserError: a package or an account is missing, or the server refuses.
@@ -63,19 +64,19 @@ def make(arguments: Sequence[str]) -> None:
 
 
 def terms(*folders: Path) -> list[str]:
-    """The names of the terms of all methods: curves ``loss/<term>``, and ``settings/<term>/weight`` of a result."""
+    """Return the loss terms of all methods. They name curves ``loss/<term>`` and values ``settings/<term>/weight``."""
     files = [file for folder in folders for file in sorted((folder / "method").glob("*.yaml"))]
     methods = [yaml.safe_load(file.read_text()).get("method", {}) for file in files]
     return list(dict.fromkeys(term for method in methods for term in method.get("terms", {})))
 
 
 def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]) -> "Workspace":
-    """The view, not saved yet.
+    """Return the view without saving it.
 
     Args:
-        entity: user or team; empty for the one that is logged in when it is saved.
-        sweep: name of the group of runs to show; None for all.
-        terms: names of losses.
+        entity: user or team; empty for the account that is logged in when the view is saved.
+        sweep: name of the group of runs to show; None for all runs.
+        terms: names of loss terms.
     Raises:
         UserError: the package wandb-workspaces is missing.
     """
@@ -95,12 +96,12 @@ def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]
             order=[ws.Ordering(ws.Summary("score"), ascending=False)],
             pinned_columns=[f"summary:{name}" for name in (*COLUMNS, *_weights(terms))],
         ),
-        auto_generate_panels=True,  # what a method of one's own logs comes below
+        auto_generate_panels=True,  # shows other values, which a user's own method logs
     )
 
 
 def as_json(view: "Workspace") -> str:
-    """What W&B's server would get as the view's specification."""
+    """Return the view's specification as JSON, as W&B's server would get it."""
     spec: str = view._model.spec.model_dump_json(by_alias=True, exclude_none=True, indent=1)
     return spec
 
@@ -116,7 +117,7 @@ def save(view: "Workspace") -> str:
     try:
         view.entity = view.entity or wandb.Api().default_entity or ""
         return str(view.save().url)
-    except Exception as error:  # of W&B, of its HTTP client, or of the server's answer
+    except Exception as error:  # raised by W&B, by its HTTP client, or because of the server's answer
         remedy = "Log in by: wandb login. With --print no account is needed."
         raise UserError("distill-run-dashboard", None, brief(error), remedy) from error
 
@@ -135,7 +136,7 @@ def _sections(terms: Sequence[str]) -> "list[Section]":
 
 
 def _results() -> "list[PanelTypes]":
-    """Bars by task and method, the sweep's table and pictures, and the rows of all runs."""
+    """Return bar charts by task and method, the sweep's table and pictures, and the table of all runs."""
     from wandb_workspaces.reports.v2 import interface as wr
 
     def bars(title: str, of: Literal["mean", "max"]) -> "PanelTypes":
@@ -151,7 +152,7 @@ def _results() -> "list[PanelTypes]":
 
 
 def _curve(metric: str, x: str = "step") -> "PanelTypes":
-    """One line per task and method: the mean of its runs, and the range from the lowest to the highest."""
+    """Return a plot with a line for each task and method: the mean of its runs, and their range."""
     from wandb_workspaces.reports.v2 import interface as wr
 
     return wr.LinePlot(
@@ -160,7 +161,7 @@ def _curve(metric: str, x: str = "step") -> "PanelTypes":
 
 
 def _search(terms: Sequence[str]) -> "list[PanelTypes]":
-    """The score against each hyper-parameter, all of them together, and which of them matter."""
+    """Return plots of the score against each hyper-parameter and against all, and of each parameter's importance."""
     from wandb_workspaces.reports.v2 import interface as wr
 
     score, names = wr.SummaryMetric("score"), [RATE, TEMPERATURE, *_weights(terms)]
@@ -173,7 +174,7 @@ def _search(terms: Sequence[str]) -> "list[PanelTypes]":
 
 
 def _weights(terms: Sequence[str]) -> list[str]:
-    """Of ALP-KD's terms they are beta (ce), eta (kd) and lambda (intermediate)."""
+    """Return the names of the loss weights. For ALP-KD: beta (ce), eta (kd) and lambda (intermediate)."""
     return [f"settings/{term}/weight" for term in terms]
 
 

@@ -1,4 +1,4 @@
-"""``distill-run-export``: a finished run's student as ONNX, checked against torch, with what it costs to run."""
+"""``distill-run-export``: write a finished run's student as ONNX, check it against torch, and measure its speed."""
 
 import json
 import platform
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distill_runner.kinds import Task
 
 EXACT, TOLERANCE = ("ONNX", "OpenVINO"), 1e-3
-"""Forms in float32, and by how much their outputs may differ from those of torch, relative to the largest of them."""
+"""Forms in float32, and the largest allowed difference to torch's outputs, relative to max(1, largest output)."""
 LOADING = """```python
 from optimum.onnxruntime import ORTModelForSequenceClassification
 
@@ -42,10 +42,12 @@ def main() -> None:
 
 
 def export_run(arguments: list[str]) -> None:
-    """Write ``onnx/`` beside the student's model, its table into ``deploy.json`` and the model card, and print it.
+    """Write ``onnx/`` into the folder of the student's model and compare what its forms cost to run.
+
+    The table is written to ``deploy.json`` and to the model card, and printed.
 
     Raises:
-        UserError: no student there, packages are missing, or ONNX gives other outputs than torch.
+        UserError: the folder has no student, a package is missing, or ONNX gives other outputs than torch.
     """
     given = _parser().parse_args(arguments)
     require_onnx()
@@ -77,7 +79,7 @@ def export_run(arguments: list[str]) -> None:
     if given.license:
         before = licensed(before, given.license)
     written = put_into(before, section(rows, metric, conditions, loading))
-    card.unlink(missing_ok=True)  # it may share its bytes with the store
+    card.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
     card.write_text(written)
     print(table(rows, metric), conditions, f"written: {student.model / FOLDER}", sep="\n")
     if given.push:
@@ -108,9 +110,10 @@ def _quiet(threads: int) -> None:
 
 
 class _Judge:
-    """What is asked of each model: outputs for the validation split, their score, and time.
+    """Measures each model on the validation split: its outputs, their score, and its running time.
 
-    ``texts`` are the examples as each model's own tokenizer gives them, by the name of the model.
+    Attributes:
+        texts: the examples as encoded by each model's own tokenizer, by the name of the model.
     """
 
     def __init__(self, task: "Task", split: str, source: str, threads: int) -> None:
@@ -120,7 +123,7 @@ class _Judge:
         self.texts: dict[str, PaddedTexts] = {}
 
     def forms(self, name: str, model: Path, place: Path, int8: bool, for_openvino: bool) -> dict[str, Any]:
-        """The model of this name as torch runs it and as files in folders of ``place``, by form."""
+        """Return engines of the model by form: in torch, and for files that are written into folders of ``place``."""
         from distill_runner.models.build import build
         from distill_runner.models.config import ModelConfig
         from distill_runner.models.sources import read_tokenizer
@@ -138,9 +141,13 @@ class _Judge:
         return forms
 
     def rows(self, engines: Mapping[tuple[str, str], Any], num_examples: int) -> list[ModelForm]:
-        """
+        """Return a row for each engine: size, score, running cost and difference to torch.
+
+        Args:
+            engines: engines by model and form.
+            num_examples: number of examples that are timed.
         Raises:
-            UserError: ONNX in float32 gives other outputs than torch.
+            UserError: a form in float32 gives other outputs than torch.
         """
         outputs = {key: self.texts[key[0]].outputs(engine) for key, engine in engines.items()}
         named: dict[str, Engine] = {" ".join(key): engine for key, engine in engines.items()}
@@ -165,13 +172,13 @@ class _Judge:
 
 
 def _teacher(run: Path) -> Path | None:
-    """The folder of the model that the student learned from; None where there is none any more."""
+    """Return the folder of the teacher's model; None if the model is not available."""
     from distill_runner.analysis.finished import FinishedRun
 
     try:
         finished = FinishedRun.read(run)
         if finished.teacher.config.given is not None:
-            return None  # predictions, and no model
+            return None  # known only by its predictions
         return finished.pipeline.build(finished.teacher) / "model"
     except UserError as error:
         print(f"without the teacher: {error}", file=sys.stderr)
@@ -179,7 +186,7 @@ def _teacher(run: Path) -> Path | None:
 
 
 def _push(folder: Path, name: str) -> str:
-    """Upload the folder as a model of the hub; where it then is.
+    """Upload the folder as a model to the hub, and return a line with its address.
 
     Raises:
         Unavailable: the hub cannot be reached.

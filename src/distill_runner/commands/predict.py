@@ -1,4 +1,4 @@
-"""``distill-run-predict``: what a finished run's student says of the texts of a file, with probabilities."""
+"""``distill-run-predict``: write the predictions of a finished run's student for a file, with probabilities."""
 
 import csv
 import io
@@ -21,10 +21,10 @@ def main() -> None:
 
 
 def predict(arguments: list[str]) -> None:
-    """Write what ``arguments`` ask for: a line for each row of the file.
+    """Write the predictions that ``arguments`` ask for, a line for each row of the file.
 
     Raises:
-        UserError: no student there, or a file that cannot be read.
+        UserError: the folder has no student, or the file cannot be read.
     """
     given = _parser().parse_args(arguments)
     if given.out:

@@ -1,4 +1,4 @@
-"""How alike two corpora are: Spearman's S over the ranks of their most frequent words.
+"""Similarity of corpora: Spearman's S over the ranks of their most frequent words.
 
 Command: python -m distill_runner.commands.similarity amazon_reviews/books amazon_reviews/dvd wiki_paragraphs
 """
@@ -17,26 +17,26 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora.parts import CorpusPart
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
-"""**reading**: what a word is, in lower case; the paper does not say."""
+"""**reading**: definition of a word, in lower case; the paper does not give one."""
 
 
 def word_counts(texts: Iterable[str]) -> Counter[str]:
-    """How often each word occurs."""
+    """Count how often each word occurs, in lower case."""
     return Counter(word for text in texts for word in WORD.findall(text.lower()))
 
 
 def spearman(first: Counter[str], second: Counter[str], n: int = 100, factor: float = 1.0) -> float:
-    """``1 - factor * sum(d_i^2) / (n (n^2 - 1))``, d_i a word's difference of ranks (Turc et al. 2019, 6.2).
+    """Return S = ``1 - factor * sum(d_i^2) / (n (n^2 - 1))``, d_i a word's difference of ranks (Turc et al. 2019, 6.2).
 
-    **reading**: the n words are the most frequent of both corpora taken at equal size, as in Kilgarriff and Rose
-    (1998); they are ranked 1..n in each, equal counts sharing their mean rank.
+    **reading**: the n words are the most frequent words of both corpora taken at equal size, as in Kilgarriff and Rose
+    (1998). They are ranked 1..n in each corpus; words with equal counts share their mean rank.
 
     Args:
-        first, second: words with their counts, see ``word_counts``.
+        first, second: words with their counts, as from ``word_counts``.
         n: number of words.
-        factor: 1 as the paper prints it, which leaves S between 2/3 and 1; 6 is Spearman's coefficient itself, -1 to 1.
+        factor: 1 as the paper prints it, which gives S between 2/3 and 1; 6 gives Spearman's coefficient, -1 to 1.
     Raises:
-        UserError: both together have fewer than ``n`` words.
+        UserError: the two corpora together have fewer than ``n`` different words.
     """
     from scipy.stats import rankdata
 
@@ -50,7 +50,7 @@ def spearman(first: Counter[str], second: Counter[str], n: int = 100, factor: fl
 
 
 def similarity_table(counts: Mapping[str, Counter[str]], factor: float = 1.0) -> str:
-    """S of every pair of named corpora."""
+    """Return a table of S for every pair of corpora."""
     width = max(map(len, counts))
     lines = [" " * width + "".join(f"  {number:>6}" for number in range(1, len(counts) + 1))]
     for name, row in counts.items():
@@ -70,10 +70,10 @@ def main() -> None:
 
 
 def show(arguments: Sequence[str]) -> None:
-    """Print S as the paper has it, and Spearman's own coefficient.
+    """Print S as the paper defines it, and Spearman's coefficient.
 
     Raises:
-        UserError: a data set that cannot be read, or has too few words.
+        UserError: a data set cannot be read, or has too few words.
     """
     parser = Parser("distill_runner.commands.similarity", description=__doc__)
     parser.add_argument("datasets", nargs="+", metavar="DATASET[/CONFIG]", help="with a column text and a split train")

@@ -1,4 +1,4 @@
-"""``distill-run-store``: what the store holds, and deleting from it. Imports neither Hydra nor torch."""
+"""``distill-run-store``: list or delete the artifacts in a store. Imports neither Hydra nor torch."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ A run builds again what it misses. Files that a run's folder shares are freed wi
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0, 1 (nothing deleted, or not all), 2 (the user's mistake)."""
+    """Entry point. Exit codes: 0, 1 (not confirmed, or an artifact is being built), 2 (user error)."""
     ended(lambda: sys.exit(_act(_parser().parse_args())))
 
 
@@ -72,7 +72,7 @@ def _show(chosen: Sequence[Entry], known: Sequence[Entry]) -> None:
 
 
 def _line(entry: Entry, kinds: Mapping[str, str]) -> str:
-    """``kinds`` of all keys that are in the store."""
+    """Return the printed line of an artifact; ``kinds`` maps all keys in the store to their kinds."""
     made_from = ", ".join(f"{kinds[key]} {key}" for key in sorted(entry.refers) if key in kinds)
     notes = [entry.what, made_from and f"from {made_from}", "" if entry.state == "whole" else entry.state]
     size, age = _bytes(occupied([entry])), _age(entry.age)

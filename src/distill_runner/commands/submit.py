@@ -1,9 +1,9 @@
-"""``distill-run-submit``: a student's predictions for test splits, in the format of GLUE's leaderboard.
+"""``distill-run-submit``: write students' predictions for test splits, in the format of GLUE's leaderboard.
 
-The server (https://gluebenchmark.com/submit) takes one zip with a file for every task, lines of ``index`` and
+The server (https://gluebenchmark.com/submit) takes one zip file with a file for each task. A line has ``index`` and
 ``prediction``: class names for the inference tasks, 0 or 1 for the others, scores from 0 to 5 for STS-B.
 
-Of a student of questions: its answers by id, as the evaluation scripts of SQuAD and MLQA take them.
+For a question-answering student, answers by id are written instead, for the evaluation scripts of SQuAD and MLQA.
 """
 
 import csv
@@ -30,9 +30,11 @@ class ServerFile:
     """A file that the server takes.
 
     Attributes:
-        task: GLUE's configuration on the hub whose student predicts it; ``data`` and ``split`` are what it predicts.
-        size: lines that the server expects, without the header.
-        names: whether it wants the class's name, else its number.
+        name: file name in the zip file.
+        task: GLUE configuration on the hub whose student predicts the file.
+        data, split: GLUE configuration and split that the student predicts.
+        size: number of lines that the server expects, without the header.
+        names: whether the server expects names of classes; false for numbers.
     """
 
     name: str
@@ -58,7 +60,7 @@ FILES = (
 )
 CONSTANTS = {"AX": "entailment", "MNLI-m": "entailment", "MNLI-mm": "entailment", "QNLI": "entailment"}
 CONSTANTS |= {"RTE": "entailment", "STS-B": "0.000"}
-"""What fills a file without a student; 0 where nothing is named."""
+"""Predictions that fill files without a student, by the file's name; 0 for files that are not listed."""
 EXAMPLES = """examples:
   distill-run-submit outputs/runs/rte-alp-* outputs/runs/cola-alp-* --out submission.zip --fill
 """
@@ -70,10 +72,10 @@ def main() -> None:
 
 
 def submit(arguments: list[str]) -> None:
-    """Write what ``arguments`` ask for, and say what it holds.
+    """Write the predictions that ``arguments`` ask for, and print what the file contains.
 
     Raises:
-        UserError: no students there, two of one task, or data that cannot be read.
+        UserError: a folder has no student, two students have the same task, or data cannot be read.
     """
     given = _parser().parse_args(arguments)
     require_folder(given.out)
@@ -97,7 +99,7 @@ def submit(arguments: list[str]) -> None:
 
 
 def _answer(students: Sequence[Student], given: Namespace) -> None:
-    """Write answers by id: the JSON that the evaluators of SQuAD and MLQA take."""
+    """Write answers by id, as JSON for the evaluation scripts of SQuAD and MLQA."""
     student, *others = students
     if others:
         raise UserError("folder", others[0].folder, "answers of one student make a file", "Name one run folder.")
@@ -106,7 +108,7 @@ def _answer(students: Sequence[Student], given: Namespace) -> None:
     name = given.split or next(iter(task.test or task.validation))
     if name not in splits:
         raise UserError("--split", name, "there is no such split", nearest(name, splits))
-    # As a test split, which may lack answers.
+    # The split is read as a test split, since test splits may lack answers.
     chosen = task.model_copy(update={"test": {TEST: splits[name]}, "validation": {}, "languages": {}})
     answers = student.read_off(chosen, given.device, chosen.answers)
     write(given.out, json.dumps(answers, ensure_ascii=False, indent=0))
@@ -125,13 +127,13 @@ def _parser() -> Parser:
 
 
 def _glue(student: Student) -> str | None:
-    """GLUE's configuration, if the student's task is one."""
+    """Return the GLUE configuration of the student's task; None if the task is not one of GLUE's."""
     is_glue = Path(student.task.dataset).name == "glue" and any(file.task == student.task.config for file in FILES)
     return student.task.config if is_glue else None
 
 
 def _contents(students: Mapping[str, Student], device: str, fill: bool) -> Iterator[tuple[str, str]]:
-    """Name and text of each file, said on standard output as it is made."""
+    """Yield the name and text of each file, and print a line for each."""
     for file in FILES:
         stem = Path(file.name).stem
         if student := students.get(file.task):
@@ -153,7 +155,7 @@ def _test_task(task: "Task", file: ServerFile) -> "Task":
 
 
 def _labels(student: Student, task: "Task", device: str, names: bool = True) -> list[str]:
-    """The prediction for each example of the task's test split, as it is to be written."""
+    """Return the predictions for the test split of ``task`` as text, one for each example."""
     outputs = student.outputs(task, device)
     if _glue(student) == "stsb":
         outputs = outputs.clip(0, 5)  # the range that the server takes
@@ -169,7 +171,7 @@ def _table(predictions: Sequence[str]) -> str:
 
 
 def _zip(contents: Mapping[str, str]) -> bytes:
-    """Equal contents give equal bytes: no times are kept."""
+    """Return the zip file as bytes. Equal contents give equal bytes, since no times are stored."""
     file = io.BytesIO()
     with ZipFile(file, "w") as archive:
         for name, text in contents.items():

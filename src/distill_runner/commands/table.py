@@ -1,4 +1,4 @@
-"""``distill-run-table``: the table of the runs in some folders, at any time and without torch."""
+"""``distill-run-table``: print the table of the runs in the given folders, at any time and without torch."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ def show(arguments: list[str]) -> None:
     """Print or write the table that ``arguments`` ask for.
 
     Raises:
-        UserError: no runs there, names that none of them has, or a file that cannot be written.
+        UserError: there are no runs, no run has a name that is asked for, or a file cannot be written.
     """
     given = _parser().parse_args(arguments)
     if given.out:
@@ -95,5 +95,5 @@ def _parser() -> Parser:
 def _print(text: str) -> None:
     try:
         print(text, end="", flush=True)
-    except BrokenPipeError:  # `| head` has seen enough; the flush at exit would complain once more
+    except BrokenPipeError:  # the reader, such as `| head`, is gone; the flush at exit would raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,1 +1,1 @@
-"""Compose: the edge to Hydra, from a command line to a typed run, with errors in a user's words."""
+"""Compose: the interface to Hydra, from a command line to a typed run, with errors that a user understands."""

@@ -1,4 +1,4 @@
-"""Between the console script and Hydra: arguments as Hydra parses them, and errors as they were raised."""
+"""Between the console script and Hydra: rewrite the arguments for Hydra, and raise errors as they occurred."""
 
 import re
 import sys
@@ -19,11 +19,12 @@ Job = Callable[[DictConfig], Any]
 
 
 def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
-    """Call ``job`` with the configuration that the arguments compose to, or ``point`` with each of a sweep.
+    """Call ``job`` with the composed configuration, or ``point`` with the configuration of each point of a sweep.
 
     Raises:
-        UserError: keys that nothing reads, files that cannot be read, what cannot be composed.
-        BaseException: as ``job`` raised it. Hydra would print a traceback of its own.
+        UserError: a key that nothing reads, a file that cannot be read, or arguments that cannot be composed.
+        EndedItself: ``job`` raised ``SystemExit``.
+        BaseException: any other exception of ``job``, unchanged. Hydra would print its own traceback instead.
     """
     raised: list[BaseException] = []
 
@@ -38,9 +39,9 @@ def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
             raised.append(error)
 
     _look_at(arguments)
-    # Our launcher/submitit_slurm.yaml has the plugin's name on purpose: the plugin's schema checks it.
+    # conf/hydra/launcher/submitit_slurm.yaml has the plugin's name on purpose, so that the plugin's schema checks it.
     warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
-    sys.argv[1:] = arguments  # where Hydra reads them
+    sys.argv[1:] = arguments  # Hydra reads its arguments here
     application = hydra.main(version_base="1.3", config_path=str(folders.config_folder()), config_name="config")(call)
     try:
         application()
@@ -53,27 +54,29 @@ def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
 
 
 def rewritten(given: Sequence[str]) -> list[str]:
-    """What Hydra is to parse: overrides first, for it takes none behind an option, and with shorthands spelt out.
+    """Return the arguments for Hydra: the overrides with shorthands expanded, then the options.
+
+    Hydra takes no overrides after an option.
 
     Raises:
-        UserError: there is no such option, or no such folder of configuration.
+        UserError: there is no such option, or no such configuration folder.
     """
     known, behind = parse_options(given)
     for argument in behind:
         if argument.startswith("-"):
             raise UserError(argument, None, "there is no such option", "See distill-run --help.")
     overrides = [*known.overrides, *behind]
-    folders.give(known.config_dir)  # Hydra would put it behind the package's own
+    folders.give(known.config_dir)  # Hydra would search it after the package's own folder
     own = ("--config-dir", "-cd", known.config_dir, f"--config-dir={known.config_dir}", f"-cd={known.config_dir}")
     options, multirun = [argument for argument in given if argument not in (*overrides, *own)], known.multirun
     if not options and any(override.startswith("sweep=") for override in overrides):
-        options, multirun = ["-m"], True  # as its file says, which Hydra does not get to if anything else is wrong
+        options, multirun = ["-m"], True  # the file says so too, but Hydra may fail before it reads the file
     spelt_out = map(shorthand, overrides)
     return [*(map(_axis, spelt_out) if multirun else spelt_out), *options]
 
 
 def _look_at(arguments: Sequence[str]) -> None:
-    """What can be wrong before anything is composed."""
+    """Check the overrides and the user's own files before anything is composed."""
     own = folders.own_folder()
     if own or any(argument.startswith("+") or "=[" in argument for argument in arguments):
         from distill_runner.compose.given import check_files, check_given
@@ -84,10 +87,12 @@ def _look_at(arguments: Sequence[str]) -> None:
 
 
 def shorthand(override: str) -> str:
-    """``student.init=random`` stands for ``student.init.layers=random``, and ``task.columns=a,b`` for a list.
+    """Expand the shorthands in an override.
 
-    A shell may take brackets for a pattern (zsh), and no grid is over columns, names of classes or metrics. A part of a
-    split, ``train[:90%]``, gets quotes: Hydra would take its bracket for a list.
+    ``student.init=random`` stands for ``student.init.layers=random``, and ``task.columns=a,b`` for a list. Lists need
+    no brackets there because zsh reads brackets as a pattern, and no grid varies columns, class names or metrics.
+
+    A part of a split, ``train[:90%]``, gets quotes: Hydra would read its bracket as a list.
     """
     override = re.sub(r"^([\w.]+)=([\w./:-]+\[[\w~%]*:[\w~%]*\])$", r"\1='\2'", override)
     lists = r"^task\.(columns|labels|metrics|probabilities|logits)=([\w. -]+(?:,[\w. -]+)*)$"
@@ -97,7 +102,7 @@ def shorthand(override: str) -> str:
 
 
 def _axis(override: str) -> str:
-    """In a sweep ``a.b=1`` is an axis of one value, set where its points have chosen ``a`` and not before."""
+    """Turn ``a.b=1`` of a sweep into an axis with one value, which is set after the point has chosen ``a``."""
     of_points = re.fullmatch(r"(?!(?:hydra|sweep|runtime|store|tracker)\.)(\w+(?:\.\w+)+)=([\w.+-]+)", override)
     if not of_points:
         return override

@@ -1,6 +1,6 @@
-"""From what Hydra composed to the typed configuration of a run.
+"""From the configuration that Hydra composed to the typed configuration of a run.
 
-The one place that decides what stages inherit, and where their models come from.
+This is the only module that decides what stages inherit, and where their models come from.
 """
 
 import re
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from distill_runner.compose.config import RunConfig
 
 PARTS = ("stages", "template", "teacher", "runtime", "store", "tracker", "seed", "stage", "plan")
-"""Keys of the configuration that a run is made of, beside names."""
+"""Top-level keys of the configuration that a run is made of, in addition to names."""
 TEMPLATE, INHERITS, FRESH_FROM = "template", "inherits", "fresh_from"
 
 
 def typed_run(
     config: DictConfig, overrides: Sequence[str] = (), resolved: Mapping[str, Any] | None = None
 ) -> "RunConfig":
-    """The run that ``config`` describes.
+    """Return the typed configuration of the run that ``config`` describes.
 
     Args:
-        overrides: what was typed for it, for the command that repeats it.
-        resolved: its ``PARTS``, where they are known already, the stages with all that they inherit.
+        overrides: overrides as typed, for the command that repeats the run.
+        resolved: resolved ``PARTS`` of ``config``, with all that the stages inherit; None if they are not known yet.
     Raises:
-        UserError: a value that the schema refuses.
+        UserError: the schema refuses a value.
     """
-    from distill_runner.common.schema import typed  # pydantic, which help and completion do without
+    from distill_runner.common.schema import typed  # imports pydantic, which help and completion do not need
     from distill_runner.compose.config import RunConfig
 
     if resolved is None:
@@ -51,7 +51,7 @@ def typed_run(
 
 
 def settings_of(config: DictConfig) -> dict[str, Any]:
-    """The whole configuration as plain values, its stages with all that they inherit: for the record of a run."""
+    """Return the whole configuration as plain values, with all that the stages inherit, to be stored with a run."""
     settings: Any = OmegaConf.to_container(config, resolve=True)
     return {**settings, "stages": completed(settings)}
 
@@ -61,15 +61,15 @@ def _resolved(node: Any) -> Any:
 
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The stages with what they inherit, and with the source of every model spelt out.
+    """Return the stages with all that they inherit, and with the source of every model spelt out.
 
-    A source of ``pretrained`` is that of the teacher, ``finetuned`` is the model that the teacher's stage yields. A
-    model without a source has new weights, unless ``fresh_from`` names what it starts from instead.
+    The source ``pretrained`` stands for the teacher's source, and ``finetuned`` for the model of the teacher's stage. A
+    model without a source has new weights, unless ``fresh_from`` names a source.
 
     Args:
-        settings: a resolved configuration.
+        settings: resolved configuration.
     Raises:
-        UserError: a stage inherits what there is not.
+        UserError: a stage inherits from a name that does not exist.
     """
     stages = inherited(settings)
     sources = {"pretrained": settings["teacher"]["source"], "finetuned": "stage:teacher"}
@@ -82,12 +82,12 @@ def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def inherited(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The stages with what they inherit, of the template or of another stage; interpolations are left as they are."""
+    """Return the stages with all that they inherit from the template or another stage; interpolations are kept."""
     return {name: _with_base(name, settings, ()) for name in settings["stages"]}
 
 
 def _with_base(name: str, settings: Mapping[str, Any], heirs: tuple[str, ...]) -> Any:
-    """A stage with what it inherits. ``heirs`` inherit it in turn, so that it cannot inherit from them."""
+    """Return a stage with all that it inherits. ``heirs`` inherit from this stage, so it cannot inherit from them."""
     stage = settings["stages"][name]
     if not isinstance(stage, Mapping):
         return stage
@@ -107,7 +107,7 @@ def _with_base(name: str, settings: Mapping[str, Any], heirs: tuple[str, ...]) -
 
 
 def _merged(base: Any, over: Any, settings: Mapping[str, Any]) -> Any:
-    """``over`` where it says something, else ``base``, at every depth."""
+    """Merge two values: ``over`` where it has a value, else ``base``, at every depth."""
     if not isinstance(over, Mapping):
         return over
     if isinstance(base, str) and (reference := re.fullmatch(r"\$\{([\w.]+)\}", base)):

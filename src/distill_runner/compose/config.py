@@ -1,4 +1,4 @@
-"""The typed configuration of a whole run."""
+"""Typed configuration of a whole run."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from distill_runner.training.config import Runtime
 
 
 class RunConfig(Schema):
-    """A run: ``stage`` is what is asked for; the others are there for it."""
+    """Configuration of a run. ``stage`` names the stage to build; other stages are built only if it needs them."""
 
     teacher: TeacherConfig
     stages: dict[str, StageConfig]
@@ -28,7 +28,7 @@ class RunConfig(Schema):
     @field_validator("stages", mode="before")
     @classmethod
     def _by_name(cls, stages: Any, before: ValidationInfo) -> Any:
-        """Each stage by itself, so that a fault is told with the stage's name; one of the teacher goes first."""
+        """Validate each stage separately, so that errors name the stage; an error in ``teacher`` is reported first."""
         found: dict[str, StageConfig] = {}
         if "teacher" not in before.data:
             return found

@@ -1,4 +1,4 @@
-"""Errors in a user's words: the key as it is typed, its value, the remedy."""
+"""Explain errors to the user: the key as it is typed, its value, the remedy."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from distill_runner.compose.folders import choices, folders
 
 HELP = "See distill-run --help."
 COMPOSING = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError)
-"""What is raised by a configuration that cannot be composed."""
+"""Exceptions that are raised if a configuration cannot be composed."""
 
 
 def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
-    """What a user did wrong for Hydra to raise ``error`` while it composed; ``None`` if it was not the user."""
+    """Return the user's mistake that made Hydra raise ``error`` while composing; None if there is no such mistake."""
     for cause in causes(error):
         if isinstance(cause, UserError):
             return cause
@@ -55,14 +55,14 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
 
 
 def in_words(error: UserError | OmegaConfBaseException, config: DictConfig, overrides: Sequence[str]) -> Exception:
-    """What was wrong with a composed configuration, under the key that the user sets."""
+    """Return an error in a composed configuration, under the key that the user sets."""
     if isinstance(error, UserError):
         return _as_on_command_line(error, config)
     return explain(error, overrides) or error
 
 
 def _as_on_command_line(error: UserError, config: DictConfig) -> UserError:
-    """Interpolations are followed back to where a value comes from."""
+    """Follow interpolations back to the key that the value comes from, and return the error for that key."""
     if not error.key.startswith("stages."):
         return error
     written: Any = OmegaConf.to_container(config, resolve=False)
@@ -73,7 +73,7 @@ def _as_on_command_line(error: UserError, config: DictConfig) -> UserError:
             sources = re.findall(r"\$\{([\w.]+)\}", raw)
             if not sources:
                 break
-            # Of several, as in ${choose:${a},name,${b}}, the one that has the value.
+            # If there are several keys, as in ${choose:${a},name,${b}}, take the key that has the value.
             source = next((key for key in sources if OmegaConf.select(config, key) == error.value), sources[0])
             path = source.split(".")
     if OmegaConf.select(config, ".".join(path)) == "pretrained":
@@ -111,7 +111,7 @@ def _no_such_key(key: str) -> UserError:
 
 
 def known_keys() -> Iterator[tuple[str, str]]:
-    """Groups, and dotted keys of all files, each with where it is from."""
+    """Yield the groups and the dotted keys of all files, each with its origin, such as ``task=rte``."""
     import yaml
 
     for file, folder in ((file, each) for each in folders() for file in sorted(each.rglob("*.yaml"))):

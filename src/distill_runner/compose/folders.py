@@ -1,31 +1,31 @@
-"""Folders of configuration: the package's, and before it a user's own, whose files add to it or override it."""
+"""Configuration folders: the package's own and a user's, whose files add to the package's files or replace them."""
 
 from pathlib import Path
 
 from distill_runner.common.errors import UserError
 
 OWN = "conf"
-"""In the working folder; found by itself."""
+"""Name of the user's configuration folder, which is found in the working folder without an option."""
 
 
 class _Given:
-    """What ``--config-dir`` names, for this process."""
+    """Folder that ``--config-dir`` names in this process: as an absolute path, and as it was typed."""
 
     folder: Path | None = None
     typed: str | None = None
 
 
 def config_folder() -> Path:
-    """The configuration inside the installed package, else that of the checkout."""
+    """Return the configuration folder of the installed package, else of the checkout."""
     packaged = Path(__file__).parents[1] / "conf"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
 
 
 def give(folder: str | None) -> None:
-    """Take a user's configuration from ``folder`` instead of the working folder; None for the latter again.
+    """Use the user's configuration in ``folder`` instead of the working folder; None goes back to the working folder.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: ``folder`` does not exist.
     """
     if folder is not None and not Path(folder).is_dir():
         raise UserError("--config-dir", folder, "there is no such folder")
@@ -33,14 +33,14 @@ def give(folder: str | None) -> None:
 
 
 def config_dir() -> list[str]:
-    """The option that names the user's configuration, as it was typed; empty where none was."""
+    """Return the option ``--config-dir`` as it was typed; an empty list if it was not given."""
     return ["--config-dir", _Given.typed] if _Given.typed is not None else []
 
 
 def own_folder() -> Path | None:
-    """A user's own configuration, if there is one.
+    """Return the user's own configuration folder; None if there is none.
 
-    A folder ``conf`` of another program is left alone: one with a ``config.yaml``, or with none of this package's
+    A folder ``conf`` of another program is ignored: one with a ``config.yaml``, or without any of this package's
     groups.
     """
     if _Given.folder is not None:
@@ -53,18 +53,18 @@ def own_folder() -> Path | None:
 
 
 def folders() -> list[Path]:
-    """All of them, the one that goes first at the front."""
+    """Return all configuration folders, the one that takes precedence first."""
     own = own_folder()
     return [*([own] if own else []), config_folder()]
 
 
 def choices(group: str) -> list[str]:
-    """The names that a group takes."""
+    """Return the names that can be chosen in ``group``, sorted."""
     places = [folder / group for folder in folders()]
     return sorted({file.relative_to(at).with_suffix("").as_posix() for at in places for file in at.rglob("*.yaml")})
 
 
 def groups() -> list[str]:
-    """The groups that have any names."""
+    """Return the groups with at least one name, sorted and without ``hydra``."""
     names = {path.name for folder in folders() for path in folder.iterdir() if path.is_dir()}
     return [name for name in sorted(names - {"hydra"}) if choices(name)]

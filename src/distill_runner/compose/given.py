@@ -1,4 +1,4 @@
-"""What was typed and what a user's own files hold, looked at before Hydra composes it."""
+"""Checks of the overrides and of a user's own configuration files, before Hydra composes them."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,16 +13,16 @@ from distill_runner.compose.explain import known_keys
 from distill_runner.compose.folders import choices
 
 TYPED = ("stages", "runtime", "store", "tracker", "task", "corpus", "transfer", "method", "optim", "hydra", "params")
-"""Roots below which a schema, or Hydra, refuses what is not known."""
+"""Top-level keys below which a schema, or Hydra, refuses unknown keys."""
 NODES = 100_000
-"""Of a file, its aliases followed: more are a mistake, or meant to fill the memory."""
+"""Maximum number of values of a file with its aliases expanded: more are a mistake, or meant to fill the memory."""
 
 
 def check_given(overrides: Sequence[str]) -> None:
-    """See to it that overrides add no key that nothing reads, and choose one of each group.
+    """Check that the overrides add no key that nothing reads, and choose one name in each group.
 
     Raises:
-        UserError: one does not.
+        UserError: an override adds an unknown key, or chooses several names.
     """
     for override in overrides:
         key, _, value = override.partition("=")
@@ -37,10 +37,10 @@ def check_given(overrides: Sequence[str]) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """See to it that the configurations of a user's own folder can be read, and stay small when they are.
+    """Check that the configuration files in a user's own folder can be read, and stay small with aliases expanded.
 
     Raises:
-        UserError: one cannot, or does not.
+        UserError: a file cannot be read, or comes to more than ``NODES`` values.
     """
     for file in sorted(folder.rglob("*.yaml")):
         try:
@@ -81,7 +81,7 @@ def _check_node(file: Path, node: Any) -> None:
 
 
 def _nodes(node: Any) -> Iterator[Any]:
-    """Each once, however often it is referred to."""
+    """Yield ``node`` and all nodes below it, each once even if several aliases refer to it."""
     seen, waiting = set[int](), [node]
     while waiting:
         node = waiting.pop()
@@ -99,8 +99,8 @@ def _below(node: Any) -> list[Any]:
 
 
 def _size(node: Any, known: dict[int, int]) -> int:
-    """Values that a file comes to once all its aliases are followed."""
+    """Return the number of values at ``node`` and below with all aliases expanded."""
     if id(node) not in known:
-        known[id(node)] = NODES  # one that holds itself
+        known[id(node)] = NODES  # counts if the node contains itself
         known[id(node)] = 1 + sum(_size(part, known) for part in _below(node))
     return known[id(node)]

@@ -1,4 +1,4 @@
-"""What ``distill-run --help`` prints, without composing anything: Hydra takes more than a second to list the groups."""
+"""Text of ``distill-run --help``, made without composing: Hydra takes more than a second to list the groups."""
 
 import shutil
 import textwrap
@@ -31,7 +31,7 @@ Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FU
 
 
 def help_text() -> str:
-    """The text, with the groups and their names, as wide as the terminal is."""
+    """Return the help text with the groups and their names, wrapped to the width of the terminal."""
     columns = shutil.get_terminal_size((120, 24)).columns
     wrapped = textwrap.TextWrapper(columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     lines = [wrapped.fill(f"{group}: {', '.join(choices(group))}") for group in groups()]

@@ -1,4 +1,4 @@
-"""The recipe of a run beside what its paper says, and what it takes where that is silent (``conf/recipe``)."""
+"""The settings of a run beside those of its paper, and the readings where the paper is silent (``conf/recipe``)."""
 
 import textwrap
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ DECLARING = ("recipe", "method", "student")
 
 
 def beside_the_paper(settings: Mapping[str, Any]) -> list[str]:
-    """A line for each setting that the recipe's paper speaks of, and that the run has.
+    """Return a header and a line for each setting that the recipe's paper mentions and the run has.
 
     Args:
-        settings: the resolved configuration.
+        settings: resolved configuration.
     """
     recipe = settings["recipe"]
     known = ((key, at(settings, key), str(said)) for key, said in recipe.get("says", {}).items())
@@ -36,11 +36,13 @@ def _text(value: list[Any]) -> str:
 
 
 def declared_readings(settings: Mapping[str, Any]) -> list[str]:
-    """What is taken where the paper is silent, as the chosen files of configuration declare it: ``readings`` of a part.
+    """Return the readings that the chosen configuration files declare under ``readings``, one line each.
 
-    One that names a ``value`` applies as long as the option has it; one of an option that the run has not never does.
-    Its source is the recipe's paper, if it names no other. Those of tasks and corpora are read with their stages.
-    A run that was made in Python, without those files, has none.
+    A reading with a ``value`` applies only while the option has that value. A reading of an option that the run does
+    not have is left out. The source of a reading is the recipe's paper unless the reading names another source.
+
+    Readings of tasks and corpora are not included; they are read with their stages. A run that was made in Python,
+    without configuration files, has no readings here.
     """
     if "recipe" not in settings:
         return []

@@ -1,4 +1,4 @@
-"""Resolvers of the configuration: derived values, what a recipe says, and names of folders."""
+"""OmegaConf resolvers of the configuration: derived values, values of a recipe, and names of folders."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ def beta(*weights: Any) -> float:
     """Weight of the hard labels, 1 minus the other weights, never set by hand (ALP-KD, after Eq. 7).
 
     Raises:
-        UserError: the other weights are no numbers, or sum to more than 1.
+        UserError: another weight is not a number, or the other weights sum to more than 1.
     """
     named = dict(zip(("loss.eta", "loss.lambda"), weights, strict=False))
     for name, weight in named.items():
@@ -36,23 +36,26 @@ def beta(*weights: Any) -> float:
 
 
 def choose(value: Any, *pairs: Any) -> Any:
-    """The value that follows ``value`` in name, value, name, value, ...; if it is no name there, what stands alone
-    behind the last pair, else ``value`` itself.
+    """Return the value that follows the name ``value`` in ``pairs``: name, value, name, value, ...
+
+    If no name is equal to ``value``, return the default, an unpaired last item of ``pairs``; else ``value`` itself.
     """
     table = dict(zip(map(_spelt, pairs[::2]), pairs[1::2], strict=False))
     return table.get(_spelt(value), pairs[-1] if len(pairs) % 2 else value)
 
 
 def count(items: Any, otherwise: Any) -> Any:
-    """How many items a list has; ``otherwise`` of null."""
+    """Return the number of items of a list; ``otherwise`` if ``items`` is null."""
     return otherwise if items is None else len(items)
 
 
 def phase_epochs(steps: int, epochs: Any, warmup: Any) -> int:
-    """Epochs of a phase of so many steps, ``epochs`` and ``warmup`` as in ``routes.EpochsPerStep``.
+    """Return the number of epochs of a phase with ``steps`` steps.
 
+    Args:
+        epochs, warmup: as in ``checkpoint_schedule.EpochsPerStep``.
     Raises:
-        UserError: numbers that are none.
+        UserError: ``epochs`` or ``warmup`` is not a whole number, or ``epochs`` has not one number for each step.
     """
     each = [epochs] * steps if isinstance(epochs, int) else epochs
     if not isinstance(each, Sequence) or not all(isinstance(number, int) for number in each):
@@ -65,10 +68,10 @@ def phase_epochs(steps: int, epochs: Any, warmup: Any) -> int:
 
 
 def divide(value: Any, by: int) -> int:
-    """The whole quotient.
+    """Return ``value`` divided by ``by``.
 
     Raises:
-        UserError: there is none.
+        UserError: ``value`` is not a multiple of ``by``, or is 0.
     """
     if not isinstance(value, int) or value % by or not value:
         raise UserError("student.width", value, f"must be a multiple of {by}", "Or set student.heads.")
@@ -76,14 +79,14 @@ def divide(value: Any, by: int) -> int:
 
 
 def multiply(value: Any, by: int) -> int:
-    """The product of two whole numbers."""
+    """Return the product of two whole numbers."""
     return int(value) * by
 
 
 def named_by(dataset: Any) -> str:
-    """What a task on a user's own data is called: as its folder or file, in letters, digits, ``_``, ``.`` and ``-``.
+    """Return the name of a task on a user's own data: that of the folder or file, in letters, digits and ``_.-``.
 
-    A folder that has the name of a shipped task gets ``own_`` before it: that task's published numbers are not its own.
+    The name of a configured task gets ``own_`` before it, since the published numbers of that task do not apply.
     """
     path = Path(str(dataset)).absolute()
     name = re.sub(r"[^\w.-]+", "_", path.stem if path.is_file() else path.name)
@@ -94,13 +97,14 @@ EVERY = "every"
 
 
 def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig) -> Any:
-    """What the paper's recipe (``conf/recipe``) says of ``key``, else ``default``.
+    """Return the value of ``key`` in the paper's recipe (``conf/recipe``), else ``default``.
 
-    What it says of the method on the task goes before what it says of the method on every task, and that before what
-    it says of every method. ``every`` task is one of the recipe's own ``tasks``: others keep their own numbers.
+    The order of precedence is: the method on the task, the method on ``every`` task, ``every`` method. ``every`` task
+    means the recipe's own ``tasks``; other tasks keep their own numbers.
 
     Args:
-        of: instead of the method: ``teacher``, or ``task`` for lengths and metrics; these are no part of every method.
+        of: entry to read instead of the method's: ``teacher``, or ``task`` for lengths and metrics. The entry of
+            ``every`` method is then not read.
     """
     of_recipe, task = _root_.recipe, _root_.task.name
     if not isinstance(task, str):
@@ -115,16 +119,18 @@ def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig)
 
 
 def run_key(*, _root_: DictConfig, stages: Any = None) -> str:
-    """Name of the run's folder: task, method, and the hash of what the configuration says of the run's stages.
+    """Return the name of the run's folder: task, method, and a hash of the configuration of the run's stages.
+
+    If the run ends with another stage than the student, the stage's name takes the place of the method.
 
     Args:
-        stages: of the configuration, where they are resolved already.
+        stages: resolved stages of the configuration; None if they are not resolved yet.
     """
     try:
         read = ("stages", "template", "teacher")
         parts = {} if stages else {key: OmegaConf.to_container(_root_[key], resolve=True) for key in read}
         stages = stages or completed(parts)
-    except (OmegaConfBaseException, UserError):  # the run itself will tell what is wrong, in a folder of its own
+    except (OmegaConfBaseException, UserError):  # the run itself reports the error, in a separate folder
         stages = OmegaConf.to_container(_root_, resolve=False)
     stage = OmegaConf.select(_root_, "stage")
     parts = {"stages": stages, "precision": OmegaConf.select(_root_, "runtime.precision"), "stage": stage}
@@ -135,9 +141,9 @@ def run_key(*, _root_: DictConfig, stages: Any = None) -> str:
 
 
 READS = {"recipe": ("recipe", "task.name", "method.name")}
-"""What resolvers read of the configuration beside their arguments."""
+"""Configuration keys that a resolver reads in addition to its arguments."""
 PURE = ("beta", "choose", "count", "divide", "multiply", "named_by", "phase_epochs", "oc.env")
-"""Those that read their arguments alone."""
+"""Resolvers that read nothing but their arguments."""
 
 
 def _spelt(value: Any) -> str:
@@ -145,7 +151,7 @@ def _spelt(value: Any) -> str:
 
 
 def register() -> None:
-    """Make Hydra know the resolvers, and let ``stages`` take keys that no file writes: they may inherit them."""
+    """Register the resolvers, and let ``stages`` take keys that are in no file, since stages may inherit them."""
     open_stages = OmegaConf.create({"stages": {}})
     OmegaConf.set_struct(open_stages.stages, False)
     ConfigStore.instance().store(name="open_stages", node=open_stages)

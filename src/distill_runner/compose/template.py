@@ -1,6 +1,6 @@
-"""Configurations that differ in a few values: what does not depend on these is resolved once for all of them.
+"""Resolves configurations that differ in a few values: all that does not depend on these values is resolved once.
 
-Resolving interpolations takes OmegaConf a tenth of a second for a configuration, and a grid has thousands.
+OmegaConf takes a tenth of a second to resolve the interpolations of a configuration, and a grid has thousands of them.
 """
 
 import pickle
@@ -17,14 +17,14 @@ Path = tuple[str, ...]
 
 
 class Template:
-    """A configuration whose ``keys`` take one plain value after another.
+    """Configuration that is resolved for one set of plain values of ``keys`` after another.
 
     Args:
-        config: with values for them; it is changed by ``resolved``.
-        parts: the keys at its root that are asked for.
-        keys: dotted.
+        config: configuration with values for ``keys``; the caller sets new values in it before ``resolved``.
+        parts: top-level keys of ``config`` that are resolved.
+        keys: dotted keys whose values change.
     Raises:
-        OmegaConfBaseException: it cannot be resolved.
+        OmegaConfBaseException: ``config`` cannot be resolved.
     """
 
     def __init__(self, config: DictConfig, parts: Sequence[str], keys: Sequence[str]) -> None:
@@ -37,10 +37,10 @@ class Template:
         self.base = pickle.dumps({part: _plain(config[part]) for part in parts if part in config})
 
     def resolved(self) -> dict[str, Any]:
-        """The parts, as the configuration is now, the stages with all that they inherit.
+        """Return the resolved parts for the current values in ``config``, with all that the stages inherit.
 
         Raises:
-            UserError: a stage inherits what there is not.
+            UserError: a stage inherits from a name that does not exist.
         """
         found: dict[str, Any] = pickle.loads(self.base)
         for raw, (*parents, name) in self.places:
@@ -51,7 +51,7 @@ class Template:
         return {**found, "stages": completed(found)}
 
     def _changing(self, path: Path, raw: Any) -> Iterator[Path]:
-        """The values below ``path`` that depend on a key."""
+        """Yield the paths at ``path`` or below whose values depend on one of ``keys``."""
         if isinstance(raw, Mapping) and not any(path == key for key in self.keys):
             for name, value in raw.items():
                 yield from self._changing((*path, name), value)
@@ -59,18 +59,18 @@ class Template:
             yield path
 
     def _depends(self, path: Path) -> bool:
-        """Whether what ``path`` resolves to is, holds or is made from one of the keys."""
+        """Return whether the value at ``path`` is one of ``keys``, contains one, or is computed from one."""
         if any(path[: len(key)] == key or key[: len(path)] == path for key in self.keys):
             return True
         if path not in self.known:
-            self.known[path] = False  # a circle is no dependence by itself
+            self.known[path] = False  # a circular reference alone is no dependence
             self.known[path] = any(map(self._depends_on, self._texts(path)))
         return self.known[path]
 
     def _depends_on(self, text: str) -> bool:
         read = re.findall(r"\$\{\s*([\w.-]+)\s*(:?)", text)
         if "${" in text and (len(read) != text.count("${") or "${." in text):
-            return True  # something that is not understood here
+            return True  # an interpolation that is not understood here
         for name, colon in read:
             if not colon:
                 if self._depends(tuple(name.split("."))):
@@ -83,7 +83,7 @@ class Template:
         return False
 
     def _texts(self, path: Path) -> Iterator[str]:
-        """All that is written at ``path`` or below it; on the way there an interpolation may lead elsewhere."""
+        """Yield all text at ``path`` or below; an interpolation on the way to ``path`` is yielded instead."""
         node: Any = self.raw
         for name in path:
             if isinstance(node, str):
@@ -93,7 +93,7 @@ class Template:
 
 
 def _inside(config: DictConfig, path: Path) -> Any:
-    """What holds the value at ``path``."""
+    """Return the node that contains the value at ``path``."""
     node: Any = config
     for name in path[:-1]:
         node = node[name]

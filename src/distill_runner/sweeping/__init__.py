@@ -1,1 +1,1 @@
-"""Sweeps: points of a grid, each in a process of its own, found again by the next command."""
+"""Sweeps: grids of points, each run in a separate process; the same command resumes an unfinished sweep."""

@@ -1,4 +1,4 @@
-"""Configurations of a sweep's points, as fast as thousands of them need."""
+"""Composes the configurations of a sweep's points, fast enough for thousands of points."""
 
 import json
 import pickle
@@ -22,23 +22,29 @@ from distill_runner.compose.resolvers import run_key
 from distill_runner.compose.template import Template
 
 PLAIN = (int, float, str, bool, type(None))
-"""Values that replace what was there as a whole."""
+"""Types of values that replace an earlier value completely instead of being merged with it."""
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A point's configuration without the part of Hydra, its overrides with the sweep's own, and where it is to lie."""
+    """Composed configuration of a point.
+
+    Attributes:
+        config: configuration without the node ``hydra``.
+        given: all overrides of the point, including those of the sweep.
+        sweep: Hydra's node ``hydra.sweep``, which determines the folder.
+    """
 
     config: DictConfig
     given: Sequence[str]
     sweep: Any
 
     resolved: Mapping[str, Any] | None = None
-    """The parts that a run is made of; None if they cannot be resolved."""
+    """Resolved values of ``PARTS``; None if no template applies to the point or they cannot be resolved."""
 
     @cached_property
     def stages(self) -> Mapping[str, str]:
-        """Each stage of ``resolved`` as a text, by which equal ones are known."""
+        """Each stage of ``resolved`` as JSON text, by which equal stages are recognised."""
         stages = self.resolved["stages"] if self.resolved else {}
         return {name: json.dumps(stage, default=str) for name, stage in stages.items()}
 
@@ -50,7 +56,13 @@ class Composed:
 
 
 class Composer:
-    """Configurations of points. Hydra composes each choice of groups once; values are then set on copies of it."""
+    """Composes the configurations of points.
+
+    Hydra composes each choice of groups once. Other values are then set on copies of that configuration.
+
+    Args:
+        constant: overrides that all points have in common.
+    """
 
     def __init__(
         self, master: DictConfig, loader: ConfigLoader, parser: OverridesParser, constant: Set[str] = frozenset()
@@ -58,9 +70,9 @@ class Composer:
         read_once(loader)
         self.constant = constant
         self.master, self.loader, self.parser = master, loader, parser
-        # Groups of groups count too: sweep=alp_kd/table1.
+        # A group that holds only other groups counts too, as in sweep=alp_kd/table1.
         self.is_group = cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
-        self.composed: dict[tuple[str, ...], tuple[bytes, DictConfig]] = {}  # pickled: copied in a sixth of the time
+        self.composed: dict[tuple[str, ...], tuple[bytes, DictConfig]] = {}  # pickled: a copy takes a sixth of the time
         self.parsed: dict[str, Override] = {}
         self.templates: dict[tuple[tuple[str, ...], ...], Template | None] = {}
 
@@ -70,7 +82,7 @@ class Composer:
         choices = tuple(str(override.input_line) for override in parsed if self._is_choice(override))
         if choices not in self.composed:
             composed = self.loader.load_sweep_config(self.master, list(choices))
-            with open_dict(composed):  # parts of Hydra's have a value only while a job runs
+            with open_dict(composed):  # some values of the node have no value until a job runs
                 hydra = composed.pop("hydra")
             self.composed[choices] = pickle.dumps(composed), hydra
         pickled, hydra = self.composed[choices]
@@ -80,12 +92,15 @@ class Composer:
         apply_overrides(rest, config)
         try:
             resolved = template.resolved() if template else None
-        except (UserError, OmegaConfBaseException):  # told where the point is made
+        except (UserError, OmegaConfBaseException):  # raised again and recorded where the point is made
             resolved = None
         return Composed(config, given, hydra.sweep, resolved)
 
     def _template(self, choices: tuple[str, ...], values: Sequence[Override], pickled: bytes) -> Template | None:
-        """For points of the same choices that set the same keys to plain values; None if there is none for these."""
+        """Return the template for points with the same ``choices`` and keys.
+
+        None if a value is not plain, or if the template cannot be resolved.
+        """
         varying = self._varying(values)
         if not all(value.type == OverrideType.CHANGE and isinstance(value.value(), PLAIN) for value in varying):
             return None
@@ -104,7 +119,7 @@ class Composer:
         return [value for value in values if value.input_line not in self.constant]
 
     def _parsed(self, override: str) -> Override:
-        """Hydra's grammar takes a millisecond for one; a number for a key that had one before needs none."""
+        """Parse an override. Hydra takes a millisecond, so a number is not parsed if its key had a number before."""
         key, _, value = override.partition("=")
         if (alike := self.parsed.get(key)) and re.fullmatch(r"0|[1-9]\d{0,17}", value):
             return with_number(alike, int(value), override)

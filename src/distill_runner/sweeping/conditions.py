@@ -9,20 +9,22 @@ from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
 from distill_runner.common.errors import UserError
 
-# Text in quotes is left alone, and so are the words of the language; what remains are keys. They get names of their own
-# because Python knows neither dotted names of mappings nor `lambda` as a name.
+# Every word that is neither quoted nor in _WORDS is a configuration key. Keys are replaced by variable names, because
+# Python cannot evaluate dotted keys of mappings, nor `lambda` as a name.
 _KEY = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])[A-Za-z_]\w*(?:\.\w+)*""")
 _WORDS = {"and", "or", "not", "in", "is", "if", "else", "True", "False", "None"}
 _ABSENT = object()
 LONGEST = 500
-"""Characters of a condition: deeper ones than fit into it are not read by Python."""
+"""Maximum number of characters of a condition: a longer one could be nested too deeply for Python's parser."""
 
 
 def holds(condition: str, config: DictConfig) -> bool:
-    """Whether a point meets ``condition``: comparisons and arithmetic over keys, numbers and quoted text; no calls.
+    """Return whether the configuration of a point meets ``condition``.
+
+    A condition consists of comparisons and arithmetic over keys, numbers and quoted text, without function calls.
 
     Raises:
-        UserError: a condition that cannot be read, or a key that does not exist.
+        UserError: ``condition`` cannot be read, or names a key that does not exist.
     """
     if len(condition) > LONGEST:
         raise UserError("sweep.where", f"{condition[:40]}...", f"is longer than {LONGEST} characters", "Split it.")

@@ -1,4 +1,4 @@
-"""``sweep.*``: what a grid leaves out and tries again."""
+"""Options of a sweep: the keys ``sweep.*``."""
 
 from pydantic import Field
 
@@ -7,13 +7,15 @@ from distill_runner.common.schema import Schema
 
 
 class SweepConfig(Schema):
-    """How a grid is brought to its end.
+    """Which points of a grid are trained, and how.
 
     Args:
-        where: conditions that a point must meet (``conditions``).
-        retry_failed: points that failed before are tried again.
-        wait: false queues the points with Slurm and comes back (``submitting``); the same command later tells of them.
-        halving: the part of the points, 1 / halving, that is kept at each rung (``halving``); None keeps all.
+        where: conditions on the keys of a point (``conditions``); a point that fails one of them is dropped.
+        retry_failed: train points again that failed in an earlier run of the sweep.
+        wait: false queues the points with Slurm and returns at once (``submitting``); the same command later reports
+            their status.
+        halving: fraction of the points, 1 / halving, that is kept at each rung of successive halving (``halving``);
+            None keeps all points.
     """
 
     where: list[str] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a stage will cost: seconds from steps that are really taken on this machine, bytes from its shapes."""
+"""Estimated cost of a stage: seconds from steps measured on this machine, bytes from the shapes of its arrays."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -26,16 +26,20 @@ from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTarg
 from distill_runner.training.train import Training
 
 SECONDS = 2.0
-"""Of measuring, after as many to warm up, at most."""
+"""Seconds that a measurement takes, after a warm-up of at most as many seconds."""
 START_SECONDS = 2.0
-"""Of a run beside its training: the model's loading, the first batches, the writing of the result."""
+"""Seconds of a run outside its training: loading the model, the first batches, writing the result."""
 UPDATES = 4
-"""Different updates that are measured, again and again."""
+"""Number of different updates that are measured; they are repeated until ``SECONDS`` have passed."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of building a stage, its teacher's targets included; bytes also of the checkpoints that it keeps."""
+    """Cost of building a stage, including the teacher's outputs that it caches.
+
+    Attributes:
+        bytes: disk space, including the checkpoints that the stage keeps.
+    """
 
     seconds: float
     bytes: int
@@ -43,7 +47,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class _Speed:
-    """Of a model of one shape and method on one data set: seconds of an update, and of a prediction."""
+    """Measured speed of a model of one shape, trained by one method on one data set.
+
+    Attributes:
+        update: seconds of one update.
+        prediction: seconds of the prediction for one example.
+        model_bytes: size of the model's parameters in float32.
+    """
 
     update: float
     prediction: float
@@ -51,10 +61,10 @@ class _Speed:
 
 
 class Estimator:
-    """Costs of stages. Stages of one shape and method on one data set are measured once.
+    """Estimates the cost of stages. Stages with the same shape, method and data set are measured once.
 
     Args:
-        pipeline: whose store gets the tokenised data; training will need them anyway.
+        pipeline: its store receives the tokenised data, which training needs anyway.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -66,8 +76,8 @@ class Estimator:
         """Keys of the teachers' outputs that are in a cost already: stages share them."""
 
     def cost(self, stage: Stage) -> Cost:
-        """With the teacher's outputs that it reads, unless an earlier stage has them cached."""
-        alike = key_of({**stage.spec, "seed": None})  # which costs as much, and reads the same of the same teacher
+        """Return the cost of ``stage``, including the teacher's outputs unless an earlier stage counted them."""
+        alike = key_of({**stage.spec, "seed": None})  # a seed changes neither the cost nor the outputs read
         if alike in self.known:
             return self.known[alike]
         own, outputs = self._training(stage), self._outputs(stage)
@@ -79,7 +89,7 @@ class Estimator:
         optim, speed = stage.config.optim, self._speed(stage)
         per_epoch = -(-len(data) // optim.batch_size)
         num_steps = optim.num_steps(per_epoch)
-        num_epochs = max(1, -(-num_steps // per_epoch))  # a model that is not trained is judged once
+        num_epochs = max(1, -(-num_steps // per_epoch))  # a model that is not trained is evaluated once
         seconds = num_steps * speed.update + num_epochs * data.num_evaluated * speed.prediction
         num_bytes = speed.model_bytes * (num_epochs if stage.config.keep_checkpoints else 1)
         return Cost(START_SECONDS + seconds, num_bytes)
@@ -90,7 +100,7 @@ class Estimator:
         specs = [serving(stage, checkpoint, self.pipeline.store) for checkpoint in stage.followed]
         new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted
         self.counted |= new
-        # Of the whole split, whatever share of it is used.
+        # Outputs are cached for the whole split, whatever share of it is used.
         split = self.pipeline.inputs.split(stage, stage.data.train_split).taught
         judges = stage.teacher.members if stage.teacher.config.given else (stage.teacher,)
         seconds = len(split) * len(new) * sum(self._speed(judge).prediction for judge in judges)
@@ -108,7 +118,7 @@ class Estimator:
         return self.speeds[kind]
 
     def _measure(self, stage: Stage) -> _Speed:
-        """With random weights in student and teacher, which do not matter for time."""
+        """Measure with random weights in student and teacher, since weights do not affect the time."""
         model = self._random(stage)
         with TemporaryDirectory() as folder:
             training = Training(
@@ -145,13 +155,13 @@ class Estimator:
 
 
 def _unscheduled(stage: Stage) -> Stage:
-    """Without a schedule of layers: its epochs cost this much at most."""
+    """Return ``stage`` without its layer schedule; the cost without the schedule is an upper bound."""
     method = stage.config.method.model_copy(update={"schedule": None})
     return replace(stage, config=stage.config.model_copy(update={"method": method}))
 
 
 def _without_fractions(method: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a method's spec what its time depends on: not weights or temperatures, which are all its floats."""
+    """Return a method's spec without its floats, which are weights and temperatures and do not affect the time."""
     return {
         key: _without_fractions(value) if isinstance(value, Mapping) else value
         for key, value in method.items()
@@ -160,7 +170,7 @@ def _without_fractions(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Remembered:
-    """What a teacher said of a batch before, as fast as from a cache."""
+    """Teacher that computes its outputs for a batch once and then reuses them, as fast as from a cache."""
 
     def __init__(self, teacher: LiveTargets) -> None:
         self.teacher = teacher
@@ -174,7 +184,7 @@ class _Remembered:
 
 
 class _Predictions:
-    """Of nobody, for as many classes."""
+    """Zero logits for ``num_labels`` classes, in place of a teacher that is known only by its predictions."""
 
     def __init__(self, num_labels: int) -> None:
         self.num_labels = num_labels

@@ -1,6 +1,6 @@
-"""Successive halving over epochs (Jamieson & Talwalkar 2016): points that trail early are not trained to the end.
+"""Successive halving over epochs (Jamieson & Talwalkar 2016): points that score low early are not trained to the end.
 
-A point that is left out is paused, not lost: the same sweep without halving takes it up where it stopped.
+A point that is left out is paused, not lost: the same sweep without halving resumes it where it stopped.
 """
 
 import logging
@@ -19,19 +19,23 @@ log = logging.getLogger(__name__)
 Train = Callable[[Sequence[Sequence[str]]], None]
 """Runs one job for each list of overrides."""
 Scores = Sequence[float]
-"""Of a point after each of its epochs."""
+"""Scores of a point, one after each of its epochs."""
 ROUNDS = 2
 
 
 def rungs(num_epochs: int, factor: int) -> list[int]:
-    """Epochs after which points are compared, one per round: 1 / factor² and 1 / factor of all, rounded up."""
+    """Return the epochs after which points are compared: 1 / factor² and 1 / factor of all epochs, rounded up."""
     return [ceil(num_epochs / factor**power) for power in range(ROUNDS, 0, -1)]
 
 
 def survivors(scores: Mapping[str, Scores], rung: int, factor: int) -> list[str]:
-    """The best ``1 / factor`` of the points, rounded up, by their best score in ``rung`` epochs.
+    """Return the names of the best ``1 / factor`` of the points, rounded up, by best score in the first epochs.
 
-    At a tie the earlier point is kept.
+    At a tie the earlier point is kept. Points without a score are left out.
+
+    Args:
+        scores: scores of each point after each epoch, by name.
+        rung: number of epochs whose scores count.
     """
     best = {name: max(values[:rung]) for name, values in scores.items() if values}
     kept = sorted(best, key=lambda name: -best[name])[: ceil(len(best) / factor)]
@@ -40,11 +44,11 @@ def survivors(scores: Mapping[str, Scores], rung: int, factor: int) -> list[str]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What halving does on a grid of which every point is known to the end.
+    """Effect of halving on a grid whose points have all been trained to the end.
 
     Attributes:
-        trained, total: epochs with halving, and of the whole grid.
-        best, best_of_all: best score that halving finds, and that there is.
+        trained, total: number of epochs trained with halving, and in the whole grid.
+        best, best_of_all: best score that halving finds, and best score of the whole grid.
     """
 
     trained: int
@@ -54,7 +58,11 @@ class Outcome:
 
 
 def replay(scores: Mapping[str, Scores], factor: int) -> Outcome:
-    """Halving on the finished points of one cell of a table, by name -> scores of all epochs."""
+    """Simulate halving on the finished points of one cell of a table.
+
+    Args:
+        scores: scores of all epochs, by the name of the point.
+    """
     num_epochs = max(map(len, scores.values()))
     left, trained = dict(scores), 0
     before = 0
@@ -71,10 +79,10 @@ def replay(scores: Mapping[str, Scores], factor: int) -> Outcome:
 
 
 def by_cell(points: Sequence[GridPoint]) -> dict[tuple[Any, ...], list[GridPoint]]:
-    """Points that differ in the student's own hyper-parameters alone: those of one cell of the table."""
+    """Group the points by cell of the table. Points of a cell differ only in the student's own hyper-parameters."""
     known = [(point, point.stage.shape) for point in points if point.stage is not None]
     found: dict[tuple[Any, ...], list[GridPoint]] = {}
-    # As if none had run: what a result knows in addition is no difference between points.
+    # Only names are compared, as if no point had run: values that only finished runs have must not separate points.
     names = [key.name for key in row_keys([{**point.names, "status": "planned"} for point, _ in known])]
     for (point, shape), name in zip(known, names, strict=True):
         found.setdefault((point.names["task"], name, shape), []).append(point)
@@ -82,7 +90,7 @@ def by_cell(points: Sequence[GridPoint]) -> dict[tuple[Any, ...], list[GridPoint
 
 
 def halve(cells: Iterable[list[GridPoint]], todo: list[GridPoint], train: Train, factor: int) -> list[GridPoint]:
-    """Train the points of each cell up to its rungs; returns those of ``todo`` that are to be trained to the end."""
+    """Train the points of each cell up to its rungs, and return the points of ``todo`` to train to the end."""
     left = [[point for point in cell if point in todo or point.result()["status"] == "done"] for cell in cells]
     for number in range(ROUNDS):
         here = [(cell, rungs(_num_epochs(cell[0]), factor)[number]) for cell in left if cell]
@@ -109,12 +117,12 @@ def _num_epochs(point: GridPoint) -> int:
 
 
 def scores_of(point: GridPoint) -> Scores:
-    """By the first metric, after each epoch that the point has been trained for."""
+    """Return the scores of a point by its first metric, one after each epoch that it has been trained for."""
     return [next(iter(metrics.values())) for metrics in point.result().get("history", [])]
 
 
 def halving_report(cell: Sequence[GridPoint], factor: int) -> str:
-    """What halving saves on a cell, and on one that is known to the end also what it loses."""
+    """Return a line on the epochs that halving saves in a cell and, if all points are done, the score that it loses."""
     scores = {point.key: scores_of(point) for point in cell if scores_of(point)}
     head = f"halving by {factor}, {label(cell[0].names)} on {cell[0].names['task']}"
     if all(point.result()["status"] == "done" for point in cell):

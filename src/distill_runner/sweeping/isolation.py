@@ -1,6 +1,6 @@
-"""A process of its own for each point of a sweep, so that nothing that happens to one reaches the others.
+"""Runs each point of a sweep in a separate process, so that the crash of one point does not affect the others.
 
-The processes are forked from a server that is ``warm``; a point starts in a tenth of a second.
+The processes are forked from a server that has imported ``warm``; a point starts in a tenth of a second.
 """
 
 import logging
@@ -26,30 +26,37 @@ log = logging.getLogger(__name__)
 
 RunFunction = Callable[[DictConfig], Mapping[str, Any]]
 FAILED, ENDED, INTERRUPTED = 1, 3, 130
-"""Exit codes of points. One that has come to its end says so: code 0 is that of a process that something else ended."""
+"""Exit codes of points.
+
+A finished or paused point exits with ``ENDED``: code 0 could come from other code that ends the process.
+"""
 SERVER_GONE = 255
-"""What multiprocessing has for the exit code of a process whose server has ended."""
+"""Exit code that multiprocessing reports for a process whose fork server has ended."""
 STARTS = 5
 GRACE_SECONDS = 3.0
-"""On Ctrl-C a sweep is gone while its points, which got the signal too, still save: a second one would hurt."""
+"""Seconds from the end of a sweep to SIGTERM for its points.
+
+On Ctrl-C the sweep ends while its points, which got the signal too, are still saving. A second signal would disturb
+them.
+"""
 
 
 def run_apart(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str, Any]:
-    """Call ``run`` in a process of its own; its folder tells what became of it, whatever that is.
+    """Call ``run`` in a separate process, and record in the point's folder how the process ended.
 
     Args:
-        preload: the module that the fork server imports once for all points.
+        preload: module that the fork server imports once for all points.
 
     Returns:
-        the point's status.
+        The point's status.
     Raises:
-        KeyboardInterrupt: after the point, which got the same signal, has saved what it had.
+        KeyboardInterrupt: after the point, which got the same signal, has saved its state.
     """
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir).absolute()
     if multiprocessing.current_process().name != "MainProcess":  # a launcher's worker, which may outlive its sweep
         _end_with_sweep()
-    multiprocessing.set_start_method("forkserver", force=True)  # joblib's own method, which it sets, is not known there
+    multiprocessing.set_start_method("forkserver", force=True)  # joblib sets a method that a child does not know
     multiprocessing.set_forkserver_preload([preload])
     process = _started(run, config, _plain(HydraConfig.instance().cfg))
     try:
@@ -70,9 +77,9 @@ def run_apart(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str
 
 
 def _started(*arguments: Any) -> BaseProcess:
-    """A process that is forked from the server. One that ends meanwhile is replaced.
+    """Start a process that is forked from the server, with a new server if the old one has ended.
 
-    Slurm, before it ends a job that it will queue again, asks all of its processes to end, and the server does at once.
+    Before Slurm ends a job that it will queue again, it signals all processes of the job. The server ends at once.
     """
     for trials_left in reversed(range(STARTS)):
         process = multiprocessing.Process(target=_apart, args=arguments)
@@ -88,18 +95,18 @@ def _started(*arguments: Any) -> BaseProcess:
 
 
 def _wait_for_orphan(process: BaseProcess, folder: Path) -> None:
-    """A point whose server has ended tells nobody that it has, and goes on."""
+    """Wait for a point whose fork server has ended: the point continues, but its exit code is lost."""
     while process.exitcode == SERVER_GONE and (status.read(folder) or {}).get("status") == "running":
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def _plain(config: Any) -> Any:
-    """Without the classes that launchers declare their settings with: not every process can pickle those."""
+    """Return ``config`` without the classes of launcher settings, which not every process can pickle."""
     return OmegaConf.create(OmegaConf.to_container(config, resolve=False))
 
 
 def _apart(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
-    """In the new process: everything that Hydra had set up in the old one, the run, and the end told in its log."""
+    """Run a point in the new process: restore Hydra's state, call ``run``, and log an error."""
     end_with_parent(GRACE_SECONDS)
     HydraConfig.instance().cfg = hydra_config
     hydra = HydraConfig.get()
@@ -126,5 +133,5 @@ def _apart(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
 
 @cache
 def _end_with_sweep() -> None:
-    """Once for a worker, whatever number of points it takes."""
+    """End this worker soon after its sweep ends. Cached, since a worker runs several points."""
     end_with_parent()

@@ -1,4 +1,4 @@
-"""``plan=true``: what will be built, and what that will cost; of a sweep its points, too."""
+"""``plan=true``: print what a run or a sweep would build, and the time and disk space that this would take."""
 
 import logging
 from collections import Counter
@@ -21,14 +21,14 @@ from distill_runner.training.config import Runtime
 log = logging.getLogger(__name__)
 
 SHOWN = 20
-"""Lines of a long list."""
+"""Maximum number of lines printed of a list."""
 
 
 def show_plan(grid: Grid, num_workers: int) -> None:
-    """Print it.
+    """Print the points of a grid with their status, the stages to build, and their cost.
 
     Args:
-        num_workers: that take points at the same time.
+        num_workers: number of points that run at the same time.
     """
     points, every = grid.points, [*(point.overrides for point in grid.points), *grid.dropped]
     times = Counter(override for overrides in every for override in set(overrides))
@@ -51,7 +51,10 @@ def show_plan(grid: Grid, num_workers: int) -> None:
 
 
 def cost_of_run(stage: Stage, store: Path, runtime: Runtime) -> str:
-    """Time and disk of a single run, in one line. Its GPU is the first one, whoever is on it: a plan waits for none."""
+    """Return the estimated time and disk space of a single run, as one line of text.
+
+    The estimate is measured on the first GPU even if other processes use it: a plan does not wait for a free GPU.
+    """
     device = "cuda:0" if runtime.device in ("auto", "cuda") and torch.cuda.is_available() else runtime.device
     pipeline = Pipeline(Store(store), runtime.model_copy(update={"device": device, "num_processes": 1}))
     stages = missing(stage, pipeline.store)
@@ -90,7 +93,7 @@ def _show_cost(todo: Sequence[GridPoint], num_workers: int) -> None:
         print(f"  {stage.name:8} {stage.key}  {duration(cost.seconds)}  {describe(stage)}")
     students = [estimator.cost(point.stage) for point in todo if point.stage]
     print(f"  student  of {len(todo)} points, {duration(_seconds(students) / len(todo))} each")
-    rounds = [*costs.values(), students]  # each waits for the one before
+    rounds = [*costs.values(), students]  # each round waits for the previous one
     print(_disk([cost for built in rounds for cost in built], pipeline))
     alone, shared = (sum(_seconds(built, workers) for built in rounds) for workers in (1, num_workers))
     print(f"time: {duration(alone)} of one worker, {duration(shared)} of {num_workers}")

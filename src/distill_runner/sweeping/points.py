@@ -1,4 +1,4 @@
-"""The points of a grid: every combination of its values, less those that are dropped, merged or done."""
+"""Points of a grid: every combination of its values, except those that are dropped or merged with an equal point."""
 
 import gc
 import logging
@@ -38,11 +38,12 @@ class GridPoint:
     """One combination of the grid's values.
 
     Attributes:
-        overrides: that make it of the sweep's configuration.
-        folder: of its run.
-        key: of what it yields in the store; the folder's name for one that cannot run.
-        described: its names, as in its result.
-        error: why it cannot run at all, if so.
+        overrides: overrides of the sweep's configuration that define the point.
+        folder: folder of the point's run.
+        key: key of the point's artifact in the store; the name of the folder if the point cannot run.
+        described: names of the point, such as task, method and seed, as in its result.
+        run, stage: typed configuration and resolved stage; None if the point cannot run.
+        error: error that keeps the point from running; None if it can run.
     """
 
     overrides: tuple[str, ...]
@@ -55,29 +56,30 @@ class GridPoint:
 
     @property
     def names(self) -> Mapping[str, Any]:
-        """What it is called, with its key."""
+        """Names of the point, including its key."""
         return {"key": self.key, **self.described}
 
     def result(self) -> Mapping[str, Any]:
-        """What has become of it: its result, or its names with a status."""
+        """Return the result of the point's run, or its names with a status if the run has no result."""
         found = status.read(self.folder) or {"status": "not run"}
-        if found.get("key", self.key) != self.key:  # of other data, or of an earlier version
+        if found.get("key", self.key) != self.key:  # a run on other data, or of an earlier version
             found = {"status": "not run"}
         return {**self.names, "folder": str(self.folder), **found}
 
     def fail(self, error: str) -> None:
-        """Record that it cannot run."""
+        """Record in the folder that the point failed because of ``error``."""
         status.write(self.folder, "failed", self.names, error)
 
 
 @dataclass
 class Grid:
-    """What a sweep's arguments come to.
+    """Points that the arguments of a sweep expand to.
 
     Attributes:
-        point: makes one of overrides.
+        point: function that makes a point from its overrides.
+        points: distinct points that meet all conditions, including points that cannot run.
         dropped: overrides of the points that ``sweep.where`` excludes.
-        merged: points that mean the same as an earlier one, which comes second.
+        merged: pairs of a point and the earlier point with the same key, which replaces it.
     """
 
     point: Callable[[Sequence[str]], GridPoint]
@@ -87,12 +89,13 @@ class Grid:
 
 
 def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], where: Sequence[str]) -> Grid:
-    """Every combination of the values in ``arguments``, the last argument varying fastest.
+    """Return every combination of the values in ``arguments``; the last argument varies fastest.
 
     Args:
-        master: the configuration of the sweep itself.
+        master: configuration of the sweep itself.
+        where: conditions that a point must meet.
     Raises:
-        UserError, HydraException: arguments or conditions that cannot be read.
+        UserError, HydraException: ``arguments`` or ``where`` cannot be read.
     """
     parser = OverridesParser.create(config_loader=loader)
     every = combinations(parser.parse_overrides(list(arguments)))
@@ -100,7 +103,7 @@ def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], w
     compose = Composer(master, loader, parser, constant)
     alike = _Alike()
     grid, first = Grid(lambda overrides: _point(overrides, compose(overrides), alike)), dict[str, GridPoint]()
-    for overrides in _watched(list(dict.fromkeys(map(tuple, every)))):  # a value that is given twice is one
+    for overrides in _watched(list(dict.fromkeys(map(tuple, every)))):  # a repeated value counts once
         composed = compose(overrides)
         if not all(holds(condition, composed.config) for condition in where):
             grid.dropped.append(overrides)
@@ -115,7 +118,11 @@ def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], w
 
 
 def _watched(combinations: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """The same, with a line every few seconds; garbage is searched for in what is new alone, which keeps it linear."""
+    """Yield ``combinations``, with a log line every few seconds.
+
+    Garbage is collected every ``POINTS_BETWEEN_SEARCHES`` points, and only among objects made since the last
+    collection. Planning time is therefore linear in the number of points.
+    """
     said = time.monotonic()
     gc.disable()
     try:
@@ -133,7 +140,7 @@ def _watched(combinations: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...
 
 
 class _Alike:
-    """Stages and tasks that points have in common, each made once: most grids vary the student alone."""
+    """Cache of the stages and tasks that several points share. Most grids vary only the student."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, Task] = {}
@@ -141,9 +148,10 @@ class _Alike:
         self.resolved: dict[tuple[str, ...], dict[str, Stage]] = {}
 
     def run(self, point: Composed) -> RunConfig:
-        """
+        """Return the typed configuration of ``point``.
+
         Raises:
-            UserError: a value that the schema refuses.
+            UserError: the schema refuses a value.
         """
         if point.resolved is None:
             return typed_run(point.config, point.given)
@@ -153,9 +161,10 @@ class _Alike:
         return run
 
     def stage(self, run: RunConfig, point: Composed) -> Stage:
-        """
+        """Return the resolved stage that ``run`` builds.
+
         Raises:
-            UserError: models, data or methods that do not fit.
+            UserError: models, data or methods do not fit each other.
         """
         others = (f"{name}: {text}" for name, text in point.stages.items() if name != run.stage)
         known = self.resolved.setdefault((run.runtime.precision, *others), {}) if point.stages else None

@@ -1,4 +1,4 @@
-"""A sweep that is put into Slurm's queue and left: ``sweep.wait=false``. The same command later tells and goes on."""
+"""``sweep.wait=false``: queue a sweep with Slurm and return. The same command later reports and resumes the sweep."""
 
 import json
 import logging
@@ -15,17 +15,18 @@ from distill_runner.sweeping.sweep import missing_stages, ready_of, summary, to_
 log = logging.getLogger(__name__)
 
 Submit = Callable[[Sequence[Sequence[str]], str | None], Sequence[str]]
-"""Queues a job for each list of overrides, behind the end of an earlier array if one is named; returns their ids."""
+"""Queues a job for each list of overrides, to start after the array that is named, if any; returns the job ids."""
 JOBS = "jobs.json"
 
 
 def submit_grid(grid: Grid, submit: Submit, folder: Path, retry_failed: bool) -> None:
-    """Queue every point that is neither done nor queued nor running, behind what several of them share.
+    """Queue every point that is neither done nor queued nor running, after the stages that several points share.
 
-    A stage that is shared is a job of its own. Points start when it has ended; where it failed, each tries again.
+    Each shared stage is a separate job. Points start when these jobs have ended. If such a job failed, each point tries
+    to build the stage itself. Points that failed are skipped unless ``retry_failed``.
 
     Args:
-        folder: of the sweep; ``jobs.json`` there names the job of each point.
+        folder: folder of the sweep; its file ``jobs.json`` names the job of each point.
     """
     log.info("%s", summary(grid))
     known: dict[str, str] = _read(folder / JOBS)
@@ -52,10 +53,10 @@ def submit_grid(grid: Grid, submit: Submit, folder: Path, retry_failed: bool) ->
 
 
 def queued_jobs() -> set[str]:
-    """Ids of this user's jobs that wait or run, an array's one by one.
+    """Return the ids of this user's waiting and running jobs, each job of an array separately.
 
     Raises:
-        UserError: Slurm does not answer.
+        UserError: ``squeue`` is missing or fails.
     """
     try:
         found = subprocess.run(["squeue", "--me", "-h", "-r", "-o", "%i"], capture_output=True, text=True, check=True)
@@ -66,13 +67,13 @@ def queued_jobs() -> set[str]:
 
 
 def submitter(launcher: Any, common: Sequence[str]) -> Submit:
-    """Puts jobs into the queue as submitit's Slurm launcher does, and comes back at once.
+    """Return a function that queues jobs as submitit's Slurm launcher does, but does not wait for them.
 
     Args:
-        launcher: Hydra's, which is what each job calls.
-        common: overrides of every job.
+        launcher: Hydra's launcher, which each job calls.
+        common: overrides that are added to every job.
     Raises:
-        UserError: it is not Slurm's.
+        UserError: ``launcher`` is not the Slurm launcher.
     """
     if getattr(launcher, "_EXECUTOR", None) != "slurm":
         remedy = "hydra/launcher=submitit_slurm, or leave out sweep.wait"
@@ -100,12 +101,12 @@ def submitter(launcher: Any, common: Sequence[str]) -> Submit:
 
 
 def _queue(point: GridPoint, job: str) -> None:
-    if point.result()["status"] == "not run":  # what is known of one that goes on is worth more
+    if point.result()["status"] == "not run":  # the status of a paused or killed point says more
         status.write(point.folder, "queued", {**point.names, "job": job})
 
 
 def _array(jobs: Sequence[str]) -> str:
-    """The number of the array that all of them are of."""
+    """Return the id of the Slurm array that the jobs belong to."""
     return jobs[0].partition("_")[0]
 
 

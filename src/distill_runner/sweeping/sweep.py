@@ -1,4 +1,4 @@
-"""A sweep from its points to its table, whatever happens on the way."""
+"""Runs a sweep from its points to its table, even if points fail."""
 
 import hashlib
 import logging
@@ -25,19 +25,19 @@ from distill_runner.tracking import track_sweep
 log = logging.getLogger(__name__)
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[JobReturn]]
-"""Runs one job for each list of overrides, and comes back when all have ended."""
+"""Runs one job for each list of overrides, and returns when all have ended."""
 
 
 def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halving: int | None) -> None:
-    """Bring every point to its end that is not there yet, what several of them share first.
+    """Build what several points share, then train every point that is not done.
 
-    Points that are done are left alone, and so are those that failed, unless ``retry_failed``.
+    Points that failed are skipped unless ``retry_failed``.
 
     Args:
-        workers: points that run at once on this machine.
-        halving: the share of points, 1 / halving, that is kept at each rung; None keeps all.
+        workers: number of points that run at once on this machine.
+        halving: fraction of the points, 1 / halving, that is kept at each rung; None keeps all.
     Raises:
-        UserError: no point is to be trained.
+        UserError: a point has ``runtime.targets_only``, which trains nothing.
     """
     if any(point.run and point.run.runtime.targets_only for point in grid.points):
         problem = "trains no point, and a sweep is there to train them"
@@ -52,10 +52,10 @@ def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halvi
 
 
 def require_points(grid: Grid) -> None:
-    """See to it that there is a point, and that one can run.
+    """Check that the grid has a point, and that at least one point can run.
 
     Raises:
-        UserError: there is none, or what keeps the first one from running.
+        UserError: the grid has no point. If no point can run, the error of the first point is raised.
     """
     if not grid.points:
         problem = "drops every point" if grid.dropped else "has no point"
@@ -66,10 +66,10 @@ def require_points(grid: Grid) -> None:
 
 
 def _launch(launch: Launch, jobs: Sequence[Sequence[str]]) -> None:
-    """Points tell by themselves what became of them; what keeps a launcher from starting them is told here."""
+    """Run jobs. Points record their own errors; an error of the launcher itself is logged here."""
     try:
         for job in launch(jobs) if jobs else []:
-            _ = job.return_value  # raises what the job did
+            _ = job.return_value  # raises the exception of the job
     except UserError:
         raise
     except Exception:
@@ -77,7 +77,7 @@ def _launch(launch: Launch, jobs: Sequence[Sequence[str]]) -> None:
 
 
 def to_train(grid: Grid, retry_failed: bool) -> list[GridPoint]:
-    """The points that have not come to their end; those that cannot run are told, and have failed."""
+    """Return the points that are still to be trained. Points that cannot run are logged and recorded as failed."""
     todo = [point for point in grid.points if not _has_ended(point, retry_failed)]
     for point in todo:
         if point.error:
@@ -92,12 +92,12 @@ def _has_ended(point: GridPoint, retry_failed: bool) -> bool:
 
 
 def _with_shared_stages(grid: Grid, launch: Launch, todo: list[GridPoint]) -> list[GridPoint]:
-    """Build what several points need and is not there, so that they do not wait for each other.
+    """Build the missing stages that several points need, so that the points do not wait for each other.
 
-    What others of it need is built before, in a round of its own.
+    A stage that other missing stages need is built before them, in a separate round.
 
     Returns:
-        the points that have what they need; the others have failed.
+        The points of ``todo`` whose shared stages exist; the other points are recorded as failed.
     """
     while shared := [missing for missing in missing_stages(todo) if len(missing.users) > 1]:
         ready = ready_of(shared)
@@ -113,15 +113,15 @@ def _with_shared_stages(grid: Grid, launch: Launch, todo: list[GridPoint]) -> li
 
 
 def ready_of(missing: Sequence["Missing"]) -> list["Missing"]:
-    """Those that need none of the others."""
+    """Return the stages of ``missing`` that depend on no other stage of ``missing``."""
     keys = {found.stage.key for found in missing}
     return [found for found in missing if not keys & {stage.key for stage in _all_before(found.stage)}]
 
 
 def _fill_shared_targets(launch: Launch, points: Sequence[GridPoint], workers: int) -> None:
-    """Cache the teachers' outputs that several points read, on the threads of workers that would wait for them.
+    """Cache the teachers' outputs that several points read, on the threads of workers that would otherwise wait.
 
-    They are the same on any number of threads, bit for bit; what is trained is not.
+    Teacher outputs are equal bit for bit on any number of threads; trained weights are not.
     """
     readers: dict[str, list[GridPoint]] = {}
     for point in points:
@@ -146,8 +146,8 @@ class Missing:
     """A stage that is not in the store.
 
     Attributes:
-        builder: the point that builds it for all: one that keeps its checkpoints, if any does.
-        users: the points that need it.
+        builder: point that builds the stage for all users; one that keeps the stage's checkpoints, if any does.
+        users: points that need the stage.
     """
 
     stage: Stage
@@ -156,7 +156,7 @@ class Missing:
 
 
 def missing_stages(points: Sequence[GridPoint]) -> list[Missing]:
-    """What is before the points and not there, each stage behind those that it needs itself."""
+    """Return the missing stages that ``points`` need, each after the missing stages that it needs itself."""
     found: dict[str, Missing] = {}
     for point in points:
         for stage in _missing_before(point, point.stage) if point.stage else []:
@@ -168,7 +168,7 @@ def missing_stages(points: Sequence[GridPoint]) -> list[Missing]:
 
 
 def _missing_before(point: GridPoint, stage: Stage) -> list[Stage]:
-    """One that is there needs nothing more."""
+    """Return the missing stages that ``stage`` needs. The needs of a stage in the store are not followed."""
     found: dict[str, Stage] = {}
     for upstream in stage.upstream:
         if upstream.key not in found and not is_built(point, upstream):
@@ -188,7 +188,7 @@ def is_built(point: GridPoint, stage: Stage) -> bool:
 
 
 def summary(grid: Grid) -> str:
-    """How many points there are, and why not more."""
+    """Return the number of points as text, with the numbers by status, merged and dropped."""
     ended = [point.result()["status"] for point in grid.points]
     notes = [f"{ended.count(status)} {status}" for status in dict.fromkeys(ended) if status != "not run"]
     notes += [f"{len(grid.merged)} more that mean the same as one of them"] if grid.merged else []
@@ -197,7 +197,7 @@ def summary(grid: Grid) -> str:
 
 
 def sweep_folder(root: Path, name: str, points: Sequence[GridPoint]) -> Path:
-    """Where a sweep's tables lie: the same for the same points."""
+    """Return the folder of a sweep's tables; equal points give the same folder."""
     digest = hashlib.sha256("".join(point.key for point in points).encode()).hexdigest()[:8]
     return root / f"{name.replace('/', '-')}-{digest}"
 
@@ -205,8 +205,10 @@ def sweep_folder(root: Path, name: str, points: Sequence[GridPoint]) -> Path:
 def finish(grid: Grid, folder: Path, name: str, halving: int | None, waited: bool = True) -> int:
     """Print and save the table of all points.
 
+    Args:
+        waited: whether the sweep waited for its points.
     Returns:
-        the exit code: 1 if a point failed or, where they were waited for, has not come to its end.
+        Exit code: 1 if a point failed or, with ``waited``, if a point is neither done nor paused; else 0.
     """
     results = [point.result() for point in grid.points]
     status.write_json(folder / "sweep.json", {"name": name, "points": [_entry(point) for point in grid.points]})

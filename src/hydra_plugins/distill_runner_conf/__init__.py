@@ -1,4 +1,4 @@
-"""A user's own configuration, found by Hydra through the namespace package ``hydra_plugins``."""
+"""Plugin that adds the user's configuration folder; Hydra finds it through the namespace package ``hydra_plugins``."""
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -7,7 +7,10 @@ from distill_runner.compose.folders import config_folder, own_folder
 
 
 class OwnConfiguration(SearchPathPlugin):
-    """Puts it before the package's. Hydra's own ``--config-dir`` goes behind, and overrides no shipped file."""
+    """Search path plugin that puts the user's configuration folder before the folder of this package.
+
+    Hydra itself would append the folder of ``--config-dir``, where it could not override a file of this package.
+    """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         shipped = str(config_folder())

@@ -1,4 +1,4 @@
-"""``hydra/sweeper=grid``: every combination of the parameters, taken up where an earlier sweep left them."""
+"""Sweeper ``hydra/sweeper=grid``: run every combination of the parameters, and resume an earlier sweep."""
 
 import os
 import sys
@@ -18,7 +18,11 @@ from distill_runner.compose.hydra_private import BasicSweeper
 
 @dataclass
 class GridSweeperConf:
-    """``params`` are overrides of the sweep, which those of the command line replace; see also the keys ``sweep.*``."""
+    """Configuration of the grid sweeper; the keys ``sweep.*`` configure it further.
+
+    Attributes:
+        params: overrides of the sweep, by key. Overrides on the command line replace them.
+    """
 
     _target_: str = "hydra_plugins.distill_runner_grid.grid.GridSweeper"
     params: dict[str, str] = field(default_factory=dict)
@@ -28,7 +32,7 @@ ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=GridSweepe
 
 
 class GridSweeper(BasicSweeper):
-    """A point that fails leaves the others alone; whatever happened, the table comes at the end, and the exit code."""
+    """Grid sweeper. A failed point does not stop the others; the sweep always ends with its table and an exit code."""
 
     def __init__(self, params: dict[str, str] | None = None) -> None:
         super().__init__(max_batch_size=None, params=params)
@@ -73,12 +77,19 @@ class GridSweeper(BasicSweeper):
         return self.launcher.launch([[*job, *self._of_group(group)] for job in jobs], initial_job_idx=0)
 
     def _of_group(self, group: str) -> list[str]:
-        """Points that are tracked belong to a group of the sweep's name, unless they have one."""
+        """Return the override that sets ``tracker.group`` of tracked points to ``group``; empty if a group is set."""
         assert self.config is not None
         return [f"tracker.group={group}"] if self.config.tracker.get("group", group) is None else []
 
     def _num_workers(self, *names: str) -> int:
-        """As far as the launcher says: ``n_jobs`` of joblib on this machine, ``array_parallelism`` of submitit."""
+        """Return how many points run at once: the first of the launcher's settings ``names`` that is set, else 1.
+
+        joblib on this machine has the setting ``n_jobs``, submitit has ``array_parallelism``. A negative number means
+        one point for each CPU.
+
+        Raises:
+            UserError: the setting is not a whole number, or 0.
+        """
         assert self.config is not None
         name = next((name for name in names if self.config.hydra.launcher.get(name) is not None), None)
         jobs = self.config.hydra.launcher[name] if name else 1

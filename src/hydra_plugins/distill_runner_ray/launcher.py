@@ -1,4 +1,4 @@
-"""``hydra/launcher=ray``: points as tasks of a Ray cluster. One whose node dies runs again on another node."""
+"""Launcher ``hydra/launcher=ray``: run points as tasks of a Ray cluster; if a node dies, its points are restarted."""
 
 import logging
 import os
@@ -23,21 +23,24 @@ from distill_runner.common.errors import UserError
 log = logging.getLogger(__name__)
 
 HANDED_ON = ("DISTILL_", "HF_", "PYTHONPATH", "WANDB_")
-"""Beginnings of environment variables that nodes get from the sweep: a node's own are those of its ``ray start``."""
+"""Prefixes of the environment variables that the launcher copies to the workers.
+
+A worker otherwise has the environment of the ``ray start`` of its node.
+"""
 SECONDS_BETWEEN_LOOKS = 5.0
 SECONDS_TO_ANSWER = 10.0
 
 
 @dataclass
 class RayLauncherConf:
-    """See docs/clusters.md.
+    """Configuration of the Ray launcher; see docs/clusters.md.
 
     Args:
-        address: of the cluster, as ``ray.init`` takes it: ``host:port``; ``auto``, the one that this machine is of;
-            ``local``, a new one of this machine alone; None, RAY_ADDRESS, or ``auto``, or else ``local``.
-        num_cpus: that a point takes, and its number of threads unless ``runtime.threads`` says another.
-        num_gpus: that a point takes; a fraction shares one.
-        max_retries: how often a point runs again whose node or worker has died.
+        address: address of the cluster as in ``ray.init``: ``host:port``; ``auto`` for the cluster of this machine;
+            ``local`` for a new cluster of this machine only. None tries RAY_ADDRESS, then ``auto``, then ``local``.
+        num_cpus: CPUs of a point, and its number of threads unless ``runtime.threads`` is set.
+        num_gpus: GPUs of a point; with a fraction, points share a GPU.
+        max_retries: how often a point is restarted after its node or worker has died.
     """
 
     _target_: str = "hydra_plugins.distill_runner_ray.launcher.RayLauncher"
@@ -51,7 +54,7 @@ ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayLaunche
 
 
 class RayLauncher(Launcher):
-    """See ``RayLauncherConf``."""
+    """Launcher that runs each job as a Ray task. ``RayLauncherConf`` describes the arguments."""
 
     def __init__(self, address: str | None, num_cpus: int, num_gpus: float, max_retries: int) -> None:
         self.address = address
@@ -59,7 +62,8 @@ class RayLauncher(Launcher):
         self.max_retries = max_retries
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """
+        """Keep the arguments for ``launch``.
+
         Raises:
             UserError: Ray is not installed.
         """
@@ -68,10 +72,12 @@ class RayLauncher(Launcher):
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run one task for each list of overrides; those that their nodes took along for good are told and left out.
+        """Run one Ray task for each list of overrides and wait for all of them.
 
+        Returns:
+            The results of the tasks in their order, without those that Ray has given up; these are logged.
         Raises:
-            UserError: there is no such cluster.
+            UserError: no cluster can be reached at the address.
         """
         ray = self._cluster
         hydra = (self.hydra_context, self.config, self.task_function, Singleton.get_state())
@@ -92,8 +98,8 @@ class RayLauncher(Launcher):
 
     @cached_property
     def _cluster(self) -> Any:
-        """Ray, connected."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster of our own, which would tell its makers
+        """The module ``ray``, connected to the cluster."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here would send usage statistics
         import ray
 
         try:
@@ -111,17 +117,19 @@ class RayLauncher(Launcher):
 
 
 def _knock(address: str) -> None:
-    """Ray itself looks for a cluster that is not there for minutes.
+    """Check that an ``address`` of the form ``host:port`` accepts connections.
+
+    Ray itself searches for an absent cluster for minutes.
 
     Raises:
-        OSError: nobody answers.
+        OSError: nothing accepts the connection.
     """
     if found := re.fullmatch(r"([\w.-]+):(\d+)", address):
         socket.create_connection((found[1], int(found[2])), SECONDS_TO_ANSWER).close()
 
 
 def _run(shared: tuple[Any, Any], number: int, overrides: list[str]) -> JobReturn:
-    """On a node: what Hydra's own launcher does for a job."""
+    """Run one job in a Ray worker, in the same steps as Hydra's basic launcher."""
     (hydra_context, config, task_function, singletons), (folder, environment) = shared
     os.chdir(folder)
     os.environ.update(environment)
@@ -141,7 +149,7 @@ def _run(shared: tuple[Any, Any], number: int, overrides: list[str]) -> JobRetur
 
 
 def _watch(ray: Any, tasks: Sequence[Any]) -> None:
-    """Until all have ended; tells how many have, and which nodes have gone or come."""
+    """Wait until all ``tasks`` have ended; log how many have ended, and which nodes leave or join the cluster."""
     nodes, waiting = _alive(ray), list(tasks)
     while waiting:
         ended, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=SECONDS_BETWEEN_LOOKS)
@@ -155,7 +163,7 @@ def _watch(ray: Any, tasks: Sequence[Any]) -> None:
 
 
 def _alive(ray: Any) -> dict[str, Mapping[str, float]]:
-    """What each node has, by its id."""
+    """Return the resources of each living node, by node id."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
