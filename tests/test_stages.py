@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -77,6 +78,7 @@ def test_where_and_how_a_run_computes_is_no_part_of_it(stage: Callable[..., Stag
         "task.version=2",
         "teacher.seed=1",
         "teacher.optim.lr=1e-4",
+        "stages.student.teacher_outputs=float16",
     ],
 )
 def test_all_that_has_a_say_is_part_of_it(stage: Callable[..., Stage], alp: Stage, override: str) -> None:
@@ -275,6 +277,24 @@ def test_cached_and_live_targets_give_the_same_student(compose: Compose, referen
         "cls.npy",
         "layers.npy",
     }
+
+
+def test_outputs_in_float16_make_another_student_cached_or_live(compose: Compose, reference: Run) -> None:
+    halves = [Run(compose(*CKD, "teacher.outputs=float16", *more)) for more in ((), ("runtime.targets=live",))]
+    first, second = (run.build() for run in halves)
+    assert first == second != reference.build()
+    cache = targets(halves[0])
+    for name in ("logits", "cls"):
+        array, exact = np.load(cache / f"{name}.npy"), np.load(targets(reference) / f"{name}.npy")
+        assert array.dtype == np.float16
+        np.testing.assert_array_equal(array, exact.astype(np.float16))
+
+
+def test_a_precision_of_outputs_that_are_never_cached_is_no_part_of_it(stage: Callable[..., Stage]) -> None:
+    half = "teacher.outputs=float16"
+    assert stage(half).key != stage().key
+    for method in ("nkd", "distilbert"):
+        assert stage(half, f"method={method}").key == stage(f"method={method}").key, method
 
 
 def test_an_interrupted_run_goes_on_to_the_same_student(compose: Compose, reference: Run) -> None:

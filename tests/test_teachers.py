@@ -1,5 +1,6 @@
 """Targets from a cache and from the teacher itself: the same numbers, bit for bit, whatever the batch."""
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, PreTrainedModel
 
+from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Tokens
 from distill_runner.datasets.examples import Examples
 from distill_runner.kinds import make_task
@@ -21,7 +23,14 @@ from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.store import Store
 from distill_runner.training.devices import Device
-from distill_runner.training.teachers import CachedTargets, LiveTargets, NoTeacher, cache_bytes, choose
+from distill_runner.training.teachers import (
+    CachedTargets,
+    LiveTargets,
+    NoTeacher,
+    RoundedTargets,
+    cache_bytes,
+    choose,
+)
 
 CPU = Device.of("cpu", "fp32")
 PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
@@ -66,6 +75,30 @@ def assert_same(first: Features, second: Features) -> None:
     assert first.cls.keys() == second.cls.keys()
     for layer, cls in first.cls.items():
         assert torch.equal(cls, second.cls[layer]), layer
+
+
+def test_a_cache_in_float16_is_the_rounded_teacher_in_half_the_space(
+    tokens: Tokens, live: LiveTargets, cached: CachedTargets, tmp_path: Path
+) -> None:
+    CachedTargets.write(tmp_path, live, "float16")
+    rounded, batch = CachedTargets(tmp_path, CPU, NEEDS), tokens.batch([7, 3, 39, 12, 0])
+    assert {str(array.dtype) for array in rounded.arrays.values()} == {"float16"}
+    shape = EncoderShape.of(live.model.config)
+    assert cache_bytes(NEEDS, shape, tokens, dtype="float16") * 2 == cache_bytes(NEEDS, shape, tokens)
+    assert_same(rounded(batch), RoundedTargets(live)(batch))
+    exact, close = cached(batch), rounded(batch)
+    for layer, cls in exact.cls.items():
+        assert close.cls[layer].dtype == torch.float32
+        assert not torch.equal(close.cls[layer], cls)
+        torch.testing.assert_close(close.cls[layer], cls, rtol=2**-11, atol=2**-25)  # half a unit in the last place
+
+
+def test_outputs_too_large_for_float16_are_refused(teacher: PreTrainedModel, tokens: Tokens, tmp_path: Path) -> None:
+    large: Any = copy.deepcopy(teacher)
+    large.classifier.weight.data *= 1e7
+    live = LiveTargets(large, tokens, FeatureRequest(logits=True), CPU)
+    with pytest.raises(UserError, match=r"teacher\.outputs=float16: the teacher's logits reach .* ends at 65504"):
+        CachedTargets.write(tmp_path, live, "float16")
 
 
 @settings(max_examples=15)

@@ -40,6 +40,7 @@ def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
         "tokens": read_by(stage, stage.teacher).data.split_spec(stage.data.train_split),
         "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
         "precision": stage.precision,
+        **({"dtype": stage.teacher_outputs} if stage.teacher_outputs != "float32" else {}),
         **({"checkpoint": checkpoint} if checkpoint is not None else {}),
         **({"shown": {**shown, "views": stage.data.views}} if (shown := stage.config.task.shown) else {}),
     }

@@ -62,6 +62,8 @@ class StageConfig(Schema):
         views: number of fixed views of each training image that is cropped or flipped at random. The views are shown in
             turn, one per epoch, so that the teacher's outputs can be cached. None draws a new view in every epoch. The
             option has no effect without a teacher or without random cropping and flipping.
+        teacher_outputs: precision of the teacher's outputs. ``float16`` halves their cache; the student then learns
+            from rounded outputs, cached or live. Outputs that are never cached stay in float32.
         transfer: inputs without labels to train on instead of the task's training examples. The task still selects the
             best epoch and evaluates the model.
         given: predictions that replace the model of this stage, so that no model is trained under its name
@@ -74,6 +76,7 @@ class StageConfig(Schema):
     model: ModelConfig
     method: ParsedMethod
     teacher: str | None = None
+    teacher_outputs: Literal["float32", "float16"] = "float32"
     given: Given | None = None
     route: CheckpointSchedule | None = None
     optim: Optim

@@ -105,6 +105,7 @@ class Stage:
             }
             | ({"route": self.route} if self.route else {})
             | ({"views": self.data.views} if self.data.views else {})
+            | ({"teacher_outputs": self.teacher_outputs} if self.teacher_outputs != "float32" else {})
         )
 
     @property
@@ -134,6 +135,13 @@ class Stage:
     def followed(self) -> list[int | None]:
         """Checkpoints of the teacher that this stage reads; None stands for the model that the teacher yields."""
         return [*sorted(set(self.route))] if self.route else [None]
+
+    @property
+    def teacher_outputs(self) -> str:
+        """Precision of the teacher's outputs that the student learns from; float32 where no cache can hold them."""
+        if self.teacher is None or self.teacher.has_columns or self.data.is_corpus or self.needs[1].of_tokens:
+            return "float32"
+        return self.config.teacher_outputs
 
     @property
     def checkpoints_spec(self) -> Spec:

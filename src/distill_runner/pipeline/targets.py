@@ -22,6 +22,7 @@ from distill_runner.training.teachers import (
     LiveTargets,
     MeanTargets,
     NoTeacher,
+    RoundedTargets,
     TeacherTargets,
     cache_bytes,
     choose,
@@ -57,7 +58,7 @@ def is_cached(stage: Stage, builder: Builder) -> tuple[bool, str]:
     if stage.teacher.has_columns:
         return True, "columns of the data"
     split = builder.inputs.split(stage, stage.data.train_split).taught
-    size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(stage.followed))
+    size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(stage.followed), stage.teacher_outputs)
     there = all(builder.store.has(serving(stage, checkpoint, builder.store)) for checkpoint in stage.followed)
     return choose(mode, size, builder.store.folder, there)
 
@@ -74,7 +75,8 @@ def teacher_targets(stage: Stage, builder: Builder) -> TeacherTargets:
         of = {checkpoint: teacher.from_cache(checkpoint) for checkpoint in stage.followed}.__getitem__
     else:
         teacher.weights()  # built now, not between two steps of training
-        of = teacher.live
+        rounded = stage.teacher_outputs == "float16"
+        of = (lambda checkpoint: RoundedTargets(teacher.live(checkpoint))) if rounded else teacher.live
     return CheckpointTargets(stage.route, of) if stage.route else of(None)
 
 
@@ -112,4 +114,4 @@ class _Teacher:
             assert self.stage.config.task is not None
             np.save(folder / "logits.npy", self.stage.config.task.given_logits(self.stage.data.train_split))
         else:
-            CachedTargets.write(folder, self.live(checkpoint))
+            CachedTargets.write(folder, self.live(checkpoint), self.stage.teacher_outputs)

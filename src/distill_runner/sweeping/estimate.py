@@ -104,7 +104,8 @@ class Estimator:
         split = self.pipeline.inputs.split(stage, stage.data.train_split).taught
         judges = stage.teacher.members if stage.teacher.config.given else (stage.teacher,)
         seconds = len(split) * len(new) * sum(self._speed(judge).prediction for judge in judges)
-        return Cost(seconds, cache_bytes(stage.needs[1], stage.teacher.shape, split, len(new)))
+        size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(new), stage.teacher_outputs)
+        return Cost(seconds, size)
 
     def _speed(self, stage: Stage) -> _Speed:
         stage = _unscheduled(stage)

@@ -92,6 +92,18 @@ class MeanTargets:
         return Features(self.mean([logits for logits in said if logits is not None]))
 
 
+class RoundedTargets:
+    """Live targets rounded to float16, bit for bit as a cache in float16 gives them."""
+
+    def __init__(self, live: LiveTargets | MeanTargets) -> None:
+        self.live = live
+
+    def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
+        features = self.live(batch, progress, needs)
+        logits = None if features.logits is None else features.logits.half().float()
+        return Features(logits, {layer: states.half().float() for layer, states in features.cls.items()})
+
+
 class CachedTargets:
     """Targets memory-mapped from a folder that ``write`` made; the folder may hold more than ``needs``.
 
@@ -113,20 +125,27 @@ class CachedTargets:
         if self.layers:
             chosen = index if self.columns is None else np.ix_(index, self.columns)
             read.append(torch.from_numpy(self.arrays["cls"][chosen]))
-        there = self.device.send(read)
+        there = [values.float() for values in self.device.send(read)]
         logits = there[0] if "logits" in self.arrays else None
         by_layer: Sequence[Tensor] = there[-1].transpose(0, 1).contiguous().unbind() if self.layers else ()
         return Features(logits, dict(zip(self.layers, by_layer, strict=True)))
 
     @staticmethod
-    def write(folder: Path, teacher: LiveTargets | MeanTargets) -> None:
-        """Run the teacher once over all its examples, longest last, and save the features as float32."""
+    def write(folder: Path, teacher: LiveTargets | MeanTargets, dtype: str = "float32") -> None:
+        """Run the teacher once over all its examples, longest last, and save its features as float32 or float16.
+
+        Raises:
+            UserError: an output is too large for float16.
+        """
         split = teacher.split.taught
         arrays: dict[str, Any] = {}
 
         def put(name: str, rows: int, where: np.ndarray, values: Tensor) -> None:
             if name not in arrays:
-                arrays[name] = _reserved(folder / f"{name}.npy", (rows, *values.shape[1:]))
+                arrays[name] = _reserved(folder / f"{name}.npy", (rows, *values.shape[1:]), np.dtype(dtype))
+            if dtype == "float16" and (largest := values.abs().max().item()) > float(np.finfo(dtype).max):
+                problem = f"the teacher's {name} reach {largest:.3g}, and float16 ends at 65504"
+                raise UserError("teacher.outputs", dtype, problem, "Take teacher.outputs=float32.")
             arrays[name][where] = values.cpu().numpy()
 
         for index in by_tokens(split, TOKENS_PER_BATCH[teacher.device.torch.type], ROWS):
@@ -141,14 +160,14 @@ class CachedTargets:
             array.flush()
 
 
-def _reserved(file: Path, shape: tuple[int, ...]) -> Any:
+def _reserved(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """Create an array in a file and allocate its disk space now; a disk that fills up later would kill the process.
 
     Raises:
         Unavailable: the disk has not enough free space.
     """
-    require(file.parent, 4 * prod(shape), "the teacher's outputs")
-    array = np.lib.format.open_memmap(file, "w+", np.float32, shape)
+    require(file.parent, dtype.itemsize * prod(shape), "the teacher's outputs")
+    array = np.lib.format.open_memmap(file, "w+", dtype, shape)
     with file.open("r+b") as stream:
         os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
     return array
@@ -206,10 +225,12 @@ def why_live(
     return f"live ({why})"
 
 
-def cache_bytes(needs: FeatureRequest, teacher: EncoderShape, split: Split, num_checkpoints: int = 1) -> int:
+def cache_bytes(
+    needs: FeatureRequest, teacher: EncoderShape, split: Split, num_checkpoints: int = 1, dtype: str = "float32"
+) -> int:
     """Return the size in bytes of the caches of ``needs`` for ``split``, one cache for each checkpoint."""
     logits = split.num_outputs * teacher.num_labels if needs.logits else 0
-    return 4 * num_checkpoints * (logits + len(split) * len(needs.cls) * teacher.width)
+    return np.dtype(dtype).itemsize * num_checkpoints * (logits + len(split) * len(needs.cls) * teacher.width)
 
 
 def choose(mode: Literal["auto", "cached", "live"], size: int, folder: Path, there: bool = False) -> tuple[bool, str]:
