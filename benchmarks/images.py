@@ -33,7 +33,8 @@ from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import cross_entropy, soft_cross_entropy
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
-from distill_runner.models.resnet import CifarResNet, CifarResNetConfig
+from distill_runner.models.resnet import CifarResNet
+from distill_runner.models.resnet_config import CifarResNetConfig
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import TaskData, epoch_order
 from distill_runner.training.devices import Device, computing

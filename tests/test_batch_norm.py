@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distill_runner.models.resnet import CifarResNet, CifarResNetConfig
+from distill_runner.models.resnet import CifarResNet
+from distill_runner.models.resnet_config import CifarResNetConfig
 from distill_runner.training.batch_norm import SharedBatchNorm2d, share_statistics
 from distill_runner.training.processes import ALONE, ProcessGroup, together
 

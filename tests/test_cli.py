@@ -257,6 +257,28 @@ def test_the_same_command_again_is_a_hit(alp: Ended, workplace: Path, inputs: tu
     assert [line.split()[:2] for line in again.err.splitlines()] == [["hit", "student"]]
 
 
+def test_a_hit_imports_no_model_of_transformers(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
+    """``PreTrainedModel`` takes two seconds of processor time to import, as long as all else."""
+    program = """
+import sys
+from distill_runner.cli import main
+try:
+    main()
+finally:
+    heavy = {"transformers.modeling_utils", "torch._dynamo", "sklearn", "wandb"}
+    print("imported:", heavy & set(sys.modules), file=sys.stderr)"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *inputs, "method=alp"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=workplace,
+        env=environment(),
+    )
+    assert ended.stdout == alp.out
+    assert "imported: set()" in ended.stderr
+
+
 def test_a_plan_tells_time_and_disk_and_waits_for_no_gpu(
     workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

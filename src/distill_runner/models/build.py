@@ -1,11 +1,13 @@
 """Build the models of a run from a hub id, a folder, an earlier stage or new weights, with fewer layers if asked."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig
 
 from distill_runner.common.errors import UserError
 from distill_runner.models.config import Init, ModelConfig, chosen_layers
@@ -13,6 +15,9 @@ from distill_runner.models.head import Head
 from distill_runner.models.images import reads_images
 from distill_runner.models.source_config import read_config
 from distill_runner.models.sources import load
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def build(model: ModelConfig, head: Head, vocab_size: int | None = None) -> PreTrainedModel:
@@ -25,6 +30,8 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None) -> PreT
     Raises:
         UserError: the source is not available, or a kept head does not fit ``head``.
     """
+    from distill_runner.models import resnet  # noqa: F401, registers it with AutoModelForImageClassification
+
     auto: Any = getattr(transformers, head.auto)
     if model.head == "keep" and model.source is not None:
         if head.task:

@@ -4,15 +4,16 @@ Packed tokens have no padding except in the attention. Families that cannot run 
 use ``images``.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.images.pixels import PixelBatch
@@ -21,8 +22,10 @@ from distill_runner.models.attention import PackedAttention
 from distill_runner.models.bert import DistilBert, Drop, Electra, Family, Layer, Roberta
 from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features, Projection
 from distill_runner.models.images import extract_pixels
-from distill_runner.models.padded import extract_padded
 from distill_runner.models.rotary import ModernBert, NomicBert
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PACKED: dict[str, Family] = {
     "bert": Family(),
@@ -48,8 +51,11 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
     """Run ``model`` on ``batch`` as far as ``needs`` asks, without padding if its family allows."""
     if isinstance(batch, PixelBatch):
         return extract_pixels(model, batch, needs)
-    read = _extract_packed if model.config.model_type in PACKED else extract_padded
-    return read(model, batch, needs)
+    if model.config.model_type in PACKED:
+        return _extract_packed(model, batch, needs)
+    from distill_runner.models.padded import extract_padded
+
+    return extract_padded(model, batch, needs)
 
 
 def _extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:

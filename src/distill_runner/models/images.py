@@ -1,12 +1,17 @@
 """Image networks: any image classifier of ``transformers``, and CIFAR's ResNet. They provide only logits."""
 
-from typing import Any
+from __future__ import annotations
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedConfig
 
 from distill_runner.datasets.images.pixels import PixelBatch
-from distill_runner.models import resnet  # noqa: F401, the import registers CIFAR's ResNet with AutoConfig
+from distill_runner.models import resnet_config  # noqa: F401, registers it with AutoConfig
 from distill_runner.models.features import FeatureRequest, Features
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def reads_images(config: PreTrainedConfig) -> bool:

@@ -4,13 +4,13 @@ import os
 from typing import Any
 
 from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 
 from distill_runner.common.errors import UserError
 
 COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps", "initializer_range")
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
+COMMON_ACTIVATIONS = frozenset({"gelu", "gelu_new", "relu", "silu", "tanh"})
 FLOAT32 = 4
 
 
@@ -38,7 +38,7 @@ def check(config: PreTrainedConfig, key: str, value: Any) -> None:
             raise refuse(f"has {name}={str(number)[:40]}, which is no number from 0 to 1")
     for name in ACTIVATIONS:
         chosen = getattr(config, name, None)
-        if isinstance(chosen, str) and chosen not in ACT2FN:
+        if isinstance(chosen, str) and not _is_activation(chosen):
             raise refuse(f"has {name}={chosen[:40]}, which is no activation that is known")
     width, heads = getattr(config, "hidden_size", 1), getattr(config, "num_attention_heads", 1)
     if getattr(config, "true_hidden_size", width) % heads:
@@ -46,6 +46,15 @@ def check(config: PreTrainedConfig, key: str, value: Any) -> None:
     needed, there = FLOAT32 * _parameters(config), _memory()
     if needed > there:
         raise refuse(f"takes {needed / 1e9:,.0f} GB, and this machine has {there / 1e9:.0f} GB of memory")
+
+
+def _is_activation(name: str) -> bool:
+    """Whether ``transformers`` has an activation of this name. Its list takes seconds to import."""
+    if name in COMMON_ACTIVATIONS:
+        return True
+    from transformers.activations import ACT2FN
+
+    return name in ACT2FN
 
 
 def _parameters(config: Any) -> int:

@@ -5,13 +5,17 @@ a gradient, an AdamW step only scales a row by 1 - lr * weight_decay, so all ste
 is exact, except that steps skipped by fp16's loss scaling are applied here, although they should not decay anything.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class UsedRows(nn.Module):

@@ -1,15 +1,16 @@
 """Estimated cost of a stage: seconds from steps measured on this machine, bytes from the shapes of its arrays."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
@@ -24,6 +25,9 @@ from distill_runner.pipeline.targets import is_cached
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets, cache_bytes
 from distill_runner.training.train import Training
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SECONDS = 2.0
 """Seconds that a measurement takes, after a warm-up of at most as many seconds."""

@@ -1,14 +1,14 @@
 """Training and evaluation data of a stage, the updates of an epoch, and the examples of a task."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
-from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from distill_runner.datasets.batches import PADDING, Batch
 from distill_runner.datasets.held_out import HeldOut
@@ -19,6 +19,9 @@ from distill_runner.training.config import Optim
 from distill_runner.training.devices import Device
 from distill_runner.training.evaluate import predict
 from distill_runner.training.processes import ALONE, ProcessGroup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Evaluation = tuple[dict[str, float], dict[str, np.ndarray]]
 """Metrics by name, and predictions by split. The first metric selects the epoch to keep, and higher is better; without
@@ -112,6 +115,8 @@ def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
 
 def bucketed_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
     """Return an order with similar lengths within each batch, grouped as by the ``Trainer`` of ``transformers``."""
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+
     generator = torch.Generator().manual_seed(int(np.random.default_rng([seed, epoch]).integers(2**63)))
     return np.array(get_length_grouped_indices(lengths.tolist(), batch_size, generator=generator))
 

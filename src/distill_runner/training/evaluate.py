@@ -1,15 +1,20 @@
 """Predictions of a model for a split."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from distill_runner.datasets.split import Split
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.training.devices import Device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65536}
 

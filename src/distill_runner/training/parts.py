@@ -1,9 +1,10 @@
 """The parts of a training: the learner, the procedure, the machine, and the record of it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from distill_runner.methods.base import Method
 from distill_runner.training.config import Optim, Runtime
@@ -12,6 +13,9 @@ from distill_runner.training.devices import Device
 from distill_runner.training.meter import Log
 from distill_runner.training.processes import ALONE, ProcessGroup
 from distill_runner.training.teachers import TeacherTargets
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,18 @@ repeating some if needed. The teacher's features of an example then do not depen
 (see ``batches``). Cached and live targets are equal bit for bit on a CPU.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from distill_runner.common.disk import require
 from distill_runner.common.errors import UserError
@@ -28,6 +29,9 @@ from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.training.devices import Device
 from distill_runner.training.evaluate import TOKENS_PER_BATCH, by_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ROWS = 16
 """The teacher runs on a multiple of this many sequences: matrix products of fewer rows may use another kernel."""

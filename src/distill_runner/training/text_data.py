@@ -1,12 +1,13 @@
 """Training text from a corpus: unchanged, or with masked tokens to predict."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.corpora import Corpus, continuations, mask_draws, mask_tokens
@@ -17,6 +18,9 @@ from distill_runner.models.features import FeatureRequest
 from distill_runner.training.data import Evaluation
 from distill_runner.training.devices import Device
 from distill_runner.training.evaluate import by_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class TextData:

@@ -1,5 +1,7 @@
 """``fit``, the only training loop. It knows models, batches and named losses, but no method."""
 
+from __future__ import annotations
+
 import logging
 import math
 import time
@@ -8,11 +10,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from distill_runner.common.errors import Paused, UserError
 from distill_runner.datasets.batches import Batch
@@ -29,13 +31,16 @@ from distill_runner.training.meter import Meter
 from distill_runner.training.optimizers import make_optimizer
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 log = logging.getLogger(__name__)
 
 CHECKPOINT, EPOCH, PREDICTIONS = "checkpoint.pt", "epoch-{}", "predictions-{}.npy"
 FEW_STEPS = 100  # after fewer steps, a fine-tuned encoder usually still predicts only the majority class
 
 
-def fit(training: "Training") -> History:
+def fit(training: Training) -> History:
     """Train to the end; save the model to keep in ``folder/model`` and its predictions in ``folder``.
 
     After an interrupted call (Ctrl-C, SIGTERM, a crash), the next call resumes from the folder's checkpoint. The result
