@@ -30,8 +30,9 @@ from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.running import run_stage
 from distill_runner.sweeping.estimate import START_SECONDS, Estimator
+from distill_runner.training.cache_choice import why_live
 from distill_runner.training.devices import Device
-from distill_runner.training.teachers import LiveTargets, why_live
+from distill_runner.training.teachers import LiveTargets
 from families import config_of, make
 
 Compose = Callable[..., RunConfig]

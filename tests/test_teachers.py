@@ -22,14 +22,13 @@ from distill_runner.models.config import ModelConfig
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.store import Store
+from distill_runner.training.cache_choice import cache_bytes, choose
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import (
     CachedTargets,
     LiveTargets,
     NoTeacher,
     RoundedTargets,
-    cache_bytes,
-    choose,
 )
 
 CPU = Device.of("cpu", "fp32")

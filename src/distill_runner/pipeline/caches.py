@@ -7,7 +7,7 @@ from typing import Any, Literal
 from distill_runner.pipeline.stage_data import SCHEMA
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
-from distill_runner.training import teachers
+from distill_runner.training import cache_choice
 
 
 def why_live(stage: Stage, mode: Literal["auto", "cached", "live"]) -> str | None:
@@ -18,7 +18,7 @@ def why_live(stage: Stage, mode: Literal["auto", "cached", "live"]) -> str | Non
     """
     task = stage.config.task
     endless = task is not None and task.is_endless(stage.data.views)
-    return teachers.why_live(mode, stage.needs[1], text=stage.data.is_corpus, endless=endless)
+    return cache_choice.why_live(mode, stage.needs[1], text=stage.data.is_corpus, endless=endless)
 
 
 def read_by(stage: Stage, teacher: Stage) -> Stage:

@@ -14,6 +14,7 @@ from distill_runner.pipeline.inputs import Inputs
 from distill_runner.pipeline.models import kept_model
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
+from distill_runner.training.cache_choice import cache_bytes, choose
 from distill_runner.training.config import Runtime
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import (
@@ -24,8 +25,6 @@ from distill_runner.training.teachers import (
     NoTeacher,
     RoundedTargets,
     TeacherTargets,
-    cache_bytes,
-    choose,
 )
 from distill_runner.training.train import EPOCH
 

@@ -22,8 +22,9 @@ from distill_runner.pipeline.caches import serving
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import key_of
 from distill_runner.pipeline.targets import is_cached
+from distill_runner.training.cache_choice import cache_bytes
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
-from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets, cache_bytes
+from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
 from distill_runner.training.train import Training
 
 if TYPE_CHECKING:

@@ -8,11 +8,10 @@ repeating some if needed. The teacher's features of an example then do not depen
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +23,6 @@ from distill_runner.common.seeds import undisturbed
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.split import Split
 from distill_runner.methods.base import Progress
-from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.training.devices import Device
@@ -199,55 +197,3 @@ class CheckpointTargets:
                 self.targets = self.open_checkpoint(number)
             self.number = number
         return self.targets(batch, progress, needs)
-
-
-def why_live(
-    mode: Literal["auto", "cached", "live"], needs: FeatureRequest, text: bool, endless: bool = False
-) -> str | None:
-    """Return why ``needs`` cannot be cached; None if they can.
-
-    Args:
-        text: whether the examples come from a corpus, not from a task.
-        endless: whether examples look different in each epoch.
-
-    Raises:
-        UserError: ``mode`` is ``cached``, but ``needs`` cannot be cached.
-    """
-    if needs.projections:
-        why = "queries, keys and values are not cached: they take as much as the teacher's states of every token"
-    elif needs.states:
-        why = "the states of all tokens are not cached: they are as many numbers for each token as the teacher is wide"
-    elif text:
-        why = "of a corpus nothing is cached: few of its examples are read twice"
-    elif endless:
-        why = "training images look different in each epoch"
-    else:
-        return None
-    if mode == "cached":
-        fixed = "augment.views=8 fixes 8 views of each image, or take" if endless else "Take"
-        raise UserError("runtime.targets", mode, why, f"{fixed} runtime.targets=auto or live.")
-    return f"live ({why})"
-
-
-def cache_bytes(
-    needs: FeatureRequest, teacher: EncoderShape, split: Split, num_checkpoints: int = 1, dtype: str = "float32"
-) -> int:
-    """Return the size in bytes of the caches of ``needs`` for ``split``, one cache for each checkpoint."""
-    logits = split.num_outputs * teacher.num_labels if needs.logits else 0
-    return np.dtype(dtype).itemsize * num_checkpoints * (logits + len(split) * len(needs.cls) * teacher.width)
-
-
-def choose(mode: Literal["auto", "cached", "live"], size: int, folder: Path, there: bool = False) -> tuple[bool, str]:
-    """Return whether to cache targets of ``size`` bytes in ``folder``, and why.
-
-    ``auto`` caches targets that take less than half of the free disk space, or are already cached.
-
-    Args:
-        there: whether the targets are already cached.
-    """
-    free = shutil.disk_usage(folder).free
-    what = f"{size / 2**20:.1f} MiB, {free / 2**30:.0f} GiB free"
-    if mode != "auto":
-        return mode == "cached", f"{mode} (runtime.targets={mode}; {what})"
-    cached = there or size < free / 2
-    return cached, f"{'cached' if cached else 'live'} ({what})"
