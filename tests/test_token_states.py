@@ -20,8 +20,9 @@ from distill_runner.methods.token_states import EmbeddingLoss, TokenStateLoss
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
+from distill_runner.training.cache_choice import why_live
 from distill_runner.training.devices import Device
-from distill_runner.training.teachers import LiveTargets, why_live
+from distill_runner.training.teachers import LiveTargets
 from families import config_of, make
 
 CPU = Device.of("cpu", "fp32")
