@@ -99,6 +99,18 @@ def replaced(words: Sequence[str], others: Sequence[str]) -> list[str]:
     return [*(word for word in words if word.partition("=")[0] not in keys), *others]
 
 
+def test_every_option_of_the_reference_has_a_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
+    reference = import_module("configuration_reference")
+    silent = [
+        f"{prefix}: {name}"
+        for prefix, schema in reference.SCHEMAS.items()
+        for name in schema.model_fields
+        if not reference.described(schema).get(name)
+    ]
+    assert silent == []
+
+
 class Understood(Exception):
     """The options of a command have been read."""
 

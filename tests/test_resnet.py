@@ -23,7 +23,7 @@ def make(**sizes: object) -> CifarResNet:
 @pytest.mark.parametrize(
     ("depth", "shortcut", "classes", "count"),
     [
-        (8, "conv", 10, 78_042),  # TAKD's code, as METHODS.md section 8 quotes it
+        (8, "conv", 10, 78_042),  # this and the next two: the ResNets of TAKD's published code
         (20, "conv", 10, 272_474),
         (110, "conv", 10, 1_730_714),
         # Without the two 1x1 convolutions and their normalisation: 16*32 + 2*32 + 32*64 + 2*64 fewer. He et al.

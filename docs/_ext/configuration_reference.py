@@ -11,17 +11,22 @@ from pydantic_core import PydanticUndefined
 from distill_runner.common.errors import as_typed
 from distill_runner.compose.folders import config_folder
 from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet
+from distill_runner.datasets.images.config import Augment
 from distill_runner.kinds import KINDS
+from distill_runner.kinds.questions.windowing import Windowing
 from distill_runner.methods.checkpoint_schedule import CheckpointSchedule
 from distill_runner.methods.layer_mapping import Attention, LayerMapping
 from distill_runner.methods.layer_schedule import LayerSchedule
 from distill_runner.models.config import ModelConfig
-from distill_runner.pipeline.config import StageConfig, StoreConfig
+from distill_runner.pipeline.config import Given, StageConfig, StoreConfig
+from distill_runner.sweeping.config import SweepConfig
 from distill_runner.tracking import TrackerConfig
 from distill_runner.training.config import Optim, Runtime
 
 SCHEMAS: dict[str, type[BaseModel]] = {
     **{f"task.* (kind {name})": kind for name, kind in KINDS.items()},
+    "task.augment.* (kind images)": Augment,
+    "task.windowing.* (kind questions)": Windowing,
     "optim.*": Optim,
     "runtime.*": Runtime,
     "mapping.*": LayerMapping,
@@ -33,8 +38,10 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "transfer.*": TransferSet,
     "tracker.*": TrackerConfig,
     "store.*": StoreConfig,
+    "sweep.*": SweepConfig,
     "stages.<name>.*": StageConfig,
     "stages.<name>.model.*": ModelConfig,
+    "stages.<name>.given.*": Given,
 }
 """Part of the configuration, as typed on the command line -> the schema that checks it."""
 
@@ -71,6 +78,8 @@ def _fields(schema: type[BaseModel]) -> list[str]:
 
 def _default(field: Any) -> str:
     value = field.default_factory() if field.default_factory else field.default
+    if value == {}:
+        return "`{}`"
     return f"`{as_typed(value) if isinstance(value, str | int | float | list | tuple | None) else 'see below'}`"
 
 

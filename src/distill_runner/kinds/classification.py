@@ -28,7 +28,7 @@ class ClassificationTask(TextTask):
     """Classification task: exactly one of several classes for each example.
 
     Attributes:
-        labels: class names in the order of the model's outputs; null reads them from the data (``resolved``).
+        labels: class names in the order of the model's outputs; null reads them from the data.
         class_weights: weight of the examples of each class in the loss on gold labels, in the order of ``labels``.
             ``balanced`` gives every class the same total weight, with a mean of 1 over the training examples.
     """

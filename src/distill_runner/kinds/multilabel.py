@@ -32,7 +32,7 @@ class MultiLabelTask(TextTask):
             of 0 and 1, one for each label.
         separator: what divides the labels in a text; ``blank`` is any whitespace. null if the values are lists, or if
             there are several columns.
-        labels: label names in the order of the model's outputs; null reads them from the data (``resolved``).
+        labels: label names in the order of the model's outputs; null reads them from the data.
     """
 
     known_metrics = MULTILABEL_METRICS

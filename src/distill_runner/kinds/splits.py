@@ -24,12 +24,18 @@ class Splits(Dataset):
     """Data of a task: training, validation and test splits, and the data that select the best epoch.
 
     Attributes:
+        name: name of the task in results and tables. Recipes and published numbers are found by this name.
         version: version of the task; increase it when the meaning of the task changes, so that older stored results
             are not reused.
-        kind: name of the kind of task, which selects the class in ``KINDS``.
+        kind: kind of task: ``classification``, ``multilabel``, ``regression``, ``images`` or ``questions``.
         metrics: names of the metrics; the first one selects the best epoch. null takes the first metric of the kind.
-        validation, test: name in the results -> split. A split from another configuration or data set is written
-            ``<configuration>:<split>`` or ``<data set>[@<revision>]:<configuration>:<split>``.
+        epochs: number of passes over the training examples, for teacher and student, unless the recipe or ``optim``
+            sets another number.
+        train: split to train on. It may be a part, such as ``train[:90%]`` or ``train[1000:]``, and ``train[~:90%]``
+            takes rows in a fixed random order.
+        validation, test: name in the results -> split, which may be a part as in ``train``. In all three options a
+            split of another configuration or data set is written ``<configuration>:<split>`` or
+            ``<data set>[@<revision>]:<configuration>:<split>``.
         select_on: data that select the best epoch. ``validation`` is the first split of ``validation``, as in all five
             papers. The name of another validation split selects by that split, and ``mean`` by the mean of all.
             ``held_out`` selects by a part of the training data; validation splits are then evaluated only once.

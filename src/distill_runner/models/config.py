@@ -21,9 +21,10 @@ class ModelConfig(Schema):
             the stage's corpus. None takes the tokenizer of ``source``.
         num_layers: number of layers of the model; None keeps the number of the source or of ``architecture``. A model
             that copies no layers may have more layers than its source.
-        layers: layers of the source to copy (METHODS "Shared terms"): ``first`` (ALP-KD, PKD), ``group_top`` (internal
-            representations) or ``alternate`` (DistilBERT). ``embeddings_only`` copies no layers but the embeddings;
-            ``random`` copies no weights.
+        layers: layers of the source to copy. ``first`` copies the lowest layers (ALP-KD, PKD). The other two divide the
+            source's layers into as many equal groups as the model has layers: ``group_top`` copies the top layer of
+            each group (internal representations), ``alternate`` the bottom layer (DistilBERT). ``embeddings_only``
+            copies no layers but the embeddings; ``random`` copies no weights.
         head: ``new`` for a new head, or ``keep`` for the head of a fine-tuned source. The outputs of a kept head are
             put in the task's order by name.
         labels: names of a kept head's outputs, for a head whose configuration does not name them (LABEL_0, ...).

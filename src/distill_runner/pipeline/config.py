@@ -17,6 +17,12 @@ from distill_runner.training.config import Optim
 
 
 class StoreConfig(Schema):
+    """Place of the artifacts that runs share.
+
+    Args:
+        dir: folder of the store. The environment variable DISTILL_STORE_DIR changes its default, ``outputs/store``.
+    """
+
     dir: Path
 
 
@@ -52,6 +58,16 @@ class StageConfig(Schema):
     """Configuration of a stage: a model fitted on one data set with one method, with or without a teacher.
 
     Args:
+        task: task that the stage trains on and is evaluated by. A stage has either a task or a corpus.
+        corpus: plain text that the stage trains on.
+        model: source and initial weights of the model.
+        method: loss terms (``terms``), their ``weights``, and when each layer is supervised (``schedule``).
+        teacher: name of the stage that yields the teacher, None without one. The teacher's stage is not built if no
+            loss term reads it.
+        optim: optimiser, batches and learning rate schedule.
+        select: epoch whose model is kept: the one with the ``best`` value of the first metric (of a task, see
+            ``task.select_on``), or the ``last`` one. Training without any evaluation keeps the last one.
+        seed: seed of everything random in the stage: new weights, order of the examples, dropout, masks.
         route: the checkpoints of the teacher to learn from, epoch by epoch; None learns from the model that the
             teacher's stage yields.
         keep_checkpoints: keep the model after every epoch. A run with ``route`` keeps its teacher's checkpoints anyway.

@@ -10,12 +10,12 @@ class SweepConfig(Schema):
     """Which points of a grid are trained, and how.
 
     Args:
-        where: conditions on the keys of a point (``conditions``); a point that fails one of them is dropped.
+        where: conditions on the keys of a point, such as ``loss.eta + loss.lambda <= 1``. A point that fails one of
+            them is dropped.
         retry_failed: train points again that failed in an earlier run of the sweep.
-        wait: false queues the points with Slurm and returns at once (``submitting``); the same command later reports
-            their status.
-        halving: fraction of the points, 1 / halving, that is kept at each rung of successive halving (``halving``);
-            None keeps all points.
+        wait: false queues the points with Slurm and returns at once; the same command later reports their status.
+        halving: n, for successive halving: of the points in each cell of the table, the best 1/n continue after 1/n^2
+            and again after 1/n of the epochs. None trains all points to the end.
     """
 
     where: list[str] = Field(default_factory=list)

@@ -15,6 +15,9 @@ class TrackerConfig(Schema):
     """Configuration of the tracker (``conf/tracker``). All fields except ``name`` apply to W&B only.
 
     Args:
+        name: tracker that a run uses in addition to ``metrics.jsonl``.
+        project: W&B project that the run belongs to.
+        entity: W&B user or team that owns the project; null takes the account's default.
         group: name of a group of runs, such as the points of a sweep.
         tags: additional tags. Every run is also tagged with its task, method and teacher.
         title: displayed name of the run; by default the name of its folder.

@@ -19,7 +19,12 @@ class Optim(Schema):
     """Optimiser, batches and learning rate schedule of a training.
 
     Args:
+        name: the optimiser of ``torch`` to use: AdamW, Adam or SGD.
+        lr: highest learning rate, reached at the end of the warm-up.
         batch_size: number of examples in one update, over all of its ``accumulation`` passes.
+        accumulation: number of forward and backward passes that an update is divided into. More passes need less memory
+            and give the same update, up to rounding. The number is rounded up to a multiple of
+            ``runtime.num_processes``.
         bucketing: put examples of similar lengths into one batch. This saves padding, but the batches differ from those
             of the papers.
         epochs: number of passes over the training examples. 0 evaluates the model without training it; None trains for
@@ -27,7 +32,9 @@ class Optim(Schema):
         max_steps: maximum number of steps; None for no maximum. If it ends training before ``epochs``, the learning
             rate schedule spans only these steps.
         schedule: learning rate after the warm-up. ``constant`` keeps it, ``linear`` and ``cosine`` decrease it to 0,
-            and ``steps`` multiplies it by ``drop`` at each of ``milestones``. Milestones are shares of all steps.
+            and ``steps`` multiplies it by ``drop`` at each of ``milestones``.
+        milestones: shares of all steps, in rising order, at which ``schedule=steps`` changes the learning rate.
+        drop: factor of the learning rate at each of ``milestones``.
         warmup: share of the steps over which the learning rate rises from 0.
         weight_decay: strength of weight decay. AdamW shrinks the weights directly; SGD and Adam add an L2 term to the
             gradient, as ``torch`` does.
@@ -35,6 +42,8 @@ class Optim(Schema):
             recipe; ``all`` includes them, as in the recipes for CIFAR (He et al. 2015).
         momentum, nesterov: momentum of ``sgd``, and whether it is Nesterov's. As in torch, the learning rate multiplies
             the whole running average.
+        betas: decay rates of the running averages of the gradient and of its square, in ``adamw`` and ``adam``.
+        eps: number that ``adamw`` and ``adam`` add to the denominator of an update, so that it is never 0.
         clip: maximum norm of the gradient; None for no limit. With a limit, the norm before clipping is logged as
             ``gradient_norm``, except in fp16.
         patience: stop after this many epochs without a better score; None never stops early. It needs ``select=best``.
@@ -105,10 +114,14 @@ class Runtime(Schema):
     """Hardware, checkpoints and logging of a run. Apart from ``precision``, these options do not change the result.
 
     Args:
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<number>``. ``auto`` takes a GPU with a free place and waits while
+            there is none (``workers_per_gpu``); on a machine without a GPU it takes the CPU. The others never wait.
         num_processes: number of processes that share each update, all on the CPU or each with a separate GPU.
         workers_per_gpu: number of runs that may share a GPU under ``device: auto``; further runs wait. Runs take the
             emptiest GPU first. One small model alone leaves most of a GPU idle, because the host cannot start kernels
             fast enough.
+        precision: precision of matrix products; weights and losses are float32. ``tf32`` and ``fp16`` need a GPU. The
+            precision is part of a result's key.
         targets: read the teacher's outputs from a cache (``cached``) or run the teacher during training (``live``).
             ``auto`` decides by the size of the cache and the free disk space.
         targets_only: cache the outputs of teachers that are already in the store, for the stages that read them, and

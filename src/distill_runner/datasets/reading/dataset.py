@@ -18,7 +18,8 @@ class Dataset(Schema, ABC):
     """Rows with named columns, in a folder, on the hub or embedded.
 
     Attributes:
-        dataset: a hub id (``nyu-mll/glue``), a folder or a data file, or one of ``EMBEDDED_DATA``.
+        dataset: a hub id (``nyu-mll/glue``), a folder or a data file, or data of this package: ``embedded:pairs``,
+            ``embedded:sentences``, ``embedded:questions``, ``embedded:text`` or ``embedded:digits``.
         config: configuration of the data set, which is a subfolder of a local folder; ``null`` if there is only one.
         revision: revision of the data set on the hub; ``null`` is ``main``.
         columns: names of one or two columns of texts, or of one column of images.

@@ -77,7 +77,8 @@ class QuestionsTask(Task):
 
     Attributes:
         columns: the question column and the context column; ids are read from ``id``, titles from ``title``.
-        label: column of the answers (formats: ``reading.QuestionColumns``).
+        label: column of the answers: a text, a list of texts, or SQuAD's mapping of ``text`` and ``answer_start``.
+        max_length: maximum number of tokens of a window: the question, a part of the context, and special tokens.
         unanswerable: whether questions may have no answer, which a model may predict (SQuAD 2.0).
         windowing: how a context is divided if it does not fit into ``max_length`` tokens with its question.
         n_best, max_answer: number of spans that are kept for each question, and maximum number of tokens of a span.
