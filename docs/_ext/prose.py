@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LONG = 25
-NOTEBOOK = ("docs/log.md", "docs/notebook.md", "docs/results/first-real-runs.md")
+NOTEBOOK = ("docs/notebook.md", "docs/log.md", "docs/results/first-real-runs.md")
+"""The notebook; the last two pages were its predecessors, and exist only at older commits."""
 
 
 def sentences(text: str) -> list[int]:
