@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertForPreTraining, BertForSequenceClassification
 
@@ -74,6 +74,7 @@ class Numbers:
     processes=st.integers(1, 4),
     bucketing=st.booleans(),
 )
+@example(size=3, batch_size=3, accumulation=4, processes=2, bucketing=False)
 def test_processes_share_out_every_update(
     size: int, batch_size: int, accumulation: int, processes: int, bucketing: bool
 ) -> None:
@@ -86,6 +87,7 @@ def test_processes_share_out_every_update(
     assert updates(0, 1, first=1) == alone[1:]
     each = [updates(rank, processes) for rank in range(processes)]
     for whole, *parts in zip(alone, *each, strict=True):
+        assert len({len(part.batches) for part in parts}) == 1, "a forward pass may wait for all processes"
         assert all(part.batches for part in parts)
         assert {part.num_examples for part in parts} == {whole.num_examples}
         assert sum(share for part in parts for share in part.shares) == pytest.approx(1)

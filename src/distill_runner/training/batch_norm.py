@@ -35,8 +35,8 @@ class AddedUp(Function):
 class SharedBatchNorm2d(nn.BatchNorm2d):
     """``BatchNorm2d`` with mean and variance over the examples of all processes, gradients included.
 
-    The variance is computed in a second pass, because E[x²] - E[x]² would lose digits. If an update has fewer examples
-    than processes, an idle process repeats the example of another process, which then counts once more.
+    The variance is computed in a second pass, because E[x²] - E[x]² would lose digits. If a small update has no batch
+    left for a process, the process repeats a batch of another process, whose examples then count once more.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -73,8 +73,9 @@ def steps(
     """Yield the updates of one epoch, from number ``first`` (counted from 0); processes divide each update's batches.
 
     An update has ``optim.accumulation`` batches, rounded up to a multiple of the number of processes. An update with
-    fewer examples than that, at the end of an epoch, has one batch per example. A process without an example computes a
-    batch of another process at weight 0, so that all processes have gradients of the same parameters.
+    fewer examples than that, at the end of an epoch, has one batch per example. Processes with one batch less than the
+    others also compute a batch of another process at weight 0: all then have gradients of the same parameters, and
+    call ``SharedBatchNorm2d``, which waits for all processes, equally often.
     """
     batch_size = optim.batch_size
     if optim.bucketing:
@@ -86,9 +87,11 @@ def steps(
         update = order[start : start + batch_size]
         parts = np.array_split(update, min(passes, len(update)))
         mine = parts[group.rank :: group.size]
-        shares = [len(part) / len(update) for part in mine]
+        count = -(-len(parts) // group.size)
+        batches = [data.batch(part, epoch) for part in [*mine, parts[0]][:count]]
+        shares = [*(len(part) / len(update) for part in mine), 0.0][:count]
         noise = int(np.random.default_rng([seed, epoch, start]).integers(2**63))
-        yield Update(len(update), [data.batch(part, epoch) for part in mine or parts[:1]], shares or [0.0], noise)
+        yield Update(len(update), batches, shares, noise)
 
 
 def weighed(update: Update, group: ProcessGroup = ALONE) -> list[Batch]:
