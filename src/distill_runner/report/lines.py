@@ -151,7 +151,11 @@ def _row_lines(row: Row) -> list[Line]:
 def _optimism(row: Row, cells: Mapping[str, ResultCell]) -> dict[str, float]:
     """Return, by task, the score under selection on the reported examples minus that under held-out selection."""
     pairs = ((task, cell.value, row.cells.get(beside(task))) for task, cell in cells.items())
-    return {task: value - held.value for task, value, held in pairs if held and held.value and value is not None}
+    return {
+        task: value - held.value
+        for task, value, held in pairs
+        if value is not None and held is not None and held.value is not None
+    }
 
 
 def _numbers(cells: Mapping[str, ResultCell], of_cell: Number) -> dict[str, float]:

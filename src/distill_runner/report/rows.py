@@ -75,9 +75,14 @@ def beside(task: str) -> str:
     return f"{task}, held out"
 
 
+def column_of(result: Result) -> str:
+    """Return the name of the column that shows the result."""
+    return beside(result["task"]) if "held_out" in str(selection_of(result).get("on")) else result["task"]
+
+
 def _in_columns(result: Result) -> Iterator[Result]:
     """Yield the result with its column's name as task, and a copy for each other metric that a paper prints."""
-    task = beside(result["task"]) if "held_out" in str(selection_of(result).get("on")) else result["task"]
+    task = column_of(result)
     here = {**result, "task": task, "of_task": result["task"]}
     yield here
     if not is_scored(result):

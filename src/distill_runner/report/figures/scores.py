@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from distill_runner.report.cells import ResultCell
 from distill_runner.report.collect import Result
 from distill_runner.report.figures.canvas import COLOURS, legend, panels, style
-from distill_runner.report.rows import tabulate
+from distill_runner.report.rows import column_of, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,14 +35,15 @@ MARKS: dict[str, dict[str, Any]] = {
 def score_figure(results: Sequence[Result]) -> "Figure":
     """Draw scores by method, one panel per task, with the published numbers; a legend explains the marks.
 
-    Rows and cells are the same as in the tables. If a cell has several settings, the best one is shown.
+    Runs that were selected on held-out examples have a separate panel. Rows and cells are the same as in the tables. If
+    a cell has several settings, the best one is shown.
     """
     with style():
-        tasks = {result["task"]: result["metric"] for result in results}
+        tasks = {column_of(result): result["metric"] for result in results}
         rows = tabulate(results).rows
         figure, axes = panels(len(tasks), 4, width=2.9, height=1.0 + 0.3 * len(rows))
         for panel, (task, metric) in zip(axes, tasks.items(), strict=True):
-            here = [result for result in results if result["task"] == task]
+            here = [result for result in results if column_of(result) == task]
             for score in {result.get("teacher_score"): None for result in here}:
                 if score is not None:
                     panel.axvline(100 * score, label=TEACHER, **MARKS[TEACHER])
