@@ -84,8 +84,11 @@ def test_a_shared_disk_without_locks_is_told_once(
     ]
 
 
-def test_names_of_mounts_may_hold_spaces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = tmp_path / "my disk"
+@pytest.mark.parametrize("name", ["my disk", "größe", "ディスク"])
+def test_names_of_mounts_may_hold_spaces_and_any_letters(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / name
     folder.mkdir()
     mounted(Path(str(folder).replace(" ", "\\040")), "nfs", "rw", monkeypatch, tmp_path)
     assert mount_of(folder) == Mount(str(folder), "nfs", frozenset({"rw"}))

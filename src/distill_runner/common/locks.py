@@ -8,6 +8,7 @@ refreshes. The lock is free two minutes after the last refresh.
 import fcntl
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -90,12 +91,12 @@ def excludes(folder: Path) -> bool:
 def mount_of(folder: Path) -> Mount:
     """Return the file system that holds ``folder``; a local one if the operating system does not list its mounts."""
     try:
-        lines = [line.split() for line in MOUNTS.read_text().splitlines()]
+        lines = [line.split(" ") for line in os.fsdecode(MOUNTS.read_bytes()).split("\n") if line]
     except OSError:
         return Mount("/", "unknown", frozenset())
     # Spaces in mount points are written as \040. Of several mounts at one point, only the last one is visible.
     mounts = [
-        Mount(name.encode().decode("unicode_escape"), kind, frozenset(options.split(",")))
+        Mount(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), name), kind, frozenset(options.split(",")))
         for _, name, kind, options, *_ in lines
     ]
     over = [mount for mount in mounts if folder.resolve().is_relative_to(mount.point)]
