@@ -181,3 +181,8 @@ def test_a_second_teacher_of_one_name_has_a_row_of_its_own() -> None:
         ("teacher bert_base", {"rte": pytest.approx(68.23)}),
         ("teacher bert_base at 70.00", {"rte": pytest.approx(70)}),
     ]
+
+
+def test_close_values_make_rows_of_their_own() -> None:
+    runs = [point(settings={"share": share}) for share in (0.1234567, 0.1234568)]
+    assert len(tabulate(runs).rows) == 2

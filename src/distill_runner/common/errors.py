@@ -86,17 +86,19 @@ def exit_cause(exitcode: int) -> str:
     """Return why a process ended, from its exit code, which is negative if a signal ended the process."""
     if exitcode >= 0:
         return f"the process ended itself with exit code {exitcode}"
-    name = signal.Signals(-exitcode).name
+    number = -exitcode
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = ": out of memory, or killed from outside" if name == "SIGKILL" else ""
     return f"the process was ended by {name}{hint}"
 
 
 def as_typed(value: Any) -> str:
-    """Return a value in the notation of the command line: ``true``, ``null``, ``[a, b]``."""
+    """Return a value in the notation of the command line: ``true``, ``null``, ``[a, b]``; floats keep all digits."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_typed, value))}]"
     if isinstance(value, float):
-        return f"{value:g}"
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

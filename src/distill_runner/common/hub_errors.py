@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from distill_runner.common.disk import FULL
 from distill_runner.common.errors import Unavailable, UserError, brief, causes
 
 Kind = Literal["model", "dataset"]
@@ -55,7 +56,7 @@ def meaning(error: Exception, kind: Kind, name: str, revision: str | None) -> No
             return NotThere(f"has no revision '{revision}'", "Its branches, tags and commits are on the hub's page.")
         if isinstance(cause, RepositoryNotFoundError | HFValidationError):
             return NotThere(f"neither a folder here nor a {WORDS[kind]} on the hub")
-        if isinstance(cause, OSError) and cause.errno in (28, 122):
+        if isinstance(cause, OSError) and cause.errno in FULL:
             raise cause
         if isinstance(cause, HfHubHTTPError):
             status = cause.response.status_code

@@ -22,9 +22,8 @@ def end_with_parent(grace: float | None = None) -> None:
 
     def watch() -> None:
         try:
-            assert parent is not None
-            parent.join()
-        except (AssertionError, ValueError):  # a launcher's own kind of process, whose parent cannot be joined
+            parent.join()  # type: ignore[union-attr]
+        except (AttributeError, ValueError):  # a launcher's own kind of process, whose parent cannot be joined
             while os.getppid() == number:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         if grace is not None:
