@@ -73,8 +73,10 @@ class Corpus(Mixture):
         if split == "validation" or self.exponent is None:
             yield from chain.from_iterable(self._of(part, split) for part in parts)
             return
-        sizes = [sum(1 for _ in self._of(part, split)) for part in parts]
-        for part, size, quota in zip(parts, sizes, quotas(sizes, self.exponent), strict=True):
+        counted = [(part, sum(1 for _ in self._of(part, split))) for part in parts]
+        counted = [(part, size) for part, size in counted if size]  # hold_out may leave a part no training document
+        shares = quotas([size for _, size in counted], self.exponent)
+        for (part, size), quota in zip(counted, shares, strict=True):
             rounds = -(-quota // size)
             yield from islice(chain.from_iterable(self._of(part, split) for _ in range(rounds)), quota)
 
