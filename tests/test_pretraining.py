@@ -150,6 +150,14 @@ def test_pairs_are_neighbours_or_of_two_documents(lengths: list[list[int]], room
             assert second[0] == first[-1] + 1 or len(first) + len(second) == room  # what lay between was cut
 
 
+def test_documents_without_a_token_give_no_pairs() -> None:
+    filled = [[5] * 9, [3, 4] * 5, [7] * 8]
+    with_empty = [[0], filled[0], [0, 0], filled[1], [], filled[2], [0]]
+    found = [[*map(str, pairs(documents(lengths), 20, 0.1))] for lengths in (filled, with_empty)]
+    assert found[0] == found[1]
+    assert list(pairs(documents([[0], [0]]), 20, 0.1)) == []
+
+
 def test_half_of_the_pairs_are_neighbours_and_all_sentences_are_used() -> None:
     source = documents([[5] * 4000] * 5)
     found = list(pairs(source, 60, short=0.1))

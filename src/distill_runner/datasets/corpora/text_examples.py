@@ -6,7 +6,7 @@ All arrays are written piece by piece and memory-mapped afterwards, so that a co
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -140,6 +140,8 @@ def pairs(documents: Documents, room: int, short: float) -> Iterator[Example]:
         short: share of the pairs with a random target length of at most ``room``; the others have ``room``.
     """
     rng = np.random.default_rng(PAIR_SEED)
+    _, filled = np.unique(documents.sentences[documents.documents], return_index=True)
+    documents = replace(documents, documents=documents.documents[filled])  # without documents that have no token
     for number in range(len(documents)):
         sentences, start = [sentence for sentence in documents.of(number) if len(sentence)], 0
         while start < len(sentences):
