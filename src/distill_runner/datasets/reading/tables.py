@@ -35,11 +35,9 @@ def _read(data: Dataset, split: str) -> SplitTable:
             raise UserError(data.role(split), split, "holds no rows", "train[:90%], train[90%:] or train[~:90%]")
         columns = {column: [values[row] for row in chosen] for column, values in whole.columns.items()}
         return SplitTable(columns, whole.class_names)
-    if is_embedded(data):
-        return read_embedded(data, split)
+    if (table := _without_datasets(data, split)) is not None:
+        return table
     folder = local_data(data)
-    if folder is not None and (files := split_files(folder, split, data))[0].suffix.lower() in IMAGES:
-        return _image_files(data, split, files)
     # The cache of ``datasets`` identifies a file by path and time, which may be equal for different content
     # (archives often set one time for all their files). A temporary cache cannot be stale.
     with quiet(), TemporaryDirectory() as cache:
@@ -70,8 +68,8 @@ def rows(data: Dataset, split: str, stream: bool = False) -> Iterator[dict[str, 
 
 
 def _rows(data: Dataset, split: str, stream: bool) -> Iterator[dict[str, Any]]:
-    if is_embedded(data):
-        columns = read_embedded(data, split).columns
+    if (table := _without_datasets(data, split)) is not None:
+        columns = table.columns
         yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
         return
     folder, number = local_data(data), 0
@@ -91,6 +89,16 @@ def _rows(data: Dataset, split: str, stream: bool) -> Iterator[dict[str, Any]]:
             raise damaged(data, split, folder or data.dataset, error) from error
     if not number:
         raise empty(data, split, folder or data.dataset)
+
+
+def _without_datasets(data: Dataset, split: str) -> SplitTable | None:
+    """Return a split of embedded data or of a folder of images; None for data that the library ``datasets`` reads."""
+    if is_embedded(data):
+        return read_embedded(data, split)
+    folder = local_data(data)
+    if folder is not None and (files := split_files(folder, split, data))[0].suffix.lower() in IMAGES:
+        return _image_files(data, split, files)
+    return None
 
 
 def _image_files(data: Dataset, split: str, files: list[Path]) -> SplitTable:
@@ -129,6 +137,7 @@ def column_names(data: Dataset, split: str) -> dict[str, bool]:
     Raises:
         UserError: as ``read``.
     """
-    place = {"dataset": data.dataset, "config": data.config, "revision": data.revision}
-    first = next(iter(_rows(_AnyColumns(**place, of=data), parse(split)[0], False)))
+    with placed(data, split) as (where, name):
+        place = {"dataset": where.dataset, "config": where.config, "revision": where.revision}
+        first = next(iter(_rows(_AnyColumns(**place, of=where), parse(name)[0], False)))
     return {name: isinstance(value, str) for name, value in first.items()}
