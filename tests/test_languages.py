@@ -3,6 +3,8 @@
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +15,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora.corpus import Corpus, quotas
 from distill_runner.kinds import make_task
 from distill_runner.kinds.task import Task
+from distill_runner.pipeline.hub_commits import hub_commits
 from distill_runner.report.collect import results
 from distill_runner.report.rows import tabulate
 from words import WORDS
@@ -48,6 +51,12 @@ def test_small_languages_are_read_more_often(corpus_of_two: dict[str, object]) -
     assert sampled.spec()["exponent"] == 0.5
 
 
+def test_a_part_without_a_training_document_is_left_out(corpus_of_two: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "sw" / "train.txt").write_text("sw 0")  # the first document is held out
+    plain, sampled = (list(Corpus(**corpus_of_two, exponent=exponent).texts("train")) for exponent in (None, 0.5))
+    assert sampled == plain
+
+
 LANGUAGES = {"en": "en:validation", "sw": "sw:validation"}
 
 
@@ -69,6 +78,13 @@ def test_what_selects_has_the_names_of_the_metrics(tmp_path: Path) -> None:
 def test_a_missing_language_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task\.select_on=fr"):
         made(tmp_path, select_on="fr")
+
+
+def test_the_commits_of_all_data_sets_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distill_runner.pipeline.hub_commits.on_hub", lambda place: f"commit of {place.dataset}")
+    task = made(tmp_path, train="en:train", test={"xnli": "acme/xnli@v2:sw:test"})
+    stage: Any = SimpleNamespace(config=SimpleNamespace(given=True, corpus=None, transfer=None, task=task), upstream=[])
+    assert hub_commits(stage) == {str(tmp_path): f"commit of {tmp_path}", "acme/xnli@v2": "commit of acme/xnli"}
 
 
 @pytest.mark.slow

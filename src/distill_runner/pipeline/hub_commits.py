@@ -19,4 +19,9 @@ def hub_commits(stage: Stage) -> dict[str, str]:
             found[source] = commit(source).sha
     parts = [mixture.parts.values() for mixture in (config.corpus, config.transfer) if mixture]
     data: list[Dataset] = [*filter(None, [config.task]), *chain(*parts)]
-    return found | {entry.dataset: sha for entry in data if (sha := on_hub(entry))}
+    places = (entry.placed(split)[0] for entry in data for split in sorted(entry.splits))
+    return found | {_name(place): sha for place in places if (sha := on_hub(place))}
+
+
+def _name(place: Dataset) -> str:
+    return f"{place.dataset}@{place.revision}" if place.revision else place.dataset
