@@ -29,7 +29,15 @@ def test_each_class_gives_its_share(classes: list[int], share: float) -> None:
     assert (np.diff(rows) > 0).all()
     for one in np.unique(labels):
         size = int((labels == one).sum())
-        assert (labels[rows] == one).sum() == max(1, round(share * size))
+        if size > 1:
+            assert (labels[rows] == one).sum() == min(max(1, round(share * size)), size - 1)
+
+
+def test_a_class_of_one_example_is_trained_on() -> None:
+    assert 4 not in held_out_rows(np.array([0, 0, 1, 1, 2]), 0.5)
+    assert len(held_out_rows(np.array([0, 0, 1, 1, 2]), 0.5)) == 2
+    assert len(held_out_rows(np.arange(4), 0.5)) == 2, "if all classes are so small, they are one"
+    assert len(held_out_rows(np.array([0.5, 0.1, 0.7]), 0.1)) == 1
 
 
 def test_scores_give_as_many_of_each_range() -> None:

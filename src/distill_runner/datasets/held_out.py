@@ -15,9 +15,10 @@ ORDER_SEED, STRATA = 0, 10
 
 
 def held_out_rows(labels: np.ndarray, share: float) -> np.ndarray:
-    """Return the sorted numbers of the held-out examples, at least one from each stratum.
+    """Return the sorted numbers of the held-out examples: at least one from each stratum, but never a whole stratum.
 
-    The strata are the classes, or ten ranges of the score with equally many examples.
+    The strata are the classes, or ten ranges of the score with equally many examples. Nothing is held out from a
+    stratum of one example, unless all strata are so small: they then form one stratum.
 
     Args:
         labels: (N,), class indices or scores; labels of any other shape form one stratum.
@@ -30,7 +31,10 @@ def held_out_rows(labels: np.ndarray, share: float) -> np.ndarray:
         groups = [part for part in np.array_split(np.argsort(labels, kind="stable"), STRATA) if len(part)]
     else:
         groups = [np.arange(len(labels))]
-    return np.sort(np.concatenate([rng.permutation(group)[: max(1, round(share * len(group)))] for group in groups]))
+    if max(map(len, groups)) == 1:
+        groups = [np.arange(len(labels))]
+    counts = [min(max(1, round(share * len(group))), len(group) - 1) for group in groups]
+    return np.sort(np.concatenate([rng.permutation(g)[:count] for g, count in zip(groups, counts, strict=True)]))
 
 
 class HeldOut:
