@@ -15,6 +15,7 @@ from command import distill_run
 from distill_runner.commands.predict import predict
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import MULTILABEL_METRICS
+from distill_runner.datasets.reading.split_table import SplitTable
 from distill_runner.kinds import make_task
 from distill_runner.methods.base import Progress
 from distill_runner.methods.outputs import LabelSets
@@ -105,6 +106,14 @@ def test_mistakes_are_told(tmp_path: Path, make: Any, fields: dict[str, Any], sa
 
     with pytest.raises(UserError, match=said):
         read()
+
+
+@pytest.mark.parametrize("number", [-1, 3])
+def test_a_number_that_no_label_has_is_refused(tmp_path: Path, number: int) -> None:
+    found = task(saved(tmp_path / "data"))
+    whole = SplitTable({"labels": []}, NAMES)
+    with pytest.raises(UserError, match=f"split 'train' has the label number {number}, .* 0 to 2\n"):
+        found.encode([[0], [1, number]], whole, "train")
 
 
 def test_losses_are_those_of_bernoulli_variables() -> None:

@@ -177,6 +177,9 @@ class MultiLabelTask(TextTask):
             remedy = "task.separator=comma (semicolon, bar, blank), or columns of 0 and 1: 'task.label=[<one>,<other>]'"
             raise UserError("task.label", self.label, problem, remedy)
         own = table.class_names
+        if own and (unknown := [one for one in value if isinstance(one, int) and not 0 <= one < len(own)]):
+            problem = f"split '{split}' has the label number {unknown[0]}, and the data name labels 0 to {len(own) - 1}"
+            raise UserError("task.label", self.label, problem, "Remove or repair such rows.")
         return [own[one] if own is not None and isinstance(one, int) else str(whole(one)) for one in value]
 
     def _names_in(self, table: SplitTable) -> list[str]:

@@ -5,7 +5,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -16,9 +16,6 @@ from distill_runner.datasets.reading.slices import parse
 from distill_runner.datasets.reading.split_table import SplitTable
 from distill_runner.datasets.reading.tables import column_names, read
 from distill_runner.kinds.task import Task
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
