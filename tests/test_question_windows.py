@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 import run_qa
 from distill_runner.common.errors import UserError
+from distill_runner.kinds.questions import cutting
 from distill_runner.kinds.questions.cutting import window_starts, write_windows
 from distill_runner.kinds.questions.reading import Question, QuestionColumns, read_questions, squad_json
 from distill_runner.kinds.questions.windowing import Windowing
@@ -137,6 +138,13 @@ def test_questions_are_read_back(wordpiece: Any, tmp_path: Path) -> None:
     )
 
 
+def test_a_context_in_two_portions_is_one(wordpiece: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "CHARACTERS_AT_ONCE", 1)
+    rows = made_rows(4)
+    rows = [rows[0], {**rows[0], "id": "again"}, rows[3], {**rows[0], "id": "and again"}]
+    assert windows_of(tmp_path, rows, wordpiece, 48, tokens=8).contexts.tolist() == [0, 0, 1, 0]
+
+
 CONTEXT = "The river is green. The stone is heavy."
 
 
@@ -180,6 +188,13 @@ def test_an_answer_beside_its_offset_is_moved_and_counted(
     assert "split 'train': 1 of 1 questions have an answer that does not stand at its offset" in caplog.text
 
 
+def test_an_answer_that_is_nowhere_is_not_counted_as_moved(caplog: pytest.LogCaptureFixture) -> None:
+    nowhere = row(answers={"text": ["blue"], "answer_start": [3]})
+    (question,) = read_questions([nowhere], QuestionColumns(trains=False))
+    assert question.starts == (-1,)
+    assert caplog.text == ""
+
+
 BAD = {
     "no question": ([row(question=None)], "row 0 of split 'train': the question is empty"),
     "empty context": ([row(), row(id="r", context="  ")], "row 1 of split 'train': the context is empty"),
@@ -220,7 +235,7 @@ def test_squad_json_is_read_row_by_row(tmp_path: Path) -> None:
     rows = squad_json(file)
     assert rows is not None
     questions = list(read_questions(rows, QuestionColumns(unanswerable=True)))
-    assert [(q.id, q.answers, q.group) for q in questions] == [("q", ("green",), "Rivers"), ("r", (), "Rivers")]
+    assert [(q.id, q.answers) for q in questions] == [("q", ("green",)), ("r", ())]
     file.write_text(json.dumps({"id": "q", "context": 'a "paragraphs": b'}))
     assert squad_json(file) is None
     file.write_text('{"data": [{"paragraphs": [{"context": "')

@@ -4,6 +4,7 @@ A window is a question with as much of its context as fits; a longer context is 
 overlap. Within a portion, each context is tokenised once for all its questions.
 """
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator
@@ -55,7 +56,7 @@ def write_windows(
     labelled: bool,
     language: str | None = None,
 ) -> None:
-    """Tokenise questions and write the files that ``Windows`` reads; memory does not grow with the number of questions.
+    """Tokenise questions and write the files that ``Windows`` reads. Only digests of the contexts are kept in memory.
 
     Args:
         folder: existing folder for the files.
@@ -84,14 +85,15 @@ def write_windows(
         asked_file, context_file = _TextFile(folder / "questions", stack), _TextFile(folder / "contexts", stack)
         files["offsets"].append([0])
         files["windows"].append([0])
+        number_of: dict[bytes, int] = {}  # by digest, since the contexts of all portions may not fit into memory
         for some in _portions(questions):
             contexts, asked = _tokenised(some, tokenizer)
-            number_of: dict[str, int] = {}
             for question, ids in zip(some, asked, strict=True):
-                if question.context not in number_of:
-                    number_of[question.context] = context_file.append(question.context)
-                context = number_of[question.context]
-                kept = question.id, question.question, context, question.answers, question.starts, question.group
+                digest = hashlib.sha256(question.context.encode()).digest()
+                if digest not in number_of:
+                    number_of[digest] = context_file.append(question.context)
+                context = number_of[digest]
+                kept = question.id, question.question, context, question.answers, question.starts
                 asked_file.append(json.dumps(kept))
                 files["context_of"].append([context])
                 cut += len(ids) > longest

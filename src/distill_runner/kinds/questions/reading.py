@@ -34,8 +34,6 @@ class Question:
         id: identifier in the data, else the row number from 0.
         answers, starts: each answer, and the character offset in the context where it begins (-1: the context does not
             contain it). Both are empty for an unanswerable question of SQuAD 2.0 and in a split without answers.
-        group: title of the article of the context, empty if the data have no titles. In SQuAD's JSON without titles, it
-            is the number of the paragraph.
     """
 
     id: str
@@ -43,7 +41,6 @@ class Question:
     context: str
     answers: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()
-    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,11 +133,10 @@ def _whole(data: Dataset, split: str) -> Iterator[Row]:
 
 def _rows_of(articles: Any) -> Iterator[Row]:
     for article in articles:
-        for number, paragraph in enumerate(article["paragraphs"]):
+        for paragraph in article["paragraphs"]:
             for asked in paragraph["qas"]:
                 yield {
                     "id": asked["id"],
-                    "title": article.get("title") or f"{number}",
                     "context": paragraph["context"],
                     "question": asked["question"],
                     "answers": asked.get("answers", []),
@@ -167,12 +163,12 @@ def _question(row: Row, number: int, columns: QuestionColumns, counted: Counter[
         problem = f"{where} has no answer (question '{name}'), and the task has only questions that have one"
         raise UserError("task.unanswerable", False, problem, "task.unanswerable=true (as SQuAD 2.0), or remove it.")
     placed = tuple(_place(context, text, start) for text, start in zip(answers, starts, strict=True))
-    if any(start is not None and start != at for start, at in zip(starts, placed, strict=True)):
+    if any(start is not None and start != at >= 0 for start, at in zip(starts, placed, strict=True)):
         counted["have an answer that does not stand at its offset: the nearest place where it stands is taken"] += 1
     if columns.trains and placed and placed[0] < 0:
         problem = f"{where}: the context of question '{name}' does not contain the answer '{answers[0][:60]}'"
         raise UserError("task.label", columns.answers, problem, "Answers are pieces of the context: repair or remove.")
-    return Question(name, question, context, answers, placed, str(row.get("title") or ""))
+    return Question(name, question, context, answers, placed)
 
 
 def _place(context: str, text: str, start: int | None) -> int:

@@ -63,8 +63,8 @@ class Windows(Tokens):
 
     def question(self, number: int) -> Question:
         """Read a question and its context from disk."""
-        identity, question, context, answers, starts, group = json.loads(self._asked[number])
-        return Question(identity, question, self._contexts[context], tuple(answers), tuple(starts), group)
+        identity, question, context, answers, starts, *_ = json.loads(self._asked[number])  # older files have a title
+        return Question(identity, question, self._contexts[context], tuple(answers), tuple(starts))
 
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
         """Return a batch as ``Tokens.batch`` does, with a head that reads every token and with ``labels`` (B, 2)."""
