@@ -62,6 +62,8 @@ class FakeRay:
     def get(self, task: str) -> str:
         if task == "lost":
             raise RuntimeError("the node died\nand more")
+        if task == "silent":
+            raise RuntimeError
         return task
 
 
@@ -69,13 +71,14 @@ def test_nodes_that_go_and_points_that_are_given_up_are_told(caplog: pytest.LogC
     ray = FakeRay()
     caplog.set_level("INFO")
     launcher._watch(ray, ["well", "lost"])
-    ended: list[Any] = [launcher._result(ray, task) for task in ("well", "lost")]
-    assert ended == ["well", None]
+    ended: list[Any] = [launcher._result(ray, task) for task in ("well", "lost", "silent")]
+    assert ended == ["well", None, None]
     assert caplog.messages == [
         "1 of 2 tasks have ended",
         "node b has gone: its points run again on other nodes, 1 are left",
         "2 of 2 tasks have ended",
         "a point was given up: the node died",
+        "a point was given up: RuntimeError",
     ]
 
 

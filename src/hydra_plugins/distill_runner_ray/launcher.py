@@ -172,5 +172,5 @@ def _result(ray: Any, task: Any) -> JobReturn | None:
         found: JobReturn = ray.get(task)
         return found
     except ray.exceptions.RayError as error:
-        log.error("a point was given up: %s", str(error).splitlines()[0])
+        log.error("a point was given up: %s", str(error).partition("\n")[0] or type(error).__name__)
         return None
