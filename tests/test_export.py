@@ -15,8 +15,8 @@ import pytest
 from command import distill_run
 from distill_runner.commands.export import export_run
 from distill_runner.common.errors import Unavailable, UserError
-from distill_runner.deploy.measure import PaddedTexts, running_costs
-from distill_runner.deploy.report import HEADING, put_into
+from distill_runner.deploy.measure import PERCENTILES, PaddedTexts, RunningCost, running_costs
+from distill_runner.deploy.report import HEADING, ModelForm, put_into, section
 from distill_runner.report.model_card import licensed
 
 pytest.importorskip("onnxruntime")
@@ -88,6 +88,13 @@ def test_the_card_has_the_table_once_and_the_store_keeps_its_own(exported: Path)
     assert put_into(put_into("# A\n", f"{HEADING}\n\none\n"), f"{HEADING}\n\ntwo\n") == f"# A\n\n{HEADING}\n\ntwo\n"
 
 
+def test_what_a_user_wrote_behind_the_table_stays() -> None:
+    rows = [ModelForm("student", "torch", 0.5, 10, RunningCost(dict.fromkeys(PERCENTILES, 1.0), 2.0))]
+    first, second = (section(rows, "accuracy", conditions, "```python\npass\n```") for conditions in ("one", "two"))
+    mine = "\nMy words.\n\n## More\n\n```\ncode\n```\n"
+    assert put_into(put_into("# A\n", first) + mine, second) == put_into("# A\n", second) + mine
+
+
 def test_engines_take_turns() -> None:
     class Words:
         def __call__(self, *columns: list[str], **_: object) -> dict[str, np.ndarray]:
@@ -106,7 +113,7 @@ def test_engines_take_turns() -> None:
 
     engines = {name: engine(name) for name in "ab"}
     found = running_costs(engines, dict.fromkeys(engines, texts), 12)
-    assert called == [*"a" * 10, *"b" * 10, *"ab" * 12, *"ab"]
+    assert called == [*"a" * 11, *"b" * 11, *"ab" * 12, *"ab"], "both sizes of batch are warmed up"
     assert set(found) == {"a", "b"}
     assert all(cost.examples_per_second > 0 for cost in found.values())
     assert texts.outputs(engines["a"]).shape == (40, 2)

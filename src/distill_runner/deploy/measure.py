@@ -86,7 +86,7 @@ def running_costs(
     alone: dict[str, list[float]] = {name: [] for name in engines}
     together: dict[str, float] = dict.fromkeys(engines, 0.0)
     for name, engine in engines.items():
-        for inputs in single[name][:WARM_UP]:
+        for inputs in (*single[name][:WARM_UP], batches[name][0]):
             engine(inputs)
     for number in range(len(drawn)):
         for name, engine in engines.items():

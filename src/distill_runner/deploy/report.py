@@ -48,7 +48,7 @@ def table(rows: Sequence[ModelForm], metric: str) -> str:
 
 
 def section(rows: Sequence[ModelForm], metric: str, conditions: str, loading: str) -> str:
-    """Return the section on deployment for a model card, as Markdown."""
+    """Return the section on deployment for a model card, as Markdown; ``loading`` is a code block."""
     return f"{HEADING}\n\n{table(rows, metric)}\n\n{conditions}\n\n{loading}\n"
 
 
@@ -57,8 +57,9 @@ def as_json(rows: Sequence[ModelForm], conditions: str) -> dict[str, Any]:
 
 
 def put_into(card: str, written: str) -> str:
-    """Return ``card`` with the section ``written`` at its end.
+    """Return ``card`` with the section ``written``, in the place of an earlier section on deployment or at the end.
 
-    An earlier section on deployment is removed, with everything after it.
+    The earlier section ends with its code block (``section``). Text after that block stays.
     """
-    return card.partition(f"\n{HEADING}\n")[0].rstrip("\n") + f"\n\n{written}"
+    before, _, earlier = card.partition(f"\n{HEADING}\n")
+    return before.rstrip("\n") + f"\n\n{written}" + earlier.partition("\n```\n")[2]
