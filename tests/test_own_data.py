@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill_runner.api import compose
+from distill_runner.api import compose, run
 from distill_runner.common.errors import UserError
+from distill_runner.datasets.corpora import CorpusPart
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.reading.slices import Slice, parse, share_rows
 from distill_runner.kinds import make_task
@@ -142,6 +143,22 @@ def test_what_cannot_be_found_is_told(tmp_path: Path) -> None:
         task(table(tmp_path / "own.csv", ROWS)).examples("validation")
 
 
+def test_columns_are_found_in_another_configuration(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    two_files(tmp_path / "data" / "en")
+    for train in ("en:train", "en:train[:90%]"):
+        found = task(tmp_path / "data", train=train, validation={"validation": "en:validation"})
+        assert (found.columns, found.labels) == (["text"], ["bad", "good"])
+
+
+def test_a_folder_of_images_has_no_texts(images_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"task.columns: cannot be found: the data have image, label\n"):
+        task(images_folder, validation={"validation": "test"})
+    part = CorpusPart(dataset=str(images_folder), columns=["text"])
+    with pytest.raises(UserError, match=r"has no column 'text'\n.*It has: image, label"):
+        list(part.documents("train"))
+
+
 def test_blank_texts_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = table(tmp_path / "all.csv", [*ROWS, ("  ", "good")])
     found = task(file, train="train", validation={"validation": "validation"}, columns=["text"], labels=["bad", "good"])
@@ -210,3 +227,12 @@ def test_own_tasks_are_named_by_their_data(
     task = compose("task=custom", f"task.dataset='{dataset}'").stages["student"].task
     assert task is not None
     assert task.name == name
+
+
+def test_a_plan_from_python_has_the_names_of_the_run(
+    tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path
+) -> None:
+    given = ["task=custom", f"task.dataset={tiny_task_folder}", "task.columns=[sentence1,sentence2]", "method=rkd"]
+    given += ["task.max_length=48", "teacher=base", f"teacher.source={tiny_bert_folder}", "student.num_layers=2"]
+    planned = run(*given, "runtime.device=cpu", "plan=true", outputs=tmp_path)
+    assert (planned["status"], planned["method"]) == ("planned", "rkd")

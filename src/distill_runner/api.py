@@ -41,7 +41,8 @@ def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
         overrides: overrides as on the command line, one string each.
         outputs: folder that receives ``runs/<name>`` and, unless ``store.dir`` is given, the ``store``.
     Returns:
-        The content of ``result.json``.
+        The content of ``result.json``; the names of the run with the status ``planned`` if ``plan`` or
+        ``runtime.targets_only`` is set, so that nothing was trained.
     Raises:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
         TrainingError: training cannot continue.
@@ -59,9 +60,11 @@ def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
     config = composed(*given)
     folder = outputs / "runs" / run_key(_root_=config)
     try:
-        run_stage(typed_run(config, given), folder, settings_of(config))
+        found = run_stage(typed_run(config, given), folder, settings_of(config))
     except UserError as error:
         raise in_words(error, config, given) from error
+    if found["status"] == "planned":
+        return found
     result = read(folder)
     assert result is not None, "a run that ends without an error leaves its result"
     return result
