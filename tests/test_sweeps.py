@@ -69,7 +69,8 @@ SOUND = "hard_labels"
 
 # Conditions.
 
-POINT = OmegaConf.create({"loss": {"eta": 0.5, "lambda": 0.7}, "method": {"name": "alp"}, "seed": 3, "lr": 1e-5})
+VALUES = {"loss": {"eta": 0.5, "lambda": 0.7}, "method": {"name": "alp"}, "seed": 3, "lr": 1e-5, "loss_eta": 9}
+POINT = OmegaConf.create(VALUES)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,7 @@ POINT = OmegaConf.create({"loss": {"eta": 0.5, "lambda": 0.7}, "method": {"name"
         ("method.name == 'alp' and not seed < 3", True),
         ("method.name in ['nkd', 'rkd'] or lr == 1e-5", True),
         ("method.name != 'loss.eta'", True),
+        ("loss.eta == 0.5 and loss_eta == 9", True),
     ],
 )
 def test_a_condition_reads_the_keys_of_a_point(condition: str, expected: bool) -> None:
@@ -109,6 +111,15 @@ def test_a_condition_that_cannot_be_read_is_refused(condition: str, problem: str
 def test_rungs() -> None:
     assert rungs(20, 3) == [3, 7]
     assert rungs(8, 2) == [2, 4]
+
+
+@pytest.mark.parametrize(("epochs", "said"), [(0, "optim.epochs is 0"), (None, "optim.epochs is null")])
+def test_points_that_train_no_epochs_cannot_be_halved(epochs: int | None, said: str) -> None:
+    stage: Any = SimpleNamespace(config=SimpleNamespace(optim=SimpleNamespace(epochs=epochs)))
+    point = GridPoint((), Path(), "0a1b", {}, stage=stage)
+    grid = Grid(lambda _: point, [point])
+    with pytest.raises(UserError, match=said):
+        run_grid(grid, lambda _: pytest.fail("something is trained"), 1, False, 2)
 
 
 def test_the_best_survive_and_ties_keep_the_earlier() -> None:

@@ -34,7 +34,7 @@ def holds(condition: str, config: DictConfig) -> bool:
         word = found[0]
         if word in _WORDS or word[0] in "'\"":
             return word
-        name = "_" + word.replace(".", "_")
+        name = f"_{len(values)}"
         values[name] = OmegaConf.select(config, word, default=_ABSENT)
         if values[name] is _ABSENT:
             remedy = f"Text stands in quotes: '{word}'. Keys: distill-run --cfg job"

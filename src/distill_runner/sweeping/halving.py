@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, as_typed
 from distill_runner.report.cells import label
 from distill_runner.report.row_keys import row_keys
 from distill_runner.sweeping.points import GridPoint
@@ -93,7 +93,7 @@ def halve(cells: Iterable[list[GridPoint]], todo: list[GridPoint], train: Train,
     """Train the points of each cell up to its rungs, and return the points of ``todo`` to train to the end."""
     left = [[point for point in cell if point in todo or point.result()["status"] == "done"] for cell in cells]
     for number in range(ROUNDS):
-        here = [(cell, rungs(_num_epochs(cell[0]), factor)[number]) for cell in left if cell]
+        here = [(cell, rungs(num_epochs(cell[0]), factor)[number]) for cell in left if cell]
         going = [(point, rung) for cell, rung in here for point in cell if len(scores_of(point)) < rung]
         train([(*point.overrides, f"runtime.pause_after={rung}") for point, rung in going])
         left = [_survivors(cell, rung, factor) for cell, rung in here]
@@ -107,12 +107,16 @@ def _survivors(cell: list[GridPoint], rung: int, factor: int) -> list[GridPoint]
     return [point for point in cell if point.key in kept]
 
 
-def _num_epochs(point: GridPoint) -> int:
+def num_epochs(point: GridPoint) -> int:
+    """Return the number of epochs that a point is trained for.
+
+    Raises:
+        UserError: the point has no number of epochs, or is not trained.
+    """
     assert point.stage is not None
-    if (epochs := point.stage.config.optim.epochs) is None:
-        raise UserError(
-            "sweep.halving", None, "compares points by epochs, and optim.epochs is null", "Set optim.epochs."
-        )
+    if not (epochs := point.stage.config.optim.epochs):
+        problem = f"compares points by epochs, and optim.epochs is {as_typed(epochs)}"
+        raise UserError("sweep.halving", None, problem, "Set optim.epochs.")
     return epochs
 
 
@@ -130,5 +134,5 @@ def halving_report(cell: Sequence[GridPoint], factor: int) -> str:
         saved = 1 - outcome.trained / outcome.total
         found = f"best {100 * outcome.best:.2f} of {100 * outcome.best_of_all:.2f}"
         return f"{head}: {outcome.trained} of {outcome.total} epochs ({100 * saved:.0f} % saved), {found}"
-    trained, total = sum(map(len, scores.values())), sum(map(_num_epochs, cell))
+    trained, total = sum(map(len, scores.values())), sum(map(num_epochs, cell))
     return f"{head}: {trained} of {total} epochs trained ({100 * (1 - trained / total):.0f} % saved)"

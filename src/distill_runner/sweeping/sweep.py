@@ -18,7 +18,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store, key_of
 from distill_runner.report.figures import write_pictures
 from distill_runner.report.write import write_report
-from distill_runner.sweeping.halving import by_cell, halve, halving_report
+from distill_runner.sweeping.halving import by_cell, halve, halving_report, num_epochs
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.tracking import track_sweep
 
@@ -37,12 +37,15 @@ def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halvi
         workers: number of points that run at once on this machine.
         halving: fraction of the points, 1 / halving, that is kept at each rung; None keeps all.
     Raises:
-        UserError: a point has ``runtime.targets_only``, which trains nothing.
+        UserError: a point has ``runtime.targets_only``, which trains nothing, or no epochs to halve.
     """
     if any(point.run and point.run.runtime.targets_only for point in grid.points):
         problem = "trains no point, and a sweep is there to train them"
         raise UserError("runtime.targets_only", True, problem, "Leave it out, or run a point alone with it before.")
     log.info("%s", summary(grid))
+    for point in grid.points if halving else ():
+        if point.stage is not None:
+            num_epochs(point)
     todo = _with_shared_stages(grid, launch, to_train(grid, retry_failed))
     if workers > 1:
         _fill_shared_targets(launch, todo, workers)
