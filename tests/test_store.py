@@ -67,6 +67,17 @@ def test_a_key_by_hand() -> None:
         key_of({"a": float("nan")})
 
 
+def test_a_file_named_as_the_manifest_is_verified_in_a_folder_below(store: Store) -> None:
+    def build(folder: Path) -> None:
+        (folder / "model").mkdir()
+        (folder / "model" / "manifest.json").write_text("{}")
+
+    folder = store.get(SPEC, build)
+    assert set(json.loads((folder / "manifest.json").read_text())) == {"spec.json", "model/manifest.json"}
+    (folder / "model" / "manifest.json").write_text("[]")
+    assert store.find(SPEC) is None
+
+
 def test_an_artifact_is_built_once_and_says_what_it_is(store: Store) -> None:
     build = Builder()
     assert not store.has(SPEC)

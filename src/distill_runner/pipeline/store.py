@@ -156,7 +156,7 @@ def _is_known(file: Path, checksum: str) -> bool:
 
 
 def _write_manifest(folder: Path) -> None:
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST)
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / MANIFEST)
     manifest = {str(f.relative_to(folder)): {"size": f.stat().st_size, "sha256": _checksum(f)} for f in files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
