@@ -14,7 +14,7 @@ plain loop draws the same fixed images. The teacher's pass over these images, wh
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -103,10 +103,6 @@ def ours(split: Any, depth: int, optim: Optim, cache: Path | None) -> Turn:
     shape = EncoderShape.of(student.config)
     method = parse_method(VANILLA).make().bind(shape, EncoderShape.of(live.model.config), task.outputs)
     losses: list[float] = []
-
-    def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
-        if "loss" in values:
-            losses.append(values["loss"])
 
     with TemporaryDirectory() as folder:
         targets = live if cache is None else CachedTargets(cache, device, FeatureRequest(logits=True))

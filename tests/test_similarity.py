@@ -50,6 +50,12 @@ def test_too_few_words_are_refused() -> None:
         spearman(Counter(a=1), Counter())
 
 
+def test_the_help_shows_the_command_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        show(["--help"])
+    assert "\nCommand: python -m" in capsys.readouterr().out
+
+
 def test_the_command_compares_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     letters = [f"{first}{second}" for first in "abcdefghij" for second in "klmnopqrst"]
     for name, words in (("one", letters), ("two", letters[::-1])):

@@ -5,6 +5,7 @@ Command: python -m distill_runner.commands.similarity amazon_reviews/books amazo
 
 import re
 import sys
+from argparse import RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -75,7 +76,9 @@ def show(arguments: Sequence[str]) -> None:
     Raises:
         UserError: a data set cannot be read, or has too few words.
     """
-    parser = Parser("distill_runner.commands.similarity", description=__doc__)
+    parser = Parser(
+        "distill_runner.commands.similarity", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
     parser.add_argument("datasets", nargs="+", metavar="DATASET[/CONFIG]", help="with a column text and a split train")
     given = parser.parse_args(arguments)
     counts = {name: word_counts(chain.from_iterable(_part(name).documents("train"))) for name in given.datasets}
