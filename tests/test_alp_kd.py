@@ -331,7 +331,7 @@ def test_impossible_pairs_are_refused() -> None:
     )
     assert "mapping.supervise_last=true" in refusal(m=1, mapping={"rule": "all"}, combine="attend")
     assert refusal(m=12, mapping={"rule": "all"}, combine="attend").startswith("student.num_layers=12: ")
-    with pytest.raises(UserError, match="teacher: an intermediate loss needs one"):
+    with pytest.raises(UserError, match="teacher: an intermediate loss needs a teacher"):
         HiddenStateLoss(LayerMapping(rule="skip"), "select", "mse").bind(shape(4), None, Classes())
 
 

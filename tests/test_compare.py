@@ -72,7 +72,7 @@ def test_one_seed_has_no_t_test_and_lost_predictions_no_bootstrap(tmp_path: Path
     assert found.examples is None
     assert found.remarks == (
         "no bootstrap: predictions are not kept for all runs",
-        "no t-test: it needs two shared seeds, there is 1",
+        "no t-test: it needs at least two seeds that both rows ran; there is 1",
     )
 
 
@@ -98,7 +98,7 @@ def test_the_best_of_a_grid_is_no_honest_sample(tmp_path: Path) -> None:
     alp = [predicted(tmp_path, f"a{n}", wrong_at(*range(n)), LABELS, lr=n * 1e-5) for n in (1, 2, 3)]
     rkd = predicted(tmp_path, "r", wrong_at(5, 6), LABELS, **RKD)
     assert compared(*alp, rkd).remarks[-1] == (
-        "the best of 3 and of 1 points, chosen on these examples: p is too small"
+        "the best of 3 and of 1 points were chosen on these examples: p is too small"
     )
 
 
@@ -130,7 +130,7 @@ def test_p_values_of_a_table_are_corrected_together() -> None:
         None,
     ]
     assert {each.family for each in every} == {(0, 3)}
-    assert f"p {rkd:.4f} (Holm, of 3: p {every[0].seeds_holm:.4f})" in sentence(every[0])
+    assert f"p {rkd:.4f} (Holm, 3 tests: p {every[0].seeds_holm:.4f})" in sentence(every[0])
     assert "paired t-test over 3 seeds: p < 0.0001" in sentence(replace(every[0], seeds_p=3e-7))
 
 
@@ -147,10 +147,10 @@ def test_what_has_not_finished_or_has_another_metric_is_told() -> None:
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (("alp", "rkd"), "several rows bear this name"),
+        (("alp", "rkd"), "several rows have this name"),
         (("alp po", "rdk"), "there is no such row"),
-        (("alp po", "alp po"), "is one row, not two"),
-        (("alp po",), "is one row, not two"),
+        (("alp po", "alp po"), "names one row, not two"),
+        (("alp po",), "names one row, not two"),
     ],
 )
 def test_rows_that_cannot_be_found(names: tuple[str, ...], said: str) -> None:

@@ -81,7 +81,7 @@ def test_a_transfer_set_has_no_share_of_labelled_examples() -> None:
 def test_places_may_be_put_in_order() -> None:
     assert lines(RESULTS, "transfer", ["wiki"])[0] == ["wiki", "books"]
     assert lines(RESULTS, "transfer", ["books"])[0] == ["books", "wiki"]
-    with pytest.raises(UserError, match=r"--order=wikis: no finished run has it"):
+    with pytest.raises(UserError, match=r"--order=wikis: no finished run has this place"):
         lines(RESULTS, "transfer", ["wikis"])
 
 
@@ -126,7 +126,7 @@ def test_the_command_draws_the_runs_of_a_folder(tmp_path: Path) -> None:
     run_folder(tmp_path, "b", status=failed())
     show([str(tmp_path), "--task", "mnli", "--out", str(tmp_path / "figure.png")])
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UserError, match=r"--out=figure.txt: is no format of pictures"):
+    with pytest.raises(UserError, match=r"--out=figure.txt: is not a picture format"):
         show([str(tmp_path), "--out", str(tmp_path / "figure.txt")])
-    with pytest.raises(UserError, match="--task=cola: no run has it"):
+    with pytest.raises(UserError, match="--task=cola: no run has this value"):
         show([str(tmp_path), "--task", "cola", "--out", str(tmp_path / "figure.png")])

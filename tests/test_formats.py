@@ -189,11 +189,11 @@ def test_the_command_draws_the_rows_of_the_table(tmp_path: Path) -> None:
     [
         (["{tmp}/nowhere"], "there is no such folder"),
         (["{tmp}"], "holds no runs"),
-        (["{runs}", "--task", "rtee"], "--task=rtee: no run has it\n  Did you mean 'rte'?"),
+        (["{runs}", "--task", "rtee"], "--task=rtee: no run has this value\n  Did you mean 'rte'?"),
         (["{runs}", "--compare", "alp", "rkd"], "--compare=rkd: there is no such row"),
         (["{runs}", "--format", "pdf"], "invalid choice: 'pdf'"),
         (["{runs}", "--format", "picture"], "Give a file: --out"),
-        (["{runs}", "--format", "picture", "--out", "{tmp}/scores.doc"], "--out=scores.doc: is no format of pictures"),
+        (["{runs}", "--format", "picture", "--out", "{tmp}/scores.doc"], "--out=scores.doc: is not a picture format"),
         (["{runs}", "--out", "{tmp}/nowhere/table.txt"], "its folder does not exist"),
         (["{runs}", "--out", "{tmp}"], "cannot be written: Is a directory"),
     ],

@@ -159,7 +159,7 @@ def test_a_teacher_of_images_that_change_is_live_and_says_so(run: Callable[..., 
         plan(changing.stage, changing.store, "cached")
     assert str(error.value) == (
         "runtime.targets=cached: training images look different in each epoch\n"
-        "  augment.views=8 fixes 8 views of each image, or take runtime.targets=auto or live."
+        "  Take augment.views=8, for 8 fixed views of each image, or runtime.targets=auto or live."
     )
 
 

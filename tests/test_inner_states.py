@@ -155,16 +155,19 @@ def test_runs_are_drawn_or_refused(
     analysed(monkeypatch, "states", alp, pkd, "--out", tmp_path / "states.png")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "40 of the 40 examples of validation, drawn with seed 0"
-    assert lines[1] == "| mean cosine distance | layer 1 from the teacher's 1 | layer 2 from the teacher's 3 |"
+    assert lines[1] == "| mean cosine distance | layer 1 against teacher layer 1 | layer 2 against teacher layer 3 |"
     assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("alpha", "states"))
     for arguments, message in (
-        (["alpha", pkd], "pkd skip, 3 layers does not weigh the teacher's layers"),
+        (["alpha", pkd], "pkd skip, 3 layers does not weight the teacher's layers"),
         (["alpha", trained], "its attention has trained projections, which are not kept with the student"),
         (["alpha", alp, "--layers", 3], "--layers=3: alp all, 3 layers does not supervise it\n  It supervises 1, 2."),
         (["alpha", alp, "--samples", 0], "--samples=0: must be at least 1"),
-        (["alpha", alp, other], f"its teacher or task is not that of {alp}"),
-        (["states", alp, short], f"its student has 2 layers, that of {alp} 3"),
-        (["states", alp, "--layers", 3], "no teacher layer belongs to this student layer\n  Layers with one: 1, 2."),
+        (["alpha", alp, other], f"its teacher or task differs from that of {alp}"),
+        (["states", alp, short], f"its student has 2 layers, that of {alp} has 3"),
+        (
+            ["states", alp, "--layers", 3],
+            "no teacher layer belongs to this student layer\n  Layers that have one: 1, 2.",
+        ),
     ):
         with pytest.raises(SystemExit) as caught:
             analysed(monkeypatch, *arguments, "--out", tmp_path / "none.png")

@@ -130,7 +130,7 @@ def test_a_run_is_analysed(
     assert sum(cells) == 40
     analysed(monkeypatch, "samples", str(tmp_path / "run"), "--samples", "2")
     said, *table = capsys.readouterr().out.splitlines()
-    assert said.endswith("examples of validation that the teacher gets right and students do not")
+    assert said.endswith("examples of validation that the teacher gets right, a student wrong")
     assert len(table) == 2 + int(said.split()[0])
     for what in ("history", "attention"):
         analysed(monkeypatch, what, str(tmp_path / "run"), "--out", str(tmp_path / f"{what}.png"))
@@ -146,4 +146,4 @@ def test_a_folder_that_is_no_run_is_refused(
     with pytest.raises(SystemExit) as caught:
         analysed(monkeypatch, "agreement", str(tmp_path))
     assert caught.value.code == 2
-    assert "is no folder of a run" in capsys.readouterr().err
+    assert "is not the folder of a run" in capsys.readouterr().err

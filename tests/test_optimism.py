@@ -59,13 +59,13 @@ def test_the_difference_is_the_optimism_with_its_interval(results: list[dict[str
     )
     by_name = {line.name: line for line in lines(table)[1]}
     assert by_name["optimism"].text("rte") == "+8.00"
-    assert any("picked by these very scores" in note for note in notes(table))
+    assert any("chosen by these scores" in note for note in notes(table))
 
 
 def test_held_out_alone_is_no_choice_by_the_reported_scores(results: list[dict[str, Any]]) -> None:
     table = tabulate(results[2:])
     assert optimism(table) == []
-    assert not any("picked by these very scores" in note for note in notes(table))
+    assert not any("chosen by these scores" in note for note in notes(table))
 
 
 def test_the_figure_has_a_panel_for_runs_selected_on_held_out_examples(results: list[dict[str, Any]]) -> None:

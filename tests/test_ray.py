@@ -179,4 +179,4 @@ def models(folder: Path) -> dict[str, bytes]:
 
 
 def table(out: str) -> list[str]:
-    return out[out.index("teacher custom") : out.index("Chosen of the grid")].splitlines()
+    return out[out.index("teacher custom") : out.index("Best points of the grids")].splitlines()

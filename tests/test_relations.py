@@ -238,9 +238,12 @@ def refusal(term: LossTerm, student: EncoderShape, teacher: EncoderShape | None)
 def test_impossible_pairs_are_refused() -> None:
     student, teacher = EncoderShape(2, 30, 3, 2, 9, "bert"), EncoderShape(4, 32, 4, 2, 9, "bert")
     kl, cos = AttentionRelationLoss(TOP, ["QK"]), HiddenStateLoss(TOP, "select", "cosine")
-    assert refusal(kl, student, teacher) == "student: it has 3 attention heads, the teacher 4; each has its peer"
+    assert (
+        refusal(kl, student, teacher)
+        == "student: it has 3 attention heads, the teacher 4; heads are compared one to one"
+    )
     assert refusal(cos, student, teacher).startswith("student: its states have 30 features, the teacher's 32")
-    assert refusal(kl, student, None) == "teacher: an intermediate loss needs one"
+    assert refusal(kl, student, None) == "teacher: an intermediate loss needs a teacher"
     divisor = "heads=4: must divide the width of the student, 30"
     assert refusal(AttentionRelationLoss(TOP, ["QQ"], heads=4), student, teacher) == divisor
     several = AttentionRelationLoss(LayerMapping(rule="all"), ["QQ"], heads=2)

@@ -121,8 +121,8 @@ def test_it_gives_a_loss_where_labels_are_given() -> None:
     [
         ({"depth": 18}, "model.architecture.depth=18: must be 6n + 2\n  Take 14 or 20."),
         ({"depth": 2}, "model.architecture.depth=2: must be 6n + 2\n  Take 8 or 14."),
-        ({"shortcut": "none"}, "model.architecture.shortcut=none: there is no such shortcut\n  conv or pad"),
-        ({"widths": (16, 8, 64)}, "must be three numbers that do not fall"),
+        ({"shortcut": "none"}, "model.architecture.shortcut=none: there is no such shortcut\n  Known: conv, pad."),
+        ({"widths": (16, 8, 64)}, "must be three numbers in non-decreasing order"),
     ],
 )
 def test_networks_that_there_are_not_are_refused(sizes: dict[str, object], message: str) -> None:

@@ -67,7 +67,7 @@ def test_shared_out_no_epoch_is_lost(anchors: list[int], more: int) -> None:
         ({"epochs": 1, "warmup": 1}, 3, 6, "route: its 3 checkpoints take 4 epochs; the student trains 6"),
         ({}, 3, 2, "route: its 3 checkpoints take 3 epochs; the student trains 2"),
         ({"epochs": [1, 2]}, 3, 3, r"route.epochs=\[1, 2\]: has 2 numbers for 3 steps"),
-        ({"epochs": [0, 2, 1]}, 3, 3, r"route.epochs=\[0, 2, 1\]: a step takes 1 epoch at least"),
+        ({"epochs": [0, 2, 1]}, 3, 3, r"route.epochs=\[0, 2, 1\]: each step needs at least 1 epoch"),
     ],
 )
 def test_a_route_that_cannot_be_walked_is_refused(

@@ -55,7 +55,7 @@ def test_a_score_that_is_no_number_is_never_the_best() -> None:
 
 def test_points_that_are_as_good_are_counted() -> None:
     of = cell(point(1e-5, score=0.6), point(2e-5, score=0.7), point(5e-5, score=0.7))
-    assert chosen_settings(of) == "optim.lr 2e-05 (1 more as good)"
+    assert chosen_settings(of) == "optim.lr 2e-05 (1 more with the same score)"
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_data_count_by_content_wherever_they_lie(
         (["stages.student.teacher=null"], r"teacher: this method learns from one, and the stage has none"),
         (["student.num_layers=5"], r"num_layers=5: must be between 1 and 4"),
         (["student.init.source=finetuned", "student.num_layers=5"], r"num_layers=5: the source has 4 layers"),
-        (["student.num_layers=1"], r"supervises no layer of a student of 1"),
+        (["student.num_layers=1"], r"supervises no layer of a 1-layer student"),
         (["teacher.source=/no/such/folder"], r"there is no such folder"),
         (["+stages.student.model.head=keep"], r"model.num_layers=2: a model that keeps its head keeps its layers too"),
     ],

@@ -119,7 +119,7 @@ def test_what_was_chosen_is_deleted_and_no_more(store: Store, arguments: list[st
 @pytest.mark.parametrize(("answer", "deleted"), [("y", True), ("n", False), ("", False)])
 def test_it_asks_before(store: Store, answer: str, deleted: bool) -> None:
     code, printed = command(store, "delete", "--key", key_of(TEACHER), answer=answer)
-    assert "4 others were made from these, and stay whole" in printed
+    assert "4 others were made from these and stay complete" in printed
     assert store.has(TEACHER) != deleted
     assert code == (0 if deleted else 1)
     # Shared files are whole still.
@@ -129,10 +129,10 @@ def test_it_asks_before(store: Store, answer: str, deleted: bool) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["delete"], "delete: what?"),
-        (["delete", "--key", "zz"], "--key=zz: no key begins so"),
+        (["delete"], "delete: nothing is selected"),
+        (["delete", "--key", "zz"], "--key=zz: no key starts with this"),
         (["delete", "--kind", "checkpoint"], "Did you mean 'checkpoints'?"),
-        (["delete", "--kind", "checkpoints"], "nobody is there to confirm it\n  Add --yes."),
+        (["delete", "--kind", "checkpoints"], "needs a confirmation, and there is no terminal to ask on\n  Add --yes."),
         (["delete", "--unused", "--runs=store"], "--runs=store: holds no finished run"),
         (["list", "--store=nowhere"], "--store=nowhere: there is no such folder"),
     ],
@@ -166,7 +166,7 @@ def test_what_is_being_built_is_left(store: Store) -> None:
     with FileLock(f"{store.path(TOKENS)}.lock"):
         code, printed = command(store, "delete", "--kind", "tokens", "--yes")
     assert code == 1
-    assert "is being built, and was left" in printed
+    assert "is being built and was not deleted" in printed
     assert store.has(TOKENS)
 
 

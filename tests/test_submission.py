@@ -181,7 +181,9 @@ def test_scores_of_a_file(student: Student, tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().out.startswith("index,prediction\n0,")
 
 
-@pytest.mark.parametrize(("file", "said"), [("nothing.csv", "there is no such file"), ("a.yaml", "is of no kind")])
+@pytest.mark.parametrize(
+    ("file", "said"), [("nothing.csv", "there is no such file"), ("a.yaml", "has a suffix that cannot be read")]
+)
 def test_files_that_cannot_be_predicted(student: Student, tmp_path: Path, file: str, said: str) -> None:
     (tmp_path / "a.yaml").write_text("")
     with pytest.raises(UserError, match=said):
@@ -191,9 +193,9 @@ def test_files_that_cannot_be_predicted(student: Student, tmp_path: Path, file: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{rte}", "{rte}", "--out", "{tmp}/a.zip"], "is a student of rte too"),
+        (["{rte}", "{rte}", "--out", "{tmp}/a.zip"], "is also a student of rte"),
         (["{tmp}", "--out", "{tmp}/a.zip"], "holds no student"),
-        (["{custom}", "--out", "{tmp}/a.zip"], "is none of GLUE's"),
+        (["{custom}", "--out", "{tmp}/a.zip"], "is not one of GLUE's"),
         (["{rte}", "--out", "{tmp}/nowhere/a.zip"], "its folder does not exist"),
         (["{rte}"], "the following arguments are required: --out"),
     ],

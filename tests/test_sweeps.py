@@ -91,12 +91,12 @@ def test_a_condition_reads_the_keys_of_a_point(condition: str, expected: bool) -
 @pytest.mark.parametrize(
     ("condition", "problem"),
     [
-        ("loss.eta <", "is no condition"),
+        ("loss.eta <", "is not a condition"),
         ("loss.etta < 1", "there is no key loss.etta"),
         ("method.name == alp", "there is no key alp"),
         ("__import__('os').system('true')", "there is no key __import__"),
-        ("loss.eta < 'x'", "is no condition"),
-        ("9 ** 9 ** 9 > 1", "is no condition"),
+        ("loss.eta < 'x'", "is not a condition"),
+        ("9 ** 9 ** 9 > 1", "is not a condition"),
     ],
 )
 def test_a_condition_that_cannot_be_read_is_refused(condition: str, problem: str) -> None:
@@ -265,7 +265,7 @@ def test_targets_that_points_share_are_computed_before_them(
     by_default = [made("method=rkd", f"loss.temperature={value}") for value in (7, 8)]
     assert [job[-1] for job in jobs(by_default, 4)] == ["runtime.threads=64"]
 
-    with pytest.raises(UserError, match="targets_only=true: trains no point"):
+    with pytest.raises(UserError, match="targets_only=true: caches outputs without training"):
         jobs([made("method=rkd", "runtime.targets_only=true")], 3)
 
     # Those that a phase before the student reads count too, and are of no use to one that is built.
@@ -534,8 +534,8 @@ def test_points_that_mean_the_same_are_run_once(tmp_path: Path, sweep: Sweep) ->
     planned = sweep(*grid, "plan=true")
     assert planned.code == 0, planned.err
     # eta 0.7 with lambda 0.7 is dropped; of the three that remain NKD reads neither, RKD eta alone.
-    assert planned.out.startswith("3 points (3 more that mean the same as one of them; 2 dropped by sweep.where)")
-    assert re.search(r"^time: \d+ s of one worker", planned.out, re.MULTILINE)
+    assert planned.out.startswith("3 points (3 merged with an equal point; 2 dropped by sweep.where)")
+    assert re.search(r"^time: \d+ s with one worker", planned.out, re.MULTILINE)
     assert not list(tmp_path.glob("outputs/runs/*"))
     assert sweep(*grid, "optim.epochs=1").code == 0
     assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"done": 3}

@@ -37,7 +37,7 @@ def test_row_without_teacher_and_published_number() -> None:
 
 def test_row_says_when_a_published_number_is_a_reference_only() -> None:
     published = {"value": 60.0, "source": "ALP-KD Table 1", "comparable": False}
-    assert "60.00 (+6.43), ALP-KD Table 1; its teacher, size or metric is another" in result_row(
+    assert "60.00 (+6.43), ALP-KD Table 1; its teacher, size or metric differs" in result_row(
         result(published=published)
     )
 
@@ -47,7 +47,7 @@ def test_row_of_a_failed_and_of_an_interrupted_run() -> None:
         "alp all on rte, seed 1 failed: loss kd is NaN at step 12",
         "  folder     outputs/0a1b2c3d",
     ]
-    assert "interrupted: the same command takes it up again" in result_row(failed(status="interrupted", error=None))
+    assert "interrupted: repeat the command to resume" in result_row(failed(status="interrupted", error=None))
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(41.6, "42 s"), (1100, "18 min"), (9000, "2.5 h")])
@@ -80,10 +80,10 @@ def test_table_of_methods_and_tasks() -> None:
         "  ALP-KD Table 1        (65.70)           -            -            -",
         "  difference            (-0.70)           -            -            -",
         "",
-        "In brackets: the paper's teacher, size or metric is not that of the run.",
+        "In brackets: the paper's teacher, size or metric differs from the run's.",
         "",
         "pkd skip on cola, seed 1 failed: UserError: " + 35 * "x" + "…",
-        "pkd skip on mrpc, seed 1 interrupted: the same command takes it up again",
+        "pkd skip on mrpc, seed 1 interrupted: repeat the command to resume",
     ]
 
 
@@ -112,8 +112,8 @@ def test_the_best_of_a_grid_is_called_so_and_stands_above_its_mean() -> None:
     ]
     text = terminal_of(points)
     assert "alp all, best of grid  68.00\n  mean of grid         65.00\n  points of grid           3" in text
-    assert "Chosen of the grid:\n  alp all on rte: optim.lr 2e-05" in text
-    assert "picked by these very scores" in text
+    assert "Best points of the grids:\n  alp all on rte: optim.lr 2e-05" in text
+    assert "chosen by these scores" in text
     assert "sd" not in text
 
 

@@ -479,9 +479,9 @@ def test_what_an_optimiser_does_not_read_is_no_part_of_a_result() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"schedule": "steps", "milestones": [0.75, 0.5]}, "must be rising shares of the steps"),
+        ({"schedule": "steps", "milestones": [0.75, 0.5]}, "must be increasing fractions of the steps"),
         ({"schedule": "steps", "milestones": [80, 120]}, "milestones.0=80: must be at most 1"),
-        ({"name": "sgd", "momentum": 0, "nesterov": True}, "needs a momentum"),
+        ({"name": "sgd", "momentum": 0, "nesterov": True}, "needs a momentum above 0"),
     ],
 )
 def test_optimisers_that_there_are_not_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -493,7 +493,7 @@ def test_few_updates_are_told_unless_they_are_asked_for(make: Make, caplog: pyte
     make(max_steps=5)
     assert "are few" not in caplog.text
     make(epochs=2, batch_size=8)
-    assert "16 updates in all are few" in caplog.text
+    assert "only 16 updates in total" in caplog.text
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant", "cosine", "steps"])

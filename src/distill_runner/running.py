@@ -60,7 +60,9 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     pipeline = Pipeline(Store(run.store.dir), run.runtime)
     if stage.name == STUDENT and not stage.data.is_judged:
         problem = "a student that learns from plain text alone has no score"
-        raise UserError("stages.student.corpus", None, problem, "Give the text to another stage, and end with that.")
+        raise UserError(
+            "stages.student.corpus", None, problem, "Give the text to another stage, and end the run with that stage."
+        )
     planned = plan(stage, pipeline.store, run.runtime.targets)
     for line in planned:
         log.info("%s", line)
@@ -74,7 +76,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         return {"status": "planned", **described_by(run)}
     if planned[-1].hit and (before := read(folder)) and before["status"] == "done":
         if run.tracker.name != "none":
-            log.info("tracker=%s: this run was finished before, and nothing of it is sent again", run.tracker.name)
+            log.info("tracker=%s: this run had already finished, so nothing is sent again", run.tracker.name)
         return _report(run, stage, pipeline, folder, settings)
     pipeline.prepare(stage)
     if run.runtime.targets_only:
@@ -168,7 +170,7 @@ def _report(
     artifact = pipeline.build(stage)
     if stage.name != STUDENT:
         link_tree(artifact / "model", folder / "model")
-        log.info("stage %s lies in %s", stage.name, folder / "model")
+        log.info("the model of stage %s is in %s", stage.name, folder / "model")
         return {"status": "done", "key": stage.key, **described_by(run)}
     first = stage.first_teacher  # its artifact may have been deleted since
     teacher = pipeline.store.find(first.spec) if first and first.has_head else None

@@ -146,4 +146,4 @@ def test_old_gpus_have_no_units_for_bf16(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", list)
     Device.of("cuda:0", precision)
-    assert ("fp16 is what it is fast in" in caplog.text) == warned
+    assert ("its fast precision is fp16" in caplog.text) == warned

@@ -275,7 +275,7 @@ WORDS: dict[str, tuple[Break, tuple[str, ...], int, str]] = {
         lambda hub: (hub.folder / "models/acme/tiny/main/model.safetensors").unlink(),
         (),
         2,
-        "holds no weights that torch reads",
+        "holds no weights that torch can read",
     ),
     "no such split": (lambda hub: None, ("task.train=trian",), 2, "no such split in acme/pairs on the hub"),
 }
@@ -311,7 +311,7 @@ def test_code_of_a_model_is_not_run(hub: Hub, work: Path, tmp_path: Path, monkey
     (place / "config.json").write_text(json.dumps(changed))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     ended = planned(work)
-    assert (ended.code, "needs code of its own, which is not run" in ended.err) == (2, True), ended.err
+    assert (ended.code, "needs its own code, which is not run by default" in ended.err) == (2, True), ended.err
     assert not (tmp_path / "ran").exists()
     assert "own.py" not in hub.contents
 

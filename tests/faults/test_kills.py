@@ -231,7 +231,7 @@ def test_a_run_that_ends_itself_has_failed(
     ended = forked.run(tmp_path, command, ExitsIn(how))
     tally["exits"] += 1
     assert ended.code == 1, ended.text
-    assert "the run was ended from within, with exit code 0" in ended.text
+    assert "the run ended itself with exit code 0" in ended.text
     (file,) = tmp_path.glob("outputs/runs/*/status.json")
     assert json.loads(file.read_text())["status"] == "failed"
     bring_to_an_end(tmp_path, command, undisturbed[0], tally)

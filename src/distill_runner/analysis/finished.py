@@ -49,7 +49,7 @@ class FinishedRun:
         from distill_runner.report.result import described_by
 
         if not (folder / "config.yaml").is_file():
-            raise UserError("run", folder, "is no folder of a run", "Give folders of outputs/runs.")
+            raise UserError("run", folder, "is not the folder of a run", "Give folders in outputs/runs.")
         config: Any = OmegaConf.load(folder / "config.yaml")
         run = typed_run(config)
         stage = resolve(run.stages, "student", run.runtime.precision)
@@ -59,7 +59,7 @@ class FinishedRun:
                 problem = f"its stage {needed.name} is not in the store {run.store.dir}"
                 then = (status.read(folder) or {}).get("key")
                 if needed is stage and then is not None and then != stage.key:
-                    problem = "its data, its teacher's files or this package are others than when it ran"
+                    problem = "its data, its teacher's files or this package have changed since it ran"
                 raise UserError("run", folder, problem, "Repeat the run, from the folder that it was started in.")
         return cls(folder, f"{label(described_by(run))}, {stage.shape.num_layers} layers", stage, pipeline)
 
@@ -161,7 +161,7 @@ class FinishedRun:
                     problem = "its attention has trained projections, which are not kept with the student"
                     raise UserError("run", self.folder, problem, "Give runs of attention=dot.")
                 return combination
-        problem = f"{self.name} does not weigh the teacher's layers"
+        problem = f"{self.name} does not weight the teacher's layers"
         raise UserError("run", self.folder, problem, "Give runs of method=alp.")
 
     @property

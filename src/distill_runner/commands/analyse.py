@@ -40,7 +40,7 @@ def samples(runs: Sequence[FinishedRun], options: Namespace) -> None:
     taught, students = first.verdicts(first.teacher), {run.name: run.verdicts(run.stage) for run in runs}
     disputed = internals.disputed(taught, list(students.values()))
     shown = disputed[: _count(options.samples) or 4].tolist()
-    print(f"{len(shown)} of {len(disputed)} examples of {first.split} that the teacher gets right and students do not")
+    print(f"{len(shown)} of {len(disputed)} examples of {first.split} that the teacher gets right, a student wrong")
     said = {name: [*map(model.said, shown)] for name, model in ({"teacher": taught} | students).items()}
     print(internals.samples_table(first.texts(shown), [*map(taught.truth, shown)], said, shown))
 
@@ -69,11 +69,11 @@ def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
     totals: dict[str, float] = {}
     for name, student in students.items():
         found = {(j, k): internals.divergence(taught[k], student[j]) for j, k in matched.items()}
-        by_head |= {f"{name}, layer {j} from the teacher's {k}": row.tolist() for (j, k), row in found.items()}
+        by_head |= {f"{name}, layer {j} against teacher layer {k}": row.tolist() for (j, k), row in found.items()}
         totals[name] = sum(row.mean() for row in found.values())
     print(inner_states.markdown(["KL by head", *map(str, range(shape.num_heads))], by_head))
     for name, total in totals.items():
-        print(f"{name}: KL {total:.3f} over the matching layers")
+        print(f"{name}: KL {total:.3f}, summed over the matching layers")
     figure = internals.draw_attention(words, taught, students, matched, options.head)
     _save(figure, options.out or Path("attention.png"))
 
@@ -98,7 +98,7 @@ def states(runs: Sequence[FinishedRun], options: Namespace) -> None:
         name: [float(inner_states.distances(mine[j], teacher[k]).mean()) for j, k in matched.items()]
         for name, mine in students.items()
     }
-    pairs = (f"layer {j} from the teacher's {k}" for j, k in matched.items())
+    pairs = (f"layer {j} against teacher layer {k}" for j, k in matched.items())
     print(inner_states.markdown(["mean cosine distance", *pairs], means))
     _save(inner_states.draw_states(matched, teacher, students), options.out or Path("states.png"))
 
@@ -120,13 +120,13 @@ def _compared(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> dict
         _require_depth(run, first)
         if shape.width != teacher.width:
             problem = f"its states have {shape.width} features, the teacher's {teacher.width}"
-            raise UserError("run", run.folder, problem, "Only states of one width have a distance.")
+            raise UserError("run", run.folder, problem, "Only states of equal width have a distance.")
     matched = next((run.matched for run in runs if run.matched), None)
     if matched is None:
         matched = single(LayerMapping(rule="skip").between(depth, teacher.num_layers))
     for layer in layers or ():
         if layer not in matched:
-            known = f"Layers with one: {', '.join(map(str, matched))}." if matched else ""
+            known = f"Layers that have one: {', '.join(map(str, matched))}." if matched else ""
             raise UserError("--layers", layer, "no teacher layer belongs to this student layer", known)
     if not matched:
         raise UserError("run", first.folder, "no teacher layer belongs to any layer of its student")
@@ -139,7 +139,7 @@ def _together(runs: Sequence[FinishedRun]) -> FinishedRun:
     of = first.teacher.key, first.stage.data.split_spec(first.split)
     for run in others:
         if (run.teacher.key, run.stage.data.split_spec(run.split)) != of:
-            problem = f"its teacher or task is not that of {first.folder}"
+            problem = f"its teacher or task differs from that of {first.folder}"
             raise UserError("run", run.folder, problem, "Give runs of one task and one teacher.")
     return first
 
@@ -157,8 +157,8 @@ def _same_attention(runs: Sequence[FinishedRun]) -> FinishedRun:
 def _require_depth(run: FinishedRun, first: FinishedRun) -> None:
     depth, theirs = run.stage.shape.num_layers, first.stage.shape.num_layers
     if depth != theirs:
-        problem = f"its student has {depth} layers, that of {first.folder} {theirs}"
-        raise UserError("run", run.folder, problem, "Compare students of one depth.")
+        problem = f"its student has {depth} layers, that of {first.folder} has {theirs}"
+        raise UserError("run", run.folder, problem, "Compare students of equal depth.")
 
 
 def _count(samples: int | None) -> int | None:
@@ -219,12 +219,16 @@ def analyse(arguments: Sequence[str]) -> None:
     actions = {action.__name__: action for action in (agreement, samples, history, attention, alpha, states)}
     parser.add_argument("what", choices=actions)
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, help="the picture's file: .png, .pdf, .svg")
-    parser.add_argument("--example", type=int, default=0, help="number in the validation split, for attention")
-    parser.add_argument("--head", type=int, default=0, help="counted from 0, for attention")
-    layers = "of the student, behind the runs, for alpha (1) and states (all that have a peer)"
+    parser.add_argument("--out", type=Path, help="file of the picture: .png, .pdf or .svg")
+    parser.add_argument(
+        "--example", type=int, default=0, help="number of the example in the validation split, from 0, for attention"
+    )
+    parser.add_argument("--head", type=int, default=0, help="attention head, counted from 0, for attention")
+    layers = "student layers, given after the runs, for alpha (default 1) and states (all with a teacher layer)"
     parser.add_argument("--layers", type=int, nargs="+", help=layers)
-    parser.add_argument("--samples", type=int, help="how many, for samples (4), alpha (10) and states (100)")
+    parser.add_argument(
+        "--samples", type=int, help="number of examples, for samples (default 4), alpha (10) and states (100)"
+    )
     options = parser.parse_args(arguments)
     quiet()
     actions[options.what](_named(_read(options.runs)), options)

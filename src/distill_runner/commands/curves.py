@@ -97,7 +97,7 @@ def lines(
     places = list(dict.fromkeys(place for _, (_, place) in sorted(here, key=lambda placed: placed[1][0])))
     for place in order:
         if place not in places:
-            raise UserError("--order", place, "no finished run has it", nearest(place, places))
+            raise UserError("--order", place, "no finished run has this place", nearest(place, places))
     cells = {line: {place: cell_of(every) for place, every in at.items()} for line, at in runs.items()}
     return list(dict.fromkeys([*order, *places])), cells
 
@@ -165,11 +165,11 @@ def show(arguments: Sequence[str]) -> None:
         UserError: as for ``draw``; there are no runs, or no run of the task.
     """
     parser = Parser("distill_runner.commands.curves", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="of runs")
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of runs")
     parser.add_argument("--by", default="size", choices=AXES)
-    parser.add_argument("--task", nargs="+", metavar="TASK", help="only these")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture")
-    parser.add_argument("--order", nargs="+", default=[], metavar="PLACE", help="of places on the axis, the first ones")
+    parser.add_argument("--task", nargs="+", metavar="TASK", help="only these tasks")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file of the picture")
+    parser.add_argument("--order", nargs="+", default=[], metavar="PLACE", help="places that come first on the axis")
     given = parser.parse_args(arguments)
     require_folder(given.out)
     draw(chosen(given.folders, {"task": given.task}), given.by, given.out, given.order)

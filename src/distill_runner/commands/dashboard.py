@@ -50,11 +50,13 @@ def make(arguments: Sequence[str]) -> None:
         UserError: a package or an account is missing, or the server refuses.
     """
     parser = Parser("distill-run-dashboard", description="Make a dashboard in a W&B project.")
-    parser.add_argument("--project", default="distill-run", help="as tracker.project (default: %(default)s)")
-    parser.add_argument("--entity", help="user or team, as tracker.entity (default: the account's)")
+    parser.add_argument(
+        "--project", default="distill-run", help="project, as in tracker.project (default: %(default)s)"
+    )
+    parser.add_argument("--entity", help="user or team, as in tracker.entity (default: the account's own)")
     parser.add_argument("--sweep", help="show the runs of this sweep only")
     parser.add_argument(
-        "--print", action="store_true", help="print its JSON instead; needs neither account nor network"
+        "--print", action="store_true", help="print the dashboard's JSON instead; needs neither account nor network"
     )
     given = parser.parse_args(arguments)
     from distill_runner.compose.folders import folders
@@ -118,7 +120,7 @@ def save(view: "Workspace") -> str:
         view.entity = view.entity or wandb.Api().default_entity or ""
         return str(view.save().url)
     except Exception as error:  # raised by W&B, by its HTTP client, or because of the server's answer
-        remedy = "Log in by: wandb login. With --print no account is needed."
+        remedy = "Log in with: wandb login. --print needs no account."
         raise UserError("distill-run-dashboard", None, brief(error), remedy) from error
 
 

@@ -88,14 +88,16 @@ def export_run(arguments: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser("distill-run-export", formatter_class=RawDescriptionHelpFormatter, epilog=EXAMPLES)
-    parser.description = "A finished run's student as ONNX in float32 and in 8 bits, and what each costs to run."
+    parser.description = (
+        "Export a finished run's student to ONNX in float32 and 8 bits, and measure what each form costs to run."
+    )
     parser.add_argument("run", type=Path, help="folder of a finished run")
-    parser.add_argument("--threads", type=int, default=1, help="of torch and of ONNX Runtime (default: 1)")
-    parser.add_argument("--examples", type=int, default=200, help="that are timed (default: 200)")
-    parser.add_argument("--no-int8", dest="int8", action="store_false", help="float32 alone")
-    parser.add_argument("--openvino", action="store_true", help="for OpenVINO too, in float32")
-    parser.add_argument("--no-teacher", action="store_true", help="the student alone")
-    parser.add_argument("--license", metavar="ID", help="of the model card, by the hub's name of it: apache-2.0")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch and of ONNX Runtime (default: 1)")
+    parser.add_argument("--examples", type=int, default=200, help="number of examples that are timed (default: 200)")
+    parser.add_argument("--no-int8", dest="int8", action="store_false", help="write float32 only, not 8 bits")
+    parser.add_argument("--openvino", action="store_true", help="write OpenVINO files too, in float32")
+    parser.add_argument("--no-teacher", action="store_true", help="measure the student only")
+    parser.add_argument("--license", metavar="ID", help="licence in the model card, by its name on the hub: apache-2.0")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload the model's folder to the Hugging Face hub")
     return parser
 
@@ -118,7 +120,7 @@ class _Judge:
 
     def __init__(self, task: "Task", split: str, source: str, threads: int) -> None:
         if not task.num_positions:
-            raise UserError("folder", source, f"task.kind={task.kind} cannot be exported", "Text tasks can.")
+            raise UserError("folder", source, f"task.kind={task.kind} cannot be exported", "Only text tasks can.")
         self.task, self.threads, self.examples = task, threads, task.examples(split)
         self.texts: dict[str, PaddedTexts] = {}
 
@@ -157,7 +159,7 @@ class _Judge:
             reference = outputs[model, "torch"]
             difference = float(np.abs(found - reference).max())
             if form in EXACT and difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
-                problem = f"{form} of its {model} gives other outputs than torch, by up to {difference:.1e}"
+                problem = f"{form} of its {model} gives outputs that differ from torch's by up to {difference:.1e}"
                 raise UserError("distill-run-export", None, problem, "Do not deploy it; please report this.")
             same = [a == b for a, b in zip(self.task.as_lines(found), self.task.as_lines(reference), strict=True)]
             compared = (None, None) if form == "torch" else (difference, float(np.mean(same)))

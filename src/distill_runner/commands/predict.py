@@ -39,16 +39,16 @@ def predict(arguments: list[str]) -> None:
     rows.writerows(zip(range(len(outputs)), student.task.as_lines(outputs), *columns, strict=True))
     if given.out:
         write(given.out, text.getvalue())
-        print(f"{given.out}: {len(outputs)} predictions of {given.file} by {given.run}")
+        print(f"{given.out}: {len(outputs)} predictions for {given.file} by {given.run}")
     else:
         print(text.getvalue(), end="")
 
 
 def _parser() -> Parser:
     parser = Parser("distill-run-predict", formatter_class=RawDescriptionHelpFormatter, epilog=EXAMPLES)
-    parser.description = "Predictions of a finished run's student for a file, with the probability of each class."
+    parser.description = "Write a finished run's predictions for a file, with the probability of each class."
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("file", type=Path, help="CSV, TSV, JSON, JSON lines or Parquet, with the task's text columns")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a CSV file (default: standard output)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1 (default: auto)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="CSV file to write (default: standard output)")
+    parser.add_argument("--device", default="auto", help="device: auto, cpu, cuda or cuda:1 (default: auto)")
     return parser

@@ -44,7 +44,9 @@ def spearman(first: Counter[str], second: Counter[str], n: int = 100, factor: fl
     sizes = first.total(), second.total()
     shares = {word: first[word] / sizes[0] + second[word] / sizes[1] for word in first | second} if all(sizes) else {}
     if len(shares) < n:
-        raise UserError("corpus", None, f"the two have {len(shares)} words, S is over the {n} most frequent")
+        raise UserError(
+            "corpus", None, f"the two have only {len(shares)} different words; S compares the {n} most frequent"
+        )
     words = sorted(shares, key=lambda word: (-shares[word], word))[:n]
     ranks = [rankdata([-counts[word] for word in words]) for counts in (first, second)]
     return float(1 - factor * np.square(ranks[0] - ranks[1]).sum() / (n * (n**2 - 1)))
@@ -79,7 +81,9 @@ def show(arguments: Sequence[str]) -> None:
     parser = Parser(
         "distill_runner.commands.similarity", description=__doc__, formatter_class=RawDescriptionHelpFormatter
     )
-    parser.add_argument("datasets", nargs="+", metavar="DATASET[/CONFIG]", help="with a column text and a split train")
+    parser.add_argument(
+        "datasets", nargs="+", metavar="DATASET[/CONFIG]", help="data set with a column text and a split train"
+    )
     given = parser.parse_args(arguments)
     counts = {name: word_counts(chain.from_iterable(_part(name).documents("train"))) for name in given.datasets}
     for factor, meaning in ((1.0, "S as printed"), (6.0, "Spearman's coefficient")):

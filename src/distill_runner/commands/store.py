@@ -14,12 +14,12 @@ from distill_runner.pipeline.store import Store
 
 EXAMPLES = """\
 examples:
-  distill-run-store                                   what is there, what was made from what, how much it takes
-  distill-run-store delete --kind checkpoints         the teachers' checkpoints
-  distill-run-store delete --key 1a2b --key 3c4d      by the first digits of keys
-  distill-run-store delete --unused                   what no finished run was made from
-  distill-run-store delete --damaged --partial --yes  what is of no use, without asking
-A run builds again what it misses. Files that a run's folder shares are freed with that folder.
+  distill-run-store                                   list the artifacts, their sizes, and what each was made from
+  distill-run-store delete --kind checkpoints         delete the teachers' checkpoints
+  distill-run-store delete --key 1a2b --key 3c4d      delete two artifacts, named by the first digits of their keys
+  distill-run-store delete --unused                   delete what no finished run was made from
+  distill-run-store delete --damaged --partial --yes  delete what is not complete, without asking
+A run builds missing artifacts again. Files that a run's folder shares are freed when that folder is deleted.
 """
 
 
@@ -39,20 +39,26 @@ def _act(arguments: Namespace) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "distill-run-store",
-        description="What the store holds, and deleting from it.",
+        description="List or delete the artifacts in a store.",
         epilog=EXAMPLES,
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", nargs="?", choices=["list", "delete"], default="list")
     store = os.environ.get("DISTILL_STORE_DIR", "outputs/store")
-    parser.add_argument("--store", default=store, help="default: %(default)s")
-    parser.add_argument("--kind", action="append", default=[], help=f"all of a kind: {', '.join(KINDS)}")
-    parser.add_argument("--key", action="append", default=[], help="one, by the first digits of its key")
-    parser.add_argument("--unused", action="store_true", help="what no finished run in --runs was made from")
-    parser.add_argument("--damaged", action="store_true", help="what is not as it was built")
-    parser.add_argument("--partial", action="store_true", help="what a cut-off run may go on from")
-    parser.add_argument("--runs", default="outputs/runs", help="folder of the runs' folders, default: %(default)s")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--store", default=store, help="folder of the store (default: %(default)s)")
+    parser.add_argument("--kind", action="append", default=[], help=f"all artifacts of this kind: {', '.join(KINDS)}")
+    parser.add_argument("--key", action="append", default=[], help="one artifact, named by the first digits of its key")
+    parser.add_argument("--unused", action="store_true", help="artifacts that no finished run in --runs was made from")
+    parser.add_argument(
+        "--damaged", action="store_true", help="artifacts whose files have changed since they were built"
+    )
+    parser.add_argument(
+        "--partial", action="store_true", help="unfinished artifacts, from which an interrupted run may resume"
+    )
+    parser.add_argument(
+        "--runs", default="outputs/runs", help="folder that contains the folders of runs (default: %(default)s)"
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     return parser
 
 
@@ -61,7 +67,7 @@ def _list(known: Sequence[Entry]) -> int:
     counts = Counter(entry.kind for entry in known)
     for kind, number in counts.items():
         print(f"{kind:12} {number:5} {_bytes(occupied(entry for entry in known if entry.kind == kind)):>10}")
-    print(f"{'total':12} {len(known):5} {_bytes(occupied(known)):>10}  files of several names counted once")
+    print(f"{'total':12} {len(known):5} {_bytes(occupied(known)):>10}  files with several names are counted once")
     return 0
 
 
@@ -86,7 +92,7 @@ def _delete(arguments: Namespace, known: Sequence[Entry]) -> int:
         return 0
     _show(chosen, known)
     if others := users(known, chosen):
-        print(f"{len(others)} others were made from these, and stay whole")
+        print(f"{len(others)} others were made from these and stay complete")
     print(f"{len(chosen)} to delete, which frees {_bytes(freed(chosen))}")
     if not arguments.yes and not _confirmed():
         print("nothing deleted")
@@ -94,21 +100,23 @@ def _delete(arguments: Namespace, known: Sequence[Entry]) -> int:
     store = Store(Path(arguments.store))
     busy = [entry for entry in chosen if not store.delete(entry.path)]
     for entry in busy:
-        print(f"{entry.kind} {entry.key} is being built, and was left")
+        print(f"{entry.kind} {entry.key} is being built and was not deleted")
     return 1 if busy else 0
 
 
 def _chosen(arguments: Namespace, known: Sequence[Entry]) -> list[Entry]:
     states = [state for state in ("damaged", "partial") if getattr(arguments, state)]
     if not (arguments.kind or arguments.key or arguments.unused or states):
-        raise UserError("delete", None, "what?", "--kind, --key, --unused, --damaged or --partial, see --help.")
+        raise UserError(
+            "delete", None, "nothing is selected", "Take --kind, --key, --unused, --damaged or --partial; see --help."
+        )
     kinds, keys = {*KINDS, *(entry.kind for entry in known)}, {entry.key for entry in known}
     for kind in arguments.kind:
         if kind not in kinds:
             raise UserError("--kind", kind, "there is no such kind", nearest(kind, kinds))
     for begin in arguments.key:
         if len(found := [key for key in keys if key.startswith(begin)]) != 1:
-            problem = f"{len(found)} keys begin so" if found else "no key begins so"
+            problem = f"{len(found)} keys start with this" if found else "no key starts with this"
             raise UserError("--key", begin, problem, nearest(begin, found or keys))
     idle = {entry.path for entry in unused(known, Path(arguments.runs))} if arguments.unused else set()
     return [
@@ -123,7 +131,7 @@ def _chosen(arguments: Namespace, known: Sequence[Entry]) -> list[Entry]:
 
 def _confirmed() -> bool:
     if not sys.stdin.isatty():
-        raise UserError("delete", None, "nobody is there to confirm it", "Add --yes.")
+        raise UserError("delete", None, "needs a confirmation, and there is no terminal to ask on", "Add --yes.")
     return input("Delete them? [y/N] ").strip().lower() in ("y", "yes")
 
 

@@ -87,11 +87,11 @@ def submit(arguments: list[str]) -> None:
     for student in students:
         task = _glue(student)
         if task is None:
-            problem = f"its task {student.task.name} is none of GLUE's"
+            problem = f"its task {student.task.name} is not one of GLUE's"
             raise UserError("folder", student.folder, problem, "Predict a file of your own with distill-run-predict.")
         if task in by_task:
-            problem = f"{by_task[task].folder} is a student of {task} too"
-            raise UserError("folder", student.folder, problem, "Name one for each task.")
+            problem = f"{by_task[task].folder} is also a student of {task}"
+            raise UserError("folder", student.folder, problem, "Name one run for each task.")
         by_task[task] = student
     contents = dict(_contents(by_task, given.device, given.fill))
     write(given.out, _zip(contents))
@@ -102,7 +102,7 @@ def _answer(students: Sequence[Student], given: Namespace) -> None:
     """Write answers by id, as JSON for the evaluation scripts of SQuAD and MLQA."""
     student, *others = students
     if others:
-        raise UserError("folder", others[0].folder, "answers of one student make a file", "Name one run folder.")
+        raise UserError("folder", others[0].folder, "the file holds the answers of one student", "Name one run folder.")
     task = student.task
     splits = {**task.validation, **task.test}
     name = given.split or next(iter(task.test or task.validation))
@@ -112,17 +112,21 @@ def _answer(students: Sequence[Student], given: Namespace) -> None:
     chosen = task.model_copy(update={"test": {TEST: splits[name]}, "validation": {}, "languages": {}})
     answers = student.read_off(chosen, given.device, chosen.answers)
     write(given.out, json.dumps(answers, ensure_ascii=False, indent=0))
-    print(f"{given.out}: {len(answers)} answers to the split {name} by {student.folder}")
+    print(f"{given.out}: {len(answers)} answers for the split {name} by {student.folder}")
 
 
 def _parser() -> Parser:
     parser = Parser("distill-run-submit", formatter_class=RawDescriptionHelpFormatter, epilog=EXAMPLES)
-    parser.description = "Test predictions of students in the format of GLUE's leaderboard."
-    parser.add_argument("folders", nargs="+", type=Path, help="of finished runs, one for each task")
+    parser.description = "Write students' predictions for the test sets, in the format of GLUE's leaderboard."
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of finished runs, one for each task")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="submission.zip, or answers.json")
-    parser.add_argument("--split", metavar="NAME", help="of questions (default: the first test, or validation)")
-    parser.add_argument("--fill", action="store_true", help="constants for the tasks without a student")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1 (default: auto)")
+    parser.add_argument(
+        "--split",
+        metavar="NAME",
+        help="split to answer, for questions (default: the first test split, or the first validation split)",
+    )
+    parser.add_argument("--fill", action="store_true", help="write constants for the tasks without a student")
+    parser.add_argument("--device", default="auto", help="device: auto, cpu, cuda or cuda:1 (default: auto)")
     return parser
 
 
@@ -147,7 +151,7 @@ def _contents(students: Mapping[str, Student], device: str, fill: bool) -> Itera
             print(f"{file.name}: no student of {file.task}, filled with {constant}")
             yield file.name, _table([constant] * file.size)
         else:
-            print(f"{file.name}: missing, no student of {file.task} (--fill: a constant, the server wants all files)")
+            print(f"{file.name}: missing, no student of {file.task} (--fill: a constant; the server wants all files)")
 
 
 def _test_task(task: "Task", file: ServerFile) -> "Task":

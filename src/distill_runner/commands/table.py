@@ -64,7 +64,7 @@ def show(arguments: list[str]) -> None:
 
 def _picture(results: Sequence[Result], file: Path | None) -> None:
     if file is None:
-        raise UserError("--format", "picture", "is no text", "Give a file: --out scores.png")
+        raise UserError("--format", "picture", "is not text", "Give a file: --out scores.png")
     if not (done := drawable(results)):
         raise UserError("--format", "picture", "no student has finished")
     save(score_figure(done), file)
@@ -74,11 +74,11 @@ def _parser() -> Parser:
     parser = Parser(
         "distill-run-table", description=__doc__, epilog=EXAMPLES, formatter_class=RawDescriptionHelpFormatter
     )
-    parser.add_argument("folders", nargs="*", type=Path, default=[RUNS], help=f"of runs (default: {RUNS})")
+    parser.add_argument("folders", nargs="*", type=Path, default=[RUNS], help=f"folders of runs (default: {RUNS})")
     parser.add_argument("--format", choices=FORMATS, default="terminal")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="instead of standard output")
-    parser.add_argument("--task", nargs="+", metavar="TASK", help="only these")
-    parser.add_argument("--method", nargs="+", metavar="METHOD", help="only these")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write instead of standard output")
+    parser.add_argument("--task", nargs="+", metavar="TASK", help="only these tasks")
+    parser.add_argument("--method", nargs="+", metavar="METHOD", help="only these methods")
     parser.add_argument(
         "--compare",
         nargs="+",
@@ -87,8 +87,10 @@ def _parser() -> Parser:
         metavar="ROW",
         help="test the first row, or method, against the others; may be given several times",
     )
-    parser.add_argument("--title", default="distill-run", help="of the HTML page")
-    parser.add_argument("--picture", nargs="+", type=Path, default=[], metavar="FILE", help="for the HTML page")
+    parser.add_argument("--title", default="distill-run", help="title of the HTML page")
+    parser.add_argument(
+        "--picture", nargs="+", type=Path, default=[], metavar="FILE", help="pictures to embed in the HTML page"
+    )
     return parser
 
 

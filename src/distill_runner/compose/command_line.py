@@ -34,7 +34,7 @@ def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
         try:
             return job(config)
         except SystemExit as error:
-            raised.append(EndedItself(f"the run was ended from within, with exit code {error.code or 0}"))
+            raised.append(EndedItself(f"the run ended itself with exit code {error.code or 0}"))
         except BaseException as error:
             raised.append(error)
 

@@ -97,7 +97,7 @@ def _with_base(name: str, settings: Mapping[str, Any], heirs: tuple[str, ...]) -
             raise UserError(f"stages.{name}", None, "there is no such stage", nearest(name, others))
         return stage
     if base not in (TEMPLATE, *others):
-        problem = "there is nothing of this name to inherit"
+        problem = "there is no stage of this name to inherit from"
         raise UserError(f"stages.{name}.{INHERITS}", base, problem, nearest(base, [TEMPLATE, *others]))
     own = {key: value for key, value in stage.items() if key != INHERITS}
     known = dict(settings[TEMPLATE] if base == TEMPLATE else _with_base(base, settings, (*heirs, name)))

@@ -42,7 +42,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
         return _no_such_choice(unknown[0] if unknown else "", [], overrides)
     if found := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'\n", text):
         each, whole = f"distill-run -m {found[1]}={found[2]}", f"{found[1]}=[{found[2]}]"
-        return UserError(found[1], found[2], "has several values", f"A run for each: {each}. One list: {whole}")
+        return UserError(found[1], found[2], "has several values", f"One run for each value: {each}. One list: {whole}")
     if found := re.search(r"(?:Could not override|Could not delete from config\.|Interpolation key) '([^'@]+)", text):
         return _no_such_key(found[1])
     if isinstance(error, OSError) and error.filename:
@@ -90,8 +90,8 @@ def _select(node: Any, path: Sequence[str]) -> Any:
 def _unreadable(override: str) -> UserError:
     key, equals, value = override.partition("=")
     if not equals:
-        return UserError(override, None, "is no <key>=<value>", HELP)
-    remedy = f"Brackets and quotes come in pairs; in the shell, quote the whole: '{key}=[a, b]'"
+        return UserError(override, None, "is not of the form <key>=<value>", HELP)
+    remedy = f"Brackets and quotes must come in pairs; in the shell, quote the whole override: '{key}=[a, b]'"
     return UserError(key, value, "cannot be read", remedy)
 
 

@@ -28,8 +28,8 @@ def check_given(overrides: Sequence[str]) -> None:
         key, _, value = override.partition("=")
         name = key.lstrip("+")
         if value.startswith("[") and choices(name):
-            remedy = f"A run for each: distill-run -m {name}={value.strip('[]')}"
-            raise UserError(name, value, "takes one of the group, not several", remedy)
+            remedy = f"One run for each name: distill-run -m {name}={value.strip('[]')}"
+            raise UserError(name, value, "takes one name of the group, not several", remedy)
         if key.startswith("+") and name.split(".")[0] not in TYPED and ".optim." not in name and not choices(name):
             keys = {known for known, _ in known_keys()}
             if name not in keys:
@@ -52,16 +52,17 @@ def check_files(folder: Path) -> None:
                 _check_node(file, node)
             if _size(root, {}) > NODES:
                 raise UserError(
-                    str(file), None, f"comes to more than {NODES} values", "Write it without so many aliases."
+                    str(file),
+                    None,
+                    f"has more than {NODES} values, counting aliases as often as they are used",
+                    "Write it without so many aliases.",
                 )
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             problem = f"cannot be read: {error.problem or error.context}"
-            raise UserError(
-                f"{file}, line {line}", None, problem, "YAML is indented by blanks, not by tabs."
-            ) from error
+            raise UserError(f"{file}, line {line}", None, problem, "Indent YAML with spaces, not with tabs.") from error
         except (yaml.YAMLError, UnicodeError, RecursionError) as error:
-            problem = f"is no YAML: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
+            problem = f"is not valid YAML: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
             raise UserError(str(file), None, problem) from error
 
 

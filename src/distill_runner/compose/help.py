@@ -17,10 +17,10 @@ Keys (<key>=<value>): task.* teacher.* student.num_layers student.init loss.eta 
   seed store.dir tracker.project plan; every key: distill-run --cfg job
 
 Examples:
-  distill-run experiment=demo                                   few labels against a teacher, embedded data, offline
+  distill-run experiment=demo                                   with and without a teacher; embedded data, offline
   distill-run task=custom task.dataset=my_folder method=rkd     your own texts and labels
   distill-run task=rte method=alp                               one cell of ALP-KD's Table 1
-  distill-run task=rte method=alp plan=true                     what that would train, and what is there
+  distill-run task=rte method=alp plan=true                     what that would train, and what is in the store
   distill-run task=mrpc method=pkd mapping=last loss.lambda=0.5
   distill-run task=rte method=alp teacher=minilm_l6 student.num_layers=3 tracker=wandb
   distill-run -m task=rte method=nkd,rkd,pkd,ckd,alp seed=1,2,3

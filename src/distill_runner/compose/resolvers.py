@@ -74,7 +74,9 @@ def divide(value: Any, by: int) -> int:
         UserError: ``value`` is not a multiple of ``by``, or is 0.
     """
     if not isinstance(value, int) or value % by or not value:
-        raise UserError("student.width", value, f"must be a multiple of {by}", "Or set student.heads.")
+        raise UserError(
+            "student.width", value, f"must be a multiple of {by}", "Take such a width, or set student.heads."
+        )
     return value // by
 
 
@@ -108,7 +110,7 @@ def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig)
     """
     of_recipe, task = _root_.recipe, _root_.task.name
     if not isinstance(task, str):
-        raise UserError("task.name", task, "must be a text")
+        raise UserError("task.name", task, "must be text")
     tasks = [task, EVERY] if task in of_recipe.get("tasks", []) else [task]
     for name in [of] if of else [_root_.method.name, EVERY]:
         for where in tasks:

@@ -91,7 +91,7 @@ class Student:
         if not file.is_file():
             raise UserError("file", file, "there is no such file")
         if file.suffix not in READERS:
-            raise UserError("file", file, "is of no kind that can be read", f"Known: {', '.join(READERS)}.")
+            raise UserError("file", file, "has a suffix that cannot be read", f"Known: {', '.join(READERS)}.")
         # ``file`` is linked into an empty folder: a file beside it, such as test-2.csv, would belong to the same split.
         with TemporaryDirectory() as folder:
             (Path(folder) / file.name).with_stem(TEST).symlink_to(file.absolute())

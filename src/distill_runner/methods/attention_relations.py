@@ -48,16 +48,16 @@ class AttentionRelationLoss(LayeredTerm):
         heads: int | None = None,
         over_layers: Annotated[
             Literal["sum", "mean"],
-            Reading("the mean, as the text of Exp3.0; Algorithm 1 sums", "internal representations"),
+            Reading("the mean over layers, as in the text on Exp3.0; Algorithm 1 sums", "internal representations"),
         ] = "mean",
         over_rows: Annotated[
             Rows,
-            Reading("mean over a sequence's tokens, then the batch; Eq. 6 is of one", "MiniLMv2 Eq. 6"),
+            Reading("mean over each sequence's tokens, then over the batch; Eq. 6 has one sequence", "MiniLMv2 Eq. 6"),
         ] = "sequence",
     ) -> None:
         super().__init__(mapping, over_layers)
         if not pairs or len(set(pairs)) < len(pairs) or not set(pairs) <= set(get_args(Pair)):
-            raise UserError(".pairs", pairs, "must be different pairs of Q, K and V", "[QQ, KK, VV]")
+            raise UserError(".pairs", pairs, "must be different pairs of Q, K and V", "For example: [QQ, KK, VV]")
         self.pairs = [(LETTERS[pair[0]], LETTERS[pair[1]]) for pair in pairs]
         self.given_heads, self.over_rows = heads, over_rows
         self.mean_over = "token" if over_rows == "token" else "example"
@@ -69,7 +69,8 @@ class AttentionRelationLoss(LayeredTerm):
             raise UserError(
                 "student",
                 None,
-                f"it has {student.num_heads} attention heads, the teacher {teacher.num_heads}; each has its peer",
+                f"it has {student.num_heads} attention heads, the teacher {teacher.num_heads}; "
+                "heads are compared one to one",
                 "Take a student with as many heads, or relations that do not depend on them: method=minilmv2.",
             )
         for name, shape in (("student", student), ("teacher", teacher)):

@@ -31,7 +31,7 @@ def attention_scores(features: Features, layer: int, heads: int, group: LengthGr
     return query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
 
 
-PADDING = Reading("pairs of padding are left out; the code counts them, with scores of 0", "TinyBERT Eq. 7")
+PADDING = Reading("pairs with padding are left out; the paper's code counts them, with scores of 0", "TinyBERT Eq. 7")
 
 
 class AttentionScoreLoss(LayeredTerm):
@@ -53,7 +53,10 @@ class AttentionScoreLoss(LayeredTerm):
         single(layers)
         self.heads = student.num_heads
         if student.num_heads != teacher.num_heads:
-            problem = f"it has {student.num_heads} attention heads, the teacher {teacher.num_heads}; each has its peer"
+            problem = (
+                f"it has {student.num_heads} attention heads, the teacher {teacher.num_heads}; "
+                "heads are compared one to one"
+            )
             raise UserError("student", None, problem, "Take a student with as many heads, or weight 0 for this term.")
 
     def needs_of(self, layers: Mapping[int, list[int]]) -> tuple[FeatureRequest, FeatureRequest]:

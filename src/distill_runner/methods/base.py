@@ -93,13 +93,15 @@ class LayeredTerm(LossTerm):
         super().__init__()
         self.mapping, self.over_layers = mapping, over_layers
         self.layers: dict[int, list[int]] = {}
-        """Teacher layers by student layer, all that can be supervised; known once bound."""
+        """Teacher layers of each student layer that can be supervised; empty before ``bind``."""
         self.supervised: dict[int, list[int]] = {}
-        """Those of ``layers`` that are compared at present."""
+        """The entries of ``layers`` that are compared in the current epoch."""
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if teacher is None:
-            raise UserError("teacher", None, "an intermediate loss needs one", "Without one: method=nkd.")
+            raise UserError(
+                "teacher", None, "an intermediate loss needs a teacher", "A method without a teacher: method=nkd."
+            )
         for side, shape in (("student", student), ("teacher", teacher)):
             shape.require(FeatureRequest(cls=frozenset({1})), side)
         layers = self.mapping.between(student.num_layers, teacher.num_layers)
@@ -107,7 +109,7 @@ class LayeredTerm(LossTerm):
             raise UserError(
                 ".mapping",
                 layers,
-                f"supervises no layer of a student of {student.num_layers}",
+                f"supervises no layer of a {student.num_layers}-layer student",
                 "The last layer is left out by default; mapping.supervise_last=true includes it.",
             )
         self.layers = {j: entry for j, entry in enumerate(layers, start=1) if entry}

@@ -26,7 +26,7 @@ class EpochsPerStep(Schema):
     ] = None
     warmup: Annotated[
         int,
-        Reading('"warm-up epochs" are further epochs of the first step', "Pro-KD 5.2"),
+        Reading('"warm-up epochs" are additional epochs of the first step', "Pro-KD 5.2"),
     ] = Field(0, ge=0)
 
     def spread(self, items: Sequence[Item], num_epochs: int) -> list[Item]:
@@ -51,7 +51,7 @@ class EpochsPerStep(Schema):
         if len(lengths) != count:
             raise UserError(".epochs", self.epochs, f"has {len(lengths)} numbers for {count} steps")
         if min(lengths) < 1:
-            raise UserError(".epochs", self.epochs, "a step takes 1 epoch at least")
+            raise UserError(".epochs", self.epochs, "each step needs at least 1 epoch")
         return [lengths[0] + self.warmup, *lengths[1:]]
 
 
@@ -71,7 +71,7 @@ class CheckpointSchedule(EpochsPerStep):
     at: Annotated[
         Literal["end", "beginning"],
         Reading(
-            "at the end of epoch i, as Figure 1 and Table 1; Eqs. 2 and 3 say beginning",
+            "the end of epoch i, as in Figure 1 and Table 1; Eqs. 2 and 3 say beginning",
             "Pro-KD",
         ),
     ] = "end"
@@ -91,7 +91,7 @@ class CheckpointSchedule(EpochsPerStep):
         if unknown := [epoch for epoch in checkpoints if epoch not in every]:
             raise UserError(".route.checkpoints", unknown[0], f"the teacher trains {teacher_epochs} epochs")
         if not checkpoints:
-            raise UserError(".route", None, "the teacher trains no epoch, and leaves no checkpoints to follow")
+            raise UserError(".route", None, "the teacher trains for no epoch, so there are no checkpoints to follow")
         try:
             route = self.spread(checkpoints, student_epochs)
         except UserError as error:

@@ -136,13 +136,13 @@ def parse_method(node: Any) -> MethodConfig:
     """
     if isinstance(node, MethodConfig):
         return node
-    node = _mapping(node, ".method", "method=rkd chooses a method; a stage's is {terms: ..., weights: ...}")
+    node = _mapping(node, ".method", "method=rkd chooses a method; a stage's method is {terms: ..., weights: ...}")
     if unknown := set(node) - {"terms", "weights", "schedule"}:
         raise UserError(f".method.{min(unknown)}", None, "there is no such key", "Known: schedule, terms, weights.")
     terms = _mapping(node.get("terms"), ".method.terms", "One entry for each term: {ce: {term: hard_labels}}")
     weights = _mapping(node.get("weights"), ".method.weights", "One number for each term: {ce: 1}")
     if set(terms) != set(weights):
-        problem = f"must name the terms {', '.join(terms)}" if terms else "has terms that the method has not"
+        problem = f"must name the terms {', '.join(terms)}" if terms else "names terms that the method does not have"
         raise UserError(".method.weights", list(weights), problem)
     parsed = {}
     for name, term in terms.items():
@@ -170,7 +170,7 @@ def _weight(name: str, weight: Any) -> float:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
         raise UserError(key, weight, "must be a number")
     if weight < 0:
-        raise UserError(key, weight, "a weight may not be negative")
+        raise UserError(key, weight, "must not be negative")
     return float(weight)
 
 

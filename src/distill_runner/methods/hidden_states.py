@@ -82,14 +82,14 @@ class Combination(nn.Module, ABC):
         super().__init__()
         self.layers = {j: entry for j, entry in enumerate(layers, start=1) if entry}
         self.alpha: dict[int, Tensor] = {}
-        """Weights of the last forward by student layer, (B, A, K), detached; empty without attention."""
+        """Attention weights (B, A, K) of the last forward by student layer, detached; empty without attention."""
         if self.same_width and width_student != width_teacher:
             raise UserError(
                 "student",
                 None,
                 f"its states have {width_student} features, the teacher's {width_teacher}; "
-                f"{self.name} compares them as they are",
-                "Take a student of the teacher's width, or project: method=ckd or attention=kqv1.",
+                f"{self.name} compares them without a projection",
+                "Take a student of the teacher's width, or a projection: method=ckd or attention=kqv1.",
             )
 
     def forward(self, student: dict[int, Tensor], teacher: dict[int, Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
@@ -210,7 +210,7 @@ class HiddenStateLoss(LayeredTerm):
         mapping: LayerMapping,
         combine: Annotated[
             Literal["select", "concatenate", "attend"],
-            Reading("a projection of its own for each student layer", "ALP-KD Eq. 4", "concatenate"),
+            Reading("a separate projection for each student layer", "ALP-KD Eq. 4", "concatenate"),
         ],
         distance: Literal["normalized", "mse", "normalized_mse", "cosine"],
         over_layers: Literal["sum", "mean"] = "sum",

@@ -53,10 +53,12 @@ class LayerMapping(Schema):
 
     rule: Annotated[
         Literal["skip", "no", "po", "all", "layer", "last", "group_top", "top", "explicit"],
-        Reading('12 to 6 is 1, 3, 5, 7, 9: "only every other layer is skipped"', "ALP-KD", "skip"),
-        Reading("buckets that do not divide evenly are near-equal, the larger first", "ALP-KD", "no"),
-        Reading("buckets that do not divide evenly are near-equal, the larger first", "ALP-KD", "po"),
-        Reading("with more than two student layers it supervises each that is supervised", "ALP-KD Table 3", "layer"),
+        Reading(
+            '12 layers to 6 gives teacher layers 1, 3, 5, 7, 9: "only every other layer is skipped"', "ALP-KD", "skip"
+        ),
+        Reading("if the layers do not divide evenly, bucket sizes differ by one, larger first", "ALP-KD", "no"),
+        Reading("if the layers do not divide evenly, bucket sizes differ by one, larger first", "ALP-KD", "po"),
+        Reading("with more than two student layers it applies to every supervised layer", "ALP-KD Table 3", "layer"),
         Reading("bounds of groups that do not divide evenly are rounded down", "internal representations", "group_top"),
     ]
     layer: int | None = None
@@ -190,22 +192,22 @@ class Attention(Schema):
     """
 
     kind: Annotated[
-        Literal["dot", "kqv"], Reading("no projection behind the attention's heads", "ALP-KD appendix", "kqv")
+        Literal["dot", "kqv"], Reading("no projection after the attention heads", "ALP-KD appendix", "kqv")
     ] = "dot"
     heads: int | None = Field(None, ge=1)
     values: Annotated[
         Literal["per_layer", "shared"] | None,
         Reading(
-            'one for each layer: "a dedicated value vector for each key"',
+            'a separate projection for each layer: "a dedicated value vector for each key"',
             "ALP-KD appendix",
             "per_layer",
         ),
     ] = None
     scale: Annotated[
         Literal["none", "sqrt_dim"],
-        Reading("Eq. 5 shows no scale; Vaswani et al., whom the appendix follows for kqv, scale", "ALP-KD Eq. 5"),
+        Reading("Eq. 5 has no scale; Vaswani et al., whom the appendix follows, have one", "ALP-KD Eq. 5"),
     ] = "none"
-    normalize: Annotated[bool, Reading("queries and keys are taken as they are", "ALP-KD Eq. 5")] = False
+    normalize: Annotated[bool, Reading("queries and keys are not normalised", "ALP-KD Eq. 5")] = False
 
     @model_validator(mode="before")
     @classmethod

@@ -56,13 +56,13 @@ class LayerSchedule(Schema):
         float, Reading("six layers take about 40 of 50 epochs in Figure 4", "internal representations, Figure 4")
     ] = Field(0.8, ge=0, le=1)
     thresholds: Annotated[
-        list[float] | None, Reading("none: the paper tells no values", "internal representations, Algorithm 1")
+        list[float] | None, Reading("no thresholds: the paper gives no values", "internal representations, Algorithm 1")
     ] = None
     watch: str = "cos"
     classification: Literal["at_end", "always"] = "at_end"
     trains: Annotated[
         Literal["supervised", "all"],
-        Reading("PID and SID each by their own words", "internal representations, How to distill"),
+        Reading("PID and SID each as the paper describes them", "internal representations, How to distill"),
     ] = "all"
 
     def spec(self) -> dict[str, Any]:
@@ -96,14 +96,14 @@ class LayerSchedule(Schema):
         for key, given in (("limits", self.limits), ("thresholds", self.thresholds)):
             if given is not None and len(given) not in (1, num_layers):
                 problem = f"has {len(given)} entries, but {num_layers} layers are supervised"
-                raise UserError(f"{KEY}.{key}", given, problem, "Give one for each, or one number for all.")
+                raise UserError(f"{KEY}.{key}", given, problem, "Give one number for each layer, or one for all.")
         layered = [name for name, term in terms.items() if isinstance(term, LayeredTerm)]
         if len(layered) in (0, len(terms)):
             missing = "reads the predictions" if layered else "supervises layers"
             problem = f"none of the method's terms ({', '.join(terms)}) {missing}"
-            raise UserError(f"{KEY}.rule", self.rule, problem, "Without a schedule of layers: schedule=all.")
+            raise UserError(f"{KEY}.rule", self.rule, problem, "Without a layer schedule: schedule=all.")
         if self.thresholds is not None and self.watch not in layered:
-            problem = "is no term of the method that supervises layers"
+            problem = "is not a term of the method that supervises layers"
             raise UserError(f"{KEY}.watch", self.watch, problem, f"Known: {', '.join(sorted(layered))}.")
 
 
@@ -122,9 +122,9 @@ class ScheduledMethod(Method):
         super().__init__(terms, weights)
         self.schedule = schedule
         self.epoch, self.position, self.since = -1, 0, 0
-        """The epoch last begun, the place of its layer in ``layers``, and the epoch in which that layer's turn came."""
+        """Last epoch begun, index in ``layers`` of its layer, and the epoch in which that layer became current."""
         self.watched, self.examples = torch.zeros((), dtype=torch.float64), 0
-        """Sum of the watched term over the examples of the epoch, and their number."""
+        """Sum of the watched term over the epoch's examples so far, and the number of these examples."""
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> "Method":
         super().bind(student, teacher, outputs)
@@ -148,7 +148,7 @@ class ScheduledMethod(Method):
         if progress.epoch > self.epoch:
             limits = self.schedule.limits_of(len(self.layers), progress.num_epochs)
             while self.layer and self._is_through(limits[self.position], progress.epoch):
-                log.info("layer %d: left after %d epochs", self.layer, progress.epoch - self.since)
+                log.info("layer %d: finished after %d epochs", self.layer, progress.epoch - self.since)
                 self.position, self.since = self.position + 1, progress.epoch
             self.epoch = progress.epoch
             self.watched, self.examples = torch.zeros_like(self.watched), 0

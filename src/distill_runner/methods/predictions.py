@@ -25,7 +25,9 @@ HOTTEST = 1e6
 """Highest temperature allowed; above it the teacher's softened predictions are practically uniform."""
 
 
-SCALED = Reading("the term is multiplied by T^2, as in Hinton et al. and in the code of the group", "ALP-KD Eq. 2")
+SCALED = Reading(
+    "the term is multiplied by T^2, as in Hinton et al. and in the code of the authors' group", "ALP-KD Eq. 2"
+)
 
 
 class HardLabels(LossTerm):
@@ -146,16 +148,17 @@ class LogitMatching(LossTerm):
         soften: Literal["divide", "scale", "none"],
         steps: EpochsPerStep,
         over_classes: Annotated[
-            Literal["sum", "mean"], Reading("the norm is a sum over classes; the code takes the mean", "Pro-KD Eq. 3")
+            Literal["sum", "mean"],
+            Reading("the norm is a sum over classes; the authors' code takes the mean", "Pro-KD Eq. 3"),
         ] = "sum",
         followed: int | None = None,
     ) -> None:
         super().__init__()
         if tau_max < 1:
-            remedy = "Pro-KD counts the teacher's epochs, of which a fine-tuned one (teacher.fine_tuned=true) has none."
+            remedy = "Pro-KD counts the teacher's epochs; an already fine-tuned one (teacher.fine_tuned=true) has none."
             raise UserError("loss.tau_max", tau_max, "must be at least 1", remedy)
         if followed is not None and tau_max > followed:
-            problem = f"T falls by 1 with each checkpoint, of which {followed} are followed, and would never be 1"
+            problem = f"T falls by 1 with each of the {followed} checkpoints followed, and would never reach 1"
             raise UserError("loss.tau_max", tau_max, problem, f"Take loss.tau_max={followed}, the default, or less.")
         self.tau_max, self.soften, self.steps, self.over_classes = tau_max, soften, steps, over_classes
 

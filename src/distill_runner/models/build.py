@@ -110,7 +110,7 @@ def _fine_tuned(model: ModelConfig, head: Head, auto: Any) -> PreTrainedModel:
             "teacher.fine_tuned",
             True,
             f"{model.source} has no head for the task {head.task} (no {min(info['missing_keys'])})",
-            "Leave teacher.fine_tuned=false to fine-tune it first.",
+            "Set teacher.fine_tuned=false to fine-tune it first.",
         )
     names = dict(enumerate(model.labels)) if model.labels else built.config.id2label
     if (order := head.order(names)) is not None:

@@ -68,15 +68,13 @@ class EncoderShape:
                 and values, or the family cannot keep lower layers unchanged in training.
         """
         if self.reads_images and needs != FeatureRequest(logits=needs.logits):
-            problem = (
-                f"a {side} of type {self.model_type} is an image network: it gives its logits, no layers or attention"
-            )
+            problem = f"a {side} of type {self.model_type} is an image network: only its logits can be compared"
             raise UserError(side, None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
         if needs.first_trained and self.model_type not in PACKED_FAMILIES:
-            problem = f"a {side} of type {self.model_type} cannot learn one layer and leave those below as they are"
+            problem = f"a {side} of type {self.model_type} cannot train one layer and keep the layers below unchanged"
             raise UserError(side, None, problem, "Take schedule.trains=all, or a model of another family.")
         if needs.projections and not _gives_projections(self.model_type):
-            problem = f"a {side} of type {self.model_type} does not give away its queries, keys and values"
+            problem = f"a {side} of type {self.model_type} does not expose its queries, keys and values"
             raise UserError(side, None, problem, "Take a model of another family, or a method that reads no attention.")
 
 

@@ -27,7 +27,7 @@ def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
         inputs["tape"] = tape
     output: Any = model(**inputs, output_hidden_states=bool(needs.cls or needs.states))
     if needs.projections and not tape:
-        problem = f"models of type {model.config.model_type} do not give away their queries, keys and values"
+        problem = f"models of type {model.config.model_type} do not expose their queries, keys and values"
         raise UserError("method", None, problem, "Take a model of another family, or a method without attention.")
     logits = _logits(output) if needs.logits else None
     if logits is not None and batch.rows is not None:

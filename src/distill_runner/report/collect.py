@@ -41,7 +41,7 @@ def chosen(folders: Sequence[Path], wanted: Mapping[str, Sequence[str] | None]) 
     Raises:
         UserError: a folder does not exist, no folder holds a run, or no run has one of the values.
     """
-    remedy = "Name run folders, or a folder of them."
+    remedy = "Name folders of runs, or a folder that contains them."
     for folder in folders:
         if not folder.is_dir():
             raise UserError("folder", folder, "there is no such folder", remedy)
@@ -52,7 +52,7 @@ def chosen(folders: Sequence[Path], wanted: Mapping[str, Sequence[str] | None]) 
         known = {str(result[key]) for result in found}
         for name in names or []:
             if name not in known:
-                raise UserError(f"--{key}", name, "no run has it", nearest(name, known))
+                raise UserError(f"--{key}", name, "no run has this value", nearest(name, known))
         found = [result for result in found if not names or result[key] in names]
     return found
 
@@ -63,7 +63,7 @@ def read(folder: Path) -> Result | None:
     if content is not None and _is_result(content):
         return {**content, "folder": str(folder)}
     if _has_files(folder):
-        log.warning("%s is left out: it holds no whole result of a run", folder)
+        log.warning("%s is left out: it holds no complete result of a run", folder)
     return None
 
 

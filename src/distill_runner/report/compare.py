@@ -66,7 +66,7 @@ def compare(table: ResultTable, *groups: Sequence[str]) -> list[Comparison]:
 def _pairs(table: ResultTable, names: Sequence[str]) -> list[tuple[Row, Row]]:
     first, *others = [_row(table, name) for name in names]
     if not others or any(other is first for other in others):
-        raise UserError("--compare", " ".join(names), "is one row, not two")
+        raise UserError("--compare", " ".join(names), "names one row, not two")
     return [(first, other) for other in others]
 
 
@@ -105,7 +105,7 @@ def sentence(comparison: Comparison) -> str:
 
 
 def _of_family(p: float | None, size: int) -> str:
-    return "" if p is None or size < 2 else f" (Holm, of {size}: {_p(p)})"
+    return "" if p is None or size < 2 else f" (Holm, {size} tests: {_p(p)})"
 
 
 def _p(value: float) -> str:
@@ -119,7 +119,7 @@ def _row(table: ResultTable, name: str) -> Row:
     if len(found) == 1:
         return found[0]
     names = [row.name for row in found or table.rows]
-    problem = "several rows bear this name" if found else "there is no such row"
+    problem = "several rows have this name" if found else "there is no such row"
     raise UserError("--compare", name, problem, f"Known: {'; '.join(names)}." if found else nearest(name, names))
 
 
@@ -199,7 +199,9 @@ def _shared_scores(first: SettingScores, second: SettingScores) -> tuple[list[fl
 
 def _on_seeds(count: int, p: float | None) -> list[str]:
     if count < 2:
-        return [f"no t-test: it needs two shared seeds, there {'is' if count == 1 else 'are'} {count}"]
+        return [
+            f"no t-test: it needs at least two seeds that both rows ran; there {'is' if count == 1 else 'are'} {count}"
+        ]
     return ["no t-test: the difference is the same for every seed"] if p is None else []
 
 
@@ -208,4 +210,4 @@ def _on_grids(cells: Sequence[ResultCell]) -> list[str]:
     points = [len(cell.points) for cell in cells]
     if max(points) == 1 or not any(cell.kind in (GRID, GRID_MEAN) for cell in cells):
         return []
-    return [f"the best of {points[0]} and of {points[1]} points, chosen on these examples: p is too small"]
+    return [f"the best of {points[0]} and of {points[1]} points were chosen on these examples: p is too small"]

@@ -22,7 +22,7 @@ def markdown(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     parts = ["\n".join(f"| {' | '.join(row)} |" for row in rows), *map(_plain, notes(table))]
     best = [f"{name} on {task}: {values}" for name, task, values in chosen(table)]
     for title, items in (
-        ("Chosen of the grid", best),
+        ("Best points of the grids", best),
         ("Comparisons", [sentence(comparison) for comparison in comparisons]),
         ("Not finished", reasons(table)),
     ):

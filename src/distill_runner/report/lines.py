@@ -10,7 +10,7 @@ from distill_runner.report.cells import GRID, GRID_MEAN, ResultCell
 from distill_runner.report.rows import ResultTable, Row, Teacher, beside
 
 AVERAGE = "average"
-BRACKETS = "In brackets: the paper's teacher, size or metric is not that of the run."
+BRACKETS = "In brackets: the paper's teacher, size or metric differs from the run's."
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def notes(table: ResultTable) -> list[str]:
     kinds = {kind for row in table.rows for kind in row.kinds}
     told = [BRACKETS] if bracketed else []
     if kinds & {GRID, GRID_MEAN}:
-        told.append("The best of a grid was picked by these very scores: expect less of it on other data.")
+        told.append("The best of a grid was chosen by these scores: expect a lower score on other data.")
     return told
 
 
@@ -103,7 +103,7 @@ def chosen(table: ResultTable) -> list[tuple[str, str, str]]:
 def chosen_settings(cell: ResultCell) -> str:
     """Return the hyper-parameters of a grid's best point, and the number of other points with an equal score."""
     told = ", ".join(f"{name} {as_typed(value)}" for name, value in cell.chosen_settings.items())
-    return f"{told} ({len(cell.best) - 1} more as good)" if len(cell.best) > 1 else told
+    return f"{told} ({len(cell.best) - 1} more with the same score)" if len(cell.best) > 1 else told
 
 
 def reasons(table: ResultTable) -> list[str]:
@@ -112,7 +112,7 @@ def reasons(table: ResultTable) -> list[str]:
     for name, run in table.unfinished:
         cause = str(run.get("error") or "").partition("\n")[0]
         if not cause and run["status"] in ("interrupted", "paused", "killed"):
-            cause = "the same command takes it up again"
+            cause = "repeat the command to resume"
         groups.setdefault((name, run["task"], run["status"], cause), []).append(run["seed"])
     told = []
     for (name, task, status, cause), seeds in groups.items():

@@ -14,7 +14,7 @@ from transformers import pipeline
 model = pipeline("{kind}", model=".")  # this folder, or its id on the hub
 print(model("a text"))
 ```"""
-NO_LICENCE = "Licence: not given. It follows from those of the base model and of the data."
+NO_LICENCE = "Licence: not given. It depends on the licences of the base model and of the data."
 PATH = re.compile(r"(?<![\w:.])(?:~|\.{0,2})/(?:[^\s'\",\]/]+/)*([^\s'\",\]/]+)")
 """A path on this machine; the group is the last name of the path."""
 CLASSIFIER = ("text-classification", "AutoModelForSequenceClassification")
@@ -46,7 +46,7 @@ def model_card(result: Result) -> str:
     ]
     if readings := result.get("readings"):
         items = "\n".join(f"- {reading}" for reading in readings)
-        sections.append(f"## Readings\n\nWhere the paper is silent, this run takes:\n\n{items}")
+        sections.append(f"## Readings\n\nChoices of this run where the paper is silent:\n\n{items}")
     return "\n\n".join(sections) + "\n"
 
 
@@ -92,6 +92,6 @@ def _scores(result: Result) -> str:
     if result.get("teacher_score") is not None:
         rows.append((f"{result['metric']} of the teacher", 100 * result["teacher_score"]))
     if number := result.get("published"):
-        remark = "" if number["comparable"] else "; its teacher, size or metric is another"
+        remark = "" if number["comparable"] else "; its teacher, size or metric differs"
         rows.append((f"published ({number['source']}{remark})", number["value"]))
     return "\n".join(["| | ×100 |", "| --- | ---: |", *(f"| {name} | {value:.2f} |" for name, value in rows)])

@@ -25,21 +25,22 @@ from distill_runner.training.config import Optim
 HEAD = """\
 # Readings: where a paper is silent
 
-What is taken where a paper leaves a choice open. Each is declared where the option is. Every run lists those that apply
-to it, with its values, in `result.json` (`readings`) and under `plan=true`. This page is made by
-`python -m distill_runner.report.readings_page`; what a recipe takes is beside what its paper says under `plan=true`.
+A reading is the choice that this program makes where a paper leaves something open. It is declared beside its option.
+Every run lists the readings that apply to it, with their values, in `result.json` (`readings`) and under `plan=true`.
+`plan=true` also shows the run's settings beside those that the recipe's paper names.
+`python -m distill_runner.report.readings_page` makes this page.
 
-## Of options
+## Options
 
-| option | default | taken | source |
+| option | default | reading | source |
 | --- | --- | --- | --- |
 """
 
 
 CHOICES = """
-## Of files of configuration
+## Configuration files
 
-| choice | option | taken |
+| choice | option | reading |
 | --- | --- | --- |
 """
 

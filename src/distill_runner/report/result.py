@@ -221,4 +221,4 @@ def _of_data(stage: Stage) -> Iterator[str]:
     if teacher := stage.first_teacher:
         yield f"teacher.seed={teacher.config.seed}: one teacher for all students"
     if stage.config.task:
-        yield f"task.select_on={stage.config.task.select_on}: the split whose first metric selects"
+        yield f"task.select_on={stage.config.task.select_on}: the split whose first metric selects the epoch"

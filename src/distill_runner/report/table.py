@@ -25,7 +25,7 @@ def result_row(result: Result) -> str:
         teacher = 100 * result["teacher_score"]
         told.append(f"  teacher    {teacher:.2f} ({score - teacher:+.2f}), {result['teacher']}")
     if number := result.get("published"):
-        remark = "" if number["comparable"] else "; its teacher, size or metric is another"
+        remark = "" if number["comparable"] else "; its teacher, size or metric differs"
         difference = f"({score - number['value']:+.2f})"
         told.append(f"  published  {number['value']:.2f} {difference}, {number['source']}{remark}")
     return "\n".join(
@@ -47,7 +47,7 @@ def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     columns, every = lines(table)
     parts = [*_blocks(columns, every), *(textwrap.fill(note, WIDTH) for note in notes(table))]
     if best := [f"{name} on {task}: {values}" for name, task, values in chosen(table)]:
-        parts.append("Chosen of the grid:\n" + _filled(best, "  "))
+        parts.append("Best points of the grids:\n" + _filled(best, "  "))
     parts.append(_filled([sentence(comparison) for comparison in comparisons]))
     if causes := reasons(table):
         left = len(causes) - MOST_REASONS

@@ -37,16 +37,16 @@ def holds(condition: str, config: DictConfig) -> bool:
         name = f"_{len(values)}"
         values[name] = OmegaConf.select(config, word, default=_ABSENT)
         if values[name] is _ABSENT:
-            remedy = f"Text stands in quotes: '{word}'. Keys: distill-run --cfg job"
+            remedy = f"Put text in quotes: '{word}'. All keys: distill-run --cfg job"
             raise UserError("sweep.where", condition, f"there is no key {word}", remedy)
         return name
 
     expression = _KEY.sub(name_of, condition)
     try:
         if any(isinstance(node, ast.Call | ast.Attribute) for node in ast.walk(ast.parse(expression, mode="eval"))):
-            raise InvalidExpression("nothing can be called")
+            raise InvalidExpression("calls and attributes are not allowed")
         return bool(EvalWithCompoundTypes(names=values, functions={}).eval(expression))
     except (InvalidExpression, SyntaxError, TypeError, LookupError, ValueError, ArithmeticError) as error:
-        problem = f"is no condition: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        problem = f"is not a condition: {(str(error).splitlines() or [type(error).__name__])[0]}"
         remedy = "For example: sweep.where=['loss.eta + loss.lambda <= 1']"
         raise UserError("sweep.where", condition, problem, remedy) from error

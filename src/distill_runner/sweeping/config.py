@@ -25,5 +25,5 @@ class SweepConfig(Schema):
 
     def model_post_init(self, _context: object) -> None:
         if self.halving and not self.wait:
-            problem = "chooses by scores, and with sweep.wait=false nothing waits for them"
+            problem = "compares scores during the sweep, but sweep.wait=false does not wait for them"
             raise UserError("sweep.halving", self.halving, problem, "Leave out one of the two.")

@@ -76,9 +76,9 @@ class Estimator:
         self.pipeline = pipeline
         self.speeds: dict[str, _Speed] = {}
         self.known: dict[str, Cost] = {}
-        """Of the training of stages, but for their seed."""
+        """Cost of training a stage, by the key of its spec without the seed."""
         self.counted = set[str]()
-        """Keys of the teachers' outputs that are in a cost already: stages share them."""
+        """Keys of teacher outputs that an earlier stage's cost includes; stages share these outputs."""
 
     def cost(self, stage: Stage) -> Cost:
         """Return the cost of ``stage``, including the teacher's outputs unless an earlier stage counted them."""

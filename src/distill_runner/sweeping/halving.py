@@ -103,7 +103,7 @@ def halve(cells: Iterable[list[GridPoint]], todo: list[GridPoint], train: Train,
 
 def _survivors(cell: list[GridPoint], rung: int, factor: int) -> list[GridPoint]:
     kept = survivors({point.key: scores_of(point) for point in cell}, rung, factor)
-    log.info("%s: %d of %d points go on after epoch %d", label(cell[0].names), len(kept), len(cell), rung)
+    log.info("%s: %d of %d points continue after epoch %d", label(cell[0].names), len(kept), len(cell), rung)
     return [point for point in cell if point.key in kept]
 
 
@@ -115,7 +115,7 @@ def num_epochs(point: GridPoint) -> int:
     """
     assert point.stage is not None
     if not (epochs := point.stage.config.optim.epochs):
-        problem = f"compares points by epochs, and optim.epochs is {as_typed(epochs)}"
+        problem = f"compares points by epoch, but optim.epochs is {as_typed(epochs)}"
         raise UserError("sweep.halving", None, problem, "Set optim.epochs.")
     return epochs
 
@@ -132,7 +132,7 @@ def halving_report(cell: Sequence[GridPoint], factor: int) -> str:
     if all(point.result()["status"] == "done" for point in cell):
         outcome = replay(scores, factor)
         saved = 1 - outcome.trained / outcome.total
-        found = f"best {100 * outcome.best:.2f} of {100 * outcome.best_of_all:.2f}"
+        found = f"best {100 * outcome.best:.2f} with halving, {100 * outcome.best_of_all:.2f} without"
         return f"{head}: {outcome.trained} of {outcome.total} epochs ({100 * saved:.0f} % saved), {found}"
     trained, total = sum(map(len, scores.values())), sum(map(num_epochs, cell))
     return f"{head}: {trained} of {total} epochs trained ({100 * (1 - trained / total):.0f} % saved)"

@@ -89,7 +89,7 @@ def _started(*arguments: Any) -> BaseProcess:
         except (EOFError, ConnectionError):
             if not trials_left:
                 raise
-            log.warning("the server that points are forked from was ended from outside: starting another one")
+            log.warning("the fork server of the points was ended from outside: starting a new one")
             time.sleep(SECONDS_BETWEEN_LOOKS)
     return process
 

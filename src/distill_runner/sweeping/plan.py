@@ -61,17 +61,17 @@ def cost_of_run(stage: Stage, store: Path, runtime: Runtime) -> str:
     for part in stages:
         if part.data.is_corpus and not pipeline.store.has(part.data.split_spec("train")):
             return f"time: unknown until the text of stage {part.name} is tokenised, which a plan does not do"
-    log.info("trying some updates of each stage")
+    log.info("measuring a few updates of each stage")
     estimator = Estimator(pipeline)
     costs = {part.name: estimator.cost(part) for part in stages}
-    parts = ", ".join(f"{name} {duration(cost.seconds)}" for name, cost in costs.items()) or "all is there"
+    parts = ", ".join(f"{name} {duration(cost.seconds)}" for name, cost in costs.items()) or "nothing to build"
     whole = [*costs.values()]
     return f"time: {duration(_seconds(whole))} ({parts}); {_disk(whole, pipeline)}"
 
 
 def _disk(costs: Sequence[Cost], pipeline: Pipeline) -> str:
     free = disk_usage(pipeline.store.folder).free
-    return f"disk: {sum(cost.bytes for cost in costs) / 1e9:.1f} GB of {free / 1e9:.0f} GB that are free"
+    return f"disk: {sum(cost.bytes for cost in costs) / 1e9:.1f} GB needed, {free / 1e9:.0f} GB free"
 
 
 def _show(head: str, lines: Sequence[str]) -> None:
@@ -92,11 +92,11 @@ def _show_cost(todo: Sequence[GridPoint], num_workers: int) -> None:
         costs.setdefault(stage.name, []).append(cost)
         print(f"  {stage.name:8} {stage.key}  {duration(cost.seconds)}  {describe(stage)}")
     students = [estimator.cost(point.stage) for point in todo if point.stage]
-    print(f"  student  of {len(todo)} points, {duration(_seconds(students) / len(todo))} each")
+    print(f"  student  {len(todo)} points, {duration(_seconds(students) / len(todo))} each")
     rounds = [*costs.values(), students]  # each round waits for the previous one
     print(_disk([cost for built in rounds for cost in built], pipeline))
     alone, shared = (sum(_seconds(built, workers) for built in rounds) for workers in (1, num_workers))
-    print(f"time: {duration(alone)} of one worker, {duration(shared)} of {num_workers}")
+    print(f"time: {duration(alone)} with one worker, {duration(shared)} with {num_workers} workers")
 
 
 def _seconds(costs: Sequence[Cost], num_workers: int = 1) -> float:

@@ -40,7 +40,9 @@ def submit_grid(grid: Grid, submit: Submit, folder: Path, retry_failed: bool) ->
     missing = [found for found in missing_stages(todo) if len(found.users) > 1]
     while missing:
         ready = ready_of(missing)
-        log.info("first what several points share: %s", ", ".join(found.stage.name for found in ready))
+        log.info(
+            "first building the stages that several points share: %s", ", ".join(found.stage.name for found in ready)
+        )
         builders = [[*found.builder.overrides, f"stage={found.stage.name}"] for found in ready]
         before = _array(submit(builders, before))
         missing = [found for found in missing if found not in ready]
@@ -49,7 +51,7 @@ def submit_grid(grid: Grid, submit: Submit, folder: Path, retry_failed: bool) ->
         for point, job in zip(todo, jobs, strict=True):
             _queue(point, job)
         status.write_json(folder / JOBS, known | {point.key: job for point, job in zip(todo, jobs, strict=True)})
-        log.info("queued %d points; the same command tells what has become of them", len(todo))
+        log.info("queued %d points; run the same command again to see their status", len(todo))
 
 
 def queued_jobs() -> set[str]:
@@ -62,7 +64,9 @@ def queued_jobs() -> set[str]:
         found = subprocess.run(["squeue", "--me", "-h", "-r", "-o", "%i"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", None) or error
-        raise UserError("sweep.wait", False, f"squeue fails: {why}", "Run it where Slurm's commands are.") from error
+        raise UserError(
+            "sweep.wait", False, f"squeue fails: {why}", "Run it on a machine with Slurm's commands."
+        ) from error
     return set(found.stdout.split())
 
 
@@ -76,7 +80,7 @@ def submitter(launcher: Any, common: Sequence[str]) -> Submit:
         UserError: ``launcher`` is not the Slurm launcher.
     """
     if getattr(launcher, "_EXECUTOR", None) != "slurm":
-        remedy = "hydra/launcher=submitit_slurm, or leave out sweep.wait"
+        remedy = "Take hydra/launcher=submitit_slurm, or leave out sweep.wait."
         raise UserError("sweep.wait", False, "needs Slurm's queue", remedy)
     import submitit
     from hydra.core.singleton import Singleton

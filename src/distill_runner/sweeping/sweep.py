@@ -40,8 +40,8 @@ def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halvi
         UserError: a point has ``runtime.targets_only``, which trains nothing, or no epochs to halve.
     """
     if any(point.run and point.run.runtime.targets_only for point in grid.points):
-        problem = "trains no point, and a sweep is there to train them"
-        raise UserError("runtime.targets_only", True, problem, "Leave it out, or run a point alone with it before.")
+        problem = "caches outputs without training, but a sweep trains its points"
+        raise UserError("runtime.targets_only", True, problem, "Leave it out, or first run a single point with it.")
     log.info("%s", summary(grid))
     for point in grid.points if halving else ():
         if point.stage is not None:
@@ -62,7 +62,7 @@ def require_points(grid: Grid) -> None:
     """
     if not grid.points:
         problem = "drops every point" if grid.dropped else "has no point"
-        remedy = f"It dropped {len(grid.dropped)}." if grid.dropped else "Give values: distill-run -m seed=1,2"
+        remedy = f"Points dropped: {len(grid.dropped)}." if grid.dropped else "Give values: distill-run -m seed=1,2"
         raise UserError("sweep.where" if grid.dropped else "sweep", None, problem, remedy)
     if all(point.error for point in grid.points):
         raise grid.points[0].error or AssertionError
@@ -76,7 +76,7 @@ def _launch(launch: Launch, jobs: Sequence[Sequence[str]]) -> None:
     except UserError:
         raise
     except Exception:
-        log.exception("the launcher has given up")
+        log.exception("the launcher failed")
 
 
 def to_train(grid: Grid, retry_failed: bool) -> list[GridPoint]:
@@ -104,7 +104,10 @@ def _with_shared_stages(grid: Grid, launch: Launch, todo: list[GridPoint]) -> li
     """
     while shared := [missing for missing in missing_stages(todo) if len(missing.users) > 1]:
         ready = ready_of(shared)
-        log.info("first what several points share: %s", ", ".join(missing.stage.name for missing in ready))
+        log.info(
+            "first building the stages that several points share: %s",
+            ", ".join(missing.stage.name for missing in ready),
+        )
         builders = [grid.point([*missing.builder.overrides, f"stage={missing.stage.name}"]) for missing in ready]
         _launch(launch, [builder.overrides for builder in builders])
         for missing, builder in zip(ready, builders, strict=True):
@@ -134,7 +137,7 @@ def _fill_shared_targets(launch: Launch, points: Sequence[GridPoint], workers: i
                     readers.setdefault(key_of(spec), []).append(point)
     fillers = list(dict.fromkeys(reading[0] for reading in readers.values() if len(reading) > 1))
     if fillers:
-        log.info("first the teachers' outputs that several points read")
+        log.info("first caching the teacher outputs that several points read")
     jobs, cpus = [], os.cpu_count() or 1
     for point in fillers:
         assert point.run is not None
@@ -194,7 +197,7 @@ def summary(grid: Grid) -> str:
     """Return the number of points as text, with the numbers by status, merged and dropped."""
     ended = [point.result()["status"] for point in grid.points]
     notes = [f"{ended.count(status)} {status}" for status in dict.fromkeys(ended) if status != "not run"]
-    notes += [f"{len(grid.merged)} more that mean the same as one of them"] if grid.merged else []
+    notes += [f"{len(grid.merged)} merged with an equal point"] if grid.merged else []
     notes += [f"{len(grid.dropped)} dropped by sweep.where"] if grid.dropped else []
     return f"{len(grid.points)} points" + (f" ({'; '.join(notes)})" if notes else "")
 

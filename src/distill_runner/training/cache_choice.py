@@ -25,17 +25,17 @@ def why_live(
         UserError: ``mode`` is ``cached``, but ``needs`` cannot be cached.
     """
     if needs.projections:
-        why = "queries, keys and values are not cached: they take as much as the teacher's states of every token"
+        why = "queries, keys and values are not cached: they take about as much as the teacher's states of all tokens"
     elif needs.states:
-        why = "the states of all tokens are not cached: they are as many numbers for each token as the teacher is wide"
+        why = "the states of all tokens are not cached: each token has as many numbers as the teacher's width"
     elif text:
-        why = "of a corpus nothing is cached: few of its examples are read twice"
+        why = "nothing is cached for a corpus: few of its examples are read twice"
     elif endless:
         why = "training images look different in each epoch"
     else:
         return None
     if mode == "cached":
-        fixed = "augment.views=8 fixes 8 views of each image, or take" if endless else "Take"
+        fixed = "Take augment.views=8, for 8 fixed views of each image, or" if endless else "Take"
         raise UserError("runtime.targets", mode, why, f"{fixed} runtime.targets=auto or live.")
     return f"live ({why})"
 

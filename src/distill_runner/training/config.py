@@ -74,7 +74,7 @@ class Optim(Schema):
     @classmethod
     def _ends(cls, max_steps: int | None, before: ValidationInfo) -> int | None:
         if max_steps is None and before.data.get("epochs", 0) is None:
-            raise ValueError("needs a value where epochs is null")
+            raise ValueError("needs a value if epochs is null")
         return max_steps
 
     @model_serializer(mode="wrap")
@@ -89,14 +89,14 @@ class Optim(Schema):
     @classmethod
     def _in_order(cls, milestones: tuple[float, ...]) -> tuple[float, ...]:
         if list(milestones) != sorted(milestones) or not all(0 < milestone < 1 for milestone in milestones):
-            raise ValueError("must be rising shares of the steps, such as 0.5,0.75")
+            raise ValueError("must be increasing fractions of the steps, such as 0.5,0.75")
         return milestones
 
     @field_validator("nesterov")
     @classmethod
     def _looks_ahead(cls, nesterov: bool, before: ValidationInfo) -> bool:
         if nesterov and not before.data.get("momentum"):
-            raise ValueError("needs a momentum")
+            raise ValueError("needs a momentum above 0")
         return nesterov
 
     @property

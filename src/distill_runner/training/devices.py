@@ -52,14 +52,14 @@ class Device:
         if name == "auto":
             name = f"cuda:{claim_visible(workers_per_gpu)}" if torch.cuda.is_available() else "cpu"
         if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-            raise UserError("runtime.device", name, "is no device", "Take auto, cpu, cuda or cuda:<number>.")
+            raise UserError("runtime.device", name, "is not a device", "Take auto, cpu, cuda or cuda:<number>.")
         device = torch.device(name)
         if device.type == "cuda":
             _check_cuda(name)
         if precision in ("fp16", "tf32") and device.type != "cuda":
             raise UserError("runtime.precision", precision, "needs a GPU", "Take bf16 or fp32 on a CPU.")
         if precision == "bf16" and device.type == "cpu" and not cpu_has_bf16():
-            log.warning("runtime.precision=bf16: this CPU has no units for it, and is many times faster in fp32")
+            log.warning("runtime.precision=bf16: this CPU has no bf16 units and is many times faster in fp32")
         if precision in ("bf16", "tf32") and device.type == "cuda":
             _warn_of_old_gpu(device, precision)
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -75,9 +75,9 @@ class Device:
         if count == 1 or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
             return [cls.of(name, precision, workers_per_gpu)] * count
         if name != "auto":
-            raise UserError("runtime.device", name, f"is no choice for {count} processes", "Take auto or cpu.")
+            raise UserError("runtime.device", name, f"cannot be used with {count} processes", "Take auto or cpu.")
         if count > (there := torch.cuda.device_count()):
-            problem = f"each process takes a GPU, and there are {there}"
+            problem = f"each process needs its own GPU, and there are {there}"
             raise UserError("runtime.num_processes", count, problem, f"Take at most {there}, or runtime.device=cpu.")
         return [cls.of(f"cuda:{number}", precision) for number in claim_several_visible(count)]
 
@@ -190,7 +190,7 @@ def _warn_of_old_gpu(device: torch.device, precision: Precision) -> None:
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
         gpu = f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
-        log.warning("runtime.precision=%s: %s has no units for it; fp16 is what it is fast in", precision, gpu)
+        log.warning("runtime.precision=%s: %s has no units for it; its fast precision is fp16", precision, gpu)
 
 
 def _check_cuda(name: str) -> None:

@@ -35,7 +35,7 @@ def claim(gpus: Sequence[str], workers_per_gpu: int, folder: Path) -> int:
                     continue
                 _HELD.append(lock)
                 return index
-        log.info("waiting for a GPU: all are taken. Without waiting: runtime.device=cuda:0")
+        log.info("waiting for a GPU: all are in use (runtime.device=cuda:0 does not wait)")
         time.sleep(SECONDS_BETWEEN_TRIES)
 
 

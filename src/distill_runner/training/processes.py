@@ -38,7 +38,7 @@ GRACE_SECONDS = 10.0
 class Lost(TrainingError):
     """A process of the group has died."""
 
-    remedy = "The same command goes on from the last checkpoint."
+    remedy = "Repeat the command to resume from the last checkpoint."
 
 
 class ProcessGroup:
@@ -157,7 +157,7 @@ class _Other:
         try:
             self.connection.recv()
         except EOFError as error:
-            raise Lost("a process of the training did not start") from error
+            raise Lost("a training process did not start") from error
 
     def error(self) -> BaseException | None:
         """Return the error that ended the process; None if it only lost the other processes."""
@@ -179,7 +179,7 @@ class _Other:
 
 def _cause(others: Sequence[_Other]) -> BaseException:
     errors = [error for other in others if (error := other.error())]
-    return errors[0] if errors else Lost("the processes of the training have lost each other")
+    return errors[0] if errors else Lost("the training processes have lost contact with each other")
 
 
 @computing()
@@ -232,7 +232,7 @@ def _peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise Lost("the processes of the training have lost each other") from error
+        raise Lost("the training processes have lost contact with each other") from error
 
 
 def _sendable(error: BaseException) -> BaseException:

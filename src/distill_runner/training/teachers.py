@@ -146,7 +146,7 @@ class CachedTargets:
             if name not in arrays:
                 arrays[name] = _reserved(folder / f"{name}.npy", (rows, *values.shape[1:]), np.dtype(dtype))
             if dtype == "float16" and (largest := values.abs().max().item()) > float(np.finfo(dtype).max):
-                problem = f"the teacher's {name} reach {largest:.3g}, and float16 ends at 65504"
+                problem = f"the teacher's {name} reach {largest:.3g}, above float16's maximum of 65504"
                 raise UserError("teacher.outputs", dtype, problem, "Take teacher.outputs=float32.")
             arrays[name][where] = values.cpu().numpy()
 

@@ -99,7 +99,7 @@ class Training:
         self.per_epoch = math.ceil(len(self.data) / self.optim.batch_size)
         self.num_steps = self.optim.num_steps(self.per_epoch)
         if not self.history.step and self.optim.max_steps is None and 0 < self.num_steps < FEW_STEPS:
-            log.warning("%d updates in all are few to learn from: try more epochs or a higher lr", self.num_steps)
+            log.warning("there are only %d updates in total: try more epochs or a higher lr", self.num_steps)
         self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, record.report)
         self.saved = time.monotonic()
 
@@ -238,6 +238,6 @@ def learning_rate(optim: Optim, step: int, num_steps: int) -> float:
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:
     if not model.supports_gradient_checkpointing:
-        problem = f"models of the family {model.config.model_type} cannot do it"
+        problem = f"models of type {model.config.model_type} do not support it"
         raise UserError("runtime.gradient_checkpointing", True, problem, "Leave it out.")
     model.activation_checkpointing_enable()

@@ -54,7 +54,7 @@ def save(figure: "Figure", file: Path) -> None:
     """
     known = sorted(figure.canvas.get_supported_filetypes())
     if (extension := file.suffix.lower()[1:]) not in known:
-        raise UserError("--out", file.name, "is no format of pictures", f"Known: {', '.join(known)}.")
+        raise UserError("--out", file.name, "is not a picture format", f"Known: {', '.join(known)}.")
     with style():  # matplotlib lays out texts only now, with the style that is then active
         figure.savefig(file, metadata={"Software": None} if extension == "png" else None)
 
