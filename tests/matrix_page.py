@@ -10,9 +10,9 @@ HEAD = """\
 
 Every method with every student and every way to start it (`student.init.layers`): {cells} cells. {refused} are refused
 before anything is trained. The other {trained} train, each for two steps on a small task. They describe {different}
-different students, and each of these was trained: cells that describe the same one share it, as runs do.
-`make matrix` does all this and writes this page. Teachers of texts have a width of 32 there; those of images are
-ResNets. A number stands for a refusal below the table.
+different students. Each of these was trained once: cells that describe the same student share it, as runs do.
+`make matrix` trains them all and writes this page. In it, teachers of texts have a width of 32, and teachers of images
+are ResNets. A number refers to a refusal below the table.
 
 """
 

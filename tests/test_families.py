@@ -137,24 +137,24 @@ def _write(method: str, found: dict[str, str]) -> None:
 
 TEXT = """# Families of encoders and methods
 
-A teacher of each family of `transformers` (its `model_type`) with every method. The student is the teacher cut to two
-layers, or a BERT with new weights where the method starts from one. *yes*: it trains. A number: it is refused before
-anything is trained, with the reason below the table.
+Every method with a teacher of each family of `transformers` (its `model_type`). The student is the teacher cut to two
+layers, or a BERT with new weights where the method starts from one. *yes*: the combination trains. A number: it is
+refused before anything is trained, for the reason below the table.
 
 {table}
 
 {reasons}
 Padding-free: {packed}. The others run padded, through their own forward.
 
-`tests/test_families.py` makes this table with tiny models of random weights, two steps each, and fails when it is not
-true any more. It says that a combination runs; it says nothing about scores.
+`tests/test_families.py` makes this table with tiny models of random weights, in two steps each, and fails when the
+table is no longer true. The table says that a combination runs; it says nothing about scores.
 
-- A head that is kept (`teacher.fine_tuned=true`) gives the outputs of its source in every family
+- A head that is kept (`teacher.fine_tuned=true`) gives the same outputs as in its source, in every family
   (`tests/test_heads.py`).
 - Students are cut by the structure of the model (`tests/test_models.py`). ALBERT's layers share their weights.
-- ModernBERT's layers keep their kind, local or global. A layer that becomes the first one leaves its norm behind,
-  since ModernBERT's first layer has none.
-- ModernBERT's and NomicBERT's queries and keys are read with their rotary positions: products of them are the scores
-  that the layer computes. Relations and scores are of all tokens of a sequence, also where a layer attends locally.
+- ModernBERT's layers stay local or global. A layer that becomes the first one loses its norm, since ModernBERT's first
+  layer has none.
+- Queries and keys of ModernBERT and NomicBERT are read after their rotary embedding, so their products are the scores
+  that the layer computes. Relations and scores cover all tokens of a sequence, even where a layer attends locally.
 - NomicBERT has a new pooler: the published models come without one.
 """

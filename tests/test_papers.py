@@ -38,13 +38,14 @@ def page(paper: str) -> str:
         "",
         known["about"],
         "",
-        ", ".join(f"{counts[how]} {words}" for how, words in HOWS.items() if counts[how])
-        + f", of {len(known['rows'])} tables and figures.",
+        f"Of {len(known['rows'])} tables and figures: "
+        + ", ".join(f"{counts[how]} {words}" for how, words in HOWS.items() if counts[how])
+        + ".",
         "",
-        "Hours are counted, not measured: one NVIDIA A100 at 40 % of its peak in bf16, one run at a time",
-        "(`python -m benchmarks.paper_hours`). Those of your machine: add `plan=true` to a sweep.",
+        "Hours are counted, not measured: for one NVIDIA A100 at 40 % of its peak in bf16, one run at a time",
+        "(`python -m benchmarks.paper_hours`). For the hours on your machine, add `plan=true` to a sweep.",
         "",
-        "| | shows | repeated by | trainings | hours | what differs | measured in small |",
+        "| | shows | repeated by | trainings | hours | what differs | measured at small scale |",
         "| --- | --- | --- | --- | ---: | --- | --- |",
     ]
     for place, (shows, how, by, trainings, differs, measured) in known["rows"].items():
