@@ -30,7 +30,7 @@ def test_what_is_no_result_is_left_out(tmp_path: Path, content: Any, caplog: pyt
     run_folder(tmp_path, "whole", result=result(), status=DONE)
     run_folder(tmp_path, "other", status=content)
     assert len(results([tmp_path])) == 1
-    assert "other is left out: it holds no whole result" in caplog.text
+    assert "other is left out: it holds no complete result" in caplog.text
 
 
 def test_a_score_that_is_no_number_is_no_result(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_other_families_give_their_projections_too(tokens: Tokens) -> None:
 def test_a_family_without_them_is_refused_before_training() -> None:
     shape = EncoderShape.of(config_of("deberta-v2"))
     method = Method({"kl": AttentionRelationLoss(LayerMapping(rule="top"), ["QK"])}, {"kl": 1.0})
-    with pytest.raises(UserError, match="a student of type deberta-v2 does not give away its queries"):
+    with pytest.raises(UserError, match="a student of type deberta-v2 does not expose its queries"):
         method.bind(shape, EncoderShape.of(config_of("bert")), Classes())
     with pytest.raises(UserError, match="a teacher of type mpnet does not"):
         method.bind(EncoderShape.of(config_of("albert")), EncoderShape.of(config_of("mpnet")), Classes())
@@ -360,7 +360,7 @@ def test_a_student_with_nothing_to_judge_it_is_refused(compose: Compose, tmp_pat
 
 def test_layers_of_text_are_not_cached() -> None:
     assert (why_live("auto", FeatureRequest(cls=frozenset({1})), text=True) or "").startswith(
-        "live (of a corpus nothing"
+        "live (nothing is cached for a corpus"
     )
 
 

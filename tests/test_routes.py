@@ -62,7 +62,7 @@ def test_shared_out_no_epoch_is_lost(anchors: list[int], more: int) -> None:
     [
         ({"checkpoints": [1, 4]}, 3, 6, "route.checkpoints=4: the teacher trains 3 epochs"),
         ({"checkpoints": [0]}, 3, 6, "route.checkpoints=0: the teacher trains 3 epochs"),
-        ({}, 0, 6, "route: the teacher trains no epoch"),
+        ({}, 0, 6, "route: the teacher trains for no epoch"),
         ({"epochs": 2}, 3, 5, "route: its 3 checkpoints take 6 epochs; the student trains 5"),
         ({"epochs": 1, "warmup": 1}, 3, 6, "route: its 3 checkpoints take 4 epochs; the student trains 6"),
         ({}, 3, 2, "route: its 3 checkpoints take 3 epochs; the student trains 2"),

@@ -196,7 +196,7 @@ def test_a_temperature_that_regression_does_not_read_determines_nothing() -> Non
         ({"rule": "pid", "limit": 3}, None, ".method.schedule.limit: there is no such key"),
         ({"rule": "pid", "limits": -1}, None, ".method.schedule.limits.0=-1: must be at least 0"),
         ({"rule": "pid", "limits": [1, 2]}, None, ".method.schedule.limits=[1, 2]: has 2 entries, but 3 layers are"),
-        ({"rule": "pid", "thresholds": 0.1, "watch": "soft"}, None, ".method.schedule.watch=soft: is no term of"),
+        ({"rule": "pid", "thresholds": 0.1, "watch": "soft"}, None, ".method.schedule.watch=soft: is not a term of"),
         ({"rule": "sid"}, {"soft": SOFT}, ".method.schedule.rule=sid: none of the method's terms (soft) supervises"),
         ({"rule": "sid"}, {"cos": COS}, ".method.schedule.rule=sid: none of the method's terms (cos) reads the"),
     ],

@@ -46,7 +46,7 @@ def test_factor_six_is_spearmans_coefficient(counts: list[int]) -> None:
 def test_too_few_words_are_refused() -> None:
     with pytest.raises(UserError, match="3 different words; S compares the 100"):
         spearman(Counter(a=1, b=1), Counter(c=1))
-    with pytest.raises(UserError, match="0 words"):
+    with pytest.raises(UserError, match="0 different words"):
         spearman(Counter(a=1), Counter())
 
 

@@ -202,7 +202,7 @@ def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
         ({"ce": CE}, {"ce": 1, "kd": 1}, "must name the terms ce"),
         ({"ce": CE}, {}, "must name the terms ce"),
         ({"ce": CE}, {"ce": "much"}, "must be a number"),
-        ({"ce": CE}, {"ce": -1}, "may not be negative"),
+        ({"ce": CE}, {"ce": -1}, "must not be negative"),
     ],
 )
 def test_methods_that_cannot_be_built_are_refused(terms: dict[str, Any], weights: dict[str, Any], message: str) -> None:

@@ -96,7 +96,7 @@ def test_outputs_too_large_for_float16_are_refused(teacher: PreTrainedModel, tok
     large: Any = copy.deepcopy(teacher)
     large.classifier.weight.data *= 1e7
     live = LiveTargets(large, tokens, FeatureRequest(logits=True), CPU)
-    with pytest.raises(UserError, match=r"teacher\.outputs=float16: the teacher's logits reach .* ends at 65504"):
+    with pytest.raises(UserError, match=r"teacher\.outputs=float16: the teacher's logits reach .* maximum of 65504"):
         CachedTargets.write(tmp_path, live, "float16")
 
 

@@ -491,7 +491,7 @@ def test_optimisers_that_there_are_not_are_refused(fields: dict[str, Any], messa
 
 def test_few_updates_are_told_unless_they_are_asked_for(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     make(max_steps=5)
-    assert "are few" not in caplog.text
+    assert "updates in total" not in caplog.text
     make(epochs=2, batch_size=8)
     assert "only 16 updates in total" in caplog.text
 
