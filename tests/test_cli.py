@@ -422,7 +422,7 @@ def test_an_interrupted_run_says_so(workplace: Path, inputs: tuple[str, ...], mo
     monkeypatch.setattr(running, "_tracked", interrupted)
     ended = distill_run(workplace, *inputs, "method=nkd", "seed=77")
     assert ended.code == 130
-    assert ended.err.endswith("interrupted: the same command goes on from here\n")
+    assert ended.err.endswith("interrupted: repeat the command to resume\n")
     told = [json.loads(file.read_text()) for file in workplace.glob("outputs/runs/*/status.json")]
     assert [found["error"] for found in told if found["status"] == "interrupted"] == [None]
 
@@ -457,7 +457,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path: Path, inputs: tupl
                 break
         rest = process.stderr.read()
     assert process.returncode == 130
-    assert rest.endswith("interrupted: the same command goes on from here\n")
+    assert rest.endswith("interrupted: repeat the command to resume\n")
     assert "Traceback" not in rest
     (file,) = second.glob("outputs/runs/*/status.json")
     assert json.loads(file.read_text())["status"] == "interrupted"

@@ -79,8 +79,8 @@ def test_a_shared_disk_without_locks_is_told_once(
     with caplog.at_level(logging.INFO):
         assert not any(flock_works(mount, tmp_path) for _ in range(3))
     assert [record.getMessage() for record in caplog.records] == [
-        "locks on /scratch (fuse.sshfs) are files that are refreshed, since flock does not hold there: "
-        "a second process was not kept out"
+        "locks on /scratch (fuse.sshfs) are renewed lease files, since flock does not work there: "
+        "a second process got the same lock"
     ]
 
 

@@ -97,7 +97,7 @@ def test_a_folder_of_another_program_is_left_alone(place: Path) -> None:
             "its module cannot be imported: ModuleNotFoundError: No module named 'nothing_there'",
         ),
         ("class PairwiseDistances\n", "its module cannot be imported: SyntaxError: expected ':'"),
-        ("PairwiseDistances = 3\n", "is no LossTerm"),
+        ("PairwiseDistances = 3\n", "is not a LossTerm"),
         ("x = 3\n", "the module my_terms has no class PairwiseDistances"),
     ],
 )

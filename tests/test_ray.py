@@ -75,7 +75,7 @@ def test_nodes_that_go_and_points_that_are_given_up_are_told(caplog: pytest.LogC
     assert ended == ["well", None, None]
     assert caplog.messages == [
         "1 of 2 tasks have ended",
-        "node b has gone: its points run again on other nodes, 1 are left",
+        "node b has left: its points run again on other nodes, 1 remain",
         "2 of 2 tasks have ended",
         "a point was given up: the node died",
         "a point was given up: RuntimeError",

@@ -68,7 +68,7 @@ def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     assert said.getvalue() == ""
     first, second, scores = caplog.messages
     assert first == "teacher   20 %  epoch 0.20  loss 1.5000  ce 0.5000  kd 1.0000  123 ex/s"
-    assert re.fullmatch(r"teacher   40 %  .*  123 ex/s  (\d+) s left, (\d+) s in all", second)
+    assert re.fullmatch(r"teacher   40 %  .*  123 ex/s  (\d+) s left, (\d+) s left in total", second)
     left, whole = map(int, re.findall(r"(\d+) s", second))
     # The student's share of the work is a third of the teacher's, and the teacher has 0.6 of its own left.
     assert (whole - left) / left == pytest.approx(1 / 3 / 0.6, rel=0.05)

@@ -123,7 +123,7 @@ def test_a_full_disk_stops_neither_the_training_nor_leaves_half_a_line(tmp_path:
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path) == [{"step": 0}, {"step": 1}, {"step": 5}]
-    assert done.stderr.count("the run goes on") == 1
+    assert done.stderr.count("the run continues") == 1
 
 
 def test_every_tracker_gets_plain_numbers(tmp_path: Path, recorder: Recorder) -> None:
@@ -158,7 +158,7 @@ def test_a_fault_is_logged_once_and_the_file_goes_on(
         tracker.summary({})
     assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
     assert len(recorder.calls) == 5, "it is tried again each time"
-    assert [record.message for record in caplog.records] == ["Recorder fails, the run goes on: no space left"]
+    assert [record.message for record in caplog.records] == ["Recorder failed, the run continues: no space left"]
 
 
 def test_one_level_of_names() -> None:
@@ -218,7 +218,7 @@ def test_a_fault_of_the_tracker_ends_no_sweep(
     monkeypatch.setitem(sys.modules, "wandb", None)
     track_sweep(TrackerConfig(name="wandb"), tmp_path, "demo", SWEEP, "", [])
     first, second = (record.message for record in caplog.records)
-    assert first == "Recorder fails, the run goes on: no space left"
+    assert first == "Recorder failed, the run continues: no space left"
     assert second.startswith("the sweep is not tracked: tracker=wandb")
 
 

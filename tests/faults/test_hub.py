@@ -233,7 +233,7 @@ def test_a_hub_that_is_gone_is_replaced_by_the_cache_of_the_same_commit(hub: Hub
     hub.faults = Faults(statuses=[503] * 1000)
     after = planned(work)
     assert (after.code, keys(after)) == (0, keys(before))
-    assert "acme/tiny: the hub answers 503; taken as it was fetched before, at commit" in after.err
+    assert "acme/tiny: the hub answers 503; using the copy downloaded before, at commit" in after.err
 
 
 def test_a_pinned_revision_is_never_replaced_by_another(hub: Hub, work: Path) -> None:

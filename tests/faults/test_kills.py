@@ -205,7 +205,7 @@ def test_a_disk_of_its_own_that_is_full(
     tally["full disks"] += 1
     assert ended.code == 1, ended.text
     assert "Traceback" not in ended.text, ended.text
-    assert "no space left on the disk, or no file more" in ended.text or "of the disk are free" in ended.text
+    assert "no space left on the disk, or a quota" in ended.text or "of the disk are free" in ended.text
     subprocess.run(["mount", "-o", "remount,size=100m,nr_inodes=10000", str(small_disk)], check=True)
     bring_to_an_end(tmp_path, command, undisturbed[0], tally)
 

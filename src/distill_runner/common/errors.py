@@ -53,7 +53,7 @@ class TrainingError(Exception):
 class EndedItself(TrainingError):
     """Code that the run calls has tried to end the process."""
 
-    remedy = "A library's or a term's own sys.exit(): HYDRA_FULL_ERROR=1 shows where."
+    remedy = "A library or a loss term tried to end the process: HYDRA_FULL_ERROR=1 shows where."
 
 
 class Paused(Exception):
@@ -85,7 +85,7 @@ def within(part: str) -> Iterator[None]:
 def exit_cause(exitcode: int) -> str:
     """Return why a process ended, from its exit code, which is negative if a signal ended the process."""
     if exitcode >= 0:
-        return f"the process ended itself with exit code {exitcode}"
+        return f"the process exited with code {exitcode}"
     number = -exitcode
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = ": out of memory, or killed from outside" if name == "SIGKILL" else ""
@@ -147,7 +147,7 @@ def nearest(name: Any, known: Iterable[Any]) -> str:
 def message_and_exit_code(error: BaseException) -> tuple[str, int]:
     """Return the message to print for an error, in one or two lines, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted: the same command goes on from here", 130
+        return "interrupted: repeat the command to resume", 130
     if isinstance(error, TrainingError):
         return f"{error}\n  {error.remedy}", 1
     return str(error), error.exit_code if isinstance(error, UserError) else 2

@@ -118,12 +118,12 @@ def _ask(kind: Kind, name: str, revision: str) -> Commit:
         if known is None or not (why.network or is_offline(error)):
             raise why from error
         if why.network:
-            log.warning("%s: %s; taken as it was fetched before, at commit %s", name, why.problem, known[:8])
+            log.warning("%s: %s; using the copy downloaded before, at commit %s", name, why.problem, known[:8])
         return Commit(kind, name, known)
     assert info.sha is not None
     if known not in (None, info.sha):
-        log.warning("%s: %s has moved from %s to %s since it was fetched", name, revision, str(known)[:8], info.sha[:8])
-        log.warning("  %s@%s, or revision=%s, keeps to the old one", name, str(known)[:8], known)
+        log.warning("%s: %s has moved from %s to %s since its download", name, revision, str(known)[:8], info.sha[:8])
+        log.warning("  use %s@%s, or revision=%s, to keep the old one", name, str(known)[:8], known)
     if info.id != name and not (_cache_of(kind, name)).exists():  # lets an offline run find the cache by the old name
         _cache_of(kind, info.id).mkdir(parents=True, exist_ok=True)
         _cache_of(kind, name).symlink_to(_cache_of(kind, info.id).name)
@@ -154,7 +154,7 @@ def fetch(of: Commit, patterns: Sequence[str], revision: str | None = None) -> P
             large_files.fetch_large(urls, of.folder.parents[1] / "blobs", bar.kind)
             folder = Path(snapshot_download(of.name, tqdm_class=bar.kind, **chosen))
     except KeyboardInterrupt:
-        log.warning("what has been fetched is kept in %s: the same command goes on from there", of.folder.parents[1])
+        log.warning("the files downloaded so far are kept in %s: repeat the command to resume", of.folder.parents[1])
         raise
     except Exception as error:
         if of.folder.is_dir() and is_offline(error) and names(of) is None:
@@ -197,7 +197,7 @@ def _missing(of: Commit, patterns: Sequence[str]) -> list[Any] | None:
 def _require_space(of: Commit, missing: Sequence[Any]) -> None:
     place, needed = _cache_of(of.kind, of.name), sum(file.size for file in missing)
     if place.exists() and needed > (free := disk_usage(place).free):
-        problem = f"takes {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free in {place.parent}"
+        problem = f"needs {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free in {place.parent}"
         raise NotThere(problem, "Make room, or set HF_HOME to a folder on a larger disk.", network=True)
 
 

@@ -50,8 +50,8 @@ def meaning(error: Exception, kind: Kind, name: str, revision: str | None) -> No
         return error
     for cause in causes(error):
         if isinstance(cause, GatedRepoError):
-            remedy = f"Accept them at https://huggingface.co/{'datasets/' * (kind == 'dataset')}{name}: hf auth login"
-            return NotThere("is gated: the hub gives it to those who have accepted its terms", remedy)
+            remedy = f"Accept at https://huggingface.co/{'datasets/' * (kind == 'dataset')}{name}, then: hf auth login"
+            return NotThere("is gated: you must accept its terms and log in to download it", remedy)
         if isinstance(cause, RevisionNotFoundError):
             return NotThere(f"has no revision '{revision}'", "Its branches, tags and commits are on the hub's page.")
         if isinstance(cause, RepositoryNotFoundError | HFValidationError):
@@ -60,8 +60,8 @@ def meaning(error: Exception, kind: Kind, name: str, revision: str | None) -> No
             raise cause
         if isinstance(cause, HfHubHTTPError):
             status = cause.response.status_code
-            busy = " (its limit of requests is reached)" if status == 429 else ""
-            return NotThere(f"the hub answers {status}{busy}", "The same command later goes on from here.", True)
+            busy = " (its rate limit is reached)" if status == 429 else ""
+            return NotThere(f"the hub answers {status}{busy}", "Repeat the command later to resume.", True)
     if is_offline(error):
         return NotThere("not downloaded before, and HF_HUB_OFFLINE forbids asking the hub")
     return NotThere(f"the hub cannot be reached ({brief(error)})", network=True)

@@ -48,7 +48,7 @@ def fetch_large(urls: Iterable[str], blobs: Path, bar: Any) -> None:
                 http_get(url, stream, resume_size=stream.tell(), **options)
             if _sha256(partial) != checksum:
                 partial.unlink()
-                raise OSError(f"{url.rpartition('/')[2]} has arrived damaged")
+                raise OSError(f"{url.rpartition('/')[2]} was damaged during the download")
             partial.rename(blob)
 
 

@@ -55,7 +55,7 @@ def lock(file: Path) -> BaseFileLock:
     """
     chosen = os.environ.get(LOCKS)
     if chosen not in (None, "flock", "lease"):
-        raise UserError(LOCKS, chosen, "is no way to lock files", "Set it to flock or to lease, or leave it out.")
+        raise UserError(LOCKS, chosen, "is not a way to lock files", "Set it to flock or lease, or unset it.")
     if chosen == "flock" or (chosen is None and flock_works(mount_of(file.parent), file.parent)):
         return FileLock(file)
     return SoftFileLease(file.with_suffix(".lease"), lease_duration=LEASE_SECONDS)
@@ -70,10 +70,10 @@ def flock_works(mount: Mount, folder: Path) -> bool:
         return True
     if mount not in _FOUND:
         local = ", ".join(sorted(mount.options & LOCAL))
-        why = f"mounted with {local}" if local else None if excludes(folder) else "a second process was not kept out"
+        why = f"mounted with {local}" if local else None if excludes(folder) else "a second process got the same lock"
         if why:
             where = f"{mount.point} ({mount.kind})"
-            log.info("locks on %s are files that are refreshed, since flock does not hold there: %s", where, why)
+            log.info("locks on %s are renewed lease files, since flock does not work there: %s", where, why)
         _FOUND[mount] = why is None
     return _FOUND[mount]
 

@@ -34,11 +34,11 @@ def load(key: str, path: str, base: type) -> Any:
         problem = f"the module {module_name} has no class {name}"
         raise UserError(key, path, problem, nearest(name, [each for each in known if each != base.__name__]))
     if not (isinstance(found, type) and issubclass(found, base)):
-        remedy = f"Only subclasses of {base.__module__}.{base.__name__} are built."
-        raise UserError(key, path, f"is no {base.__name__}", remedy)
+        remedy = f"Only subclasses of {base.__module__}.{base.__name__} are accepted."
+        raise UserError(key, path, f"is not a {base.__name__}", remedy)
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise UserError(key, path, "is abstract", f"Take a subclass that has what it lacks: {missing}.")
+        raise UserError(key, path, "is abstract", f"Take a subclass that defines {missing}.")
     return found
 
 
@@ -51,7 +51,7 @@ def _imported(key: str, path: str, module_name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _broken(key, path, error) from error
-        remedy = f"Put {error.name}.py into the folder that you work in, or install the package that has it."
+        remedy = f"Put {error.name}.py into the current folder, or install the package that contains it."
         raise UserError(key, path, f"there is no module {error.name}", remedy) from error
     except Exception as error:
         raise _broken(key, path, error) from error

@@ -105,7 +105,7 @@ class Bar:
         epochs = epoch / share
         left = training * (1 - share) + evaluation * (epochs - int(epoch))
         behind = self.stages.left_behind(self.stage, training + evaluation * epochs)
-        return f"{duration(left)} left" + (f", {duration(left + behind)} in all" if behind else "")
+        return f"{duration(left)} left" + (f", {duration(left + behind)} left in total" if behind else "")
 
 
 def _losses(values: Mapping[str, Any]) -> dict[str, float]:
@@ -170,7 +170,7 @@ class Fetching:
                 self.counts = options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
                 if self.counts and (kept := int(options.get("initial") or 0)):  # bytes from an earlier process
                     whole.kept += kept
-                    log.info("fetching %s: going on behind %.1f MB", name, kept / 1e6)
+                    log.info("downloading %s: resuming after %.1f MB", name, kept / 1e6)
                     whole.advance(kept, 0)
                 super().__init__(*args, **{**options, "disable": True})
 
@@ -189,7 +189,7 @@ class Fetching:
         self.done, self.total = self.done + num_bytes, max(self.total, total)
         if self.rich:
             if not self.rich.tasks:
-                self.rich.add_task(f"fetching {self.name}")
+                self.rich.add_task(f"downloading {self.name}")
             self.rich.update(self.rich.tasks[0].id, completed=self.done, total=self.total)
         elif time.monotonic() - max(self.started, self.said) > SECONDS_BETWEEN_LINES:
             self.said = time.monotonic()
@@ -198,14 +198,14 @@ class Fetching:
     def __str__(self) -> str:
         seconds = time.monotonic() - self.started
         rate = f"{(self.done - self.kept) / 1e6 / seconds:.1f} MB/s" if seconds else ""
-        return f"fetching {self.name}: {self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB, {rate}"
+        return f"downloading {self.name}: {self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB, {rate}"
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if self.rich:
             self.rich.stop()
         if self.done and kind is None:
             seconds = time.monotonic() - self.started
-            log.info("fetched %s: %.1f MB in %.0f s", self.name, (self.done - self.kept) / 1e6, seconds)
+            log.info("downloaded %s: %.1f MB in %.0f s", self.name, (self.done - self.kept) / 1e6, seconds)
 
 
 def _rich_progress() -> Any:

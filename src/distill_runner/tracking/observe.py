@@ -53,7 +53,7 @@ class FaultTolerant:
                 if tracker not in self.reported:
                     self.reported.add(tracker)
                     name = type(tracker).__name__
-                    log.warning("%s fails, the run goes on: %s", name, first_line(error))
+                    log.warning("%s failed, the run continues: %s", name, first_line(error))
 
 
 OPTIONAL: dict[str, Callable[..., Tracker]] = {"wandb": WandbTracker, "tensorboard": TensorBoardTracker}

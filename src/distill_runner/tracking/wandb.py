@@ -68,7 +68,7 @@ class WandbTracker:
         try:
             self.run = start("offline" if self._is_silent(wandb, config) else config.mode)
         except Exception as error:
-            log.warning("W&B does not start, tracking offline: %s", first_line(error))
+            log.warning("W&B did not start, tracking offline: %s", first_line(error))
             try:
                 wandb.teardown()  # W&B's service still holds the run id of the failed start
                 self.run = start("offline")
@@ -124,7 +124,7 @@ class WandbTracker:
         ending.start()
         ending.join(WANDB_FINISH_SECONDS + 2)
         if ending.is_alive():
-            log.warning("W&B does not end: wandb sync %s has the rest", Path(self.run.dir).parent)
+            log.warning("W&B does not finish: wandb sync %s uploads the rest", Path(self.run.dir).parent)
 
 
 def answers(server: str) -> bool:

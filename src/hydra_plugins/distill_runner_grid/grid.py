@@ -94,5 +94,5 @@ class GridSweeper(BasicSweeper):
         name = next((name for name in names if self.config.hydra.launcher.get(name) is not None), None)
         jobs = self.config.hydra.launcher[name] if name else 1
         if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs == 0:
-            raise UserError(f"hydra.launcher.{name}", jobs, "must be 1 or more, or -1 for one for each CPU")
+            raise UserError(f"hydra.launcher.{name}", jobs, "must be 1 or more, or -1 for one worker per CPU")
         return jobs if jobs > 0 else os.cpu_count() or 1

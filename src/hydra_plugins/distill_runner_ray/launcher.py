@@ -107,12 +107,12 @@ class RayLauncher(Launcher):
             ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING)
         except (OSError, ValueError, RuntimeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            remedy = "Give host:port of a cluster (ray start --head), or local for one of this machine alone."
+            remedy = "Give host:port of a cluster (ray start --head), or local for a cluster of this machine alone."
             raise UserError("hydra.launcher.address", self.address, reason, remedy) from error
         if not any(
             all(node.get(kind, 0) >= need for kind, need in self.needs.items()) for node in _alive(ray).values()
         ):
-            log.warning("no node has %s: points wait until one comes", self.needs)
+            log.warning("no node has %s: points wait until one joins", self.needs)
         return ray
 
 
@@ -157,9 +157,9 @@ def _watch(ray: Any, tasks: Sequence[Any]) -> None:
             log.info("%d of %d tasks have ended", len(tasks) - len(waiting), len(tasks))
         before, nodes = nodes, _alive(ray)
         for gone in before.keys() - nodes.keys():
-            log.warning("node %s has gone: its points run again on other nodes, %d are left", gone[:8], len(nodes))
+            log.warning("node %s has left: its points run again on other nodes, %d remain", gone[:8], len(nodes))
         for new in nodes.keys() - before.keys():
-            log.info("node %s has come: there are %d", new[:8], len(nodes))
+            log.info("node %s has joined: there are %d nodes", new[:8], len(nodes))
 
 
 def _alive(ray: Any) -> dict[str, Mapping[str, float]]:
