@@ -251,7 +251,7 @@ def test_the_plan_names_checkpoints_and_their_targets(compose: Compose, prokd: R
     used.forget("checkpoints")
     lines = plan(used.stage, used.store)
     assert [(line.name, line.hit) for line in lines[:2]] == [("teacher", True), ("checkpoints", False)]
-    assert "trains it again" in lines[1].what
+    assert "trains the teacher again" in lines[1].what
 
 
 def test_checkpoints_may_be_deleted(prokd: Run, used: Run) -> None:

@@ -323,8 +323,8 @@ def test_other_methods_go_on_from_the_distilled_student(method: str, compose: Co
 @pytest.mark.parametrize(
     ("term", "message"),
     [
-        ("hard_labels", "it would read other tokens"),
-        ("soft_labels", "its predictions are of a task's examples"),
+        ("hard_labels", "the teacher would read different tokens"),
+        ("soft_labels", "its predictions are for a task's examples"),
     ],
 )
 def test_no_teacher_is_asked_about_masked_text_or_for_predictions(term: str, message: str, compose: Compose) -> None:

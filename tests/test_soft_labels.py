@@ -80,12 +80,12 @@ def test_probabilities_are_the_softmax_of_what_is_read(
 @pytest.mark.parametrize(
     ("overrides", "columns", "said"),
     [
-        (["task.probabilities=[p0,p1]"], {"p0": ["0.5"] * 64, "p1": ["0.9"] * 64}, "which is no distribution"),
-        (["task.probabilities=[p0]"], {"p0": ["1"] * 64}, "names 1 columns, and the task has 2 outputs"),
+        (["task.probabilities=[p0,p1]"], {"p0": ["0.5"] * 64, "p1": ["0.9"] * 64}, "not a distribution"),
+        (["task.probabilities=[p0]"], {"p0": ["1"] * 64}, "names 1 columns, but the task has 2 outputs"),
         (["task.probabilities=[p0,q]"], {"p0": ["1"] * 64}, "has no column 'q'"),
-        (["task.logits=[p0,p1]"], {"p0": ["1"] * 64, "p1": ["high"] * 64}, "hold what is no number"),
-        ([], {}, "needs the columns of its predictions"),
-        (["method=alp", "task.logits=[p0,p1]"], {"p0": ["1"] * 64, "p1": ["1"] * 64}, "known by its predictions alone"),
+        (["task.logits=[p0,p1]"], {"p0": ["1"] * 64, "p1": ["high"] * 64}, "contain a value that is not a number"),
+        ([], {}, "needs columns with its predictions"),
+        (["method=alp", "task.logits=[p0,p1]"], {"p0": ["1"] * 64, "p1": ["1"] * 64}, "gives only predictions"),
     ],
 )
 def test_mistakes_are_told_before_training(
@@ -184,7 +184,7 @@ def test_an_ensemble_is_the_mean_of_its_teachers(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (["teacher.sources=[a]"], "an ensemble is of two models or more"),
+        (["teacher.sources=[a]"], "an ensemble needs two models or more"),
         (["teacher.sources=[a,b]", "teacher.weights=[1]"], "must be 2 numbers greater than 0"),
     ],
 )

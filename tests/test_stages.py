@@ -140,23 +140,26 @@ def test_data_count_by_content_wherever_they_lie(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["stages.student.model.source=stage:student"], r"stages=student -> student: a stage needs itself"),
+        (["stages.student.model.source=stage:student"], r"stages=student -> student: a stage depends on itself"),
         (
             ["student.init.source=finetuned", "stages.teacher.model.source=stage:student"],
-            r"stages=student -> teacher -> student: a stage needs itself",
+            r"stages=student -> teacher -> student: a stage depends on itself",
         ),
-        (["stages.student.teacher=student"], r"stages=student -> student: a stage needs itself"),
+        (["stages.student.teacher=student"], r"stages=student -> student: a stage depends on itself"),
         (
             ["stages.student.teacher=teecher"],
             r"teacher=teecher: there is no such stage\n.*Did you mean 'teacher'",
         ),
         (["stages.student.model.source=stage:pretrain"], r"model.source=stage:pretrain: there is no such stage"),
-        (["stages.student.teacher=null"], r"teacher: this method learns from one, and the stage has none"),
+        (["stages.student.teacher=null"], r"teacher: this method needs a teacher, but the stage has none"),
         (["student.num_layers=5"], r"num_layers=5: must be between 1 and 4"),
         (["student.init.source=finetuned", "student.num_layers=5"], r"num_layers=5: the source has 4 layers"),
         (["student.num_layers=1"], r"supervises no layer of a 1-layer student"),
         (["teacher.source=/no/such/folder"], r"there is no such folder"),
-        (["+stages.student.model.head=keep"], r"model.num_layers=2: a model that keeps its head keeps its layers too"),
+        (
+            ["+stages.student.model.head=keep"],
+            r"model.num_layers=2: a model that keeps its head must keep all its layers",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_training(
@@ -180,7 +183,7 @@ def test_a_student_reads_the_words_of_its_teacher(
 def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
     compose: Compose, tiny_bert_folder: Path
 ) -> None:
-    with pytest.raises(UserError, match="only one has a vocabulary of the run's own corpus"):
+    with pytest.raises(UserError, match="only one uses the vocabulary trained on the run's corpus"):
         student(compose("experiment=demo_methods", "method=rkd", f"student.init.source={tiny_bert_folder}", tiny=False))
 
 
@@ -191,8 +194,8 @@ def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
         ({"ce": {"term": "distill_runner.methods.base.Lossterm"}}, {"ce": 1}, "has no class Lossterm"),
         ({"ce": {"term": "no_such_module.LossTerm"}}, {"ce": 1}, "there is no module no_such_module"),
         ({"ce": {}}, {"ce": 1}, "terms.ce.term: needs the id of a term"),
-        ({"ce": {"term": "pathlib.Path"}}, {"ce": 1}, "is no LossTerm"),
-        ({"ce": {"term": "distill_runner.methods.base.Method"}}, {"ce": 1}, "is no LossTerm"),
+        ({"ce": {"term": "pathlib.Path"}}, {"ce": 1}, "is not a LossTerm"),
+        ({"ce": {"term": "distill_runner.methods.base.Method"}}, {"ce": 1}, "is not a LossTerm"),
         ({"ce": {"term": "distill_runner.methods.base.LossTerm"}}, {"ce": 1}, "is abstract"),
         ({"ce": {"_target_": "distill_runner.methods.base.HardLabels"}}, {"ce": 1}, "Take term=hard_labels"),
         ({"ce": "os.system"}, {"ce": 1}, "terms.ce=os.system: must be a mapping"),

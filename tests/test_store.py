@@ -210,7 +210,7 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path, monkeypatch: py
     for folder in (tmp_path / "file", tmp_path / "file" / "store"):
         with pytest.raises(UserError, match=r"store\.dir=.*cannot be used") as caught:
             Store(folder)
-        assert "Name a folder to write to." in str(caught.value)
+        assert "Set store.dir to a writable folder." in str(caught.value)
     monkeypatch.setattr(os, "access", lambda _folder, _mode: False)  # permissions do not bind a superuser
     with pytest.raises(UserError, match="is not writable"):
         Store(tmp_path)

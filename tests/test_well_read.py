@@ -265,7 +265,7 @@ def test_a_pre_trained_folder_or_stage_starts_any_method(run: Callable[..., RunC
     [
         (["method=basic", "stages.student.transfer=${transfer}"], "its examples have no labels"),
         (["method=pf", "corpus.examples=packed"], "corpus.examples=packed: this method reads pairs"),
-        (["method=pf", "corpus.max_length=1024"], "corpus.max_length=1024: the model has positions for 512 tokens"),
+        (["method=pf", "corpus.max_length=1024"], "corpus.max_length=1024: the model reads at most 512 tokens"),
         (["method=pretrain", "student.architecture.model_type=electra"], ".next_sentence: a model of the type electra"),
         (["method=pf", "pretraining.optim.max_steps=null"], "optim.max_steps: needs a value if epochs is null"),
         (["method=pf", "corpus.vocab_size=null", "student.tokenizer=corpus"], "corpus.vocab_size"),

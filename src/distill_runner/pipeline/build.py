@@ -99,7 +99,7 @@ class Pipeline:
         for reader in readers:
             teacher_targets(reader, self)
         if not readers:
-            log.info("there is nothing to cache: it is there, or cannot be, or the teacher is not there yet")
+            log.info("nothing to cache: the outputs are cached or cannot be, or the teacher is not built yet")
 
     def checkpoints(self, stage: Stage) -> Path:
         """Return the folder with the stage's model after each epoch and, in ``YIELD``, all that the stage yields.

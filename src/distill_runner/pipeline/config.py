@@ -43,7 +43,7 @@ class Given(Schema):
     def model_post_init(self, _context: Any) -> None:
         if self.kind == "ensemble" and len(self.sources) < 2:
             remedy = "teacher.sources=[<folder or hub id>,<another>]"
-            raise UserError("teacher.sources", self.sources, "an ensemble is of two models or more", remedy)
+            raise UserError("teacher.sources", self.sources, "an ensemble needs two models or more", remedy)
         if self.weights is not None and (len(self.weights) != len(self.sources) or min(self.weights) <= 0):
             problem = f"must be {len(self.sources)} numbers greater than 0, one for each of teacher.sources"
             raise UserError("teacher.weights", self.weights, problem)
@@ -107,12 +107,12 @@ class StageConfig(Schema):
     def model_post_init(self, _context: Any) -> None:
         if (self.task is None) == (self.corpus is None):
             raise UserError(
-                "stages", None, "a stage has either a task or a corpus", "Set one of them, the other to null."
+                "stages", None, "a stage has either a task or a corpus", "Set one of them, and set the other to null."
             )
         if self.share < 1 and self.task is None:
-            raise UserError(".share", self.share, "is of a task, and the stage has a corpus")
+            raise UserError(".share", self.share, "applies only to a task, but the stage has a corpus")
         if self.transfer is not None and self.task is None:
-            raise UserError("transfer", self.transfer.name, "a transfer set needs a task to be judged by")
+            raise UserError("transfer", self.transfer.name, "a transfer set needs a task to evaluate the student on")
 
 
 class TeacherConfig(Schema):

@@ -131,7 +131,7 @@ def unused(known: Sequence[Entry], runs: Path) -> list[Entry]:
     """
     needed = set(_finished(runs))
     if not needed:
-        raise UserError("--runs", runs, "holds no finished run, so that all would be unused", "Name the runs' folder.")
+        raise UserError("--runs", runs, "holds no finished run, so all would count as unused", "Give the runs' folder.")
     by_key = {entry.key: entry for entry in known if entry.state == "whole"}
     reached: set[str] = set()
     while needed:

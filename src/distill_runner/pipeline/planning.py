@@ -51,7 +51,7 @@ def describe(stage: Stage) -> str:
         return f"{data}: {f'mean of {of}' if of else 'columns of the data'}"
     origin = stage.source.name if stage.source else config.model.source or "fresh"
     terms = ", ".join(config.method.terms)
-    return f"{data}: {stage.shape.num_layers} layers x {stage.shape.width} from {origin}; {terms or 'as it is'}"
+    return f"{data}: {stage.shape.num_layers} layers x {stage.shape.width} from {origin}; {terms or 'not trained'}"
 
 
 def missing(stage: Stage, store: Store) -> list[Stage]:
@@ -92,7 +92,7 @@ def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "
         lines.append(_planned("targets", serving(stage, checkpoint, store), store, f"{what} of {of}{remark}"))
     if stage.route and not all(line.hit for line in lines):
         kept = teacher.checkpoints_spec
-        again = "; trains it again" if store.has(teacher.spec) and not store.has(kept) else ""
+        again = "; trains the teacher again" if store.has(teacher.spec) and not store.has(kept) else ""
         lines.insert(0, _planned("checkpoints", kept, store, f"of {teacher.name}{again}"))
     return lines
 

@@ -51,7 +51,7 @@ def _resolved(
 ) -> Stage:
     _require_stage(stages, name, "stage", name)
     if name in path:
-        raise UserError("stages", " -> ".join([*path, name]), "a stage needs itself")
+        raise UserError("stages", " -> ".join([*path, name]), "a stage depends on itself")
     config = stages[name]
     if config.task is not None:
         config = config.model_copy(update={"task": config.task.resolved()})
@@ -67,8 +67,8 @@ def _resolved(
         shape = _shape(config, source)
         tokenizer = _tokenizer(config, source)
         if tokenizer is None and (config.task is None or config.task.tokenized):
-            remedy = "That of a model, google-bert/bert-base-uncased, or a student that has one: student=fresh_tiny."
-            raise UserError(".model.tokenizer", None, "a model with new weights needs one", remedy)
+            remedy = "Take a model's (google-bert/bert-base-uncased), or a student that has one (student=fresh_tiny)."
+            raise UserError(".model.tokenizer", None, "a model with new weights needs a tokenizer", remedy)
         if config.model.tokenizer == CORPUS and not (config.corpus and config.corpus.vocab_size):
             raise UserError("corpus.vocab_size", None, "a vocabulary trained on the corpus needs a size")
         stage = Stage(name, config, shape, tokenizer, source, None, precision)
@@ -90,11 +90,11 @@ def _given(stages: Mapping[str, StageConfig], name: str, config: StageConfig, pr
     given, task = config.given, config.task
     assert given is not None
     if task is None:
-        raise UserError("teacher", given.kind, "its predictions are of a task's examples, and the stage has a corpus")
+        raise UserError("teacher", given.kind, "its predictions are for a task's examples, but the stage has a corpus")
     if given.kind == "labels":
         if not task.given_columns:
-            remedy = "task.probabilities=[p_no,p_yes], or task.logits=[...]: one column for each class, in their order"
-            raise UserError("task.probabilities", None, "teacher=labels needs the columns of its predictions", remedy)
+            remedy = "task.probabilities=[p_no,p_yes], or task.logits=[...]: one column per class, in class order"
+            raise UserError("task.probabilities", None, "teacher=labels needs columns with its predictions", remedy)
         shape = EncoderShape(0, 0, 0, task.head.num_labels, 0, "labels")
         return Stage(name, config, shape, None, None, None, precision)
     members = []
@@ -114,7 +114,7 @@ def _tokenizer(config: StageConfig, source: Stage | None) -> str | None:
 def _require_stage(stages: Mapping[str, StageConfig], name: str, key: str, value: str) -> None:
     """Raise a UserError if the stage that ``key`` asks for does not exist."""
     if name not in stages:
-        remedy = f"{nearest(name, stages)} Methods and experiments (experiment=demo) bring others.".lstrip()
+        remedy = f"{nearest(name, stages)} Methods and experiments (experiment=demo) add others.".lstrip()
         raise UserError(key, value, "there is no such stage", remedy)
 
 
@@ -129,7 +129,7 @@ def _needed_teacher(
             method.bind(stage.shape, None, stage.outputs)
         return None
     if wanted is None:
-        raise UserError("teacher", None, "this method learns from one, and the stage has none")
+        raise UserError("teacher", None, "this method needs a teacher, but the stage has none")
     _require_stage(stages, wanted, ".teacher", wanted)
     teacher = resolve(stages, wanted, stage.precision, path, known)
     with torch.device("meta"):
@@ -143,10 +143,10 @@ def _needed_teacher(
     ):
         require_same_vocabulary(teacher, stage)
     if stage.data.is_masked:
-        problem = "it would read other tokens than a student that learns from masked text too"
+        problem = "the student also learns from masked text, so the teacher would read different tokens"
         raise UserError("teacher", wanted, problem, "Leave out the terms that read labels.")
     if stage.data.is_corpus and method.needs[1].logits:
-        problem = "its predictions are of a task's examples, and the stage reads the text of a corpus"
+        problem = "its predictions are for a task's examples, but the stage reads the text of a corpus"
         raise UserError("teacher", wanted, problem, "Learn from its relations or layers, or from inputs of a task.")
     return teacher
 
@@ -160,12 +160,12 @@ def _bind_to_predictions(method: Method, stage: Stage, teacher: Stage) -> None:
     shape = stage.shape  # a stand-in teacher of one more layer suits any method; it shows what the method reads
     method.bind(shape, replace(shape, num_layers=shape.num_layers + 1), stage.outputs)
     if method.needs[1] != FeatureRequest(logits=True):
-        problem = "is known by its predictions alone, and this method reads more of it"
+        problem = "gives only predictions, but this method reads more than predictions"
         raise UserError("teacher", teacher.config.given.kind, problem, "Take method=kd, rkd or vanilla.")  # type: ignore[union-attr]
     if stage.config.route is not None:
         raise UserError("teacher", teacher.config.given.kind, "has no checkpoints to follow")  # type: ignore[union-attr]
     if stage.config.transfer is not None and not teacher.members:
-        raise UserError("transfer", stage.config.transfer.name, "teacher=labels knows the task's own examples alone")
+        raise UserError("transfer", stage.config.transfer.name, "teacher=labels knows only the task's own examples")
 
 
 def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
@@ -173,13 +173,13 @@ def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
         return None
     taught, epochs = teacher.config.optim, config.optim.epochs
     if taught.max_steps is not None or taught.epochs is None:
-        problem = "ends the training of a teacher whose epochs are followed"
+        problem = "limits the training by steps, but a student follows the epochs of this teacher"
         raise UserError(f"stages.{teacher.name}.optim.max_steps", taught.max_steps, problem, "Set its epochs instead.")
     if taught.patience is not None:
-        problem = "may end the training of a teacher whose epochs are followed"
+        problem = "may end the training early, but a student follows the epochs of this teacher"
         raise UserError(f"stages.{teacher.name}.optim.patience", taught.patience, problem, "Leave it out.")
     if epochs is None:
-        raise UserError(".optim.epochs", None, "a student that follows a route needs them")
+        raise UserError(".optim.epochs", None, "a student that follows checkpoints needs a number of epochs")
     return config.route.by_epoch(taught.epochs, epochs)
 
 
@@ -194,35 +194,35 @@ def _require_labels(stage: Stage) -> None:
     missing = stage.data.labels_read - stage.data.labels
     if "labels" in missing:
         remedy = "Learn from a teacher's predictions alone (method=kd), or set transfer=labelled."
-        raise UserError("transfer", None, "its examples have no labels, and this method reads some", remedy)
+        raise UserError("transfer", None, "its examples have no labels, but this method reads labels", remedy)
     if missing and stage.config.corpus:
         remedy = "corpus.examples=pairs, or pretraining=mlm for a method without next sentence prediction."
         raise UserError("corpus.examples", stage.config.corpus.examples, "this method reads pairs of sentences", remedy)
     if missing:
-        raise UserError(".method", None, f"the task's examples have no {', '.join(missing)}")
+        raise UserError(".method", None, f"needs {', '.join(missing)}, which the task's examples do not have")
 
 
 def _shape(config: StageConfig, source: Stage | None) -> EncoderShape:
     if config.model.head == "keep" and config.model.num_layers is not None:
-        problem = "a model that keeps its head keeps its layers too"
+        problem = "a model that keeps its head must keep all its layers"
         raise UserError(".model.num_layers", config.model.num_layers, problem, "Leave it out, or take head=new.")
     if source is None:
         shape = read_shape(config.model)
     else:
         num_layers = config.model.num_layers or source.shape.num_layers
         if config.model.copies_layers and num_layers > source.shape.num_layers:
-            problem = f"the source has {source.shape.num_layers} layers"
+            problem = f"the source has only {source.shape.num_layers} layers"
             raise UserError(".model.num_layers", num_layers, problem)
         shape = replace(source.shape, num_layers=num_layers)
     if config.task is not None:
         config.task.check(shape)
     elif shape.reads_images:
-        problem = f"a model of type {shape.model_type} is an image network, and this stage reads the text of a corpus"
+        problem = f"a model of type {shape.model_type} is an image network, but this stage reads the text of a corpus"
         raise UserError(".model", None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
     key = "task" if config.task else "corpus"
     needed = config.task.num_positions if config.task else config.corpus.max_length if config.corpus else 0
     if needed > shape.max_length:
-        problem = f"the model has positions for {shape.max_length} tokens"
+        problem = f"the model reads at most {shape.max_length} tokens"
         raise UserError(f"{key}.max_length", needed, problem, f"Take {key}.max_length={shape.max_length}.")
     return replace(shape, num_labels=config.task.head.num_labels) if config.task else shape
 
@@ -232,11 +232,11 @@ def require_same_vocabulary(teacher: Stage, student: Stage) -> None:
     if teacher.data.tokenizer_spec == student.data.tokenizer_spec:
         return
     if CORPUS in (teacher.tokenizer, student.tokenizer):
-        problem = "teacher and student cannot read the same words: only one has a vocabulary of the run's own corpus"
-        raise UserError(".model.source", None, problem, "Start both from what was pre-trained on it, or neither.")
+        problem = "teacher and student read different tokens: only one uses the vocabulary trained on the run's corpus"
+        raise UserError(".model.source", None, problem, "Start both from models pre-trained on it, or neither.")
     if _differ(teacher.tokenizer, student.tokenizer):
-        problem = f"its tokenizer is not that of the teacher, {teacher.tokenizer}, and this method compares tokens"
-        remedy = "Take a student and a teacher of one family, or a method that reads predictions or [CLS] states."
+        problem = f"its tokenizer is not that of the teacher ({teacher.tokenizer}), but this method compares tokens"
+        remedy = "Take a student and a teacher from one family, or a method that reads predictions or [CLS] states."
         raise UserError(".model.source", student.tokenizer, problem, remedy)
 
 

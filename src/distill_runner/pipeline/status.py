@@ -33,7 +33,7 @@ def going(folder: Path) -> Iterator[dict[str, Any] | None]:
     try:
         own.acquire(timeout=0)
     except Timeout:
-        log.info("waiting for another process, which is at %s", folder)
+        log.info("waiting for another process, which is working in %s", folder)
         own.acquire()
     try:
         yield read(folder)
@@ -59,7 +59,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     if status is not None and status.get("status") == "done" and (result := _read_json(folder / RESULT)):
         return {**result, "folder": str(folder)}
     if status is not None and status.get("status") == "running" and not _is_locked(folder):
-        return {**status, "status": "killed", "error": "its process is gone: out of memory, or ended from outside"}
+        return {**status, "status": "killed", "error": "its process is gone: out of memory, or killed from outside"}
     return status
 
 

@@ -49,10 +49,10 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                "store.dir", folder, f"cannot be used: {error.strerror}", "Name a folder to write to."
+                "store.dir", folder, f"cannot be used: {error.strerror}", "Set store.dir to a writable folder."
             ) from error
         if not os.access(self.folder, os.W_OK):
-            raise UserError("store.dir", folder, "is not writable", "Name a folder to write to.")
+            raise UserError("store.dir", folder, "is not writable", "Set store.dir to a writable folder.")
 
     def path(self, spec: Spec) -> Path:
         """Return the folder of the artifact of ``spec``, which need not exist. ``spec["kind"]`` names the parent."""

@@ -55,7 +55,7 @@ def is_cached(stage: Stage, builder: Builder) -> tuple[bool, str]:
         return False, why
     assert stage.teacher is not None
     if stage.teacher.has_columns:
-        return True, "columns of the data"
+        return True, "read from columns of the data"
     split = builder.inputs.split(stage, stage.data.train_split).taught
     size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(stage.followed), stage.teacher_outputs)
     there = all(builder.store.has(serving(stage, checkpoint, builder.store)) for checkpoint in stage.followed)
