@@ -232,11 +232,11 @@ def test_models_and_data_that_do_not_fit_are_refused(
     run: Callable[..., Run], compose: Compose, images_folder: Path
 ) -> None:
     text = compose("task=custom_images", "method=nkd", "student=fresh", f"task.dataset={images_folder}", tiny=False)
-    assert f"a model of type bert reads text, and {images_folder.name} has images" in told(
+    assert f"a model of type bert reads text, but {images_folder.name} has images" in told(
         lambda: resolve(text.stages, "student", "fp32")
     )
     images = compose("task=rte", "method=nkd", "student=resnet8", tiny=False)
-    assert "a model of type cifar_resnet reads images, and rte has texts" in told(
+    assert "a model of type cifar_resnet reads images, but rte has texts" in told(
         lambda: resolve(images.stages, "student", "fp32")
     )
     assert "task.mean=[0.5, 0.5, 0.5]: has 3 numbers for the 1 channels of mode L" in told(lambda: run("task.mode=L"))
@@ -247,11 +247,11 @@ def test_models_and_data_that_do_not_fit_are_refused(
 def test_a_class_without_an_image_is_refused(run: Callable[..., Run]) -> None:
     missing = run("task.labels=[blue,green,red,violet]", method="nkd")
     assert told(lambda: missing.pipeline.prepare(missing.stage)) == (
-        "task.labels=4 classes: no image of the split 'train' is of the class violet\n"
-        "  Leave such classes out, or add images."
+        "task.labels=4 classes: the split 'train' has no image of the class violet\n"
+        "  Leave out such classes, or add images."
     )
     unknown = run("task.labels=[blue,green]", method="nkd")
-    assert "split 'test' has the label 'red', which is none of them" in told(
+    assert "split 'test' has the label 'red', which is not among these labels" in told(
         lambda: unknown.pipeline.prepare(unknown.stage)
     )
 

@@ -99,18 +99,18 @@ CORRUPT = encoded(np.zeros((40, 40, 3), np.uint8) + noise(40, 40))
             lambda: [encoded(noise()[:, :, 0])],
             {},
             "task.mode=RGB: row 0 of split 'train' is grey (mode L)\n"
-            "  task.convert=true turns every image into RGB, or task.mode=L if all are such.",
+            "  task.convert=true converts every image to RGB, or task.mode=L if all images have that mode.",
         ),
         (
             lambda: [encoded(noise(), mode="RGBA")],
             {},
-            "task.mode=RGB: row 0 of split 'train' is of mode RGBA\n  task.convert=true turns every image into RGB.",
+            "task.mode=RGB: row 0 of split 'train' is of mode RGBA\n  task.convert=true converts every image to RGB.",
         ),
         (
             lambda: [encoded(noise())],
             {"mode": "L"},
             "task.mode=L: row 0 of split 'train' is in colour (mode RGB)\n"
-            "  task.convert=true turns every image into L, or task.mode=RGB if all are such.",
+            "  task.convert=true converts every image to L, or task.mode=RGB if all images have that mode.",
         ),
         (
             lambda: [encoded(noise()), CORRUPT[: len(CORRUPT) // 2]],
@@ -140,7 +140,7 @@ CORRUPT = encoded(np.zeros((40, 40, 3), np.uint8) + noise(40, 40))
         (
             lambda: [encoded(noise()[:, :, 0].astype(np.uint16) * 257)],
             {"convert": True},
-            "task.mode=RGB: row 0 of split 'train' is of Pillow's mode I;16, which is not of 8 bits",
+            "task.mode=RGB: row 0 of split 'train' has Pillow's mode I;16, which does not have 8 bits per channel",
         ),
     ],
 )

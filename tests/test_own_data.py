@@ -119,7 +119,7 @@ def test_a_part_that_is_split_off_is_drawn_and_the_same_every_time(tmp_path: Pat
 def test_nothing_is_judged_on_what_it_was_trained_on(tmp_path: Path, train: str, other: str, shared: bool) -> None:
     assert share_rows(train, other) == shared
     if shared:
-        with pytest.raises(UserError, match=r"it would be judged on what it was trained on\n.*task.split_off=0.1"):
+        with pytest.raises(UserError, match=r"the model would be evaluated on training examples\n.*task.split_off=0.1"):
             task(tmp_path, train=train, validation={"validation": other})
 
 
@@ -135,7 +135,7 @@ def test_parts_are_those_of_datasets() -> None:
 def test_what_cannot_be_found_is_told(tmp_path: Path) -> None:
     file = tmp_path / "all.csv"
     table(file, [("a", "b", "c", "x")] * 9, head=("one", "two", "three", "label"))  # type: ignore[list-item]
-    with pytest.raises(UserError, match=r"task.columns: cannot be found: the data have one, two, three, label"):
+    with pytest.raises(UserError, match=r"task.columns: cannot be inferred: the data have one, two, three, label"):
         task(file, split_off=0.3)
     with pytest.raises(UserError, match=r"task.label=stars: no such column: the data have text, label\n"):
         task(table(tmp_path / "asked.csv", ROWS), label="stars", split_off=0.3)
@@ -164,7 +164,7 @@ def test_blank_texts_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     found = task(file, train="train", validation={"validation": "validation"}, columns=["text"], labels=["bad", "good"])
     with caplog.at_level("WARNING"):
         found.examples("train")
-    assert "1 of 41 rows of split 'train' have no text but blanks" in caplog.text
+    assert "1 of 41 rows of split 'train' have only blanks as text" in caplog.text
 
 
 def test_metrics_of_skewed_classes_and_of_calibration_by_hand() -> None:

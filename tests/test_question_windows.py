@@ -110,7 +110,7 @@ def test_long_questions_are_cut_and_counted(wordpiece: Any, tmp_path: Path, capl
     rows[3]["question"] = " ".join(WORDS * 30)
     with caplog.at_level(logging.WARNING):
         windows = windows_of(tmp_path, rows, wordpiece, 64, tokens=128)  # and the stride is more than what is left
-    assert "1 of 20 questions are longer than 30 tokens, and are cut" in caplog.text
+    assert "1 of 20 questions are longer than 30 tokens, and are truncated" in caplog.text
     assert windows.lengths.max() == 64
 
 
@@ -185,7 +185,7 @@ def test_an_answer_beside_its_offset_is_moved_and_counted(
     with caplog.at_level(logging.WARNING):
         (question,) = read_questions([row(answers={"text": [text], "answer_start": [start]})], QuestionColumns())
     assert question.starts == (found,)
-    assert "split 'train': 1 of 1 questions have an answer that does not stand at its offset" in caplog.text
+    assert "split 'train': 1 of 1 questions have an answer that is not at its offset" in caplog.text
 
 
 def test_an_answer_that_is_nowhere_is_not_counted_as_moved(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,10 +199,10 @@ BAD = {
     "no question": ([row(question=None)], "row 0 of split 'train': the question is empty"),
     "empty context": ([row(), row(id="r", context="  ")], "row 1 of split 'train': the context is empty"),
     "context is a number": ([row(context=7)], "the context is a int"),
-    "no answer": ([row(answers={"text": [], "answer_start": []})], "has only questions that have one"),
-    "empty answer": ([row(answers="")], "has only questions that have one"),
+    "no answer": ([row(answers={"text": [], "answer_start": []})], "every question of this task must have one"),
+    "empty answer": ([row(answers="")], "every question of this task must have one"),
     "answer elsewhere": ([row(answers={"text": ["blue"], "answer_start": [3]})], "does not contain the answer 'blue'"),
-    "duplicate": ([row(), row()], "has an id that an earlier row has, 'q'"),
+    "duplicate": ([row(), row()], "has the id of an earlier row, 'q'"),
     "no text": ([row(answers={"answer_start": [3]})], "the answers cannot be read (KeyError: 'text')"),
     "two offsets": ([row(answers={"text": ["green"], "answer_start": [3, 4]})], "the answers cannot be read"),
     "long": ([row(context="a" * 10_000_001)], "the context has 10,000,001 characters"),
@@ -239,7 +239,7 @@ def test_squad_json_is_read_row_by_row(tmp_path: Path) -> None:
     file.write_text(json.dumps({"id": "q", "context": 'a "paragraphs": b'}))
     assert squad_json(file) is None
     file.write_text('{"data": [{"paragraphs": [{"context": "')
-    with pytest.raises(UserError, match="is damaged or not of SQuAD's shape"):
+    with pytest.raises(UserError, match="is damaged or not in SQuAD's format"):
         squad_json(file)
 
 
@@ -247,5 +247,5 @@ def test_a_slow_tokenizer_is_refused(wordpiece: Any, tmp_path: Path) -> None:
     class Slow:
         is_fast = False
 
-    with pytest.raises(UserError, match="does not say which characters a token stands for"):
+    with pytest.raises(UserError, match="does not give the characters of each token"):
         write_windows(tmp_path, [], Slow(), 48, Windowing(), labelled=True)

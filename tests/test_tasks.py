@@ -329,11 +329,11 @@ def test_match_labels_of_a_regression_head() -> None:
         ({"metrics": ["acuracy"]}, ["task.metrics=acuracy", "Did you mean accuracy?"]),
         ({"metrics": ["xyz"]}, ["Known: accuracy, f1,"]),
         ({"metrics": ["pearson"]}, ["task.metrics=pearson", "Known: accuracy, f1,"]),
-        ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, ["task.metrics=f1", "two classes, the task has 3"]),
+        ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, ["task.metrics=f1", "two classes, but the task has 3"]),
         ({"kind": "regression", "labels": None}, ["accuracy", "Known: pearson, spearman, pearson_spearman."]),
         ({"kind": "regression", "metrics": ["pearson"]}, ["task.labels=[bad,good]", "task.labels=null"]),
         ({"labels": ["a"]}, ["task.labels=[a]", "two classes or more"]),
-        ({"labels": ["a_b", "A-B"]}, ["task.labels=[a_b,A-B]", "two names are equal"]),
+        ({"labels": ["a_b", "A-B"]}, ["task.labels=[a_b,A-B]", "two names differ only in case"]),
         ({"dataset": "embedded:pears"}, ["task.dataset=embedded:pears", "embedded:pairs or embedded:sent"]),
     ],
 )
@@ -395,12 +395,12 @@ def case_damaged(folder: Path) -> tuple[Task, list[str]]:
     content = bytearray(file.read_bytes())
     content[100:2000] = b"\xff" * 1900
     file.write_bytes(content)
-    return task, ["cannot read train.parquet", "fetch or write"]
+    return task, ["cannot read train.parquet", "download or write"]
 
 
 def case_no_bytes(folder: Path) -> tuple[Task, list[str]]:
     (folder / "train.csv").touch()
-    return make(folder), ["task.train=train: the split is empty", "Fetch or write it again"]
+    return make(folder), ["task.train=train: the split is empty", "Download or write it again"]
 
 
 def case_no_rows(folder: Path) -> tuple[Task, list[str]]:
@@ -410,7 +410,7 @@ def case_no_rows(folder: Path) -> tuple[Task, list[str]]:
 
 def case_broken_json(folder: Path) -> tuple[Task, list[str]]:
     (folder / "train.jsonl").write_text('{"sentence": "a", "label": 0}\n{"sentence": "b", "la')
-    return make(folder), ["task.train=train: cannot read train.jsonl", "fetch or write it again"]
+    return make(folder), ["task.train=train: cannot read train.jsonl", "download or write it again"]
 
 
 def case_two_kinds(folder: Path) -> tuple[Task, list[str]]:
@@ -430,7 +430,7 @@ def case_name_outside(folder: Path) -> tuple[Task, list[str]]:
 
 def case_other_names(folder: Path) -> tuple[Task, list[str]]:
     write(folder / "train.parquet", SENTENCES, ["no", "yes"])
-    return make(folder), ["the label 'no', which is none of them", "'task.labels=[no,yes]'"]
+    return make(folder), ["the label 'no', which is not among these labels", "'task.labels=[no,yes]'"]
 
 
 def case_unlabelled(folder: Path) -> tuple[Task, list[str]]:
@@ -503,7 +503,7 @@ def test_mistakes_in_the_data(tmp_path: Path, name: str, capfd: pytest.CaptureFi
 
 def test_inferred_classes_must_fit(tmp_path: Path) -> None:
     task = toy(tmp_path, {"sentence": ["a", "b", "c"], "label": ["x", "y", "z"]}, labels=None, metrics=["f1"])
-    assert "two classes, the task has 3" in refusal(lambda: task.resolved())
+    assert "two classes, but the task has 3" in refusal(lambda: task.resolved())
     task = toy(tmp_path, {"sentence": ["a", "b"], "label": [0.5, 1.0]}, labels=None)
     assert "task.kind=regression task.metrics=[pearson]" in refusal(lambda: task.resolved())
     task = toy(tmp_path, {"sentence": ["a", "b"], "label": ["x", "x"]}, labels=None)

@@ -88,7 +88,7 @@ def embedded_sentences() -> dict[str, list[str]]:
                     seen.add(key)
                     found.setdefault(topic, []).append(sentence)
     if len(seen) < _MIN_SENTENCES:
-        problem = f"this Python's has only {len(seen)} sentences for the embedded data"
+        problem = f"this Python installation has only {len(seen)} sentences for the embedded data"
         raise UserError("pydoc_data.topics", None, problem, "Use a complete installation of CPython.")
     return found
 

@@ -55,7 +55,7 @@ class ClassificationTask(TextTask):
         if len(self.labels) < 2:
             raise UserError("task.labels", shown, "a classification task needs two classes or more")
         if len({normal(label) for label in self.labels}) < len(self.labels):
-            raise UserError("task.labels", shown, "two names are equal but for case, spaces, '_' and '-'")
+            raise UserError("task.labels", shown, "two names differ only in case, spaces, '_' and '-'")
         if isinstance(self.class_weights, list) and (
             len(self.class_weights) != len(self.labels) or min(self.class_weights) <= 0
         ):
@@ -63,7 +63,7 @@ class ClassificationTask(TextTask):
             raise UserError("task.class_weights", self.class_weights, problem, f"In the order {shown}.")
         for metric in self.metrics:
             if metric in ("f1", "accuracy_f1") and len(self.labels) != 2:
-                problem = f"is defined for two classes, the task has {len(self.labels)}"
+                problem = f"is defined for two classes, but the task has {len(self.labels)}"
                 raise UserError("task.metrics", metric, problem, "task.metrics=[accuracy]")
         return self
 
@@ -123,10 +123,8 @@ class ClassificationTask(TextTask):
         shown, totals = as_list(self.given_columns), probabilities_NC.sum(1)
         wrong = (probabilities_NC < 0).any(1) | (np.abs(totals - 1) > TOLERANCE)
         if len(rows := np.flatnonzero(wrong)):
-            problem = (
-                f"row {rows[0]} of split '{split}' has {probabilities_NC[rows[0]].tolist()}, which is no distribution"
-            )
-            raise UserError("task.probabilities", shown, problem, "They sum to 1; raw outputs are task.logits.")
+            problem = f"row {rows[0]} of split '{split}' has {probabilities_NC[rows[0]].tolist()}, not a distribution"
+            raise UserError("task.probabilities", shown, problem, "They must sum to 1; for raw outputs: task.logits.")
         return np.log(np.maximum(probabilities_NC, SMALLEST))
 
     def is_unlabelled(self, value: Any) -> bool:
@@ -164,7 +162,7 @@ class ClassificationTask(TextTask):
         for value in dict.fromkeys(values):
             name = _name(value, table.class_names, labels)
             if name is None or normal(name) not in index:
-                problem = f"split '{split}' has the label {name or value!r}, which is none of them"
+                problem = f"split '{split}' has the label {name or value!r}, which is not among these labels"
                 seen = table.class_names or sorted({str(whole(other)) for other in values})
                 remedy = shlex.quote(f"task.labels={as_list(seen)}") if len(seen) <= 20 else ""
                 raise UserError("task.labels", as_list(labels), problem, remedy)

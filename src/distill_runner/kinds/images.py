@@ -88,8 +88,8 @@ class ImagesTask(ClassificationTask):
         names = self.labels or []
         empty = [name for number, name in enumerate(names) if number not in set(labels.tolist())]
         if empty:
-            problem = f"no image of the split '{self.train}' is of the class {', '.join(empty[:5])}"
-            raise UserError("task.labels", f"{len(names)} classes", problem, "Leave such classes out, or add images.")
+            problem = f"the split '{self.train}' has no image of the class {', '.join(empty[:5])}"
+            raise UserError("task.labels", f"{len(names)} classes", problem, "Leave out such classes, or add images.")
 
     def transfer(self, transfer: "TransferSet") -> Any:
         return Pictures(transfer.inputs()[0], None, "transfer")
@@ -121,15 +121,15 @@ class ImagesTask(ClassificationTask):
             UserError: the model reads text, or images of another number of channels or another size.
         """
         if not shape.reads_images:
-            problem = f"a model of type {shape.model_type} reads text, and {self.name} has images"
-            remedy = "Take image networks: teacher=resnet110 student=resnet8; of an assistant: experiment=pro_kd/cifar."
+            problem = f"a model of type {shape.model_type} reads text, but {self.name} has images"
+            remedy = "Take image networks: teacher=resnet110 student=resnet8; with assistant: experiment=pro_kd/cifar."
             raise UserError(".model", None, problem, remedy)
         if shape.num_channels != CHANNELS[self.mode]:
-            problem = f"the model reads {shape.num_channels} channels, images of this mode have {CHANNELS[self.mode]}"
+            problem = f"the model reads {shape.num_channels} channels, but this mode has {CHANNELS[self.mode]}"
             raise UserError("task.mode", self.mode, problem)
         size = shape.image_size
         if size is not None and self.resize != size:
-            problem = f"the model reads images of {size[0]}x{size[1]} pixels alone"
+            problem = f"the model reads only images of {size[0]}x{size[1]} pixels"
             raise UserError(
                 "task.resize", self.resize and list(self.resize), problem, f"task.resize=[{size[0]},{size[1]}]"
             )

@@ -53,11 +53,11 @@ class MultiLabelTask(TextTask):
     def _labels_are_sound(self) -> Self:
         shown = as_list(self.labels or [])
         if self.labels is not None and len(self.labels) < 2:
-            raise UserError("task.labels", shown, "one label is a matter of yes or no", "task.kind=classification")
+            raise UserError("task.labels", shown, "there must be two labels or more", "task.kind=classification")
         if len({normal(label) for label in self.labels or []}) < len(self.labels or []):
-            raise UserError("task.labels", shown, "two names are equal but for case, spaces, '_' and '-'")
+            raise UserError("task.labels", shown, "two names differ only in case, spaces, '_' and '-'")
         if isinstance(self.label, list) and self.labels and len(self.labels) != len(self.label):
-            problem = f"names {len(self.labels)} labels, and task.label {len(self.label)} columns"
+            problem = f"names {len(self.labels)} labels, but task.label names {len(self.label)} columns"
             raise UserError("task.labels", shown, problem, "Leave task.labels out: the columns name them.")
         return self
 
@@ -117,8 +117,8 @@ class MultiLabelTask(TextTask):
         from scipy.special import logit
 
         if len(rows := np.flatnonzero(((probabilities_NC < 0) | (probabilities_NC > 1)).any(1))):
-            problem = f"row {rows[0]} of split '{split}' has {probabilities_NC[rows[0]].tolist()}, not all in 0..1"
-            raise UserError("task.probabilities", as_list(self.given_columns), problem, "Raw outputs are task.logits.")
+            problem = f"row {rows[0]} of split '{split}' has {probabilities_NC[rows[0]].tolist()}, not all from 0 to 1"
+            raise UserError("task.probabilities", as_list(self.given_columns), problem, "Raw outputs: use task.logits.")
         logits: np.ndarray = logit(np.clip(probabilities_NC, SMALLEST, 1 - SMALLEST))
         return logits
 
@@ -156,8 +156,8 @@ class MultiLabelTask(TextTask):
         for row, value in enumerate(values):
             for name in self._names(value, table, split):
                 if normal(name) not in number:
-                    problem = f"split '{split}' has the label {name}, which is none of them"
-                    raise UserError("task.labels", as_list(labels), problem, "Name them all, or remove it.")
+                    problem = f"split '{split}' has the label {name}, which is not among these labels"
+                    raise UserError("task.labels", as_list(labels), problem, "Name all labels, or remove it.")
                 encoded[row, number[normal(name)]] = 1
         return encoded
 
@@ -165,7 +165,7 @@ class MultiLabelTask(TextTask):
         said = str(whole(value)).casefold()
         if said not in YES + NO:
             problem = f"split '{split}' holds {value!r} in a column of 0 and 1"
-            raise UserError("task.label", column, problem, "One column of 0 and 1 for each label.")
+            raise UserError("task.label", column, problem, "Give each label a column of 0 and 1.")
         return said in YES
 
     def _names(self, value: Any, table: SplitTable, split: str) -> list[str]:
@@ -173,7 +173,7 @@ class MultiLabelTask(TextTask):
         if isinstance(value, str) and self.separator is not None:
             return [name.strip() for name in value.split(SEPARATORS[self.separator]) if name.strip()]
         if not isinstance(value, list):
-            problem = f"split '{split}' holds {str(value)[:40]!r}, which is no list of labels"
+            problem = f"split '{split}' holds {str(value)[:40]!r}, which is not a list of labels"
             remedy = "task.separator=comma (semicolon, bar, blank), or columns of 0 and 1: 'task.label=[<one>,<other>]'"
             raise UserError("task.label", self.label, problem, remedy)
         own = table.class_names

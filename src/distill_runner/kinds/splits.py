@@ -71,7 +71,7 @@ class Splits(Dataset):
     @model_validator(mode="after")
     def _selects_by_what_grows(self) -> Self:
         if self.metrics[0] in LOWER_IS_BETTER:
-            problem = "is better when it is lower, and the first metric selects the highest"
+            problem = "is better when it is lower, but the epoch with the highest first metric is selected"
             raise UserError("task.metrics", self.metrics[0], problem, f"task.metrics=[accuracy,{self.metrics[0]}]")
         return self
 
@@ -80,8 +80,8 @@ class Splits(Dataset):
         for field, splits in (("validation", self.validation), ("test", self.test)):
             for name, split in splits.items():
                 if share_rows(split, self.train):
-                    problem = f"has rows of task.train={self.train}: it would be judged on what it was trained on"
-                    remedy = "task.split_off=0.1 takes a tenth off; or write parts: train[:90%] and train[90%:]"
+                    problem = f"has rows of task.train={self.train}: the model would be evaluated on training examples"
+                    remedy = "task.split_off=0.1 sets a tenth aside; or give slices: train[:90%] and train[90%:]"
                     raise UserError(f"task.{field}.{name}", split, problem, remedy)
         return self
 

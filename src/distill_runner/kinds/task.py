@@ -107,7 +107,7 @@ class Task(Splits):
         Raises:
             UserError: the columns do not exist, or do not hold predictions.
         """
-        raise UserError("task.kind", self.kind, "has no predictions in columns of its data")
+        raise UserError("task.kind", self.kind, "cannot read predictions from columns of the data")
 
     @property
     @abstractmethod
@@ -135,8 +135,8 @@ class Task(Splits):
             UserError: the model does not read them.
         """
         if self.tokenized and shape.reads_images:
-            problem = f"a model of type {shape.model_type} reads images, and {self.name} has texts"
-            raise UserError(".model", None, problem, "Take an encoder of text, or a task of images: task=cifar10.")
+            problem = f"a model of type {shape.model_type} reads images, but {self.name} has texts"
+            raise UserError(".model", None, problem, "Take a text encoder, or a task of images: task=cifar10.")
 
     def save_reader(self, folder: Path) -> None:
         """Save preprocessing files other than the tokenizer's in the folder of a model, such as those for images."""
@@ -166,7 +166,7 @@ class Task(Splits):
         Raises:
             UserError: examples of this kind have no ids (``has_ids``).
         """
-        raise UserError("task.kind", self.kind, "its examples have no ids to predict by", "Take --file.")
+        raise UserError("task.kind", self.kind, "its examples have no ids for the predictions", "Use --file.")
 
     def verdicts(self, outputs: np.ndarray, split: "Split") -> Verdicts:
         """Return the prediction for each example, and whether it is right.
@@ -176,7 +176,7 @@ class Task(Splits):
         Raises:
             UserError: predictions of this kind are neither right nor wrong.
         """
-        raise UserError("task.kind", self.kind, "has no outputs that are right or wrong, only near or far")
+        raise UserError("task.kind", self.kind, "has predictions that are neither right nor wrong, only close or far")
 
     def as_texts(self, name: str, split: "Split", numbers: Sequence[int]) -> list[str]:
         """Return examples as readable texts, with the names of the columns if there are several.

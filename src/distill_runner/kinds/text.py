@@ -85,13 +85,13 @@ class TextTask(Task):
         if missing := [name for name in labels if name not in there]:
             raise UserError("task.label", missing[0], f"no such column: {have}", "task.label=<column of the labels>")
         if not 1 <= len(texts) <= 2:
-            raise UserError("task.columns", None, f"cannot be found: {have}", "'task.columns=[<text>]'")
+            raise UserError("task.columns", None, f"cannot be inferred: {have}", "'task.columns=[<text>]'")
         return {"columns": texts, "label": labels[0] if isinstance(self.label, str) else labels}
 
     @model_validator(mode="after")
     def _one_kind_of_predictions(self) -> Self:
         if self.probabilities and self.logits:
-            problem = "and task.logits are two ways to say the same"
+            problem = "cannot be combined with task.logits"
             raise UserError("task.probabilities", as_list(self.probabilities), problem, "Keep one of them.")
         return self
 
@@ -103,15 +103,15 @@ class TextTask(Task):
         names = self.given_columns
         key = "task.probabilities" if self.probabilities else "task.logits"
         if len(names) != self.head.num_labels:
-            problem = f"names {len(names)} columns, and the task has {self.head.num_labels} outputs"
+            problem = f"names {len(names)} columns, but the task has {self.head.num_labels} outputs"
             raise UserError(key, as_list(names), problem, f"In their order: {', '.join(self.head.names or ())}.")
         table = read(self.model_copy(update={"train": split}), split).columns
         try:
             values_NC = np.array([table[name] for name in names], dtype=np.float64).T
         except (TypeError, ValueError) as error:
-            raise UserError(key, as_list(names), f"hold what is no number: {brief(error)}") from error
+            raise UserError(key, as_list(names), f"contain a value that is not a number: {brief(error)}") from error
         if len(bad := np.flatnonzero(~np.isfinite(values_NC).all(1))):
-            raise UserError(key, as_list(names), f"row {bad[0]} of split '{split}' has no number")
+            raise UserError(key, as_list(names), f"row {bad[0]} of split '{split}' has a number that is not finite")
         if self.probabilities:
             values_NC = self.as_logits(values_NC, split)
         return values_NC.astype(np.float32)
@@ -122,7 +122,7 @@ class TextTask(Task):
         Raises:
             UserError: the values are not probabilities, or this kind of task has none.
         """
-        raise UserError("task.probabilities", as_list(self.given_columns), f"task.kind={self.kind} has none")
+        raise UserError("task.probabilities", as_list(self.given_columns), f"task.kind={self.kind} takes none")
 
     @property
     def label_columns(self) -> list[str]:
@@ -141,7 +141,7 @@ class TextTask(Task):
         texts = [_texts(table.columns[column], column, split) for column in self.columns]
         blank = sum(not any(text.strip() for text in row) for row in zip(*texts, strict=True))
         if blank:
-            log.warning("%d of %d rows of split '%s' have no text but blanks", blank, len(texts[0]), split)
+            log.warning("%d of %d rows of split '%s' have only blanks as text", blank, len(texts[0]), split)
         return Examples(texts, self._labels(table, split))
 
     def write(self, folder: Path, examples: Examples, tokenizer: Any) -> None:

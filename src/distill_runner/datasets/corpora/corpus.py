@@ -47,11 +47,11 @@ class Corpus(Mixture):
     examples: Annotated[
         Literal["passages", "packed", "pairs"],
         Reading("a separator stands between two documents, as in RoBERTa's FULL-SENTENCES", "MiniLMv2 4.1", "packed"),
-        Reading("pairs are drawn once, masks anew in every epoch; BERT had ten copies", "BERT A.2", "pairs"),
-        Reading("where sentences end, a rule on their punctuation says; BERT names no splitter", "BERT A.2", "pairs"),
+        Reading("pairs are drawn once, masks anew in every epoch; BERT used ten masked copies", "BERT A.2", "pairs"),
+        Reading("a rule on punctuation decides where a sentence ends; BERT names no splitter", "BERT A.2", "pairs"),
         Reading("one length for all steps; BERT's last tenth at 512: mlm_nsp_two_lengths", "BERT A.2", "pairs"),
     ] = "passages"
-    hold_out: Annotated[int, Reading("one document in 200 validates", "all papers that pre-train")] = Field(200, ge=2)
+    hold_out: Annotated[int, Reading("one document in 200 is held out", "all papers that pre-train")] = Field(200, ge=2)
     short_pairs: float = Field(0.1, ge=0, le=1)
     mask_probability: float = Field(0.15, gt=0, lt=1)
     whole_word: bool = False
@@ -131,7 +131,7 @@ class TransferSet(Mixture):
         columns: list[list[Any]] = [[] for _ in next(iter(self.parts.values())).columns]
         for part in self.parts.values():
             if len(part.columns) != len(columns):
-                problem = f"the parts before have {len(columns)} columns: all must be single texts, or all pairs"
+                problem = f"the earlier parts have {len(columns)} columns: all must be single texts, or all pairs"
                 raise UserError(f"{part.key}.columns", part.columns, problem)
             table = read(part, part.train)
             kept = [row for row in zip(*(table.columns[name] for name in part.columns), strict=True) if all(row)]
@@ -140,7 +140,7 @@ class TransferSet(Mixture):
         if self.size is None:
             return columns
         if self.size > len(columns[0]):
-            problem = f"the parts hold {len(columns[0])} examples"
+            problem = f"the parts have only {len(columns[0])} examples"
             raise UserError("transfer.size", self.size, problem, "transfer.size=null takes all.")
         chosen = np.random.default_rng(ORDER_SEED).permutation(len(columns[0]))[: self.size]
         return [[column[i] for i in chosen] for column in columns]

@@ -71,13 +71,13 @@ def _fitted(image: Image.Image, decoding: Decoding, where: str) -> Image.Image:
     """Return the image in the mode and size that ``decoding`` asks for."""
     if image.mode != decoding.mode:
         if image.mode not in _CONVERTIBLE:
-            problem = f"{where} is of Pillow's mode {image.mode}, which is not of 8 bits"
-            raise UserError("task.mode", decoding.mode, problem, "Save such images with 8 bits a channel.")
+            problem = f"{where} has Pillow's mode {image.mode}, which does not have 8 bits per channel"
+            raise UserError("task.mode", decoding.mode, problem, "Save such images with 8 bits per channel.")
         if not decoding.convert:
             named = {"L": "grey (mode L)", "RGB": "in colour (mode RGB)"}
             problem = f"{where} is {named.get(image.mode, f'of mode {image.mode}')}"
-            other = f", or task.mode={image.mode} if all are such" if image.mode in CHANNELS else ""
-            remedy = f"task.convert=true turns every image into {decoding.mode}{other}."
+            other = f", or task.mode={image.mode} if all images have that mode" if image.mode in CHANNELS else ""
+            remedy = f"task.convert=true converts every image to {decoding.mode}{other}."
             raise UserError("task.mode", decoding.mode, problem, remedy)
         image = image.convert(decoding.mode)
     if decoding.resize and image.size[::-1] != decoding.resize:

@@ -37,7 +37,7 @@ def local_data(data: Dataset) -> Path | None:
     if is_embedded(data):
         return None
     if not data.dataset.strip():
-        raise UserError(f"{data.key}.dataset", data.dataset, "names no data set", "A folder, or a hub id: nyu-mll/glue")
+        raise UserError(f"{data.key}.dataset", data.dataset, "is empty", "Give a folder, or a hub id: nyu-mll/glue")
     given = Path(data.dataset).expanduser()
     if given.is_dir():
         if folder := _data_folder(given, data.config):
@@ -49,7 +49,7 @@ def local_data(data: Dataset) -> Path | None:
         if folder := _data_folder(root, data.config):
             return folder
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", data.dataset):
-        remedy = f"{data.key}.dataset=<folder with train.csv, validation.csv or the like>, or a hub id: nyu-mll/glue"
+        remedy = f"{data.key}.dataset=<folder with train.csv, validation.csv and so on>, or a hub id: nyu-mll/glue"
         raise UserError(f"{data.key}.dataset", data.dataset, "no such folder", remedy)
     return None
 
@@ -74,8 +74,8 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
     if folder.is_file():
         if split == "train":
             return [folder]
-        problem, remedy = f"{folder.name} is one file, whose rows are the split train", "Set task.split_off=0.1"
-        raise UserError(data.role(split), split, problem, f"{remedy}: a tenth of them is then validated on.")
+        problem, remedy = f"{folder.name} is one file, and its rows form the split train", "Set task.split_off=0.1"
+        raise UserError(data.role(split), split, problem, f"{remedy}: a tenth of the rows is then used for validation.")
     if split == "train" and (folder / "state.json").is_file():
         return sorted(folder.glob("*.arrow"))
     files = _files(folder)
@@ -84,7 +84,7 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
         chosen = [file for file in files if name in (file.stem, ALL_FILES) or file.stem.startswith(f"{name}-")]
         if len({file.suffix for file in chosen}) > 1:
             problem = f"more than one kind of file in {folder}: {', '.join(file.name for file in chosen)}"
-            raise UserError(data.role(split), split, problem, "Keep one kind.")
+            raise UserError(data.role(split), split, problem, "Keep files of one kind.")
         if chosen := chosen or sorted((folder / name).glob("*.arrow")) or _images(folder / name):
             return chosen
     available = sorted({re.sub(r"-\d+-of-\d+$", "", file.stem) for file in files} | set(_image_splits(folder)))

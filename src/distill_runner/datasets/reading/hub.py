@@ -50,8 +50,8 @@ def fetched(data: Dataset, split: str, place: Path) -> Path:
     there = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     chosen = [name for name in hub.matching(there, patterns) if name not in DESCRIBING]
     if not chosen or all(name.endswith(".py") for name in chosen):
-        problem = f"the hub's {data.dataset} holds no files of {data.config or 'data'}"
-        remedy = f"If it is a script: {data.key}.revision=refs/convert/parquet has what the hub made of it."
+        problem = f"the hub's {data.dataset} has no {data.config or 'data'} files"
+        remedy = f"If it is a script: {data.key}.revision=refs/convert/parquet has its converted files."
         raise UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
     return _laid_out(place / found.name.rpartition("/")[2], folder, chosen, card, config)
 

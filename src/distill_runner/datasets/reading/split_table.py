@@ -50,7 +50,7 @@ def check_columns(data: Dataset, split: str, available: list[str]) -> None:
 
 
 def empty(data: Dataset, split: str, place: Path | str) -> UserError:
-    return UserError(data.role(split), split, f"the split is empty in {place}", "Fetch or write it again.")
+    return UserError(data.role(split), split, f"the split is empty in {place}", "Download or write it again.")
 
 
 def damaged(data: Dataset, split: str, place: Path | str, error: Exception) -> UserError:
@@ -58,5 +58,5 @@ def damaged(data: Dataset, split: str, place: Path | str, error: Exception) -> U
     if isinstance(place, Path):
         files = split_files(place, split, data)
         shown = ", ".join(file.name for file in files[:3]) + (", ..., in " if len(files) > 3 else " in ")
-    remedy = "The file is damaged, incomplete or not what its name says: fetch or write it again."
+    remedy = "The file is damaged, incomplete or of another format than its name says: download or write it again."
     return UserError(data.role(split), split, f"cannot read {shown}{place}: {brief(error)}", remedy)

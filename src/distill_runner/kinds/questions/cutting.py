@@ -70,7 +70,7 @@ def write_windows(
         UserError: the tokenizer gives no character offsets, or a context has no token.
     """
     if not tokenizer.is_fast:
-        problem = "its tokenizer does not say which characters a token stands for"
+        problem = "its tokenizer does not give the characters of each token"
         raise UserError(".model.tokenizer", None, problem, "Take a model with a fast tokenizer (tokenizer.json).")
     frame = Frame.of(tokenizer)
     room = frame.room(max_length, pair=True)
@@ -101,7 +101,7 @@ def write_windows(
             total += len(some)
     (folder / "language.json").write_text(json.dumps(language))
     if cut:
-        log.warning("%d of %d questions are longer than %d tokens, and are cut", cut, total, longest)
+        log.warning("%d of %d questions are longer than %d tokens, and are truncated", cut, total, longest)
 
 
 def _portions(questions: Iterable[Question]) -> Iterator[list[Question]]:

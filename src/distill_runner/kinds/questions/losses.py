@@ -91,7 +91,7 @@ class Spans(Outputs):
 
     unit: ClassVar[Unit] = "example"
     readings: ClassVar[Mapping[str, Reading]] = {
-        "logit_matching": Reading("over_classes is over a window's tokens; of start and end the mean", "Pro-KD Eq. 3")
+        "logit_matching": Reading("over_classes: over a window's tokens; mean of start and end", "Pro-KD Eq. 3")
     }
 
     def __init__(self, soft_ends: Reduction = "mean") -> None:

@@ -81,8 +81,8 @@ def read_questions(rows: Iterable[Row], columns: QuestionColumns) -> Iterator[Qu
     for number, row in enumerate(rows):
         question = _question(row, number, columns, counted)
         if question.id in seen:
-            problem = f"row {number} of split '{columns.split}' has an id that an earlier row has, '{question.id}'"
-            raise UserError("task.dataset", None, problem, "Remove duplicates, or give each question an id of its own.")
+            problem = f"row {number} of split '{columns.split}' has the id of an earlier row, '{question.id}'"
+            raise UserError("task.dataset", None, problem, "Remove duplicates, or give each question its own id.")
         seen.add(question.id)
         yield question
     for what, count in counted.items():
@@ -103,7 +103,7 @@ def squad_json(file: Path) -> Iterator[Row] | None:
             articles = json.load(stream)["data"]
             return iter(list(_rows_of(articles)))
         except (ValueError, KeyError, TypeError) as error:
-            problem = f"{file} is damaged or not of SQuAD's shape ({type(error).__name__}: {error})"
+            problem = f"{file} is damaged or not in SQuAD's format ({type(error).__name__}: {error})"
             remedy = "It needs data[].paragraphs[].{context, qas[].{id, question, answers[].{text, answer_start}}}."
             raise UserError("task.dataset", None, problem, remedy) from error
 
@@ -154,20 +154,20 @@ def _question(row: Row, number: int, columns: QuestionColumns, counted: Counter[
         texts[column] = value
     question, context = texts[columns.question], texts[columns.context]
     if len(context) > MAX_CONTEXT:
-        problem = f"{where}: the context has {len(context):,} characters, and {MAX_CONTEXT:,} are read at most"
+        problem = f"{where}: the context has {len(context):,} characters, but at most {MAX_CONTEXT:,} are read"
         raise UserError("task.columns", columns.context, problem, "Divide it into several contexts.")
     answers, starts = _answers(row.get(columns.answers), row.get("answer_start"), columns, where)
     identity = row.get("id")
     name = str(number) if identity is None or identity == "" else str(identity)
     if columns.labelled and not answers and not columns.unanswerable:
-        problem = f"{where} has no answer (question '{name}'), and the task has only questions that have one"
-        raise UserError("task.unanswerable", False, problem, "task.unanswerable=true (as SQuAD 2.0), or remove it.")
+        problem = f"{where} has no answer (question '{name}'), but every question of this task must have one"
+        raise UserError("task.unanswerable", False, problem, "task.unanswerable=true (as in SQuAD 2.0), or remove it.")
     placed = tuple(_place(context, text, start) for text, start in zip(answers, starts, strict=True))
     if any(start is not None and start != at >= 0 for start, at in zip(starts, placed, strict=True)):
-        counted["have an answer that does not stand at its offset: the nearest place where it stands is taken"] += 1
+        counted["have an answer that is not at its offset: its nearest occurrence is used"] += 1
     if columns.trains and placed and placed[0] < 0:
         problem = f"{where}: the context of question '{name}' does not contain the answer '{answers[0][:60]}'"
-        raise UserError("task.label", columns.answers, problem, "Answers are pieces of the context: repair or remove.")
+        raise UserError("task.label", columns.answers, problem, "Answers are parts of the context: repair or remove.")
     return Question(name, question, context, answers, placed)
 
 
@@ -201,7 +201,7 @@ def _answers(
             (text, None if at is None or at == "" else int(at)) for text, at in zip(texts, starts, strict=True) if text
         ]
         if not all(isinstance(text, str) for text, _ in pairs):
-            raise TypeError("an answer is no text")
+            raise TypeError("an answer is not a text")
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{where}: the answers cannot be read ({type(error).__name__}: {error})"
         remedy = "Write {'text': [...], 'answer_start': [...]}, or the text of one answer and a column answer_start."

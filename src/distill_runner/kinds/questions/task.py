@@ -116,21 +116,21 @@ class QuestionsTask(Task):
             remedy = "task.columns=[question,context]"
             raise UserError("task.columns", self.columns, "needs the columns of question and context", remedy)
         if self.select_on == HELD_OUT:
-            problem = "questions about one context would stand on both sides"
+            problem = "questions about one context would be both trained on and held out"
             raise UserError(
-                "task.select_on", HELD_OUT, problem, "Divide the data yourself, and take select_on=validation."
+                "task.select_on", HELD_OUT, problem, "Split the data yourself, and set select_on=validation."
             )
         for name, language in self.languages.items():
             if language not in LANGUAGES:
-                raise UserError(f"task.languages.{name}", language, "has no rules", nearest(language, LANGUAGES))
+                raise UserError(f"task.languages.{name}", language, "no scoring rules", nearest(language, LANGUAGES))
             if name not in {**self.validation, **self.test}:
                 remedy = nearest(name, [*self.validation, *self.test])
-                raise UserError("task.languages", name, "is no validation or test split", remedy)
+                raise UserError("task.languages", name, "is not a validation or test split", remedy)
         if not self.unanswerable:
             for metric in self.metrics:
                 if metric not in ("f1", "exact_match"):
                     remedy = "task.metrics=[f1,exact_match], or task.unanswerable=true."
-                    raise UserError("task.metrics", metric, "is of questions without an answer", remedy)
+                    raise UserError("task.metrics", metric, "applies only to tasks with unanswerable questions", remedy)
         return self
 
     @property
@@ -156,7 +156,7 @@ class QuestionsTask(Task):
                 yield Question(str(number), question, context)
 
         if any(len(part.columns) != 2 for part in transfer.parts.values()):
-            raise UserError("transfer", transfer.name, "has no columns of question and context", "Give it both.")
+            raise UserError("transfer", transfer.name, "lacks columns of question and context", "Give its parts both.")
         return Asked(read, labelled=False)
 
     def write(self, folder: Path, examples: Any, tokenizer: Any) -> None:
@@ -237,7 +237,7 @@ class QuestionsTask(Task):
         return [as_text(split.question(number)) for number in numbers]
 
     def as_lines(self, outputs: np.ndarray, names: bool = True) -> list[str]:
-        raise UserError("task.kind", self.kind, "has answers in place of classes", "Take distill-run-submit.")
+        raise UserError("task.kind", self.kind, "predicts answers instead of classes", "Use distill-run-submit.")
 
     def _scored(self, spans: np.ndarray, split: Any) -> Scored:
         golds = [split.question(number).answers for number in range(split.num_questions)]

@@ -23,7 +23,7 @@ class Windowing(Schema):
 
     stride: Annotated[
         Literal["overlap", "step"],
-        Reading("as run_qa; the papers' time had run_squad's step", "Pro-KD"),
+        Reading("as in run_qa; in the papers' time, run_squad used a step", "Pro-KD"),
     ] = "overlap"
     tokens: int = Field(128, ge=1)
     max_question: int | None = Field(None, ge=1)
