@@ -386,7 +386,7 @@ def case_truncated(folder: Path) -> tuple[Task, list[str]]:
     task = toy(folder)
     file = folder / "train.parquet"
     file.write_bytes(file.read_bytes()[:-40])
-    return task, ["task.train=train: cannot read train.parquet", "Parquet magic bytes not found", "fetch or"]
+    return task, ["task.train=train: cannot read train.parquet", "Parquet magic bytes not found", "download or"]
 
 
 def case_damaged(folder: Path) -> tuple[Task, list[str]]:

@@ -214,7 +214,7 @@ def test_a_file_in_progress_that_is_damaged_is_fetched_anew(
     blobs.mkdir(parents=True)
     (blobs / f"{hashlib.sha256(file.read_bytes()).hexdigest()}.partial").write_bytes(b"x" * 1000)
     ended = distill_run(work, *RUN)
-    assert (ended.code, "arrived damaged" in ended.err) == (1, True), ended.err
+    assert (ended.code, "damaged during the download" in ended.err) == (1, True), ended.err
     repositories.forget()
     assert distill_run(work, *RUN).code == 0
 
