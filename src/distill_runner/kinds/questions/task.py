@@ -76,7 +76,7 @@ class QuestionsTask(Task):
     """Extractive question-answering task: each answer is a span of a context.
 
     Attributes:
-        columns: the question column and the context column; ids are read from ``id``, titles from ``title``.
+        columns: the question column and the context column; ids are read from ``id``.
         label: column of the answers: a text, a list of texts, or SQuAD's mapping of ``text`` and ``answer_start``.
         max_length: maximum number of tokens of a window: the question, a part of the context, and special tokens.
         unanswerable: whether questions may have no answer, which a model may predict (SQuAD 2.0).
@@ -117,9 +117,7 @@ class QuestionsTask(Task):
             raise UserError("task.columns", self.columns, "needs the columns of question and context", remedy)
         if self.select_on == HELD_OUT:
             problem = "questions about one context would be both trained on and held out"
-            raise UserError(
-                "task.select_on", HELD_OUT, problem, "Split the data yourself, and set select_on=validation."
-            )
+            raise UserError("task.select_on", HELD_OUT, problem, "Split the data yourself; set select_on=validation.")
         for name, language in self.languages.items():
             if language not in LANGUAGES:
                 raise UserError(f"task.languages.{name}", language, "no scoring rules", nearest(language, LANGUAGES))
