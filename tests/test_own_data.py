@@ -152,7 +152,7 @@ def test_columns_are_found_in_another_configuration(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_images_has_no_texts(images_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"task.columns: cannot be found: the data have image, label\n"):
+    with pytest.raises(UserError, match=r"task.columns: cannot be inferred: the data have image, label\n"):
         task(images_folder, validation={"validation": "test"})
     part = CorpusPart(dataset=str(images_folder), columns=["text"])
     with pytest.raises(UserError, match=r"has no column 'text'\n.*It has: image, label"):

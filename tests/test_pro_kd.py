@@ -109,7 +109,7 @@ def test_temperatures_go_by_the_checkpoints_that_are_followed(compose: Compose, 
 
 def test_temperatures_that_would_not_fall_to_1_are_refused() -> None:
     LogitMatching(3, "divide", EpochsPerStep(epochs=1), followed=3)
-    with pytest.raises(UserError, match=r"^loss\.tau_max=4: .* 3 are followed") as raised:
+    with pytest.raises(UserError, match=r"^loss\.tau_max=4: .* the 3 checkpoints followed") as raised:
         LogitMatching(4, "divide", EpochsPerStep(epochs=1), followed=3)
     assert "loss.tau_max=3" in raised.value.remedy
 
