@@ -22,7 +22,8 @@ child.stdout.readline()
 
 
 @pytest.mark.parametrize(
-    ("exitcode", "name"), [(3, "exited with code 3"), (-9, "SIGKILL: out of memory"), (-15, "SIGTERM"), (-35, "signal 35")]
+    ("exitcode", "name"),
+    [(3, "exited with code 3"), (-9, "SIGKILL: out of memory"), (-15, "SIGTERM"), (-35, "signal 35")],
 )
 def test_how_a_process_ended(exitcode: int, name: str) -> None:
     assert name in exit_cause(exitcode)
