@@ -178,7 +178,7 @@ class MultiLabelTask(TextTask):
             raise UserError("task.label", self.label, problem, remedy)
         own = table.class_names
         if own and (unknown := [one for one in value if isinstance(one, int) and not 0 <= one < len(own)]):
-            problem = f"split '{split}' has the label number {unknown[0]}, and the data name labels 0 to {len(own) - 1}"
+            problem = f"split '{split}' has the label number {unknown[0]}, but the data name labels 0 to {len(own) - 1}"
             raise UserError("task.label", self.label, problem, "Remove or repair such rows.")
         return [own[one] if own is not None and isinstance(one, int) else str(whole(one)) for one in value]
 
