@@ -340,6 +340,9 @@ def test_wandb_keeps_console_and_model_where_asked(wandb_home: Path, monkeypatch
         print("what the run says")
         tracker.model(student)
     (file,) = (wandb_home / "wandb").glob("offline-run-*-key3/run-key3.wandb")
+    deadline = time.monotonic() + 30
+    while b"model-key3" not in file.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)  # W&B's process writes the file, sometimes a moment after the run has finished
     written = file.read_bytes()
     assert b"what the run says" in written
     assert b"model-key3" in written
