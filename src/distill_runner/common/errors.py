@@ -125,6 +125,11 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of text in the message of ``error``, or the name of its class if there is no text."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def brief(error: BaseException) -> str:
     """Return the type and the first line of the innermost cause, at most 160 characters.
 

@@ -8,7 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError
 
-from distill_runner.common.errors import UserError, nearest
+from distill_runner.common.errors import UserError, first_line, nearest
 from distill_runner.compose.explain import known_keys
 from distill_runner.compose.folders import choices
 
@@ -62,7 +62,7 @@ def check_files(folder: Path) -> None:
             problem = f"cannot be read: {error.problem or error.context}"
             raise UserError(f"{file}, line {line}", None, problem, "Indent YAML with spaces, not with tabs.") from error
         except (yaml.YAMLError, UnicodeError, RecursionError) as error:
-            problem = f"is not valid YAML: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
+            problem = f"is not valid YAML: {first_line(error)[:100]}"
             raise UserError(str(file), None, problem) from error
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, first_line
 
 # Every word that is neither quoted nor in _WORDS is a configuration key. Keys are replaced by variable names, because
 # Python cannot evaluate dotted keys of mappings, nor `lambda` as a name.
@@ -47,6 +47,6 @@ def holds(condition: str, config: DictConfig) -> bool:
             raise InvalidExpression("calls and attributes are not allowed")
         return bool(EvalWithCompoundTypes(names=values, functions={}).eval(expression))
     except (InvalidExpression, SyntaxError, TypeError, LookupError, ValueError, ArithmeticError) as error:
-        problem = f"is not a condition: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        problem = f"is not a condition: {first_line(error)}"
         remedy = "For example: sweep.where=['loss.eta + loss.lambda <= 1']"
         raise UserError("sweep.where", condition, problem, remedy) from error

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from distill_runner.common.errors import Paused
+from distill_runner.common.errors import Paused, first_line
 from distill_runner.tracking.metrics_file import MetricsFile
 from distill_runner.tracking.tensorboard import TensorBoardTracker
-from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, first_line, flat
+from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, flat
 from distill_runner.tracking.wandb import WandbTracker
 
 log = logging.getLogger(__name__)

@@ -94,11 +94,6 @@ def columns(rows: Sequence[Values]) -> list[Any]:
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of the message of ``error``, or the name of its class if there is no message."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def missing(package: str, error: ImportError) -> UserError:
     """Return the error for a missing ``package`` of a tracker, with the command that installs it."""
     remedy = f"pip install 'distill-run[{package}]'"

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from distill_runner.common.errors import UserError
-from distill_runner.tracking.tracker import TrackerConfig, Values, columns, first_line, missing, point
+from distill_runner.common.errors import UserError, first_line
+from distill_runner.tracking.tracker import TrackerConfig, Values, columns, missing, point
 
 log = logging.getLogger(__name__)
 

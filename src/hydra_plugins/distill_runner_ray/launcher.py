@@ -18,7 +18,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +106,8 @@ class RayLauncher(Launcher):
             _knock(self.address or os.environ.get("RAY_ADDRESS", ""))
             ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING)
         except (OSError, ValueError, RuntimeError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             remedy = "Give host:port of a cluster (ray start --head), or local for a cluster of this machine alone."
-            raise UserError("hydra.launcher.address", self.address, reason, remedy) from error
+            raise UserError("hydra.launcher.address", self.address, first_line(error), remedy) from error
         if not any(
             all(node.get(kind, 0) >= need for kind, need in self.needs.items()) for node in _alive(ray).values()
         ):
@@ -172,5 +171,5 @@ def _result(ray: Any, task: Any) -> JobReturn | None:
         found: JobReturn = ray.get(task)
         return found
     except ray.exceptions.RayError as error:
-        log.error("a point was given up: %s", str(error).partition("\n")[0] or type(error).__name__)
+        log.error("a point was given up: %s", first_line(error))
         return None
