@@ -76,6 +76,11 @@ class CheckpointSchedule(EpochsPerStep):
         ),
     ] = "end"
 
+    @property
+    def variant(self) -> dict[str, int]:
+        """What distinguishes a paper's numbers: the checkpoint of a student that follows only one (Pro-KD Table 1)."""
+        return {"checkpoint": self.checkpoints[0]} if self.checkpoints and len(self.checkpoints) == 1 else {}
+
     def by_epoch(self, teacher_epochs: int, student_epochs: int) -> tuple[int, ...]:
         """Return the checkpoint that each epoch of the student follows.
 

@@ -124,8 +124,8 @@ def printed(run: RunConfig, num_layers: int, width: int, metric: str, split: str
     variant: dict[str, Any] = {}
     for config in [*run.stages.values(), run.stages["student"]]:  # last, as the student's settings override the others
         variant |= _settings_of(config.method)
-    if (route := run.stages["student"].route) and route.checkpoints and len(route.checkpoints) == 1:
-        variant["checkpoint"] = route.checkpoints[0]
+    if route := run.stages["student"].route:
+        variant |= route.variant
     return find(
         described["method"],
         described["task"] + split,
