@@ -48,6 +48,29 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT / "src"), **changes}
 
 
+def without_importing(
+    modules: set[str], folder: Path, *arguments: str, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in ``folder``, and check that it imports none of ``modules``."""
+    program = f"""
+import sys
+from distill_runner.cli import main
+try:
+    main()
+finally:
+    print("imported:", {modules} & set(sys.modules), file=sys.stderr)"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
+        env=environment(**changes),
+    )
+    assert "imported: set()" in ended.stderr
+    return ended
+
+
 @pytest.fixture(scope="module")
 def inputs(tiny_task_folder: Path, tiny_bert_folder: Path) -> tuple[str, ...]:
     """The overrides that make a small run on small data."""
@@ -104,26 +127,10 @@ def test_a_value_in_a_sweep_is_an_axis(given: list[str], parsed: list[str]) -> N
 
 
 def test_help_and_completion_need_no_library(workplace: Path) -> None:
-    program = """
-import sys
-from distill_runner.cli import main
-try:
-    main()
-finally:
     heavy = {"torch", "transformers", "datasets", "sklearn", "scipy", "numpy", "pydantic", "wandb", "joblib"}
-    print("imported:", heavy & set(sys.modules), file=sys.stderr)"""
 
     def started(arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-        ended = subprocess.run(
-            [sys.executable, "-c", program, *arguments.split()],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=workplace,
-            env=environment(**changes),
-        )
-        assert "imported: set()" in ended.stderr
-        return ended
+        return without_importing(heavy, workplace, *arguments.split(), **changes)
 
     helped = re.sub(r"\n  (?=\w)", " ", started("--help").stdout)  # a long line goes on in the next
     for group in ("task", "method", "mapping", "attention", "teacher", "student", "optim", "tracker", "experiment"):
@@ -259,24 +266,9 @@ def test_the_same_command_again_is_a_hit(alp: Ended, workplace: Path, inputs: tu
 
 def test_a_hit_imports_no_model_of_transformers(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
     """``PreTrainedModel`` takes two seconds of processor time to import, as long as all else."""
-    program = """
-import sys
-from distill_runner.cli import main
-try:
-    main()
-finally:
     heavy = {"transformers.modeling_utils", "torch._dynamo", "sklearn", "wandb"}
-    print("imported:", heavy & set(sys.modules), file=sys.stderr)"""
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *inputs, "method=alp"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=workplace,
-        env=environment(),
-    )
+    ended = without_importing(heavy, workplace, *inputs, "method=alp")
     assert ended.stdout == alp.out
-    assert "imported: set()" in ended.stderr
 
 
 def test_a_plan_tells_time_and_disk_and_waits_for_no_gpu(
