@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -129,11 +129,11 @@ class Estimator:
         with TemporaryDirectory() as folder:
             training = Training(
                 Learner(model, stage.method(), self.pipeline.inputs.data(stage), self._teacher(stage)),
-                Procedure(stage.config.optim.model_copy(update={"epochs": 1, "max_steps": None}), seed=0),
+                Procedure(stage.config.optim.model_copy(update={"epochs": 1, "max_steps": UPDATES}), seed=0),
                 Machine(self.pipeline.device, self.pipeline.runtime),
                 Record(Path(folder), discard(stage.name)),
             )
-            updates = list(islice(training.rest_of_epoch(), UPDATES))
+            updates = list(training.rest_of_epoch())
             update = _mean_seconds(training.step, updates) if training.method.weights else 0.0
         model.eval()
         batches = [batch for update in updates for batch in update.batches]
