@@ -1,5 +1,6 @@
 """Runs on images: from files to a student, taken up after an interruption, with cached views, and what is refused."""
 
+import base64
 import json
 import signal
 from collections.abc import Callable, Mapping
@@ -21,6 +22,9 @@ from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
+from distill_runner.report.collect import results
+from distill_runner.report.page import html
+from distill_runner.report.rows import tabulate
 
 Compose = Callable[..., RunConfig]
 CLASSES = ("blue", "green", "red")
@@ -88,10 +92,14 @@ def test_a_folder_of_images_becomes_a_student_by_one_command(images_folder: Path
     assert model.config.id2label == dict(enumerate(CLASSES))
     reader = json.loads((result_file.parent / "model" / "preprocessor_config.json").read_text())
     assert reader["image_mean"] == [0.5, 0.5, 0.5]
+    sheets = sorted((result_file.parent / "pictures").iterdir())
+    assert [sheet.name for sheet in sheets] == ["training-images.png", "wrong-predictions.png"]
     kept = np.load(result_file.parent / "predictions-test.npz")
     assert kept["outputs"].shape == (18, 3)
     assert np.bincount(kept["labels"]).tolist() == [6, 6, 6]
     assert (kept["outputs"].argmax(1) == kept["labels"]).mean() == pytest.approx(result["metrics"]["accuracy"])
+    page = html(tabulate(results([result_file.parent])), "images")
+    assert all(base64.b64encode(sheet.read_bytes()).decode() in page for sheet in sheets)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from distill_runner.datasets.images.config import Augment, Decoding
 from distill_runner.datasets.images.decode import decode
 from distill_runner.datasets.images.digits import digits, digits_fingerprint
 from distill_runner.datasets.images.pixels import Pixels
+from distill_runner.datasets.images.sheet import save_sheet
 
 CIFAR = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
 
@@ -210,6 +211,18 @@ def test_plain_pictures_are_listed_once(tmp_path: Path) -> None:
     split = pixels(tmp_path, Augment(), views=8)
     assert len(split.taught) == 40
     assert torch.equal(split.taught.batch([7]).pixels, split.batch([7]).pixels)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (32, 32, 3), (300, 200, 3)])
+def test_a_sheet_shows_every_image_at_the_size_of_a_tile(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    images = [torch.full(shape, 20 * number, dtype=torch.uint8) for number in range(10)]
+    captions = [f"a very long name of a class {number}\ntruth" for number in range(10)]
+    for name in ("one", "two"):
+        save_sheet(tmp_path / "new" / f"{name}.png", images, captions)
+    assert (tmp_path / "new" / "one.png").read_bytes() == (tmp_path / "new" / "two.png").read_bytes()
+    sheet = np.asarray(Image.open(tmp_path / "new" / "one.png"))
+    tiles = [sheet[7 + row * 149 + 50, 7 + column * 119 + 30] for row in range(2) for column in range(8)]
+    assert [tile.tolist() for tile in tiles] == [[20 * number] * 3 for number in range(10)] + [[255] * 3] * 6
 
 
 def test_the_digits_are_divided_once_and_for_all() -> None:

@@ -1,7 +1,9 @@
 """One run from a typed configuration to its result: plan, build, report."""
 
 import logging
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from distill_runner.common.errors import Paused, UserError
 from distill_runner.common.terminal import Stages, quiet
 from distill_runner.compose.config import RunConfig
 from distill_runner.compose.recipe import beside_the_paper, declared_readings
+from distill_runner.datasets.batches import Batch
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import missing, plan
 from distill_runner.pipeline.resolving import resolve
@@ -20,6 +23,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, going, read, write, write_json
 from distill_runner.pipeline.store import Store, link_tree
 from distill_runner.report.cells import label
+from distill_runner.report.collect import PICTURES, pictures_of
 from distill_runner.report.environment import environment
 from distill_runner.report.model_card import model_card
 from distill_runner.report.result import described_by, finished, readings
@@ -116,6 +120,8 @@ def _tracked(
         result = _report(run, stage, pipeline, folder, settings)
         tracker.summary(flat(result))
         tracker.table("results", [flat(result)])
+        for file in pictures_of(folder):
+            tracker.picture(file.stem, file)
         tracker.model(folder / "model")
     return result
 
@@ -179,6 +185,7 @@ def _report(
     link_tree(artifact / "model", folder / "model")
     (folder / "model" / "README.md").write_text(model_card(result))
     _save_predictions(stage, pipeline, artifact, folder)
+    _save_pictures(stage, pipeline, artifact, folder / PICTURES)
     write_json(folder / RESULT, result)
     print(result_row(result))
     return result
@@ -191,3 +198,19 @@ def _save_predictions(stage: Stage, pipeline: Pipeline, artifact: Path, folder: 
     for name, split in task.validation.items():
         outputs = np.load(artifact / PREDICTIONS.format(name))
         task.save_predictions(folder / f"predictions-{name}.npz", outputs, pipeline.inputs.split(stage, split))
+
+
+def _save_pictures(stage: Stage, pipeline: Pipeline, artifact: Path, folder: Path) -> None:
+    """Replace the run's pictures by those that the kind of task has of its examples."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if (task := stage.config.task) is None:
+        return
+    name, split = next(iter(task.validation.items()))
+    outputs = np.load(artifact / PREDICTIONS.format(name))
+    task.save_pictures(folder, _first_examples(stage, pipeline), outputs, pipeline.inputs.split(stage, split))
+
+
+def _first_examples(stage: Stage, pipeline: Pipeline) -> Iterator[Batch]:
+    data = pipeline.inputs.data(stage)
+    for epoch in count():
+        yield data.batch(np.arange(min(4, len(data))), epoch)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -165,6 +166,18 @@ class ImagesTask(ClassificationTask):
             "image_std": self.deviation,
         }
         (folder / "preprocessor_config.json").write_text(json.dumps(settings | size, indent=1))
+
+    def save_pictures(self, folder: Path, epochs: Any, outputs: np.ndarray, split: Any) -> None:
+        """Save training images as eight epochs show them, and the first sixteen wrong predictions."""
+        from distill_runner.datasets.images.sheet import COLUMNS, save_sheet
+
+        shown = [batch.pixels for batch in islice(epochs, COLUMNS)]
+        images = [epoch[row] for row in range(len(shown[0])) for epoch in shown]
+        save_sheet(folder / "training-images.png", images, [f"epoch {n % COLUMNS + 1}" for n in range(len(images))])
+        verdicts = self.verdicts(outputs, split)
+        if wrong := np.flatnonzero(~verdicts.right)[: 2 * COLUMNS].tolist():
+            captions = [f"{verdicts.said(number)}\ntruth: {verdicts.truth(number)}" for number in wrong]
+            save_sheet(folder / "wrong-predictions.png", list(split.batch(wrong).pixels), captions)
 
     @property
     def settings(self) -> dict[str, Any]:

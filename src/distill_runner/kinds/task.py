@@ -2,7 +2,7 @@
 
 import difflib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -17,6 +17,7 @@ from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.models.head import Head
 
 if TYPE_CHECKING:
+    from distill_runner.datasets.batches import Batch
     from distill_runner.datasets.corpora import TransferSet
     from distill_runner.datasets.split import Split
     from distill_runner.methods.outputs import Outputs
@@ -159,6 +160,14 @@ class Task(Splits):
     def save_predictions(self, file: Path, outputs: np.ndarray, split: "Split") -> None:
         """Save ``outputs`` and ``labels``, one row for each example, for paired tests of two methods."""
         np.savez(file, outputs=outputs, labels=np.asarray(split.labels))
+
+    def save_pictures(self, folder: Path, epochs: "Iterator[Batch]", outputs: np.ndarray, split: "Split") -> None:
+        """Save PNG files of training examples and of wrong predictions, if examples of this kind can be looked at.
+
+        Args:
+            epochs: the same few training examples, as one epoch after the other shows them.
+            outputs: as for ``score``.
+        """
 
     def answers(self, outputs: np.ndarray, split: "Split") -> dict[str, str]:
         """Return the predictions by the ids of the examples, as official evaluation scripts read them.

@@ -15,6 +15,9 @@ Result = Mapping[str, Any]
 NAMES = ("task", "method", "seed", "status")
 """Keys that the file of every run has, whatever its status."""
 
+PICTURES = "pictures"
+"""Folder of the pictures of examples, in a run's folder."""
+
 log = logging.getLogger(__name__)
 
 
@@ -65,6 +68,11 @@ def read(folder: Path) -> Result | None:
     if _has_files(folder):
         log.warning("%s is left out: it holds no complete result of a run", folder)
     return None
+
+
+def pictures_of(folder: Path) -> list[Path]:
+    """Return the pictures of examples in a run's folder; kinds of tasks whose examples are texts save none."""
+    return sorted((folder / PICTURES).glob("*.png"))
 
 
 def _run_folders(root: Path) -> Iterator[Path]:

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader
 
 from distill_runner.common.errors import as_typed
 from distill_runner.report.cells import settings
-from distill_runner.report.collect import Result
+from distill_runner.report.collect import Result, pictures_of
 from distill_runner.report.compare import Comparison, sentence
 from distill_runner.report.lines import chosen_settings, lines, notes
 from distill_runner.report.rows import ResultTable
@@ -17,6 +17,8 @@ from distill_runner.report.rows import ResultTable
 
 def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (), pictures: Sequence[Path] = ()) -> str:
     """Return the page: table, comparisons, causes of failures, pictures, and each run's settings and command.
+
+    A run's pictures of examples, if it has any, are shown with its command; of several seeds, those of the first.
 
     Args:
         pictures: PNG, JPEG or SVG files to embed; files that do not exist are left out.
@@ -36,7 +38,8 @@ def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (),
         finished=sum(len(point.runs) for cell in cells for point in cell.points),
         unfinished=table.unfinished,
         comparisons=[sentence(comparison) for comparison in comparisons],
-        pictures=[(file.stem, _data(file)) for file in pictures if file.is_file()],
+        pictures=_embedded(pictures),
+        pictures_of=lambda run: _embedded(pictures_of(Path(run["folder"]))),
         typed=as_typed,
         settings=settings,
         chosen_settings=chosen_settings,
@@ -46,6 +49,11 @@ def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (),
 
 def _folder_name(run: Result) -> str:
     return Path(run["folder"]).name
+
+
+def _embedded(files: Sequence[Path]) -> list[tuple[str, str]]:
+    """Return name and content of the files that exist."""
+    return [(file.stem, _data(file)) for file in files if file.is_file()]
 
 
 def _data(file: Path) -> str:
