@@ -73,8 +73,19 @@ def network(depth: int) -> CifarResNet:
     return CifarResNet(CifarResNetConfig(depth=depth, id2label={n: str(n) for n in range(CLASSES)}))
 
 
+def teacher_of(depth: int, split: Pixels) -> CifarResNet:
+    """Return a network whose statistics are those of 32 images; without them, rounding grows with each layer."""
+    teacher = network(depth).train()
+    for module in teacher.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        teacher(split.batch(np.arange(32)).pixel_values)
+    return teacher.eval()
+
+
 def plain(split: Pixels, depth: int, optim: Optim) -> Turn:
-    teacher, student = network(depth).eval(), network(8).train()
+    teacher, student = teacher_of(depth, split), network(8).train()
     order = epoch_order(len(split), SEED, 0).tolist()
     loader = DataLoader(OneByOne(split), optim.batch_size, sampler=order, num_workers=2)
     how: Any = {"lr": optim.lr, "momentum": optim.momentum, "weight_decay": optim.weight_decay}
@@ -96,7 +107,7 @@ def plain(split: Pixels, depth: int, optim: Optim) -> Turn:
 
 def ours(split: Any, depth: int, optim: Optim, cache: Path | None) -> Turn:
     device = Device.of("cpu", "fp32")
-    live = LiveTargets(network(depth), split, FeatureRequest(logits=True), device)
+    live = LiveTargets(teacher_of(depth, split), split, FeatureRequest(logits=True), device)
     student: Any = network(8)
     fields = {"name": "random", "dataset": "nowhere", "columns": ["image"], "epochs": 1, "metrics": ["accuracy"]}
     task = make_task(**fields, kind="images", labels=[str(n) for n in range(CLASSES)], validation={"test": "test"})
@@ -150,13 +161,13 @@ def compare(folder: Path, given: argparse.Namespace) -> Iterator[str]:
         "weight_decay": 1e-4,
         "clip": None,
     }
-    optim = Optim(lr=0.1, batch_size=given.batch, epochs=1, **recipe)
+    optim = Optim(lr=0.1, batch_size=given.batch, max_steps=given.steps, epochs=1, **recipe)
     endless, fixed = (Pixels(folder, (MEAN, DEVIATION), AUGMENT, views) for views in (None, given.views))
     cache = folder / "targets"
     cache.mkdir()
     started = time.perf_counter()
     taught: Any = fixed
-    live = LiveTargets(network(given.teacher), taught, FeatureRequest(logits=True), Device.of("cpu", "fp32"))
+    live = LiveTargets(teacher_of(given.teacher, fixed), taught, FeatureRequest(logits=True), Device.of("cpu", "fp32"))
     CachedTargets.write(cache, live)
     yield f"teacher's pass over {given.views} views of {len(fixed)} images: {time.perf_counter() - started:.1f} s"
     for name, split, targets in (("live", endless, None), (f"{given.views} views", fixed, cache)):
