@@ -119,7 +119,7 @@ def test_launches_of_an_update_of_alp(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A teacher of 12 layers and a student of 4, as BERT-base's: their number does not depend on widths and lengths."""
-    bert = BertConfig(vocab_size=300, num_hidden_layers=12, hidden_size=24, num_attention_heads=2, intermediate_size=48)
+    bert = BertConfig(vocab_size=300, num_hidden_layers=12, hidden_size=32, num_attention_heads=2, intermediate_size=64)
     BertModel(bert).save_pretrained(tmp_path / "bert")
     AutoTokenizer.from_pretrained(compose("method=alp").teacher.source).save_pretrained(tmp_path / "bert")
     sizes = (f"teacher.source={tmp_path / 'bert'}", "student.num_layers=4", "optim.batch_size=32", "optim.max_steps=2")
@@ -130,7 +130,7 @@ def test_launches_of_an_update_of_alp(
     with capsys.disabled():
         print(f"\nALP, 4 layers, {precision}: {launches} launches and copies an update, {waits.total()} waits")
     assert not waits
-    assert launches <= {"fp32": 480, "bf16": 600}[precision]
+    assert launches <= {"fp32": 460, "bf16": 460}[precision]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from fake_cuda import COUNTS
+from fake_cuda import COUNTS, flash
 
 DEVICE = torch.device("cuda:0")
 CAPABILITY = [9, 0]
@@ -193,6 +193,12 @@ def _compute(function: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any
         return function(args[0].float(), args[1], False)
     if name in ("_softmax_backward_data", "_log_softmax_backward_data") and args[3] != args[0].dtype:
         return function(*args[:3], torch.float32).to(args[3])
+    if name == "_flash_attention_forward":
+        assert {one.dtype for one in args[:3]} in ({torch.bfloat16}, {torch.float16})
+        return flash.forward(*args, **kwargs)
+    if name == "_flash_attention_backward":
+        COUNTS.launches[name] += 2  # it is three kernels
+        return flash.backward(*args, **kwargs)
     return function(*args, **kwargs)
 
 

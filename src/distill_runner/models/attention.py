@@ -14,6 +14,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from distill_runner.datasets.batches import Batch, LengthGroup
 from distill_runner.datasets.noise import DropoutMasks
+from distill_runner.models.ragged import RaggedAttention
 
 
 class PackedAttention:
@@ -26,6 +27,7 @@ class PackedAttention:
 
     def __init__(self, batch: Batch, num_heads: int, noise: DropoutMasks | None) -> None:
         self.groups, self.num_heads, self.noise = batch.groups, num_heads, noise
+        self.ragged = RaggedAttention.of(batch)
         self.layouts: dict[tuple[int, int], list[_Layout]] = {}
 
     def attend(self, projected: Tensor, p: float, site: int, window: int | None = None) -> Tensor:
@@ -37,6 +39,8 @@ class PackedAttention:
             site: number of this dropout's place in the model.
             window: maximum distance between a token and the tokens it attends to; None for all tokens.
         """
+        if self.ragged is not None and self.ragged.takes(projected.shape[1] // (3 * self.num_heads)):
+            return self.ragged.attend(projected, self.num_heads, p, window)
         contexts = []
         for group, (queries, keys, values) in zip(self.groups, self._pad(projected, 3, self.num_heads), strict=True):
             allowed = _allowed(group, window)
@@ -216,7 +220,8 @@ def _tokens(padded: Sequence[Tensor], layouts: Sequence[_Layout], num_tokens: in
     *of_groups, others = _of_groups(rows, layouts)
     for states, layout, part in zip(padded, layouts, of_groups, strict=True):
         torch.index_select(states.flatten(0, -2), 0, layout.scatter.flatten(), out=part)
-    others.zero_()
+    if len(others):
+        others.zero_()
     return rows.view(num_tokens, -1)
 
 

@@ -63,7 +63,7 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest)
     family, backbone = PACKED[model.config.model_type], _backbone(model)
     layers = family.layers(backbone)
     num_tokens, learning = len(batch.input_ids), torch.is_grad_enabled()
-    if torch.is_autocast_enabled(batch.input_ids.device.type):
+    if torch.is_autocast_enabled("cpu"):
         batch = batch.rounded()  # CPU kernels for low precision are compiled for each number of rows
     noise = DropoutMasks.of(batch) if model.training else None
     reads_mean = needs.logits and batch.rows is None and family.reads_mean(model)

@@ -141,7 +141,7 @@ class Estimator:
         return _Speed(update, prediction / batches[0].size, 4 * training.num_params)
 
     def _predict(self, model: PreTrainedModel, batch: Batch) -> None:
-        with torch.inference_mode(), self.pipeline.device.autocast():
+        with torch.inference_mode(), self.pipeline.device.forward(model):
             extract(model, batch, FeatureRequest(logits=True))
 
     def _teacher(self, stage: Stage) -> TeacherTargets:

@@ -18,6 +18,7 @@ from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.training.ahead import Item, ahead
 from distill_runner.training.config import Precision
 from distill_runner.training.gpus import claim_several_visible, claim_visible
+from distill_runner.training.rounding import rounded
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,13 @@ class Device:
         if self.precision not in _LOW:
             return nullcontext()
         return torch.autocast(self.torch.type, _LOW[self.precision])
+
+    @contextmanager
+    def forward(self, model: nn.Module) -> Iterator[None]:
+        """Return a context for forward passes of ``model``: ``autocast``, with the weights rounded at once."""
+        dtype = _LOW.get(self.precision)
+        with self.autocast(), rounded(model, dtype) if dtype else nullcontext():
+            yield
 
     def scaler(self) -> GradScaler:
         """Return the loss scaler for fp16; in other precisions it does nothing."""

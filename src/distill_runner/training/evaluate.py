@@ -27,7 +27,7 @@ def predict(model: PreTrainedModel, split: Split, device: Device) -> np.ndarray:
     outputs: np.ndarray | None = None
     was_training = model.training
     model.eval()
-    with torch.inference_mode(), device.autocast():
+    with torch.inference_mode(), device.forward(model):
         for index in by_tokens(split, TOKENS_PER_BATCH[device.torch.type]):
             batch = device.move(split.batch(index, device.length_multiple))
             logits = extract(model, batch, FeatureRequest(logits=True)).logits

@@ -62,7 +62,7 @@ class LiveTargets:
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
         asked = needs if needs is not None and self.needs.of_tokens else self.needs
         run = self.device.move(self.split.teacher_batch(batch, ROWS, self.device.length_multiple))
-        with torch.inference_mode(), self.device.autocast():
+        with torch.inference_mode(), self.device.forward(self.model):
             features = extract(self.model, run, asked)
         place = {example: row for row, example in enumerate(run.index.tolist())}
         (rows,) = self.device.send([torch.tensor([place[example] for example in batch.index.tolist()])])

@@ -98,7 +98,7 @@ class CorpusData(TextData):
         )
         model.eval()
         hits, loss, count, pairs_right = 0, 0.0, 0, 0
-        with torch.inference_mode(), self.device.autocast():
+        with torch.inference_mode(), self.device.forward(model):
             for batch in self._held_out():
                 features = extract(model, batch, needs).full()
                 assert features.logits is not None

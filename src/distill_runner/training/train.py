@@ -156,7 +156,7 @@ class Training:
         """Add the gradient of this batch's part of the update's loss; return its part of each unweighted term."""
         student_needs, teacher_needs = self.method.needs
         targets = self.teacher(batch, progress, teacher_needs)
-        with self.device.autocast():
+        with self.device.forward(self.model):
             features = extract(self.model, batch, student_needs)
         means = self.method(features.full(), targets, batch, progress)
         loss = torch.stack(list(self.method.weighted(means).values())).sum()

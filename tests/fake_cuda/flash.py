@@ -1,0 +1,57 @@
+"""``aten::_flash_attention_forward`` and its backward for packed sequences, one after the other, by the formulas."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def forward(*args: Any, window_size_left: int | None = None, window_size_right: int | None = None) -> tuple[Any, ...]:
+    """As strict as the kernel; the third output is the seed of the dropout."""
+    q, k, v, bounds, ends, longest, too, p, causal, debug = args
+    assert bounds.dtype == ends.dtype == torch.int32
+    assert bounds.equal(ends)
+    assert (int(bounds[0]), int(bounds[-1])) == (0, len(q))
+    assert 0 < bounds.diff().min() <= bounds.diff().max() <= longest == too
+    assert q.shape[-1] % 8 == 0
+    assert {one.stride(-1) for one in (q, k, v)} == {1}
+    assert (causal, debug, window_size_left) == (False, False, window_size_right)
+    seed = torch.randint(2**31, (2,)).to(torch.uint64)
+    contexts = [
+        torch.einsum("nqk,knd->qnd", weights * kept, v[here].to(weights.dtype))
+        for here, weights, kept in _weights(q, k, bounds, p, seed, window_size_left)
+    ]
+    unread = q.new_zeros(q.shape[1], len(q)).float()
+    return torch.cat(contexts).to(q.dtype), unread, seed, seed[0].clone(), q.new_zeros(0)
+
+
+def backward(gradient: Tensor, *args: Any, window_size_left: int | None = None, **_: Any) -> tuple[Tensor, ...]:
+    q, k, v, _out, _lse, bounds, _ends, _longest, _too, p, _causal, seed, _unused = args
+    parts = []
+    for here, weights, kept in _weights(q, k, bounds, p, seed, window_size_left):
+        d_context, queries, keys, values = (one[here].to(weights.dtype) for one in (gradient, q, k, v))
+        d_weights = torch.einsum("qnd,knd->nqk", d_context, values) * kept
+        d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        parts.append(
+            (
+                torch.einsum("nqk,knd->qnd", d_scores, keys),
+                torch.einsum("nqk,qnd->knd", d_scores, queries),
+                torch.einsum("nqk,qnd->knd", weights * kept, d_context),
+            )
+        )
+    return tuple(torch.cat(side).to(q.dtype) for side in zip(*parts, strict=True))
+
+
+def _weights(
+    q: Tensor, k: Tensor, bounds: Tensor, p: float, seed: Tensor, window: int | None
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Each sequence, its probabilities (heads, queries, keys) in float32 at least, and the factors of its dropout."""
+    random, dtype = torch.Generator().manual_seed(int(seed[0])), torch.promote_types(q.dtype, torch.float32)
+    for first, end in pairwise(bounds.tolist()):
+        here, places = slice(first, end), torch.arange(end - first)
+        near = (places[:, None] - places).abs() <= (end if window is None else window)
+        scores = torch.einsum("qnd,knd->nqk", q[here].to(dtype), k[here].to(dtype)) * q.shape[-1] ** -0.5
+        weights = scores.where(near, -torch.inf).softmax(-1)
+        yield here, weights, (torch.rand(weights.shape, generator=random) >= p) / weights.new_tensor(1 - p)

@@ -1,0 +1,46 @@
+"""Attention without padding: torch's operation as the package calls it, with a reference in the place of its kernel."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from distill_runner.datasets.batches import Tokens
+from distill_runner.models.attention import PackedAttention
+from distill_runner.models.ragged import RaggedAttention
+from fake_cuda import flash
+
+HEADS, SIZE = 3, 8
+
+
+@pytest.fixture
+def _kernels() -> Iterator[None]:
+    """A CPU has none of its own; what calls them, autograd included, is torch's."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_flash_attention_forward", flash.forward, "CPU")
+    library.impl("_flash_attention_backward", flash.backward, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("window", [None, 5])
+def test_ragged_attention_is_the_padded_one(window: int | None, tokens: Tokens) -> None:
+    batch = tokens.batch(range(12), None)
+    bounds = torch.tensor([*batch.starts.tolist(), batch.num_tokens], dtype=torch.int32)
+    found = []
+    for ragged in (RaggedAttention(bounds, int(bounds.diff().max())), None):
+        generator = torch.Generator().manual_seed(0)
+        shape = (batch.num_tokens, 3 * HEADS * SIZE)
+        projected = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        attention = PackedAttention(batch, HEADS, None)
+        attention.ragged = ragged
+        contexts = attention.attend(projected, 0.0, 4, window)
+        (contexts.sin() * contexts).sum().backward()
+        found.append((contexts, projected.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
+
+
+def test_a_cpu_pads(tokens: Tokens) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert RaggedAttention.of(tokens.batch(range(4), None)) is None
