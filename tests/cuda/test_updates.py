@@ -89,13 +89,15 @@ def test_a_gpus_losses_are_a_cpus(compose: Compose, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Pipeline, "_initial", without_dropout)
     for method in ("alp", "minilmv2"):
         of: dict[str, list[Any]] = {}
-        for device in ("cpu", "cuda:0"):
+        for name, device in (("cpu", "cpu"), ("uncompiled", "cuda:0"), ("compiled", "cuda:0")):
             overrides = (f"method={method}",)
-            values = ("optim.max_steps=4", "runtime.log_every=1", f"store.dir={tmp_path}/{method}-{device}")
-            run = compose(*overrides, *made_small(overrides), *values)
-            of[device] = [point["loss"] for point in losses_of(run, device, "fp32")]
+            values = ("optim.max_steps=4", "runtime.log_every=1", f"store.dir={tmp_path}/{method}-{name}")
+            chosen = f"runtime.compile={str(name == 'compiled').lower()}"
+            run = compose(*overrides, *made_small(overrides), *values, chosen)
+            of[name] = [point["loss"] for point in losses_of(run, device, "fp32")]
         assert len(of["cpu"]) == 4
-        assert of["cuda:0"] == pytest.approx(of["cpu"], rel=1e-4)
+        assert of["uncompiled"] == pytest.approx(of["cpu"], rel=1e-4)
+        assert of["compiled"] == pytest.approx(of["cpu"], rel=1e-4)
 
 
 def test_updates_made_ahead_are_the_same(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

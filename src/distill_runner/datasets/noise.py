@@ -77,7 +77,21 @@ class DropoutMasks:
 
 def _kept(keys: Tensor, counters: Tensor, p: float, dtype: torch.dtype) -> Tensor:
     """Return factors that are 0 with probability ``p`` and 1 / (1 - p) otherwise, four for each key and counter."""
-    dropped = round(p * 2**16)
+    draw = _drawn_in_graph if torch.compiler.is_compiling() else _drawn
+    return draw(keys, counters, round(p * 2**16), dtype)
+
+
+def _drawn(keys: Tensor, counters: Tensor, dropped: int, dtype: torch.dtype) -> Tensor:
     draws = split_mix(keys + counters * GOLDEN).view(torch.int16)
     # In place, the comparison stays int16 and is vectorised; with a bool result it takes ten times as long.
     return draws.ge_(dropped - 2**15).to(dtype).mul_(2**16 / (2**16 - dropped))
+
+
+_drawn_in_graph = torch.library.custom_op("distill_runner::drawn", _drawn, mutates_args=())
+"""``_drawn`` as one operation of a compiled graph, since inductor cannot compile the 64-bit constants."""
+
+
+@_drawn_in_graph.register_fake
+def _shape_of_drawn(keys: Tensor, counters: Tensor, dropped: int, dtype: torch.dtype) -> Tensor:
+    *rows, columns = torch.broadcast_shapes(keys.shape, counters.shape)
+    return keys.new_empty(*rows, 4 * columns, dtype=dtype)

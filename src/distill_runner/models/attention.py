@@ -26,9 +26,14 @@ class PackedAttention:
     """
 
     def __init__(self, batch: Batch, num_heads: int, noise: DropoutMasks | None) -> None:
-        self.groups, self.num_heads, self.noise = batch.groups, num_heads, noise
+        self.groups, self.noise = batch.groups, noise
+        self.heads = (None,) * num_heads  # a compiled graph has a length as a constant, but a number as a variable
         self.ragged = RaggedAttention.of(batch)
         self.layouts: dict[tuple[int, int], list[_Layout]] = {}
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.heads)
 
     def attend(self, projected: Tensor, p: float, site: int, window: int | None = None) -> Tensor:
         """Return the contexts (T, H) of all tokens.
@@ -117,6 +122,8 @@ class PackedAttention:
         return padded
 
     def _layouts(self, parts: int, num_heads: int) -> list["_Layout"]:
+        if torch.compiler.is_compiling():  # the graph computes indices where it copies, without memory for them
+            return [_Layout.of(group, parts, num_heads) for group in self.groups]
         if (parts, num_heads) not in self.layouts:
             self.layouts[parts, num_heads] = [_Layout.of(group, parts, num_heads) for group in self.groups]
         return self.layouts[parts, num_heads]

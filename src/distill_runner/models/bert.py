@@ -58,6 +58,11 @@ class Layer(ABC):
         """Whether the backward pass recomputes the layer's activations (``activation_checkpointing_enable``)."""
         return self.module.training and getattr(self.module, "gradient_checkpointing", False)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the layer runs as a compiled graph (``models.compiled``)."""
+        return getattr(self.module, "compiled", False)
+
 
 def side_by_side(layers: Sequence[Any]) -> Weights:
     biases = [layer.bias for layer in layers if layer.bias is not None]

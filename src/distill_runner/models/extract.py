@@ -6,8 +6,8 @@ use ``images``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,7 +87,8 @@ def _extract_packed(model: PreTrainedModel, batch: Batch, needs: FeatureRequest)
             break
         # The deepest layer computes first tokens only, unless its states are requested or the head reads other tokens.
         only_cls = number == deepest and batch.rows is None and number not in needs.states and not reads_mean
-        run = partial(_layer, layer, heads, number * SITES, batch.starts if only_cls else None, wanted, turned)
+        one = _compiled_layer() if layer.compiled else _layer
+        run = partial(one, layer, heads, number * SITES, batch.starts if only_cls else None, wanted, turned)
         with torch.set_grad_enabled(learning and number >= needs.first_trained):
             h_TH, read = checkpoint(run, h_TH, use_reentrant=False) if layer.computed_twice else run(h_TH)
             if number == len(layers):
@@ -173,6 +174,13 @@ def _layer(
             sides = _project(layer, ["key", "value"], x_TH, angles)
             context_QH = heads.attend_first_projected(sides, q_BH, p, site, layer.window)
     return layer.finish(h_QH, context_QH, _drop_at(heads.noise, site)), read
+
+
+@cache
+def _compiled_layer() -> Callable[..., Any]:
+    """Return ``_layer`` with a compiled graph for each kind of layer, which all layers of this kind share."""
+    torch._dynamo.config.cache_size_limit = 64  # teachers and students of other widths, training and evaluation
+    return torch.compile(_layer, dynamic=True)
 
 
 def _drop_at(noise: DropoutMasks | None, site: int) -> Drop:

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ class Pipeline:
     def devices(self) -> list[Device]:
         """Device of each process."""
         of = self.runtime
-        return Device.several(of.device, of.precision, of.workers_per_gpu, of.num_processes)
+        devices = Device.several(of.device, of.precision, of.workers_per_gpu, of.num_processes)
+        return [replace(device, compile=of.compile) for device in devices]
 
     @property
     def device(self) -> Device:

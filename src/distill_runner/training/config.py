@@ -130,6 +130,9 @@ class Runtime(Schema):
             ``num_processes``.
         gradient_checkpointing: recompute each layer of the trained model in the backward pass instead of keeping its
             activations: less memory, more time, the same numbers.
+        compile: run each layer as one graph that ``torch.compile`` makes, so that a GPU waits less for the host. Each
+            process compiles at first, for minutes if nothing is in torch's cache. Results change by rounding, and on a
+            GPU dropout draws other numbers. Models that run padded and image networks run without it.
         checkpoint_minutes: minutes between two checkpoints within an epoch. The end of each epoch writes one as well.
         pause_after: number of epochs after which the requested stage stops; the same command without this option
             resumes it.
@@ -146,6 +149,7 @@ class Runtime(Schema):
     targets_only: bool = False
     threads: int | None = Field(None, ge=1, le=1024)
     gradient_checkpointing: bool = False
+    compile: bool = False
     checkpoint_minutes: float = Field(5, gt=0)
     pause_after: int | None = Field(None, ge=1)
     checkpoint_steps: int | None = Field(None, ge=1)

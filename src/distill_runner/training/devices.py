@@ -15,6 +15,7 @@ from torch.amp import GradScaler
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
+from distill_runner.models.compiled import compile_layers
 from distill_runner.training.ahead import Item, ahead
 from distill_runner.training.config import Precision
 from distill_runner.training.gpus import claim_several_visible, claim_visible
@@ -32,13 +33,14 @@ _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Device:
-    """A torch device and the precision of matrix products on it; weights and losses stay float32.
+    """A torch device and how models run on it: the precision of matrix products, and whether layers are compiled.
 
-    ``tf32`` means float32 products of rounded factors, on GPUs since Ampere.
+    Weights and losses stay float32. ``tf32`` means float32 products of rounded factors, on GPUs since Ampere.
     """
 
     torch: torch.device
     precision: Precision
+    compile: bool = False
 
     @classmethod
     def of(cls, name: str, precision: Precision, workers_per_gpu: int = 1) -> "Device":
@@ -86,10 +88,11 @@ class Device:
     def length_multiple(self) -> int | None:
         """Multiple to which attention pads sequence lengths (see ``batches``); None pads the batch as one group.
 
-        On a GPU, one attention call for the whole batch is faster than many small calls. In low precision, a CPU
-        multiplies blocks of 32 columns and compiles a kernel for each shape.
+        On a GPU, one attention call for the whole batch is faster than many small calls. A compiled layer has a graph
+        for one number of groups. In low precision, a CPU multiplies blocks of 32 columns and compiles a kernel for each
+        shape.
         """
-        if self.torch.type != "cpu":
+        if self.torch.type != "cpu" or self.compile:
             return None
         return 2 * LENGTH_MULTIPLE if self.precision in _LOW else LENGTH_MULTIPLE
 
@@ -110,7 +113,12 @@ class Device:
         return GradScaler(self.torch.type, enabled=self.precision == "fp16")
 
     def place(self, module: AnyModule) -> AnyModule:
-        """Move ``module`` to the device; convolutions get the memory order that is fastest, matrices stay the same."""
+        """Move ``module`` to the device; convolutions get the memory order that is fastest, matrices stay the same.
+
+        Layers of a model are compiled at their first call if ``compile`` is true.
+        """
+        if self.compile:
+            compile_layers(module, self.torch)
         return module.to(self.torch, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def move(self, batch: Batch) -> Batch:

@@ -65,5 +65,5 @@ class _Rounded(Function):
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     copies = [torch.empty_like(one, dtype=dtype) for one in tensors]
-    torch._foreach_copy_(copies, tensors)
+    torch._foreach_copy_(copies, list(tensors))
     return copies
