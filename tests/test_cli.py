@@ -420,6 +420,18 @@ def test_an_interrupted_run_says_so(workplace: Path, inputs: tuple[str, ...], mo
     assert [found["error"] for found in told if found["status"] == "interrupted"] == [None]
 
 
+def test_a_paused_run_tells_how_to_go_on(workplace: Path, inputs: tuple[str, ...]) -> None:
+    arguments = (*inputs, "method=nkd", "seed=78", "optim.epochs=2")
+    paused = distill_run(workplace, *arguments, "runtime.pause_after=1")
+    assert paused.code == 0
+    assert paused.err.endswith("paused after epoch 1: the same command without runtime.pause_after resumes\n")
+    told = [json.loads(file.read_text()) for file in workplace.glob("outputs/runs/*/status.json")]
+    assert [len(found["history"]) for found in told if found["status"] == "paused"] == [1]
+    resumed = distill_run(workplace, *arguments)
+    assert "resuming after step" in resumed.err
+    assert result_of(resumed)["epochs"] == 2
+
+
 def test_a_fault_of_the_program_shows_its_traceback(
     workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from command import distill_run
-from distill_runner.common.errors import Paused
 from distill_runner.datasets.batches import Batch, Tokens
 from distill_runner.models import compiled
 from distill_runner.models import extract as extracting
@@ -101,8 +100,7 @@ def test_a_compiled_run_ends_as_an_uncompiled_one(
     assert not counters["graph_break"]
     assert len(losses(plain)) == 8
     assert losses(whole) == pytest.approx(losses(plain), rel=1e-4)
-    with pytest.raises(Paused):
-        run("resumed", "runtime.compile=true", "runtime.pause_after=1")
+    run("resumed", "runtime.compile=true", "runtime.pause_after=1")
     resumed = run("resumed", "runtime.compile=true")
     files = [next(folder.glob("outputs/store/**/model/model.safetensors")) for folder in (whole, resumed)]
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.disk import when_full
-from distill_runner.common.errors import TrainingError, UserError, message_and_exit_code
+from distill_runner.common.errors import Paused, TrainingError, UserError, message_and_exit_code
 from distill_runner.common.exits import exits_raised
 from distill_runner.common.imports import importing
 from distill_runner.compose import resolvers
@@ -77,6 +77,9 @@ def _job(config: DictConfig) -> Mapping[str, Any]:
     try:
         with exits_raised():
             return run(config)
+    except Paused as pause:
+        log.info("paused %s: the same command without runtime.pause_after resumes", pause)
+        return {}
     finally:
         _remove_if_bare(Path(HydraConfig.get().runtime.output_dir))
         with suppress(ValueError):
