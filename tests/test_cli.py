@@ -267,7 +267,8 @@ def test_the_same_command_again_is_a_hit(alp: Ended, workplace: Path, inputs: tu
 
 def test_a_hit_imports_no_model_of_transformers(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
     """``PreTrainedModel`` takes two seconds of processor time to import, as long as all else."""
-    heavy = {"transformers.modeling_utils", "torch._dynamo", "sklearn", "wandb"}
+    heavy = {"transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy"}
+    heavy |= {"sklearn", "matplotlib", "wandb", "tensorboard", "ray", "joblib", "submitit"}
     ended = without_importing(heavy, workplace, *inputs, "method=alp")
     assert ended.stdout == alp.out
 

@@ -15,8 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 
 from distill_runner.common.errors import UserError
+from distill_runner.compose.folders import config_folder
+from hydra_plugins.distill_runner_grid.grid import GridSweeper
 from hydra_plugins.distill_runner_ray import launcher
 
 Start = Callable[..., "Node"]
@@ -42,6 +45,18 @@ def test_a_cluster_that_is_not_there_is_told(made: launcher.RayLauncher, monkeyp
         made.address = f"127.0.0.1:{free.getsockname()[1]}"  # nobody listens
         with pytest.raises(UserError, match=r"hydra\.launcher\.address=.*refused"):
             made.launch([], 0)
+
+
+def test_points_of_a_cluster_share_targets_that_a_job_computes_first() -> None:
+    """``test_sweeps.py`` shows what ``run_grid`` does with the number, which is None for a cluster."""
+    found = {}
+    for name in ("basic", "ray"):
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            config = compose("config", [f"hydra/launcher={name}"], return_hydra_config=True)
+        sweeper = GridSweeper.__new__(GridSweeper)
+        sweeper.config = config
+        found[name] = sweeper._workers_here()
+    assert found == {"basic": 1, "ray": None}
 
 
 class FakeRay:
@@ -158,6 +173,7 @@ def test_a_sweep_outlives_a_node(start: Start, tmp_path: Path, tiny_task_folder:
     second.kill()
     out, _ = going.communicate(timeout=SECONDS)
     assert going.returncode == 0, out
+    assert "first caching the teacher outputs that several points read" in out
     assert log.read_text().count("resuming after step") == 1
     expected, _ = alone.communicate(timeout=SECONDS)
     assert models(tmp_path / "on_nodes") == models(tmp_path / "undisturbed")

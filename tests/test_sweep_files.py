@@ -10,10 +10,15 @@ from hydra.types import RunMode
 
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
-from distill_runner.compose import resolvers
+from distill_runner.compose import hydra_private, resolvers
 from distill_runner.compose.composed import typed_run
 from distill_runner.compose.folders import config_folder
-from distill_runner.sweeping.points import Grid, expand
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.report.result import described_by
+from distill_runner.sweeping import points as points_of_a_grid
+from distill_runner.sweeping.points import Grid, GridPoint, expand
+
+ROOT = config_folder() / "sweep"
 
 
 @pytest.fixture(scope="session")
@@ -59,14 +64,48 @@ def test_a_sweep_brings_its_settings_to_every_point() -> None:
 def test_points_are_what_hydra_composes(deep_bert_folder: Path) -> None:
     """Choices of groups are composed once, values set on copies of that; no value of one point is left to another."""
     fixed = ["task=demo_sentences", "teacher=base", f"teacher.source={deep_bert_folder}"]
-    found = grid_of(fixed, "method=nkd,alp", "loss.eta=choice(0.2,0.3)", "optim.lr=choice(1e-3,2e-3)")
+    found = grid_of(fixed, "method=nkd,alp", "loss.eta=choice(0.2,0.3)", "seed=choice(3,1)")
     every = [*found.points, *(point for point, _ in found.merged), found.point([*fixed, "method=nkd"])]
     assert len(every) == 9
     for point in every:
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            composed = typed_run(compose("config", list(point.overrides)))
-        assert point.run is not None, point.error
-        assert point.run.stages == composed.stages
+        assert_composed(point)
+
+
+def assert_composed(point: GridPoint) -> None:
+    """Check that ``point`` is what its overrides give if Hydra composes them and nothing is known of other points."""
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        run = typed_run(compose("config", list(point.overrides)))
+    assert point.run is not None, point.error
+    assert point.stage is not None
+    command = {"command": point.run.command}  # of all overrides, those of the sweep too
+    assert point.run == run.model_copy(update=command)
+    assert point.described == {**described_by(run), **command}
+    stage = resolve(run.stages, run.stage, run.runtime.precision)
+    assert (point.key, point.stage.spec, point.stage.needs) == (stage.key, stage.spec, stage.needs)
+    assert [before.key for before in point.stage.all_upstream] == [before.key for before in stage.all_upstream]
+
+
+SWEEPS = [str(file.relative_to(ROOT).with_suffix("")) for file in sorted(ROOT.rglob("*.yaml"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_points_of_a_shipped_sweep_are_what_hydra_composes(
+    sweep: str, deep_bert_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = hydra_private.combinations
+    monkeypatch.setattr(points_of_a_grid, "combinations", lambda given: every(given)[-4:])
+    found = points(sweep, f"teacher.source={deep_bert_folder}", "seed=choice(2,1)")
+    for point in found.points:
+        if point.error is None:  # data or a model that the machine does not have
+            assert_composed(point)
+
+
+def test_points_with_a_seed_that_is_refused_leave_the_others_alone(deep_bert_folder: Path) -> None:
+    fixed = ["task=demo_sentences", "teacher=base", f"teacher.source={deep_bert_folder}", "method=nkd"]
+    found = grid_of(fixed, "seed=choice(2,-1,true,1)").points
+    assert [point.error is None for point in found] == [True, False, False, True]
+    assert all("seed" in str(point.error) for point in found[1:3])
 
 
 def test_a_point_whose_data_are_missing_leaves_the_others_alone(

@@ -234,7 +234,7 @@ def test_targets_that_points_share_are_computed_before_them(
     def made(*overrides: str) -> GridPoint:
         return replace(point(compose(*overrides, f"store.dir={tmp_path}")), overrides=overrides)
 
-    def jobs(points: list[GridPoint], workers: int) -> list[Sequence[str]]:
+    def jobs(points: list[GridPoint], workers: int | None) -> list[Sequence[str]]:
         launched: list[Sequence[str]] = []
 
         def launch(overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
@@ -258,6 +258,8 @@ def test_targets_that_points_share_are_computed_before_them(
     filler = ["method=alp", "loss.temperature=3", two, "runtime.targets_only=true"]
     assert jobs([*points, *live], 3) == [[*filler, "runtime.threads=6"]]
     assert jobs([*points, *live], 1) == []
+    # A job of a cluster has its own threads.
+    assert jobs([*points, *live], None) == [filler]
     # Two at once share the threads; by default a worker has its part of the cores.
     assert [job[-1] for job in jobs([*points, made("method=rkd", "loss.temperature=3")], 5)] == [
         "runtime.threads=4"

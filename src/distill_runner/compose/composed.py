@@ -44,10 +44,15 @@ def typed_run(
         {
             "teacher": {key: config.teacher[key] for key in ("name", "source", "fine_tuned")},
             "method": config.method.name,
-            "command": shlex.join(["distill-run", *overrides, *config_dir()]),
+            "command": command(overrides),
             **{key: value for key, value in resolved.items() if key not in ("template", "teacher")},
         },
     )
+
+
+def command(overrides: Sequence[str]) -> str:
+    """Return the command that repeats a run with these overrides."""
+    return shlex.join(["distill-run", *overrides, *config_dir()])
 
 
 def settings_of(config: DictConfig) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Stages: what determines each one, and which others it needs. ``resolving`` makes them from a configuration."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any
@@ -108,9 +108,16 @@ class Stage:
             | ({"teacher_outputs": self.teacher_outputs} if self.teacher_outputs != "float32" else {})
         )
 
-    @property
+    @cached_property
     def key(self) -> str:
         return key_of(self.spec)
+
+    def with_seed(self, seed: int) -> "Stage":
+        """Return this stage with another seed. The members of an ensemble have its seed, so it must not be one."""
+        twin = replace(self, config=self.config.model_copy(update={"seed": seed}))
+        known = {name: value for name, value in vars(self).items() if name in ("data", "needs")}
+        vars(twin).update(known, spec={**self.spec, "seed": seed})
+        return twin
 
     @property
     def first_teacher(self) -> "Stage | None":

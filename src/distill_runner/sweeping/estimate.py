@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -31,11 +30,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SECONDS = 2.0
-"""Seconds that a measurement takes, after a warm-up of at most as many seconds."""
+"""Seconds after which a measurement ends, and the warm-up before it, even if calls are left."""
 START_SECONDS = 2.0
 """Seconds of a run outside its training: loading the model, the first batches, writing the result."""
 UPDATES = 4
-"""Number of different updates that are measured; they are repeated until ``SECONDS`` have passed."""
+"""Number of different updates that are measured, after one pass over all of them as a warm-up."""
+REPEATS = 5
+"""Number of times that each of these updates is measured."""
 
 
 @dataclass(frozen=True)
@@ -200,13 +201,11 @@ class _Predictions:
 
 
 def _mean_seconds(call: Callable[[Any], None], arguments: list[Any]) -> float:
-    started = time.perf_counter()
-    for argument in arguments:
-        call(argument)
-        if time.perf_counter() - started > SECONDS:
-            break
-    started, times, again = time.perf_counter(), 0, cycle(arguments)
-    while time.perf_counter() - started < SECONDS:
-        call(next(again))
-        times += 1
-    return (time.perf_counter() - started) / times
+    for repeats in (1, REPEATS):  # the first pass only warms up
+        started, calls = time.perf_counter(), 0
+        for argument in arguments * repeats:
+            call(argument)
+            calls += 1
+            if time.perf_counter() - started > SECONDS:
+                break
+    return (time.perf_counter() - started) / calls

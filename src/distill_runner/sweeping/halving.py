@@ -107,17 +107,23 @@ def _survivors(cell: list[GridPoint], rung: int, factor: int) -> list[GridPoint]
     return [point for point in cell if point.key in kept]
 
 
-def num_epochs(point: GridPoint) -> int:
-    """Return the number of epochs that a point is trained for.
+def require_epochs(points: Iterable[GridPoint]) -> None:
+    """Check that the points that can run are trained for a number of epochs.
 
     Raises:
-        UserError: the point has no number of epochs, or is not trained.
+        UserError: a point has no number of epochs, or is not trained.
     """
+    for point in points:
+        if point.stage is not None and not (epochs := point.stage.config.optim.epochs):
+            problem = f"compares points by epoch, but optim.epochs is {as_typed(epochs)}"
+            raise UserError("sweep.halving", None, problem, "Set optim.epochs.")
+
+
+def num_epochs(point: GridPoint) -> int:
+    """Return the number of epochs that a point is trained for; ``require_epochs`` has checked that there is one."""
     assert point.stage is not None
-    if not (epochs := point.stage.config.optim.epochs):
-        problem = f"compares points by epoch, but optim.epochs is {as_typed(epochs)}"
-        raise UserError("sweep.halving", None, problem, "Set optim.epochs.")
-    return epochs
+    assert point.stage.config.optim.epochs
+    return point.stage.config.optim.epochs
 
 
 def scores_of(point: GridPoint) -> Scores:

@@ -14,16 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.composed import typed_run
 from distill_runner.compose.config import RunConfig
 from distill_runner.compose.explain import in_words
 from distill_runner.compose.hydra_private import combinations
-from distill_runner.kinds import Task
 from distill_runner.pipeline import status
-from distill_runner.pipeline.config import StageConfig
-from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.report.result import described_by
+from distill_runner.sweeping.alike import Alike, Known
 from distill_runner.sweeping.composing import Composed, Composer
 from distill_runner.sweeping.conditions import holds
 
@@ -101,7 +98,7 @@ def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], w
     every = combinations(parser.parse_overrides(list(arguments)))
     constant = set(every[0]).intersection(*every) if every else set()
     compose = Composer(master, loader, parser, constant)
-    alike = _Alike()
+    alike = Alike()
     grid, first = Grid(lambda overrides: _point(overrides, compose(overrides), alike)), dict[str, GridPoint]()
     for overrides in _watched(list(dict.fromkeys(map(tuple, every)))):  # a repeated value counts once
         composed = compose(overrides)
@@ -139,53 +136,19 @@ def _watched(combinations: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...
         gc.enable()
 
 
-class _Alike:
-    """Cache of the stages and tasks that several points share. Most grids vary only the student."""
-
-    def __init__(self) -> None:
-        self.tasks: dict[str, Task] = {}
-        self.typed: dict[str, StageConfig] = {}
-        self.resolved: dict[tuple[str, ...], dict[str, Stage]] = {}
-
-    def run(self, point: Composed) -> RunConfig:
-        """Return the typed configuration of ``point``.
-
-        Raises:
-            UserError: the schema refuses a value.
-        """
-        if point.resolved is None:
-            return typed_run(point.config, point.given)
-        stages = {name: self.typed.get(point.stages[name], stage) for name, stage in point.resolved["stages"].items()}
-        run = typed_run(point.config, point.given, {**point.resolved, "stages": stages})
-        self.typed.update({point.stages[name]: stage for name, stage in run.stages.items()})
-        return run
-
-    def stage(self, run: RunConfig, point: Composed) -> Stage:
-        """Return the resolved stage that ``run`` builds.
-
-        Raises:
-            UserError: models, data or methods do not fit each other.
-        """
-        others = (f"{name}: {text}" for name, text in point.stages.items() if name != run.stage)
-        known = self.resolved.setdefault((run.runtime.precision, *others), {}) if point.stages else None
-        stages = dict(run.stages)
-        if (config := stages.get(run.stage)) and config.task:
-            text = config.task.model_dump_json()
-            if text not in self.tasks:
-                self.tasks[text] = config.task.resolved()
-            stages[run.stage] = config.model_copy(update={"task": self.tasks[text]})
-        return resolve(stages, run.stage, run.runtime.precision, known=known)
-
-
-def _point(overrides: Sequence[str], composed: Composed, alike: _Alike) -> GridPoint:
+def _point(overrides: Sequence[str], composed: Composed, alike: Alike) -> GridPoint:
     config, given, folder = composed.config, composed.given, composed.folder
-    keys = {"stage": "stage", "task": "task.name", "method": "method.name", "seed": "seed"}
-    described = {name: OmegaConf.select(config, key) for name, key in keys.items()}
+    described = None
     try:
-        run = alike.run(composed)
-        described = described_by(run)
-        stage = alike.stage(run, composed)
-        key = stage.key  # reads the data, which may be missing
+        if (known := alike.find(composed)) is None:
+            run = alike.run(composed)
+            described = described_by(run)
+            known = Known(run, described, alike.stage(run, composed))
+            _ = known.stage.key  # reads the data, which may be missing
+            alike.keep(composed, known)
     except (UserError, OmegaConfBaseException) as error:
+        if described is None:
+            keys = {"stage": "stage", "task": "task.name", "method": "method.name", "seed": "seed"}
+            described = {name: OmegaConf.select(config, key) for name, key in keys.items()}
         return GridPoint(tuple(overrides), folder, folder.name, described, error=in_words(error, config, given))
-    return GridPoint(tuple(overrides), folder, key, described, run, stage)
+    return GridPoint(tuple(overrides), folder, known.stage.key, known.described, known.run, known.stage)

@@ -18,7 +18,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store, key_of
 from distill_runner.report.figures import write_pictures
 from distill_runner.report.write import write_report
-from distill_runner.sweeping.halving import by_cell, halve, halving_report, num_epochs
+from distill_runner.sweeping.halving import by_cell, halve, halving_report, require_epochs
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.tracking import track_sweep
 
@@ -28,13 +28,13 @@ Launch = Callable[[Sequence[Sequence[str]]], Sequence[JobReturn]]
 """Runs one job for each list of overrides, and returns when all have ended."""
 
 
-def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halving: int | None) -> None:
+def run_grid(grid: Grid, launch: Launch, workers: int | None, retry_failed: bool, halving: int | None) -> None:
     """Build what several points share, then train every point that is not done.
 
     Points that failed are skipped unless ``retry_failed``.
 
     Args:
-        workers: number of points that run at once on this machine.
+        workers: number of points that run at once on this machine; None if they run as jobs of a cluster.
         halving: fraction of the points, 1 / halving, that is kept at each rung; None keeps all.
     Raises:
         UserError: a point has ``runtime.targets_only``, which trains nothing, or no epochs to halve.
@@ -43,11 +43,10 @@ def run_grid(grid: Grid, launch: Launch, workers: int, retry_failed: bool, halvi
         problem = "caches outputs without training, but a sweep trains its points"
         raise UserError("runtime.targets_only", True, problem, "Leave it out, or first run a single point with it.")
     log.info("%s", summary(grid))
-    for point in grid.points if halving else ():
-        if point.stage is not None:
-            num_epochs(point)
+    if halving:
+        require_epochs(grid.points)
     todo = _with_shared_stages(grid, launch, to_train(grid, retry_failed))
-    if workers > 1:
+    if workers != 1:
         _fill_shared_targets(launch, todo, workers)
     if halving:
         todo = halve(by_cell(grid.points).values(), todo, partial(_launch, launch), halving)
@@ -124,10 +123,11 @@ def ready_of(missing: Sequence["Missing"]) -> list["Missing"]:
     return [found for found in missing if not keys & {stage.key for stage in _all_before(found.stage)}]
 
 
-def _fill_shared_targets(launch: Launch, points: Sequence[GridPoint], workers: int) -> None:
-    """Cache the teachers' outputs that several points read, on the threads of workers that would otherwise wait.
+def _fill_shared_targets(launch: Launch, points: Sequence[GridPoint], workers: int | None) -> None:
+    """Cache the teachers' outputs that several points read, before these points would all wait for them.
 
-    Teacher outputs are equal bit for bit on any number of threads; trained weights are not.
+    On this machine this uses the threads of all workers; a job of a cluster keeps its own. Teacher outputs are equal
+    bit for bit on any number of threads; trained weights are not.
     """
     readers: dict[str, list[GridPoint]] = {}
     for point in points:
@@ -138,12 +138,11 @@ def _fill_shared_targets(launch: Launch, points: Sequence[GridPoint], workers: i
     fillers = list(dict.fromkeys(reading[0] for reading in readers.values() if len(reading) > 1))
     if fillers:
         log.info("first caching the teacher outputs that several points read")
-    jobs, cpus = [], os.cpu_count() or 1
-    for point in fillers:
-        assert point.run is not None
-        own = point.run.runtime.threads or max(1, cpus // workers)
-        threads = min(cpus, own * max(1, workers // len(fillers)))
-        jobs.append([*point.overrides, "runtime.targets_only=true", f"runtime.threads={threads}"])
+    jobs, cpus = [[*point.overrides, "runtime.targets_only=true"] for point in fillers], os.cpu_count() or 1
+    for point, job in zip(fillers, jobs, strict=True):
+        if workers is not None and point.run is not None:
+            own = point.run.runtime.threads or max(1, cpus // workers)
+            job.append(f"runtime.threads={min(cpus, own * max(1, workers // len(fillers)))}")
     _launch(launch, jobs)
 
 

@@ -1,18 +1,18 @@
 """The tracker that writes ``metrics.jsonl``; every run has one."""
 
 import json
-from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
-from distill_runner.tracking.tracker import Values, point
+from distill_runner.tracking.tracker import Tracker, Values, point
 
 
-class MetricsFile:
+class MetricsFile(Tracker):
     """Tracker that appends to ``metrics.jsonl``, one JSON object per line; non-finite numbers become null.
 
     The file is unbuffered, so every line is written at once. Incomplete lines are removed: after a failed write on a
-    full disk, and on opening the file after a process was killed.
+    full disk, and on opening the file after a process was killed. Summary, tables, texts, pictures and the model are
+    left out: they have files of their own in the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,21 +29,6 @@ class MetricsFile:
         if written != len(data):
             self.file.truncate(self.file.tell() - (written or 0))
             raise OSError(f"{self.file.name}: the disk is full")
-
-    def summary(self, values: Values) -> None:
-        """Do nothing: ``result.json`` holds the summary."""
-
-    def table(self, name: str, rows: Sequence[Values]) -> None:
-        """Do nothing: tables are made from the result files."""
-
-    def text(self, name: str, text: str) -> None:
-        """Do nothing, as for tables."""
-
-    def picture(self, name: str, file: Path) -> None:
-        """Do nothing, as for tables."""
-
-    def model(self, folder: Path) -> None:
-        """Do nothing: the model is in the same folder as the file."""
 
     def finish(self, exit_code: int) -> None:
         self.file.close()

@@ -16,7 +16,7 @@ from distill_runner.tracking.wandb import WandbTracker
 log = logging.getLogger(__name__)
 
 
-class FaultTolerant:
+class FaultTolerant(Tracker):
     """Tracker that forwards every call to several trackers; the first failure of each is logged, none is raised."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:

@@ -4,16 +4,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from distill_runner.tracking.tracker import TrackerConfig, Values, columns, missing, point
+from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, columns, missing, point
 
 NAMES = ("task", "method", "teacher", "seed")
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Tracker that writes event files to ``<folder>/tensorboard``.
 
     The configuration, the summary and the tables are written as texts. The page HPARAMS has one row for each run: the
-    settings that distinguish runs, and the run's metrics.
+    settings that distinguish runs, and the run's metrics. TensorBoard keeps no models.
     """
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
@@ -52,9 +52,6 @@ class TensorBoardTracker:
 
         with Image.open(file) as image:
             self.writer.add_image(name, np.asarray(image.convert("RGB")), dataformats="HWC")
-
-    def model(self, folder: Path) -> None:
-        """Do nothing: TensorBoard keeps no models."""
 
     def finish(self, exit_code: int) -> None:
         self.writer.close()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
@@ -43,8 +43,8 @@ class TrackerConfig(Schema):
         return self.model_copy(update={"tags": tuple(dict.fromkeys([*self.tags, *added]))})
 
 
-class Tracker(Protocol):
-    """Destination of the metrics, tables and files of one run."""
+class Tracker:
+    """Destination of the metrics, tables and files of one run; what a subclass leaves out is not recorded."""
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         """Add one point to every curve in ``values``; ``step`` counts optimiser steps and may restart or go back."""

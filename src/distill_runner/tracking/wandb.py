@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from distill_runner.common.errors import UserError, first_line
-from distill_runner.tracking.tracker import TrackerConfig, Values, columns, missing, point
+from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, columns, missing, point
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ Otherwise every point of a sweep would wait for the server.
 """
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Tracker that writes one W&B run and resumes it by its id; it goes offline by itself without a key or network."""
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:

@@ -51,7 +51,7 @@ class GridSweeper(BasicSweeper):
         assert self.hydra_context is not None
         hydra, plain = self.config.hydra, OmegaConf.to_container(self.config.sweep, resolve=True)
         settings = typed(SweepConfig, plain, "sweep.")
-        workers = self._num_workers("n_jobs")
+        workers = self._workers_here()
         parameters = [*self._parse_config(), *arguments]
         grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where)
         require_points(grid)
@@ -80,6 +80,13 @@ class GridSweeper(BasicSweeper):
         """Return the override that sets ``tracker.group`` of tracked points to ``group``; empty if a group is set."""
         assert self.config is not None
         return [f"tracker.group={group}"] if self.config.tracker.get("group", group) is None else []
+
+    def _workers_here(self) -> int | None:
+        """Return how many points run at once on this machine; None if they run as jobs of a cluster."""
+        assert self.config is not None
+        hydra = self.config.hydra
+        alone = hydra.runtime.choices["hydra/launcher"] == "basic"
+        return self._num_workers("n_jobs") if alone or "n_jobs" in hydra.launcher else None
 
     def _num_workers(self, *names: str) -> int:
         """Return how many points run at once: the first of the launcher's settings ``names`` that is set, else 1.
