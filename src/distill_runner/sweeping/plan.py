@@ -61,8 +61,8 @@ def cost_of_run(stage: Stage, store: Path, runtime: Runtime) -> str:
     for part in stages:
         if part.data.is_corpus and not pipeline.store.has(part.data.split_spec("train")):
             return f"time: unknown until the text of stage {part.name} is tokenised, which a plan does not do"
-    log.info("measuring a few updates of each stage")
     estimator = Estimator(pipeline)
+    log.info("measuring a few updates of each stage on %s", pipeline.device.torch)
     costs = {part.name: estimator.cost(part) for part in stages}
     parts = ", ".join(f"{name} {duration(cost.seconds)}" for name, cost in costs.items()) or "nothing to build"
     whole = [*costs.values()]
