@@ -184,30 +184,23 @@ def _report(
     result["readings"] = [*declared_readings(settings), *result["readings"]]
     link_tree(artifact / "model", folder / "model")
     (folder / "model" / "README.md").write_text(model_card(result))
-    _save_predictions(stage, pipeline, artifact, folder)
-    _save_pictures(stage, pipeline, artifact, folder / PICTURES)
+    _save_outputs(stage, pipeline, artifact, folder)
     write_json(folder / RESULT, result)
     print(result_row(result))
     return result
 
 
-def _save_predictions(stage: Stage, pipeline: Pipeline, artifact: Path, folder: Path) -> None:
-    """Save the predictions on each validation split, which paired tests of two methods compare."""
+def _save_outputs(stage: Stage, pipeline: Pipeline, artifact: Path, folder: Path) -> None:
+    """Save the predictions on each validation split, which paired tests compare, and the first split's pictures."""
     if (task := stage.config.task) is None:
         return
-    for name, split in task.validation.items():
+    shutil.rmtree(folder / PICTURES, ignore_errors=True)
+    for number, (name, description) in enumerate(task.validation.items()):
         outputs = np.load(artifact / PREDICTIONS.format(name))
-        task.save_predictions(folder / f"predictions-{name}.npz", outputs, pipeline.inputs.split(stage, split))
-
-
-def _save_pictures(stage: Stage, pipeline: Pipeline, artifact: Path, folder: Path) -> None:
-    """Replace the run's pictures by those that the kind of task has of its examples."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if (task := stage.config.task) is None:
-        return
-    name, split = next(iter(task.validation.items()))
-    outputs = np.load(artifact / PREDICTIONS.format(name))
-    task.save_pictures(folder, _first_examples(stage, pipeline), outputs, pipeline.inputs.split(stage, split))
+        split = pipeline.inputs.split(stage, description)
+        task.save_predictions(folder / f"predictions-{name}.npz", outputs, split)
+        if number == 0:
+            task.save_pictures(folder / PICTURES, _first_examples(stage, pipeline), outputs, split)
 
 
 def _first_examples(stage: Stage, pipeline: Pipeline) -> Iterator[Batch]:

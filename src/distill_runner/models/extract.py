@@ -179,7 +179,7 @@ def _layer(
 @cache
 def _compiled_layer() -> Callable[..., Any]:
     """Return ``_layer`` with a compiled graph for each kind of layer, which all layers of this kind share."""
-    torch._dynamo.config.cache_size_limit = 64  # teachers and students of other widths, training and evaluation
+    torch._dynamo.config.recompile_limit = 64  # teachers and students of other widths, training and evaluation
     return torch.compile(_layer, dynamic=True)
 
 

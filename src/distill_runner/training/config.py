@@ -111,7 +111,7 @@ class Optim(Schema):
 
 
 class Runtime(Schema):
-    """Hardware, checkpoints and logging of a run. Apart from ``precision``, these options do not change the result.
+    """Hardware, checkpoints and logging of a run. Only ``precision`` and ``compile`` change the result.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<number>``. ``auto`` takes a GPU with a free place and waits while
