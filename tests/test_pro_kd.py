@@ -26,6 +26,7 @@ from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.caches import targets_spec
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.stages import Stage
+from distill_runner.report.result import finished
 from distill_runner.training.teachers import CheckpointTargets
 
 Compose = Callable[..., RunConfig]
@@ -202,6 +203,17 @@ def test_phases_and_their_epochs(prokd: Run) -> None:
     assert prokd.stage.teacher is None
     assert (prokd.stage.shape.num_layers, prokd.phase1.shape.num_layers) == (1, 1)
     assert prokd.stage.spec["model"]["head"] == "keep"
+
+
+def test_steps_in_all_are_those_of_both_phases(compose: Compose, prokd: Run, used: Run, tmp_path: Path) -> None:
+    def steps() -> tuple[int, int | None]:
+        result = finished(compose(*PROKD), prokd.stage, used.store, tmp_path)
+        return result["steps"], result["steps_in_all"]
+
+    of_an_epoch, in_all = steps()
+    assert in_all == (4 + 1) * of_an_epoch
+    shutil.rmtree(used.store.path(prokd.phase1.spec))
+    assert steps() == (of_an_epoch, None)
 
 
 def test_phase_two_goes_on_from_the_end_of_phase_one(compose: Compose) -> None:

@@ -87,6 +87,20 @@ def test_table_of_methods_and_tasks() -> None:
     ]
 
 
+def test_phases_count_in_the_steps_beside_other_rows() -> None:
+    from_teacher, from_phase = ({**result()["student"], "source": source} for source in ("tiny", "stage:phase1"))
+    rkd = result(key="1", method="rkd", mapping=None, student=from_teacher, steps=400, steps_in_all=400)
+    prokd = result(key="2", method="prokd", mapping=None, student=from_phase, steps=400, steps_in_all=1600)
+    told = [line for line in terminal_of([rkd, prokd]).splitlines() if line.startswith(("rkd", "prokd", "  steps"))]
+    assert [" ".join(line.split()) for line in told] == [
+        "rkd, from tiny 66.43",
+        "steps, phases included 400",
+        "prokd, after phase1 66.43",
+        "steps, phases included 1600",
+    ]
+    assert "steps" not in terminal_of([rkd])
+
+
 def test_averages_are_over_complete_rows() -> None:
     cola = {"value": 33.07, "source": "ALP-KD Table 1", "comparable": True}
     results = [

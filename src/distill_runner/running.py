@@ -178,9 +178,7 @@ def _report(
         link_tree(artifact / "model", folder / "model")
         log.info("the model of stage %s is in %s", stage.name, folder / "model")
         return {"status": "done", "key": stage.key, **described_by(run)}
-    first = stage.first_teacher  # its artifact may have been deleted since
-    teacher = pipeline.store.find(first.spec) if first and first.has_head else None
-    result = finished(run, stage, artifact, teacher, folder)
+    result = finished(run, stage, pipeline.store, folder)
     result["readings"] = [*declared_readings(settings), *result["readings"]]
     link_tree(artifact / "model", folder / "model")
     (folder / "model" / "README.md").write_text(model_card(result))

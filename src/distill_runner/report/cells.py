@@ -125,6 +125,17 @@ class ResultCell:
         return fmean(point.spread.mean for point in self.points) if len(self.points) > 1 else None
 
     @property
+    def steps_in_all(self) -> int | None:
+        """Steps that trained the chosen student, those of its earlier phases included; None if they are not known."""
+        return self.chosen.runs[0].get("steps_in_all") if self.chosen else None
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether the chosen student went through phases before its last one."""
+        runs = self.chosen.runs if self.chosen else ()
+        return any(run.get("steps_in_all", run.get("steps")) != run.get("steps") for run in runs)
+
+    @property
     def published(self) -> Mapping[str, Any] | None:
         """Number that a paper prints for the chosen point: ``value``, ``source``, ``comparable``."""
         return self.chosen.runs[0].get("published") if self.chosen else None

@@ -9,7 +9,7 @@ from distill_runner.datasets.metrics import METRICS
 from distill_runner.report.cells import GRID, GRID_MEAN, ResultCell
 from distill_runner.report.rows import ResultTable, Row, Teacher, beside
 
-AVERAGE = "average"
+AVERAGE, PHASES = "average", "steps, phases included"
 BRACKETS = "In brackets: the paper's teacher, size or metric differs from the run's."
 
 
@@ -58,17 +58,22 @@ BENEATH: tuple[tuple[str, Number, str, bool], ...] = (
     ("sd over seeds", _spread("sd"), "{:.2f}", False),
     ("95 % interval", _spread("interval"), "±{:.2f}", False),
     ("seeds", _spread("count"), "{:.0f}", False),
+    (PHASES, lambda cell: cell.steps_in_all, "{:.0f}", False),
     ("best single run", lambda cell: cell.best_run if cell.kind == GRID_MEAN else None, "{:.2f}", True),
     ("mean of grid", lambda cell: cell.grid_mean, "{:.2f}", True),
     ("points of grid", lambda cell: len(cell.points), "{:.0f}", False),
 )
-"""Lines beneath a value: name, number, format, and whether the line is averaged over the tasks."""
+"""Lines beneath a value: name, number, format, and whether the line is averaged over the tasks.
+
+``PHASES`` is only in tables with a student of several phases, which others of one phase are to be compared with.
+"""
 
 
 def lines(table: ResultTable) -> tuple[list[str], list[Line]]:
     """Return the columns and the lines of a table, teachers first. Two tasks or more also get a column of averages."""
     every = [line for teacher in table.teachers for line in _teacher_lines(teacher)]
-    every += [line for row in table.rows for line in _row_lines(row)]
+    phased = any(cell.has_phases for row in table.rows for cell in row.cells.values())
+    every += [line for row in table.rows for line in _row_lines(row) if phased or line.name != PHASES]
     if len(averaged := _averaged(table.tasks)) < 2:
         return table.tasks, every
     return [*table.tasks, AVERAGE], [line.with_average(averaged) for line in every]

@@ -15,23 +15,22 @@ from distill_runner.methods.layer_mapping import Attention, LayerMapping
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.hub_commits import hub_commits
 from distill_runner.pipeline.stages import STAGE, Stage
+from distill_runner.pipeline.store import Store
 from distill_runner.report.published import Published, find
 from distill_runner.report.settings import settings_of
 
 
-def finished(
-    run: RunConfig, stage: Stage, artifact: Path, teacher_artifact: Path | None, folder: Path
-) -> dict[str, Any]:
+def finished(run: RunConfig, stage: Stage, store: Store, folder: Path) -> dict[str, Any]:
     """Return the result of a run whose student is in the store.
 
     Args:
-        stage, artifact: the student's stage, and its folder in the store.
-        teacher_artifact: folder of ``stage.first_teacher`` in the store. None if there is no such teacher, its head is
-            not trained, or it has been deleted.
+        stage: the student's stage. Earlier stages may have been deleted since; then their numbers are None.
         folder: folder of the run.
     """
-    measured = json.loads((artifact / "metrics.json").read_text())
-    teacher = json.loads((teacher_artifact / "metrics.json").read_text()) if teacher_artifact else None
+    measured = _measured(stage, store)
+    assert measured is not None
+    first = stage.first_teacher
+    teacher = _measured(first, store) if first and first.has_head else None
     metric = next(iter(measured["metrics"]))
     described = described_by(run)
     found = printed(run, stage.shape.num_layers, stage.shape.width, metric)
@@ -49,6 +48,7 @@ def finished(
         "best_epoch": measured["best"],
         "epochs": measured["epoch"],
         "steps": measured["step"],
+        "steps_in_all": _steps_in_all(stage, store),
         "history": measured["epochs"],
         "teacher": run.teacher.name if stage.first_teacher else None,
         "base_model": _on_hub(stage),
@@ -68,6 +68,23 @@ def finished(
         "folder": str(folder),
         "model": str(folder / "model"),
     }
+
+
+def _measured(stage: Stage, store: Store) -> dict[str, Any] | None:
+    """Return the metrics of a stage in the store, None if it has been deleted."""
+    artifact = store.find(stage.spec)
+    return json.loads((artifact / "metrics.json").read_text()) if artifact else None
+
+
+def _steps_in_all(stage: Stage, store: Store) -> int | None:
+    """Return the steps that trained the student, those of its earlier phases included.
+
+    Steps of its teacher do not count, also if the student starts with the teacher's layers.
+    """
+    source = None if stage.source is stage.first_teacher else stage.source
+    before = _steps_in_all(source, store) if source else 0
+    measured = _measured(stage, store)
+    return None if before is None or measured is None else before + measured["step"]
 
 
 def _of_split(

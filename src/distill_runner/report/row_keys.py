@@ -44,9 +44,8 @@ class RowKey:
 
     @property
     def name(self) -> str:
-        words = {**EVERYWHERE, **BY_TASK}
-        known = {name: value for name, value in self.facets.items() if value is not None}
-        return ", ".join([self.label, *(words.get(name, f"{name} {{}}").format(known[name]) for name in known)])
+        known = [(name, value) for name, value in self.facets.items() if value is not None]
+        return ", ".join([self.label, *(_in_words(name, value) for name, value in known)])
 
     def may_be(self, other: "RowKey") -> bool:
         """Whether the two keys agree in the label and in every facet that both know."""
@@ -80,6 +79,12 @@ def row_keys(results: Sequence[Result], places: Sequence[Hashable] | None = None
         key if is_scored(result) else next((other for other in finished if key.may_be(other)), key)
         for key, result in zip(keys, results, strict=True)
     ]
+
+
+def _in_words(name: str, value: Any) -> str:
+    if name == "source" and str(value).startswith("stage:"):
+        return f"after {value.removeprefix('stage:')}"
+    return {**EVERYWHERE, **BY_TASK}.get(name, f"{name} {{}}").format(value)
 
 
 def _facets(result: Result) -> dict[str, Any]:
