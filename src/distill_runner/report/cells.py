@@ -130,10 +130,9 @@ class ResultCell:
         return self.chosen.runs[0].get("steps_in_all") if self.chosen else None
 
     @property
-    def has_phases(self) -> bool:
-        """Whether the chosen student went through phases before its last one."""
-        runs = self.chosen.runs if self.chosen else ()
-        return any(run.get("steps_in_all", run.get("steps")) != run.get("steps") for run in runs)
+    def steps_before(self) -> int:
+        """Steps of the chosen student's earlier phases, as far as they are known."""
+        return self.steps_in_all - self.chosen.runs[0]["steps"] if self.chosen and self.steps_in_all else 0
 
     @property
     def published(self) -> Mapping[str, Any] | None:

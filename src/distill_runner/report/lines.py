@@ -65,15 +65,15 @@ BENEATH: tuple[tuple[str, Number, str, bool], ...] = (
 )
 """Lines beneath a value: name, number, format, and whether the line is averaged over the tasks.
 
-``PHASES`` is only in tables with a student of several phases, which others of one phase are to be compared with.
+``PHASES`` is only in tables whose rows differ in the steps of earlier phases.
 """
 
 
 def lines(table: ResultTable) -> tuple[list[str], list[Line]]:
     """Return the columns and the lines of a table, teachers first. Two tasks or more also get a column of averages."""
     every = [line for teacher in table.teachers for line in _teacher_lines(teacher)]
-    phased = any(cell.has_phases for row in table.rows for cell in row.cells.values())
-    every += [line for row in table.rows for line in _row_lines(row) if phased or line.name != PHASES]
+    before = {cell.steps_before for row in table.rows for cell in row.cells.values()}
+    every += [line for row in table.rows for line in _row_lines(row) if len(before) > 1 or line.name != PHASES]
     if len(averaged := _averaged(table.tasks)) < 2:
         return table.tasks, every
     return [*table.tasks, AVERAGE], [line.with_average(averaged) for line in every]
