@@ -29,7 +29,7 @@ from distill_runner.training.train import Training
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SECONDS = 2.0
+SECONDS = 1.0
 """Seconds after which a measurement ends, and the warm-up before it, even if calls are left."""
 START_SECONDS = 2.0
 """Seconds of a run outside its training: loading the model, the first batches, writing the result."""
