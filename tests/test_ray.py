@@ -18,6 +18,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from distill_runner.common.errors import UserError
+from distill_runner.compose import resolvers
 from distill_runner.compose.folders import config_folder
 from hydra_plugins.distill_runner_grid.grid import GridSweeper
 from hydra_plugins.distill_runner_ray import launcher
@@ -49,6 +50,7 @@ def test_a_cluster_that_is_not_there_is_told(made: launcher.RayLauncher, monkeyp
 
 def test_points_of_a_cluster_share_targets_that_a_job_computes_first() -> None:
     """``test_sweeps.py`` shows what ``run_grid`` does with the number, which is None for a cluster."""
+    resolvers.register()
     found = {}
     for name in ("basic", "ray"):
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
