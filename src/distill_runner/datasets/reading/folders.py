@@ -131,4 +131,5 @@ def _no_such_config(data: Dataset, root: Path) -> UserError:
         problem = f"{root} has data files, but no such subfolder"
         return UserError(f"{data.key}.config", data.config, problem, f"{data.key}.config=null")
     problem = f"no data files ({', '.join(READERS)}) in this folder"
-    return UserError(f"{data.key}.dataset", data.dataset, problem, "Name them train.csv, validation.csv and so on.")
+    remedy = "Name them train.csv, validation.csv and so on, or put images into train/<class>/."
+    return UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
