@@ -2,6 +2,7 @@
 
     git worktree add ../before HEAD~1
     python -m benchmarks.versions ../before --task rte --layers 4 --steps 10
+    python -m benchmarks.versions ../before --competitor ours_bf16
     python -m benchmarks.versions . --repeats 9     the same version twice, which shows the noise of the machine
 
 One thread is used. Both versions run the benchmark code of this checkout. DISTILL_DATA_DIR must point to the data.
@@ -32,8 +33,9 @@ class Version:
     """A checkout in a process that trains on request."""
 
     def __init__(self, checkout: Path, options: argparse.Namespace) -> None:
-        sizes = [f"--{name}={getattr(options, name)}" for name in ("task", "layers", "width", "steps", "tokenizer")]
-        command = [sys.executable, "-m", "benchmarks.versions", str(checkout), *sizes, "--serve"]
+        names = ("task", "layers", "width", "steps", "tokenizer", "competitor")
+        given = [f"--{name}={getattr(options, name)}" for name in names]
+        command = [sys.executable, "-m", "benchmarks.versions", str(checkout), *given, "--serve"]
         environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, cwd=HERE, env=environment, text=True, stdin=pipe, stdout=pipe)
@@ -63,7 +65,7 @@ def serve(options: argparse.Namespace) -> None:
         sizes = (options.layers, options.width, options.steps)
         setting = prepare(Path(name), options.task, *sizes, options.tokenizer)
         fill_targets(setting)
-        train, steps = competitor("ours")[0].make(setting), setting.num_examples // BATCH
+        train, steps = competitor(options.competitor)[0].make(setting), setting.num_examples // BATCH
         train(setting.student(), steps)
         print(0, flush=True)
         for _ in sys.stdin:
@@ -82,6 +84,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="updates of a round")
     parser.add_argument("--repeats", type=int, default=5, help="rounds")
     parser.add_argument("--tokenizer", default=TOKENIZER)
+    parser.add_argument("--competitor", default="ours", help="ours, or ours_bf16")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     quiet()
