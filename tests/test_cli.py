@@ -649,6 +649,16 @@ def test_what_does_not_run_leaves_no_folder(tmp_path: Path, inputs: tuple[str, .
     assert not list(tmp_path.glob("outputs/runs/*"))
 
 
+def test_a_library_may_log_at_the_exit_of_what_did_not_run(tmp_path: Path) -> None:
+    late = "import atexit, logging; atexit.register(lambda: logging.getLogger().warning('late'))"
+    script = f"{late}; from distill_runner.cli import main; main()"
+    given = ["hydra.mode=RUN", "task=demo_sentences", "method=nkd", "optim.epochs=-1"]
+    ended = subprocess.run([sys.executable, "-c", script, *given], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert not list(tmp_path.glob("outputs/runs/*"))
+
+
 @pytest.mark.parametrize("part", ["train[:90%]", "validation[9503:]", "train[~10%:20%]", "owner/name:config:train[:5]"])
 def test_parts_of_splits_need_no_quotes(part: str) -> None:
     for options in ([], ["-m"]):

@@ -90,6 +90,11 @@ def _remove_if_bare(folder: Path) -> None:
     """Remove the folder of a run that was refused or only planned: it holds only Hydra's files and the log."""
     with suppress(OSError):
         if {file.name for file in folder.iterdir()} <= {".hydra", "distill-run.log"}:
+            for handler in [*logging.root.handlers]:
+                # Libraries that log at the exit would open the file again.
+                if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename).parent == folder.absolute():
+                    logging.root.removeHandler(handler)
+                    handler.close()
             shutil.rmtree(folder)
 
 
