@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from distill_runner.pipeline.hub_commits import hub_commits
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
+from distill_runner.sweeping.plan import cost_of_run
 
 Compose = Callable[..., RunConfig]
 SHORT = ["method=rkd", "teacher.optim.epochs=1", "optim.epochs=1"]
@@ -179,6 +181,21 @@ def test_an_ensemble_is_the_mean_of_its_teachers(
     np.testing.assert_allclose(np.exp(said), 0.75 * of_members[0] + 0.25 * of_members[1], atol=1e-6)
     metrics = json.loads((pipeline.build(stage.teacher) / "metrics.json").read_text())
     assert 0 <= metrics["metrics"]["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("kind", ["ensemble", "labels"])
+def test_a_plan_costs_given_predictions_at_nothing(
+    compose: Compose, tiny_bert_folder: Path, tiny_examples: dict[str, Examples], tmp_path: Path, kind: str
+) -> None:
+    if kind == "ensemble":
+        given, alike = [f"teacher.sources=[{tiny_bert_folder},{tiny_bert_folder}]"], "teacher1 .*, teacher 0 s, student"
+    else:
+        columns = {name: ["0.5"] * len(tiny_examples["train"].texts[0]) for name in ("p0", "p1")}
+        data = with_columns(tmp_path / "data", tiny_examples, columns)
+        given, alike = [f"task.dataset={data}", "task.probabilities=[p0,p1]"], "teacher 0 s, student"
+    run = compose(*SHORT, f"teacher={kind}", *given)
+    stage, _ = student(run)
+    assert re.search(alike, cost_of_run(stage, run.store.dir, run.runtime))
 
 
 @pytest.mark.parametrize(
