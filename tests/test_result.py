@@ -71,7 +71,8 @@ def test_settings_name_all_that_a_student_needs(compose: Compose) -> None:
     assert {"ce.weight": 1, "optim.lr": 3e-3, "share": 1.0, "transfer": None, "route": None}.items() <= known.items()
     assert (known["phase1.logits.soften"], known["teacher.optim.lr"]) == ("divide", 3e-3)
     assert not [name for name in known if name.endswith("seed")]
-    assert settings_of(compose("method=nkd"))["stages"] == [], "it reads no teacher"
+    untaught = settings_of(compose("method=nkd", "stages.student.views=8"))
+    assert (untaught["stages"], untaught["views"]) == ([], None), "it reads no teacher"
 
 
 RELATIONS = ("method=minilmv2", "student=fresh_tiny", "relations.heads=2")
@@ -91,6 +92,8 @@ PRETRAINED = ("method=pd", "student=fresh_tiny")
         (("method=takd",), "assistant.num_layers=3", ["assistant.model.num_layers"]),
         (("method=rkd",), "teacher.optim.lr=1e-4", ["teacher.optim.lr"]),
         (("method=rkd",), "stages.student.share=0.5", ["share"]),
+        (("method=rkd",), "teacher.outputs=float16", ["teacher_outputs"]),
+        (("method=rkd",), "stages.student.views=8", ["views"]),
         (PRETRAINED, "pretraining.optim.max_steps=3", ["pretrain.optim.max_steps"]),
         ((*PRETRAINED, "transfer=imdb"), "transfer.size=200", ["transfer_size"]),
         (PRETRAINED, "transfer=imdb", ["transfer"]),

@@ -60,11 +60,14 @@ def _training(config: StageConfig) -> dict[str, Any]:
 
 def _data(config: StageConfig) -> dict[str, Any]:
     transfer, route = config.transfer, config.route
+    taught = config.teacher is not None and _reads_teacher(config)
     return {
         "share": config.share,
         "transfer": transfer.name if transfer else None,
         "transfer_size": transfer.size if transfer else None,
         "route": route.model_dump() if route else None,
+        "views": config.views if taught else None,
+        "teacher_outputs": config.teacher_outputs if taught and config.teacher_outputs != "float32" else None,
     }
 
 
