@@ -183,6 +183,16 @@ def test_an_ensemble_is_the_mean_of_its_teachers(
     assert 0 <= metrics["metrics"]["accuracy"] <= 1
 
 
+def test_an_ensemble_is_scored_as_its_students_are(compose: Compose, tiny_bert_folder: Path) -> None:
+    parts = ("task.validation.validation='validation[:5]'", "+task.validation.other='validation[5:]'")
+    given = ("teacher=ensemble", f"teacher.sources=[{tiny_bert_folder},{tiny_bert_folder}]", "task.select_on=mean")
+    stage, pipeline = student(compose(*SHORT, *parts, *given))
+    assert stage.teacher is not None
+    found = json.loads((pipeline.build(stage.teacher) / "metrics.json").read_text())["metrics"]
+    assert found["accuracy"] == pytest.approx((found["validation/accuracy"] + found["other/accuracy"]) / 2)
+    assert found["validation/accuracy"] != found["other/accuracy"]
+
+
 @pytest.mark.parametrize("kind", ["ensemble", "labels"])
 def test_a_plan_costs_given_predictions_at_nothing(
     compose: Compose, tiny_bert_folder: Path, tiny_examples: dict[str, Examples], tmp_path: Path, kind: str

@@ -30,12 +30,12 @@ def judge_mean(stage: Stage, folder: Path, members: Sequence[Path], split: Calla
         members: the folders of the members' artifacts.
         split: returns a split of the task, given its name.
     """
-    task, metrics = stage.config.task, dict[str, float]()
+    task, scores = stage.config.task, dict[str, dict[str, float]]()
     assert task is not None
-    for number, (name, split_name) in enumerate(task.validation.items() if members else ()):
+    for name, split_name in task.validation.items() if members else ():
         of = [torch.from_numpy(np.load(member / PREDICTIONS.format(name))) for member in members]
         outputs = mean_of(stage)(of).numpy()
         np.save(folder / PREDICTIONS.format(name), outputs)
-        scores = task.score(outputs, split(split_name))
-        metrics |= {f"{name}/{metric}" if number else metric: value for metric, value in scores.items()}
+        scores[name] = task.score(outputs, split(split_name))
+    metrics = task.named(scores) if scores else {}
     (folder / "metrics.json").write_text(json.dumps({"metrics": metrics}, indent=1))
