@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForImageClassification, ResNetConfig, ViTConfig
 
 from command import distill_run
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import Paused, UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.models.resnet import CifarResNet
 from distill_runner.pipeline.build import Pipeline
@@ -157,6 +158,64 @@ def test_views_make_another_student_of_the_same_teacher(run: Callable[..., Run])
     assert plain.teacher.key == viewed.teacher.key
     assert plain.key != viewed.key
     assert run("augment.views=2", method="nkd").stage.key == run(method="nkd").stage.key
+    still = ("task.augment.pad=0", "task.augment.flip=false")
+    assert run(*still, "augment.views=2").stage.key == run(*still).stage.key
+
+
+def test_outputs_that_no_cache_can_hold_are_not_rounded(run: Callable[..., Run]) -> None:
+    rounded = "teacher.outputs=float16"
+    assert run(rounded).stage.key == run().stage.key
+    assert run(rounded, "augment.views=2").stage.key != run("augment.views=2").stage.key
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_predictions_in_columns_teach_images_that_change(
+    compose: Compose, images_folder: Path, tmp_path: Path, views: int
+) -> None:
+    for split in ("test", "train"):
+        files = sorted((images_folder / split).glob("*/*.png"))
+        named = [file.parent.name for file in files]
+        shares = {f"p{place}": [float(name == one) for one in named] for place, name in enumerate(CLASSES)}
+        pixels = [{"bytes": file.read_bytes(), "path": None} for file in files]
+        Dataset.from_dict({"image": pixels, "label": named, **shares}).to_parquet(tmp_path / f"{split}.parquet")
+    data = (f"task.dataset={tmp_path}", "task.columns=[image]", "task.label=label", "task.augment.flip=true")
+    taught = ("method=vanilla", "teacher=labels", "task.probabilities=[p0,p1,p2]")
+    fixed = ("augment.views=2",) if views == 2 else ()
+    run = Run(compose(SMALL[0], *SMALL[2:], *SIZES[1:3], *data, *taught, *fixed, tiny=False))
+    assert run.build()
+    (file,) = targets(run)
+    assert np.load(file).argmax(1).tolist() == views * [CLASSES.index(name) for name in named]
+
+
+def test_the_students_that_pause_may_keep_their_checkpoints(run: Callable[..., Run]) -> None:
+    paused = run("+stages.student.keep_checkpoints=true", method="nkd")
+    with pytest.raises(Paused):
+        paused.pipeline.build(paused.stage, pause_after=1)
+    assert len(paused.metrics()["epochs"]) == 2
+
+
+def test_one_checkpoint_is_followed_where_the_method_says_so(compose: Compose) -> None:
+    for method, count in (("checkpoint", 1), ("rco", 10)):
+        run = compose(f"method={method}", "experiment=pro_kd/cifar", tiny=False)
+        assert len(run.stages["student"].route.checkpoints) == count, method  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "selects"),
+    [
+        ("cifar10", (), "held_out"),
+        ("cifar10", ("select_on=test",), "test"),
+        ("custom_images", ("select_on=held_out",), "held_out"),
+        ("demo_digits", (), "validation"),
+        ("demo_digits", ("select_on=held_out",), "held_out"),
+    ],
+)
+def test_the_data_that_select_are_chosen_for_all_tasks_at_once(
+    compose: Compose, task: str, given: tuple[str, ...], selects: str
+) -> None:
+    named = ["task.dataset=images"] if task == "custom_images" else []
+    run = compose(f"task={task}", "student=resnet8", "optim=cifar", "method=nkd", *named, *given, tiny=False)
+    assert run.stages["student"].task.select_on == selects  # type: ignore[union-attr]
 
 
 def test_a_teacher_of_images_that_change_is_live_and_says_so(run: Callable[..., Run]) -> None:

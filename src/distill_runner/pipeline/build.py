@@ -102,18 +102,21 @@ class Pipeline:
         if not readers:
             log.info("nothing to cache: the outputs are cached or cannot be, or the teacher is not built yet")
 
-    def checkpoints(self, stage: Stage) -> Path:
+    def checkpoints(self, stage: Stage, pause_after: int | None = None) -> Path:
         """Return the folder with the stage's model after each epoch and, in ``YIELD``, all that the stage yields.
 
         A stage that was built without checkpoints is trained again. The result is the same on a CPU, and similar
         elsewhere.
+
+        Raises:
+            Paused: as in ``build``.
         """
 
         def train(folder: Path) -> None:
             if not (folder / YIELD / CHECKPOINT).exists():
                 remove(folder / YIELD)  # left by a build that was interrupted at its end; shares files with the epochs
             (folder / YIELD).mkdir(exist_ok=True)
-            self._fit(stage, folder / YIELD, keep=folder)
+            self._fit(stage, folder / YIELD, folder, pause_after)
 
         return self.store.get(stage.checkpoints_spec, train)
 
@@ -122,7 +125,8 @@ class Pipeline:
             members = [self.build(member) for member in stage.members]
             judge_mean(stage, folder, members, lambda name: self.inputs.split(stage.members[0], name))
             return
-        kept = self.checkpoints(stage) if stage.config.keep_checkpoints else self.store.find(stage.checkpoints_spec)
+        keeps = stage.config.keep_checkpoints
+        kept = self.checkpoints(stage, pause_after) if keeps else self.store.find(stage.checkpoints_spec)
         if kept is not None:
             link_tree(kept / YIELD, folder)
         else:

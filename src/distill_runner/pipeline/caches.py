@@ -16,6 +16,8 @@ def why_live(stage: Stage, mode: Literal["auto", "cached", "live"]) -> str | Non
     Raises:
         UserError: they cannot be cached, and ``mode`` is ``cached``.
     """
+    if stage.teacher is not None and stage.teacher.has_columns:
+        return None
     task = stage.config.task
     endless = task is not None and task.is_endless(stage.data.views)
     return cache_choice.why_live(mode, stage.needs[1], text=stage.data.is_corpus, endless=endless)

@@ -81,8 +81,14 @@ class StageData:
 
     @property
     def views(self) -> int | None:
-        """Number of fixed views of each example that a teacher sees; None if each epoch draws new views."""
-        return self.config.views if self.has_teacher else None
+        """Number of fixed views of each example that a teacher sees; None if there is no limit, or one view only."""
+        task = self.config.task
+        return self.config.views if self.has_teacher and task is not None and task.is_endless(None) else None
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether training examples look different in each epoch: text of a corpus, or images cropped at random."""
+        return self.is_corpus or (self.config.task is not None and self.config.task.is_endless(self.views))
 
     @property
     def labels(self) -> frozenset[str]:

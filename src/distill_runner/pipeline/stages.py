@@ -146,7 +146,7 @@ class Stage:
     @property
     def teacher_outputs(self) -> str:
         """Precision of the teacher's outputs that the student learns from; float32 where no cache can hold them."""
-        if self.teacher is None or self.teacher.has_columns or self.data.is_corpus or self.needs[1].of_tokens:
+        if self.teacher is None or self.teacher.has_columns or self.needs[1].of_tokens or self.data.is_endless:
             return "float32"
         return self.config.teacher_outputs
 

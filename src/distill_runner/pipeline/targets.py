@@ -111,6 +111,7 @@ class _Teacher:
     def _write(self, folder: Path, checkpoint: int | None) -> None:
         if self.teacher.has_columns:
             assert self.stage.config.task is not None
-            np.save(folder / "logits.npy", self.stage.config.task.given_logits(self.stage.data.train_split))
+            given = self.stage.config.task.given_logits(self.stage.data.train_split)
+            np.save(folder / "logits.npy", np.tile(given, (self.stage.data.views or 1, 1)))
         else:
             CachedTargets.write(folder, self.live(checkpoint), self.stage.teacher_outputs)
