@@ -4,7 +4,7 @@ A result holds scores as fractions. Here and in all printed output, scores are p
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, isnan
@@ -162,13 +162,20 @@ class ResultCell:
 
 def cell_of(runs: Sequence[Result]) -> ResultCell:
     """Return the cell of the runs of one method on one task."""
+    points = by_setting([run for run in runs if is_scored(run)])
+    return ResultCell(
+        tuple(SettingScores(tuple(group)) for group in points), tuple(run for run in runs if not is_scored(run))
+    )
+
+
+def by_setting(runs: Iterable[Result]) -> list[list[Result]]:
+    """Group the runs of a cell by their settings. Runs of one group differ only in their seed."""
     groups: dict[str, list[Result]] = {}
     for run in runs:
-        if is_scored(run):
-            groups.setdefault(json.dumps(settings(run), sort_keys=True, default=str), []).append(run)
-    points: list[SettingScores] = []
+        groups.setdefault(json.dumps(settings(run), sort_keys=True, default=str), []).append(run)
+    found: list[list[Result]] = []
     for group in groups.values():
         # If a seed occurs twice, the runs differ in something that is not recorded, so they are not averaged.
         repeated = len({run["seed"] for run in group}) < len(group)
-        points += [SettingScores((run,)) for run in group] if repeated else [SettingScores(tuple(group))]
-    return ResultCell(tuple(points), tuple(run for run in runs if not is_scored(run)))
+        found += [[run] for run in group] if repeated else [group]
+    return found

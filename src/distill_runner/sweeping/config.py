@@ -14,8 +14,8 @@ class SweepConfig(Schema):
             them is dropped.
         retry_failed: train points again that failed in an earlier run of the sweep.
         wait: false queues the points with Slurm and returns at once; the same command later reports their status.
-        halving: n, for successive halving: of the points in each cell of the table, the best 1/n continue after 1/n^2
-            and again after 1/n of the epochs. None trains all points to the end.
+        halving: n, for successive halving: of the settings in each cell of the table, the best 1/n continue after
+            1/n^2 and again after 1/n of the epochs, by the mean over their seeds. None trains all points to the end.
     """
 
     where: list[str] = Field(default_factory=list)

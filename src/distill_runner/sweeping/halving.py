@@ -1,16 +1,18 @@
-"""Successive halving over epochs (Jamieson & Talwalkar 2016): points that score low early are not trained to the end.
+"""Successive halving over epochs (Jamieson & Talwalkar 2016): settings that score low early are not trained to the end.
 
-A point that is left out is paused, not lost: the same sweep without halving resumes it where it stopped.
+A setting is judged by the mean over its seeds, as in a table, and its points are kept or left out together. A point
+that is left out is paused, not lost: the same sweep without halving resumes it where it stopped.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from statistics import fmean
 from typing import Any
 
 from distill_runner.common.errors import UserError, as_typed
-from distill_runner.report.cells import label
+from distill_runner.report.cells import by_setting, label
 from distill_runner.report.row_keys import row_keys
 from distill_runner.sweeping.points import GridPoint
 
@@ -20,26 +22,35 @@ Train = Callable[[Sequence[Sequence[str]]], None]
 """Runs one job for each list of overrides."""
 Scores = Sequence[float]
 """Scores of a point, one after each of its epochs."""
+Seeds = Sequence[Scores]
+"""Scores of the points of one setting, which differ only in their seed."""
 ROUNDS = 2
 
 
 def rungs(num_epochs: int, factor: int) -> list[int]:
-    """Return the epochs after which points are compared: 1 / factor² and 1 / factor of all epochs, rounded up."""
-    return [ceil(num_epochs / factor**power) for power in range(ROUNDS, 0, -1)]
+    """Return the epochs after which settings are compared: 1 / factor² and 1 / factor of all epochs, rounded up.
+
+    Where both are the same epoch, settings are compared once.
+    """
+    return list(dict.fromkeys(ceil(num_epochs / factor**power) for power in range(ROUNDS, 0, -1)))
 
 
-def survivors(scores: Mapping[str, Scores], rung: int, factor: int) -> list[str]:
-    """Return the names of the best ``1 / factor`` of the points, rounded up, by best score in the first epochs.
+def survivors(scores: Mapping[str, Seeds], rung: int, factor: int) -> list[str]:
+    """Return the names of the best ``1 / factor`` of the settings, rounded up, by mean of the seeds' best scores.
 
-    At a tie the earlier point is kept. Points without a score are left out.
+    At a tie the earlier setting is kept. Settings without a score are left out.
 
     Args:
-        scores: scores of each point after each epoch, by name.
+        scores: scores of each setting after each epoch, by name.
         rung: number of epochs whose scores count.
     """
-    best = {name: max(values[:rung]) for name, values in scores.items() if values}
+    best = {name: _mean_best(seeds, rung) for name, seeds in scores.items() if seeds}
     kept = sorted(best, key=lambda name: -best[name])[: ceil(len(best) / factor)]
     return [name for name in scores if name in kept]
+
+
+def _mean_best(seeds: Seeds, rung: int | None = None) -> float:
+    return fmean(max(values[:rung]) for values in seeds)
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class Outcome:
 
     Attributes:
         trained, total: number of epochs trained with halving, and in the whole grid.
-        best, best_of_all: best score that halving finds, and best score of the whole grid.
+        best, best_of_all: best score that halving finds, and best score of the whole grid; means over seeds.
     """
 
     trained: int
@@ -57,25 +68,28 @@ class Outcome:
     best_of_all: float
 
 
-def replay(scores: Mapping[str, Scores], factor: int) -> Outcome:
+def replay(scores: Mapping[str, Seeds], factor: int) -> Outcome:
     """Simulate halving on the finished points of one cell of a table.
 
     Args:
-        scores: scores of all epochs, by the name of the point.
+        scores: scores of all epochs, by the name of the setting.
     """
-    num_epochs = max(map(len, scores.values()))
+    num_epochs = max(len(values) for seeds in scores.values() for values in seeds)
     left, trained = dict(scores), 0
     before = 0
     for rung in rungs(num_epochs, factor):
-        trained += len(left) * (rung - before)
+        trained += _count(left) * (rung - before)
         left, before = {name: scores[name] for name in survivors(left, rung, factor)}, rung
-    trained += len(left) * (num_epochs - before)
-    return Outcome(
-        trained,
-        sum(map(len, scores.values())),
-        max(max(values) for values in left.values()),
-        max(max(values) for values in scores.values()),
-    )
+    trained += _count(left) * (num_epochs - before)
+    return Outcome(trained, _epochs(scores), max(map(_mean_best, left.values())), max(map(_mean_best, scores.values())))
+
+
+def _count(scores: Mapping[str, Seeds]) -> int:
+    return sum(map(len, scores.values()))
+
+
+def _epochs(scores: Mapping[str, Seeds]) -> int:
+    return sum(len(values) for seeds in scores.values() for values in seeds)
 
 
 def by_cell(points: Sequence[GridPoint]) -> dict[tuple[Any, ...], list[GridPoint]]:
@@ -93,18 +107,38 @@ def halve(cells: Iterable[list[GridPoint]], todo: list[GridPoint], train: Train,
     """Train the points of each cell up to its rungs, and return the points of ``todo`` to train to the end."""
     left = [[point for point in cell if point in todo or point.result()["status"] == "done"] for cell in cells]
     for number in range(ROUNDS):
-        here = [(cell, rungs(num_epochs(cell[0]), factor)[number]) for cell in left if cell]
-        going = [(point, rung) for cell, rung in here for point in cell if len(scores_of(point)) < rung]
+        here = [(cell, _rung(cell, number, factor)) for cell in left]
+        going = [(point, rung) for cell, rung in here if rung for point in cell if len(scores_of(point)) < rung]
         train([(*point.overrides, f"runtime.pause_after={rung}") for point, rung in going])
-        left = [_survivors(cell, rung, factor) for cell, rung in here]
+        left = [_survivors(cell, rung, factor) if rung else cell for cell, rung in here]
     kept = [point for cell in left for point in cell]
     return [point for point in todo if point in kept]
 
 
+def _rung(cell: list[GridPoint], number: int, factor: int) -> int | None:
+    """Return the epoch of a cell's rung; None if it has no such rung, or one setting alone."""
+    if len(_settings(cell)) < 2:
+        return None
+    return dict(enumerate(rungs(num_epochs(cell[0]), factor))).get(number)
+
+
 def _survivors(cell: list[GridPoint], rung: int, factor: int) -> list[GridPoint]:
-    kept = survivors({point.key: scores_of(point) for point in cell}, rung, factor)
-    log.info("%s: %d of %d points continue after epoch %d", label(cell[0].names), len(kept), len(cell), rung)
-    return [point for point in cell if point.key in kept]
+    scores = _scores(cell)
+    kept = survivors(scores, rung, factor)
+    log.info("%s: %d of %d settings continue after epoch %d", label(cell[0].names), len(kept), len(scores), rung)
+    return [point for name in kept for point in _settings(cell)[name] if scores_of(point)]
+
+
+def _settings(cell: Sequence[GridPoint]) -> dict[str, list[GridPoint]]:
+    """Return the points of each setting of a cell, by the key of the first one."""
+    points = {point.key: point for point in cell}
+    groups = by_setting(point.names for point in cell)
+    return {group[0]["key"]: [points[names["key"]] for names in group] for group in groups}
+
+
+def _scores(cell: Sequence[GridPoint]) -> dict[str, Seeds]:
+    """Return the scores of the points of each setting, without points that have no score."""
+    return {name: [*filter(None, map(scores_of, points))] for name, points in _settings(cell).items()}
 
 
 def require_epochs(points: Iterable[GridPoint]) -> None:
@@ -133,12 +167,12 @@ def scores_of(point: GridPoint) -> Scores:
 
 def halving_report(cell: Sequence[GridPoint], factor: int) -> str:
     """Return a line on the epochs that halving saves in a cell and, if all points are done, the score that it loses."""
-    scores = {point.key: scores_of(point) for point in cell if scores_of(point)}
+    scores = _scores(cell)
     head = f"halving by {factor}, {label(cell[0].names)} on {cell[0].names['task']}"
     if all(point.result()["status"] == "done" for point in cell):
         outcome = replay(scores, factor)
         saved = 1 - outcome.trained / outcome.total
         found = f"best {100 * outcome.best:.2f} with halving, {100 * outcome.best_of_all:.2f} without"
         return f"{head}: {outcome.trained} of {outcome.total} epochs ({100 * saved:.0f} % saved), {found}"
-    trained, total = sum(map(len, scores.values())), sum(map(num_epochs, cell))
+    trained, total = _epochs(scores), sum(map(num_epochs, cell))
     return f"{head}: {trained} of {total} epochs trained ({100 * (1 - trained / total):.0f} % saved)"

@@ -1,0 +1,69 @@
+"""Halving of grids with several seeds: which points are trained to the end, and what the table and the report say."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distill_runner.pipeline import status
+from distill_runner.report.cells import ResultCell
+from distill_runner.report.rows import tabulate
+from distill_runner.sweeping.halving import by_cell, halve, halving_report
+from distill_runner.sweeping.points import GridPoint
+from fake_results import failed
+
+Point = tuple[float, int]
+"""Learning rate and seed."""
+
+
+def halved(folder: Path, scores: Mapping[Point, float], epochs: int) -> tuple[set[Point], ResultCell, str]:
+    """Halve a grid by 3 whose points have the same score after every epoch.
+
+    Returns:
+        The points that were trained to the end, their cell in the table, and the report.
+    """
+    stage: Any = SimpleNamespace(shape="4", key="0", config=SimpleNamespace(optim=SimpleNamespace(epochs=epochs)))
+    points = {}
+    for rate, seed in scores:
+        name = f"{rate} {seed}"
+        names = failed(key=name, seed=seed, settings={"optim.lr": rate, "optim.epochs": epochs})
+        points[rate, seed] = GridPoint((f"{rate}", f"{seed}"), folder / name, name, names, stage=stage)
+
+    def train(jobs: Sequence[Sequence[str]]) -> None:
+        for rate, seed, *pause in jobs:
+            of = float(rate), int(seed)
+            done = int(pause[0].partition("=")[2]) if pause else epochs
+            scored = {"score": scores[of], "metric": "accuracy", "history": [{"accuracy": scores[of]}] * done}
+            status.write(points[of].folder, "done" if done == epochs else "paused", {**points[of].names, **scored})
+
+    cells = by_cell(list(points.values())).values()
+    train([point.overrides for point in halve(cells, list(points.values()), train, 3)])
+    (row,) = tabulate(point.result() for point in points.values()).rows
+    (report,) = (halving_report(cell, 3) for cell in cells)
+    return {of for of, point in points.items() if point.result()["status"] == "done"}, row.cells["rte"], report
+
+
+def test_seeds_of_one_setting_do_not_compete(tmp_path: Path) -> None:
+    scores = {(1e-5, seed): 0.5 + seed / 100 for seed in range(1, 10)}
+    done, cell, report = halved(tmp_path, scores, epochs=9)
+    assert done == set(scores)
+    assert (cell.kind, cell.value) == ("", pytest.approx(55))
+    assert report.endswith("81 of 81 epochs (0 % saved), best 55.00 with halving, 55.00 without")
+
+
+def test_a_setting_is_judged_by_the_mean_of_its_seeds(tmp_path: Path) -> None:
+    scores = {(1e-5, 1): 0.6, (1e-5, 2): 0.6, (2e-5, 1): 0.7, (2e-5, 2): 0.7}
+    scores |= {(3e-5, 1): 0.9, (3e-5, 2): 0.4}  # the luckiest seed, but a mean of 0.65
+    done, cell, report = halved(tmp_path, scores, epochs=9)
+    assert done == {(2e-5, 1), (2e-5, 2)}
+    assert cell.value == pytest.approx(70)
+    assert report.endswith("22 of 54 epochs trained (59 % saved)"), "four points of one epoch, two of nine"
+
+
+def test_few_epochs_are_halved_once(tmp_path: Path) -> None:
+    scores = {(number * 1e-5, 1): number / 10 for number in range(1, 6)}
+    done, _, report = halved(tmp_path, scores, epochs=3)
+    assert len(done) == 2, "a second cut after the same epoch would leave one"
+    assert report.endswith("9 of 15 epochs trained (40 % saved)"), "three points of one epoch, two of three"
