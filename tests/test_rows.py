@@ -167,6 +167,23 @@ def test_epochs_that_belong_to_the_task_make_no_rows() -> None:
     assert [row.name for row in table.rows] == ["alp all"]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "names"),
+    [
+        ((3, None), (3, 3000), ["3 epochs", "3 epochs, at most 3000 steps"]),
+        ((3, None), (None, 3000), ["3 epochs", "3000 steps"]),
+        ((3, None), (4, None), ["3 epochs", "4 epochs"]),
+        ((3, 3000), (3, 3000), [""]),
+    ],
+)
+def test_budgets_make_rows_of_their_own(
+    one: tuple[int | None, ...], other: tuple[int | None, ...], names: list[str]
+) -> None:
+    of = [dict(zip(("optim.epochs", "optim.max_steps"), budget, strict=True)) for budget in (one, other)]
+    table = tabulate(point(score=0.5 + seed / 10, seed=seed, settings=budget) for seed, budget in enumerate(of))
+    assert [row.name for row in table.rows] == [f"alp all, {name}".removesuffix(", ") for name in names]
+
+
 def test_a_failure_joins_the_row_of_its_kind() -> None:
     """It knows its depth, not its width nor how good its teacher is."""
     runs = [result(key="4", student=student()), result(key="6", student=student(num_layers=6), teacher_score=0.7)]

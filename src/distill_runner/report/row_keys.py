@@ -19,8 +19,7 @@ EVERYWHERE: Mapping[str, str] = {
 BY_TASK: Mapping[str, str] = {
     "dataset": "data {}",
     "metric": "by {}",
-    "epochs": "{} epochs",
-    "steps": "{} steps",
+    "budget": "{}",
     "num_params": "{:,} parameters",
     "teacher_score": "teacher at {:.2f}",
 }
@@ -93,11 +92,17 @@ def _facets(result: Result) -> dict[str, Any]:
     return {
         **{name: student.get(name) for name in ("source", "num_layers", "width", "init")},
         **{name: result.get(name) for name in ("teacher", "dataset", "metric")},
-        "epochs": known.get("optim.epochs", result.get("epochs")),
-        "steps": known.get("optim.max_steps"),
+        "budget": _budget(known.get("optim.epochs", result.get("epochs")), known.get("optim.max_steps")),
         "num_params": result.get("num_params"),
         "teacher_score": None if score is None else 100 * score,
     }
+
+
+def _budget(epochs: int | None, steps: int | None) -> str | None:
+    """Return what ends training, in words; None if it is not known. Without ``steps`` they have no limit."""
+    if epochs is None:
+        return None if steps is None else f"{steps} steps"
+    return f"{epochs} epochs" if steps is None else f"{epochs} epochs, at most {steps} steps"
 
 
 MethodOnTask = tuple[str, str]
