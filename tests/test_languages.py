@@ -75,6 +75,22 @@ def test_what_selects_has_the_names_of_the_metrics(tmp_path: Path) -> None:
     assert by_split == {"accuracy": 0.9, "en/accuracy": 0.9, "sw/accuracy": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("select_on", "selects", "scored_on"),
+    [
+        ("mean", "mean", ["en", "sw"]),
+        ("sw", "sw", ["sw"]),
+        ("validation", "en", ["en"]),
+        ("held_out", "held_out", ["en"]),
+    ],
+)
+def test_which_split_selects_and_which_is_scored(
+    select_on: str, selects: str, scored_on: list[str], tmp_path: Path
+) -> None:
+    used = made(tmp_path, select_on=select_on).used
+    assert (used["select_on"], used["scored_on"], used["validation"]) == (selects, scored_on, LANGUAGES)
+
+
 def test_a_missing_language_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task\.select_on=fr"):
         made(tmp_path, select_on="fr")

@@ -1,13 +1,14 @@
 """What a result says of its run: the settings in which a paper's rows differ, and the number that it finds by them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from distill_runner.compose.config import RunConfig
 from distill_runner.methods.config import parse_method
 from distill_runner.report.cells import telling_rows
-from distill_runner.report.result import _settings_of, printed
+from distill_runner.report.result import _settings_of, described_by, printed
 from distill_runner.report.settings import settings_of
 
 Compose = Callable[..., RunConfig]
@@ -73,6 +74,33 @@ def test_settings_name_all_that_a_student_needs(compose: Compose) -> None:
     assert not [name for name in known if name.endswith("seed")]
     untaught = settings_of(compose("method=nkd", "stages.student.views=8"))
     assert (untaught["stages"], untaught["views"]) == ([], None), "it reads no teacher"
+
+
+DATA = {"train": "train", "validation": {"validation": "validation"}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "used"),
+    [
+        (["method=nkd"], {"select_on": "validation"}),
+        (["method=nkd", "task.train=train[:50%]"], {"select_on": "validation", "train": "train[:50%]"}),
+        (["method=nkd", "task.select_on=mean"], {"select_on": "validation"}),  # the mean of one split
+        (["method=nkd", "task.select_on=held_out"], {"select_on": "held_out", "hold_out": 0.1}),
+        (["method=nkd", "task.select_on=held_out", "task.hold_out=0.5"], {"select_on": "held_out", "hold_out": 0.5}),
+    ],
+)
+def test_a_result_names_the_data_that_a_student_uses(
+    overrides: list[str], used: dict[str, Any], compose: Compose
+) -> None:
+    described = described_by(compose(*overrides))
+    assert described["data"] == {**DATA, "scored_on": ["validation"], **used}
+
+
+def test_a_result_names_the_seed_of_the_teacher_that_it_reads(compose: Compose) -> None:
+    seeds = [
+        described_by(compose(name, "teacher.seed=7", "seed=1"))["teacher_seed"] for name in ("method=rkd", "method=nkd")
+    ]
+    assert seeds == [7, None]
 
 
 RELATIONS = ("method=minilmv2", "student=fresh_tiny", "relations.heads=2")

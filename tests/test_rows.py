@@ -184,6 +184,91 @@ def test_budgets_make_rows_of_their_own(
     assert [row.name for row in table.rows] == [f"alp all, {name}".removesuffix(", ") for name in names]
 
 
+def data(**changes: Any) -> dict[str, Any]:
+    used = {"train": "train", "validation": {"en": "validation", "de": "validation"}, "select_on": "en"}
+    return {**used, "scored_on": ["en"], **changes}
+
+
+HELD: dict[str, Any] = {"select_on": "held_out", "hold_out": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "names"),
+    [
+        (data(), data(train="train[:50%]"), ["trained on train", "trained on train[:50%]"]),
+        (
+            data(validation={"en": "validation[:50%]"}),
+            data(validation={"en": "validation[50%:]"}),
+            ["scored on validation[:50%]", "scored on validation[50%:]"],
+        ),
+        (
+            data(),
+            data(select_on="mean", scored_on=["en", "de"]),
+            ["selected on en", "selected on mean"],
+        ),
+        (
+            data(select_on="mean", scored_on=["en", "de"]),
+            data(select_on="mean", scored_on=["en"]),
+            ["scored on en validation and de validation", "scored on validation"],
+        ),
+        (data(**HELD), data(**HELD | {"hold_out": 0.5}), ["0.1 held out", "0.5 held out"]),
+        (data(), data(), [""]),
+        (data(), data(validation={"en": "validation"}), [""]),
+        (data(train="train[:50%]"), None, [""]),
+    ],
+)
+def test_runs_on_other_data_have_rows_of_their_own(
+    one: dict[str, Any], other: dict[str, Any] | None, names: list[str]
+) -> None:
+    """Data that do not alter the score make no rows, nor do the unknown data of an older result."""
+    table = tabulate(point(score=0.5 + seed / 10, seed=seed, data=used) for seed, used in enumerate((one, other)))
+    assert [row.name for row in table.rows] == [f"alp all, {name}".removesuffix(", ") for name in names]
+    (column,) = table.tasks
+    assert all(len(row.cells[column].points) == 1 for row in table.rows)
+
+
+def test_the_column_of_a_split_tells_its_own_data() -> None:
+    parts = {name: {"score": 0.5, "teacher_score": None, "published": None} for name in ("en", "de")}
+    other = data(validation={"en": "validation", "de": "validation[:50%]"})
+    known = {"splits": parts, "teacher_score": None}
+    table = tabulate(point(seed=seed, data=used, **known) for seed, used in enumerate((data(), other)))
+    values = {row.name: [task for task, cell in row.cells.items() if cell.points] for row in table.rows}
+    assert values == {
+        "alp all": ["rte", "rte_en"],
+        "alp all, scored on validation": ["rte_de"],
+        "alp all, scored on validation[:50%]": ["rte_de"],
+    }
+
+
+def test_a_run_that_holds_out_examples_is_in_their_column_before_it_has_a_score() -> None:
+    held = point(data=data(**HELD), selection={"on": "held_out examples", "score": 0.6})
+    table = tabulate([point(data=data(), seed=2), held, failed(key="f", data=data(**HELD))])
+    (row,) = table.rows
+    assert row.name == "alp all"
+    assert {task: len(cell.unfinished) for task, cell in row.cells.items()} == {"rte": 0, "rte, held out": 1}
+
+
+def test_a_teacher_is_told_by_its_seed() -> None:
+    """Of three teachers two have the same score; a student that reads no teacher has no seed of it."""
+    teachers = [(1, 0.70), (2, 0.70), (3, 0.72)]
+    runs = [point(score=0.6 + seed / 100, teacher_seed=seed, teacher_score=score) for seed, score in teachers]
+    nkd = point(method="nkd", mapping=None, teacher_seed=None, teacher_score=0.7)
+    table = tabulate([*runs, nkd])
+    assert [row.name for row in table.rows] == [
+        *(f"alp all, teacher seed {seed}" for seed in (1, 2, 3)),
+        "nkd",
+    ]
+    assert not any(row.kinds != [""] for row in table.rows)
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_the_number_of_a_teacher_is_of_the_split_of_the_run(split: str) -> None:
+    used = {"train": "train", "validation": {split: split}, "select_on": split, "scored_on": [split]}
+    run = point(task="cifar10", method="vanilla", mapping=None, teacher="resnet110", teacher_score=0.9, data=used)
+    (teacher,) = tabulate([run]).teachers
+    assert teacher.published["cifar10"]["comparable"] == (split == "test")
+
+
 def test_a_failure_joins_the_row_of_its_kind() -> None:
     """It knows its depth, not its width nor how good its teacher is."""
     runs = [result(key="4", student=student()), result(key="6", student=student(num_layers=6), teacher_score=0.7)]

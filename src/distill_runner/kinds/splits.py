@@ -93,6 +93,22 @@ class Splits(Dataset):
         return {**self.model_dump(exclude=WHERE | by_itself, exclude_none=True), "content": data_fingerprint(self)}
 
     @property
+    def used(self) -> dict[str, Any]:
+        """Data that train, select and score a student, as its result records them: options that have an effect.
+
+        ``scored_on`` lists the validation splits whose mean is the score; it is one split unless ``mean`` selects.
+        """
+        first, several = next(iter(self.validation)), len(self.validation) > 1
+        mean = several and self.select_on == MEAN
+        chosen = self.select_on if self.select_on in self.validation else first
+        return {
+            "train": self.train,
+            "validation": self.validation,
+            "select_on": self.select_on if mean or self.select_on == HELD_OUT else chosen,
+            "scored_on": list(self.validation) if mean else [chosen],
+        } | ({"hold_out": self.hold_out} if self.select_on == HELD_OUT else {})
+
+    @property
     def columns_of(self) -> list[str]:
         """Names of the validation splits that have separate columns in a table."""
         return list(self.validation) if self.by_split else []

@@ -44,6 +44,16 @@ def settings(result: Result) -> Settings:
     return result.get("settings") or {}
 
 
+def data_of(result: Result) -> Mapping[str, Any]:
+    """Return the data that trained, selected and scored a student (``Splits.used``); empty if they are not known."""
+    return result.get("data") or {}
+
+
+def scored_on(result: Result) -> list[str]:
+    """Return the validation splits whose mean is the score: one, unless ``mean`` selects. Empty if not known."""
+    return [result["split"]] if "split" in result else data_of(result).get("scored_on", [])
+
+
 def varied(every: Sequence[Settings]) -> list[str]:
     """Return the names of settings that differ, without settings of a stage that equal the student's in every run."""
     names = dict.fromkeys(name for each in every for name in each)

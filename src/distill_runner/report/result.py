@@ -16,6 +16,7 @@ from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.hub_commits import hub_commits
 from distill_runner.pipeline.stages import STAGE, Stage
 from distill_runner.pipeline.store import Store
+from distill_runner.report.cells import STAGES
 from distill_runner.report.published import Published, find
 from distill_runner.report.settings import settings_of
 
@@ -181,18 +182,20 @@ def described_by(run: RunConfig) -> dict[str, Any]:
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
-    layers = _layers_read(student.method)
+    layers, settings = _layers_read(student.method), settings_of(run)
     return {
         "stage": run.stage,
         "task": data.name,
         "dataset": student.task.dataset if student.task else None,
+        "data": student.task.used if student.task else None,
         "transfer": _transfer(run),
         "method": run.method,
         "mapping": layers.get("mapping"),
         "attention": layers.get("attention"),
         "heads": layers.get("heads"),
-        "settings": settings_of(run),
+        "settings": settings,
         "teacher": run.teacher.name,
+        "teacher_seed": run.stages["teacher"].seed if "teacher" in settings[STAGES] else None,
         "student": _student(run, student),
         "seed": run.seed,
         "command": run.command,

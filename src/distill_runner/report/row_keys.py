@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distill_runner.common.errors import as_typed
-from distill_runner.report.cells import Settings, is_scored, label, settings, telling_rows
+from distill_runner.report.cells import Settings, data_of, is_scored, label, scored_on, settings, telling_rows
 from distill_runner.report.collect import Result
 
 EVERYWHERE: Mapping[str, str] = {
@@ -18,9 +18,14 @@ EVERYWHERE: Mapping[str, str] = {
 """Facets that separate rows over all tasks together, and the words for each in a row's name."""
 BY_TASK: Mapping[str, str] = {
     "dataset": "data {}",
+    "train": "trained on {}",
+    "select_on": "selected on {}",
+    "hold_out": "{} held out",
+    "scored_on": "scored on {}",
     "metric": "by {}",
     "budget": "{}",
     "num_params": "{:,} parameters",
+    "teacher_seed": "teacher seed {}",
     "teacher_score": "teacher at {:.2f}",
 }
 """Facets that separate rows within one task, since their values differ between tasks.
@@ -87,15 +92,23 @@ def _in_words(name: str, value: Any) -> str:
 
 
 def _facets(result: Result) -> dict[str, Any]:
-    student, known = result.get("student") or {}, settings(result)
+    student, known, data = result.get("student") or {}, settings(result), data_of(result)
     score = result.get("teacher_score")
     return {
         **{name: student.get(name) for name in ("source", "num_layers", "width", "init")},
-        **{name: result.get(name) for name in ("teacher", "dataset", "metric")},
+        **{name: result.get(name) for name in ("teacher", "teacher_seed", "dataset", "metric")},
+        **{name: as_typed(data[name]) if name in data else None for name in ("train", "select_on", "hold_out")},
+        "scored_on": _splits({name: data["validation"][name] for name in scored_on(result)}) if data else None,
         "budget": _budget(known.get("optim.epochs", result.get("epochs")), known.get("optim.max_steps")),
         "num_params": result.get("num_params"),
         "teacher_score": None if score is None else 100 * score,
     }
+
+
+def _splits(scored: Mapping[str, str]) -> str:
+    """Return splits in words; their names tell them apart if there are several."""
+    named = (f"{name} {split}" for name, split in scored.items())
+    return " and ".join(scored.values() if len(scored) == 1 else named)
 
 
 def _budget(epochs: int | None, steps: int | None) -> str | None:

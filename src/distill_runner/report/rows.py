@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distill_runner.report import published
-from distill_runner.report.cells import ResultCell, cell_of, is_scored, label, selection_of
+from distill_runner.report.cells import ResultCell, cell_of, data_of, is_scored, label, selection_of
 from distill_runner.report.collect import Result
 from distill_runner.report.row_keys import row_keys
 
@@ -67,7 +67,8 @@ def tabulate(results: Iterable[Result]) -> ResultTable:
 def by_split(result: Result) -> list[Result]:
     """Return the result and a copy for each validation split (``splits``) with its own column, such as a language."""
     parts = (result.get("splits") or {}).items() if is_scored(result) else ()
-    return [result, *({**result, "others": [], **part, "task": f"{result['task']}_{name}"} for name, part in parts)]
+    own = ({**part, "split": name, "task": f"{result['task']}_{name}"} for name, part in parts)
+    return [result, *({**result, "others": [], **each} for each in own)]
 
 
 def beside(task: str) -> str:
@@ -77,7 +78,8 @@ def beside(task: str) -> str:
 
 def column_of(result: Result) -> str:
     """Return the name of the column that shows the result."""
-    return beside(result["task"]) if "held_out" in str(selection_of(result).get("on")) else result["task"]
+    selects = (data_of(result).get("select_on"), selection_of(result).get("on"))  # the first, before there is a score
+    return beside(result["task"]) if any("held_out" in str(on) for on in selects) else result["task"]
 
 
 def _in_columns(result: Result) -> Iterator[Result]:
@@ -120,8 +122,9 @@ def _teachers(results: Sequence[Result]) -> list[Teacher]:
 
 
 def _of_teacher(runs: Mapping[str, Result]) -> dict[str, Mapping[str, Any]]:
-    found = {
-        task: published.find("teacher", run["of_task"], num_layers=None, teacher=run["teacher"], metric=run["metric"])
-        for task, run in runs.items()
-    }
+    found = {}
+    for task, run in runs.items():
+        split = "test" if "test" in data_of(run).get("validation", ()) else "dev"  # as for the student
+        known = {"teacher": run["teacher"], "metric": run["metric"], "split": split}
+        found[task] = published.find("teacher", run["of_task"], num_layers=None, **known)
     return {task: number.model_dump() for task, number in found.items() if number}
