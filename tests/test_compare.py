@@ -88,6 +88,31 @@ def test_predictions_that_are_not_those_of_the_score_are_not_used(tmp_path: Path
     assert found.difference == pytest.approx(0.025)
 
 
+def spoken(folder: Path, english: np.ndarray, german: np.ndarray, **changes: Any) -> dict[str, Any]:
+    """A finished run in two languages, by its mean, with predictions of both."""
+    predictions = {"de": german, "en": english}
+    scores = {name: float((found == LABELS).mean()) for name, found in predictions.items()}
+    used = {"train": "en:train", "validation": {name: f"{name}:validation" for name in scores}, "select_on": "mean"}
+    parts = {name: {"score": score, "teacher_score": None, "published": None} for name, score in scores.items()}
+    folder.mkdir()
+    for name, found in predictions.items():
+        np.savez(folder / f"predictions-{name}.npz", outputs=np.eye(2)[found], labels=LABELS)
+    known = {"task": "xnli", "splits": parts, "data": {**used, "scored_on": list(scores)}, "teacher_score": None}
+    return point(score=sum(scores.values()) / 2, **known, **changes) | {"folder": str(folder)}
+
+
+def test_languages_of_equal_scores_are_not_confused(tmp_path: Path) -> None:
+    alp = spoken(tmp_path / "alp", english=wrong_at(0, 1), german=wrong_at(2, 3))
+    rkd = spoken(tmp_path / "rkd", english=wrong_at(*range(6)), german=wrong_at(*range(10, 16)), **RKD)
+    of_mean, *by_language = compare(tabulate([alp, rkd]), ["alp", "rkd"])
+    assert of_mean.examples is None
+    assert "no bootstrap: the score is a mean over validation splits" in of_mean.remarks
+    wrong = {"xnli_en": (wrong_at(0, 1), wrong_at(*range(6))), "xnli_de": (wrong_at(2, 3), wrong_at(*range(10, 16)))}
+    for found in by_language:
+        first, second = ([np.eye(2)[said]] for said in wrong[found.task])
+        assert found.examples == paired_bootstrap("accuracy", first, second, LABELS), found.task
+
+
 def test_other_examples_cannot_be_paired(tmp_path: Path) -> None:
     alp = predicted(tmp_path, "a", wrong_at(1), LABELS)
     rkd = predicted(tmp_path, "r", 1 - wrong_at(1), 1 - LABELS, **RKD)

@@ -9,7 +9,7 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, nearest
 from distill_runner.datasets.metrics import METRICS
-from distill_runner.report.cells import GRID, GRID_MEAN, ResultCell, SettingScores
+from distill_runner.report.cells import GRID, GRID_MEAN, ResultCell, SettingScores, scored_on
 from distill_runner.report.collect import Result
 from distill_runner.report.rows import ResultTable, Row, beside
 from distill_runner.report.statistics import Bootstrap, clustered_bootstrap, holm, paired_bootstrap, paired_t
@@ -158,6 +158,8 @@ def _between(cells: Mapping[str, ResultCell], task: str) -> Comparison:
 
 
 def _over_examples(first: SettingScores, second: SettingScores) -> tuple[Bootstrap | None, list[str]]:
+    if any(len(scored_on(run)) > 1 for point in (first, second) for run in point.runs):
+        return None, ["no bootstrap: the score is a mean over validation splits"]
     kept = [[_kept(run) for run in point.runs] for point in (first, second)]
     found = [[each for each in point if each] for point in kept]
     if any(len(have) < len(wanted) for have, wanted in zip(found, kept, strict=True)):
@@ -172,11 +174,13 @@ def _over_examples(first: SettingScores, second: SettingScores) -> tuple[Bootstr
 
 
 def _kept(run: Result) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return outputs (N, C) and labels (N,) of the split whose metric equals the run's score; None if no split matches.
+    """Return outputs (N, C) and labels (N,) of the run's split; None if its metric is not the run's score.
 
-    For a score over dependent examples: the score (N,) and the cluster (N,) of each example.
+    For a score over dependent examples: the score (N,) and the cluster (N,) of each example. An older result does not
+    name its split; then it is the first one whose metric equals the score.
     """
-    for file in sorted(Path(run["folder"]).glob(PREDICTIONS)):
+    folder, split = Path(run["folder"]), "".join(scored_on(run))
+    for file in [folder / PREDICTIONS.replace("*", split)] if split else sorted(folder.glob(PREDICTIONS)):
         try:
             with np.load(file) as arrays:
                 if (scores := arrays.get(f"score-{run['metric']}")) is not None:
