@@ -203,6 +203,18 @@ def test_a_sweep_is_a_run_in_the_group_of_its_points(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == [], "a sweep has no metrics.jsonl"
 
 
+def test_the_group_that_a_user_sets_holds_the_sweep_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[TrackerConfig] = []
+
+    def opening(config: TrackerConfig, *_: Any) -> Recorder:
+        opened.append(config)
+        return Recorder()
+
+    monkeypatch.setitem(tracking.OPTIONAL, "wandb", opening)
+    track_sweep(TrackerConfig(name="wandb", group="mine"), tmp_path, "table1-0a1b", SWEEP, "", [])
+    assert [(config.group, config.title) for config in opened] == [("mine", "table1-0a1b")]
+
+
 def test_no_tracker_no_run_of_the_sweep(tmp_path: Path, recorder: Recorder) -> None:
     track_sweep(TrackerConfig(), tmp_path, "demo", SWEEP, "", [])
     assert recorder.calls == []

@@ -89,7 +89,8 @@ def track_sweep(
 
     Args:
         folder: folder of the sweep, which must exist; ``wandb/`` and ``tensorboard/`` are made in it.
-        name: name of the sweep and of the group of its points. The same name resumes the same run.
+        name: name of the sweep and, unless ``config`` names another, of the group of its points. The same name
+            resumes the same run.
         results: results of all points, finished or not, as in ``result.json``.
         table: the table of the results as the terminal shows it.
         pictures: PNG files, shown under ``pictures/<stem>``.
@@ -97,7 +98,7 @@ def track_sweep(
     run_id = "sweep-" + re.sub(r"[^\w.-]", "-", name)
     try:
         kinds = [result.get(key) for key in ("task", "method", "teacher") for result in results]
-        config = config.model_copy(update={"group": name, "title": config.title or name}).tagged(*kinds)
+        config = config.model_copy(update={"group": config.group or name, "title": config.title or name}).tagged(*kinds)
         with _closing(_optional(config, folder, run_id, {"sweep": name}, job_type="sweep")) as tracker:
             counts = Counter(result["status"] for result in results)
             tracker.summary({"count": len(results)} | {f"count/{status}": count for status, count in counts.items()})
