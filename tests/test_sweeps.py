@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from command import Ended, distill_run
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, exit_cause
 from distill_runner.compose.config import RunConfig
 from distill_runner.pipeline import status
 from distill_runner.pipeline.build import Pipeline
@@ -504,6 +504,63 @@ def test_a_server_that_ends_is_replaced(
     with pytest.raises(EOFError) if raised else nullcontext():
         isolation._started()
     assert len(caplog.messages) == failures - raised
+
+
+@pytest.fixture
+def of_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a point that this process runs, or whose process is made up."""
+    hydra = SimpleNamespace(runtime=SimpleNamespace(output_dir=tmp_path), verbose=False)
+    config: Any = OmegaConf.create({"hydra": {"job_logging": {}}})
+    told = SimpleNamespace(get=lambda: hydra, instance=lambda: SimpleNamespace(cfg=config))
+    monkeypatch.setattr(isolation, "HydraConfig", told)
+    for name in ("configure_log", "end_with_parent"):
+        monkeypatch.setattr(isolation, name, lambda *_: None)
+    for name in ("set_start_method", "set_forkserver_preload"):
+        monkeypatch.setattr(f"multiprocessing.{name}", lambda *_, **__: None)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("before", "exitcode", "after"),
+    [
+        ("paused", isolation.ENDED, "paused"),
+        ("done", isolation.ENDED, "done"),
+        ("paused", -signal.SIGKILL, "failed"),
+        ("failed", -signal.SIGKILL, "failed"),
+        ("interrupted", 17, "failed"),
+        ("paused", isolation.FAILED, "failed"),
+        ("running", isolation.FAILED, "failed"),
+        (None, isolation.FAILED, "failed"),
+        ("done", -signal.SIGKILL, "done"),
+        ("paused", isolation.SERVER_GONE, "paused"),
+        ("running", isolation.SERVER_GONE, "failed"),
+    ],
+)
+def test_how_a_point_ended_is_recorded(
+    before: str | None, exitcode: int, after: str, of_point: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it was killed before it could replace the status of an earlier attempt."""
+    if before:
+        status.write(of_point, before, {"seed": 1}, "of an earlier attempt" if before == "failed" else None)
+    process = SimpleNamespace(exitcode=exitcode, join=lambda: None)
+    monkeypatch.setattr(isolation, "_started", lambda *_: process)
+    ended = isolation.run_apart(lambda _: {}, OmegaConf.create({}), "distill_runner.warm")
+    assert (ended["status"], ended.get("seed")) == (after, 1 if before else None)
+    assert ended["error"] == (exit_cause(exitcode) if after == "failed" else None)
+
+
+def test_a_point_that_fails_anew_tells_its_new_error(of_point: Path) -> None:
+    status.write(of_point, "failed", {"seed": 1}, "ValueError: of an earlier attempt")
+
+    def broken(_: Any) -> Any:
+        raise UserError("task.dataset", "data", "does not exist")
+
+    with pytest.raises(SystemExit) as ended:
+        isolation._apart(broken, OmegaConf.create({}), OmegaConf.create({"hydra": {"job_logging": {}}}))
+    assert ended.value.code == isolation.FAILED
+    found = status.read(of_point) or {}
+    assert (found["status"], found["seed"]) == ("failed", 1)
+    assert found["error"].startswith("UserError: task.dataset=data: does not exist")
 
 
 @pytest.mark.slow

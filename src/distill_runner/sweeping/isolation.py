@@ -69,11 +69,22 @@ def run_apart(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str
         raise KeyboardInterrupt
     found = status.read(folder)
     assert process.exitcode is not None
-    if process.exitcode != ENDED and (found is None or found["status"] in ("running", "killed")):
+    if not _is_recorded(process.exitcode, found["status"] if found else None):
         error = exit_cause(process.exitcode)
         log.error("%s", error)
         status.write(folder, "failed", found or {}, error)
     return status.read(folder) or {"status": "planned"}
+
+
+def _is_recorded(exitcode: int, state: str | None) -> bool:
+    """Return whether ``state`` is how the point ended, and not what was recorded before it ended or started.
+
+    Args:
+        state: the point's status after its end; None if there is none.
+    """
+    if exitcode == SERVER_GONE:
+        return state not in (None, "running", "killed")
+    return exitcode == ENDED or state == "done" or (exitcode == FAILED and state == "failed")
 
 
 def _started(*arguments: Any) -> BaseProcess:
@@ -125,8 +136,7 @@ def _apart(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
             log.error("%s", full)
         else:
             log.exception("this point failed")
-        found = status.read(folder) or {}
-        status.write(folder, "failed", found, found.get("error") or f"{type(error).__name__}: {error}")
+        status.write(folder, "failed", status.read(folder) or {}, f"{type(error).__name__}: {error}")
         sys.exit(FAILED)
     sys.exit(ENDED)
 
