@@ -97,7 +97,12 @@ def spoken(folder: Path, english: np.ndarray, german: np.ndarray, **changes: Any
     folder.mkdir()
     for name, found in predictions.items():
         np.savez(folder / f"predictions-{name}.npz", outputs=np.eye(2)[found], labels=LABELS)
-    known = {"task": "xnli", "splits": parts, "data": {**used, "scored_on": list(scores)}, "teacher_score": None}
+    known: dict[str, Any] = {
+        "task": "xnli",
+        "splits": parts,
+        "data": {**used, "scored_on": list(scores)},
+        "teacher_score": None,
+    }
     return point(score=sum(scores.values()) / 2, **known, **changes) | {"folder": str(folder)}
 
 

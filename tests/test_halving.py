@@ -49,7 +49,8 @@ def test_seeds_of_one_setting_do_not_compete(tmp_path: Path) -> None:
     scores = {(1e-5, seed): 0.5 + seed / 100 for seed in range(1, 10)}
     done, cell, report = halved(tmp_path, scores, epochs=9)
     assert done == set(scores)
-    assert (cell.kind, cell.value) == ("", pytest.approx(55))
+    assert cell.kind == ""
+    assert cell.value == pytest.approx(55)
     assert report.endswith("81 of 81 epochs (0 % saved), best 55.00 with halving, 55.00 without")
 
 

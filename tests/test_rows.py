@@ -230,7 +230,7 @@ def test_runs_on_other_data_have_rows_of_their_own(
 def test_the_column_of_a_split_tells_its_own_data() -> None:
     parts = {name: {"score": 0.5, "teacher_score": None, "published": None} for name in ("en", "de")}
     other = data(validation={"en": "validation", "de": "validation[:50%]"})
-    known = {"splits": parts, "teacher_score": None}
+    known: dict[str, Any] = {"splits": parts, "teacher_score": None}
     table = tabulate(point(seed=seed, data=used, **known) for seed, used in enumerate((data(), other)))
     values = {row.name: [task for task, cell in row.cells.items() if cell.points] for row in table.rows}
     assert values == {

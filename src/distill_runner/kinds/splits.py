@@ -98,9 +98,8 @@ class Splits(Dataset):
 
         ``scored_on`` lists the validation splits whose mean is the score; it is one split unless ``mean`` selects.
         """
-        first, several = next(iter(self.validation)), len(self.validation) > 1
-        mean = several and self.select_on == MEAN
-        chosen = self.select_on if self.select_on in self.validation else first
+        mean = self.select_on == MEAN and len(self.validation) > 1
+        chosen = self.select_on if self.select_on in self.validation else next(iter(self.validation))
         return {
             "train": self.train,
             "validation": self.validation,
