@@ -115,6 +115,15 @@ def test_what_the_papers_do_keeps_its_key(compose: Compose) -> None:
     assert spec["held_out"] == spec["validation"] | {"select_on": "held_out", "hold_out": 0.1}
 
 
+def test_a_split_named_validation_selects_itself_wherever_it_stands(compose: Compose) -> None:
+    task = compose("method=nkd").stages["student"].task
+    assert task is not None
+    parts = {"first": "validation[:5]", "validation": "validation[5:]"}
+    spec = {on: task.model_copy(update={"validation": parts, "select_on": on}).spec() for on in parts}
+    assert "select_on" not in spec["first"]
+    assert spec["validation"] == spec["first"] | {"select_on": "validation"}
+
+
 def test_the_teacher_holds_out_the_same(compose: Compose) -> None:
     run = compose("method=rkd", "select_on=held_out")
     pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")

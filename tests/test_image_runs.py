@@ -197,7 +197,9 @@ def test_the_students_that_pause_may_keep_their_checkpoints(run: Callable[..., R
 def test_one_checkpoint_is_followed_where_the_method_says_so(compose: Compose) -> None:
     for method, count in (("checkpoint", 1), ("rco", 10)):
         run = compose(f"method={method}", "experiment=pro_kd/cifar", tiny=False)
-        assert len(run.stages["student"].route.checkpoints) == count, method  # type: ignore[union-attr]
+        followed = run.stages["student"].route.checkpoints  # type: ignore[union-attr]
+        assert isinstance(followed, list)
+        assert len(followed) == count, method
 
 
 @pytest.mark.parametrize(

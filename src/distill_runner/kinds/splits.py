@@ -89,7 +89,7 @@ class Splits(Dataset):
         """Return what determines the task's data and evaluation, without options that are not set or have no effect."""
         by_itself = set() if self.select_on == HELD_OUT else {"hold_out"}
         by_itself |= set() if self.by_split else {"by_split"}
-        by_itself |= {"select_on"} if self.select_on in (VALIDATION, next(iter(self.validation))) else set()
+        by_itself |= {"select_on"} if self.select_on != HELD_OUT and self._scored_on == self._first else set()
         return {**self.model_dump(exclude=WHERE | by_itself, exclude_none=True), "content": data_fingerprint(self)}
 
     @property
@@ -98,14 +98,24 @@ class Splits(Dataset):
 
         ``scored_on`` lists the validation splits whose mean is the score; it is one split unless ``mean`` selects.
         """
-        mean = self.select_on == MEAN and len(self.validation) > 1
-        chosen = self.select_on if self.select_on in self.validation else next(iter(self.validation))
+        scored = self._scored_on
         return {
             "train": self.train,
             "validation": self.validation,
-            "select_on": self.select_on if mean or self.select_on == HELD_OUT else chosen,
-            "scored_on": list(self.validation) if mean else [chosen],
+            "select_on": self.select_on if len(scored) > 1 or self.select_on == HELD_OUT else scored[0],
+            "scored_on": scored,
         } | ({"hold_out": self.hold_out} if self.select_on == HELD_OUT else {})
+
+    @property
+    def _first(self) -> list[str]:
+        return [next(iter(self.validation))]
+
+    @property
+    def _scored_on(self) -> list[str]:
+        """Names of the validation splits whose mean is the score."""
+        if self.select_on in self.validation:
+            return [self.select_on]
+        return list(self.validation) if self.select_on == MEAN else self._first
 
     @property
     def columns_of(self) -> list[str]:
