@@ -77,6 +77,14 @@ def test_rows_that_are_read_have_the_zeros_of_the_whole(tokens: Tokens) -> None:
     torch.testing.assert_close(extract(model, batch, NEEDS).cls[2], extract(model, whole, NEEDS).cls[2])
 
 
+def test_padding_behind_the_tokens_changes_no_zero(tokens: Tokens) -> None:
+    """A head of questions reads all real tokens of a pack that bf16 rounds up."""
+    batch = batch_of(tokens, list(range(3)))
+    padded = replace(batch, positions=torch.cat([batch.positions, torch.arange(7)]))
+    ones = torch.ones(batch.num_tokens, 8)
+    assert torch.equal(DropoutMasks(1, padded).rows(ones, 0.5, 0), DropoutMasks(1, batch).rows(ones, 0.5, 0))
+
+
 @settings(max_examples=20)
 @given(p=st.floats(0.01, 0.9), seed=st.integers(0, 2**63 - 1), site=st.integers(0, 100))
 def test_zeros_are_as_many_as_asked_and_the_mean_stays(p: float, seed: int, site: int) -> None:

@@ -401,3 +401,21 @@ def test_a_chain_from_text_to_student(compose: Compose) -> None:
     assert run.stage.teacher is not None
     assert run.stage.teacher.source is not None
     assert run.stage.source.key == run.stage.teacher.source.key
+
+
+@pytest.mark.parametrize(
+    ("given", "stage", "why"),
+    [
+        (["method=rkd", "optim.patience=1", "stages.student.select=last"], "student", "keeps the last epoch"),
+        (["method=rco", "optim.patience=1"], "student", "before the teacher's last checkpoints"),
+        (["method=internal", "schedule=pid", "optim.patience=1"], "student", "before the head learns"),
+    ],
+)
+def test_what_must_not_end_early_is_refused_patience(compose: Compose, given: list[str], stage: str, why: str) -> None:
+    with pytest.raises(UserError, match=rf"stages\.{stage}\.optim\.patience=1: .*{why}"):
+        compose(*given)
+
+
+def test_patience_goes_with_schedules_whose_head_always_learns(compose: Compose) -> None:
+    run = compose("method=internal", "schedule=pid", "++schedule.classification=always", "optim.patience=1")
+    assert run.stages["student"].optim.patience == 1

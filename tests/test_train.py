@@ -41,6 +41,7 @@ from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import Data, Evaluation, TaskData
 from distill_runner.training.devices import Device
 from distill_runner.training.meter import Diverged, Log
+from distill_runner.training.optimizers import make_optimizer
 from distill_runner.training.parts import Learner, Machine, Procedure, Record
 from distill_runner.training.teachers import LiveTargets, NoTeacher
 from distill_runner.training.text_data import CorpusData, TextData
@@ -461,6 +462,29 @@ def test_sgd_with_momentum_by_hand(make: Make, nesterov: bool) -> None:
         torch.testing.assert_close(parameter.detach(), weights[name], rtol=1e-9, atol=1e-12)
 
 
+def test_convolutions_are_exact_unless_tf32_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # as torch has it
+    Device.of("cpu", "fp32")
+    assert not torch.backends.cudnn.allow_tf32
+
+
+def test_sgd_forgets_an_update_that_overflowed() -> None:
+    """As in fp16: the scaler skips the update, and the next one is the first."""
+    model = torch.nn.Linear(4, 4, bias=False)
+    before = model.weight.detach().clone()
+    optim = Optim(name="sgd", lr=0.1, batch_size=1, epochs=1, weight_decay=0.0)
+    optimizer, scaler = make_optimizer(model, torch.nn.Module(), optim), torch.amp.GradScaler("cpu")
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        for gradient in (math.inf, 1.0, 1.0):
+            model.weight.grad = torch.full((4, 4), gradient) * scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(model.weight.detach(), before - 0.1 * (1 + 1.9))
+
+
 def test_what_an_optimiser_does_not_read_is_no_part_of_a_result() -> None:
     usual = Optim(lr=1, batch_size=1, epochs=1)
     known = "name lr batch_size accumulation epochs max_steps schedule warmup weight_decay betas eps clip"
@@ -722,6 +746,8 @@ torch.set_num_threads(2)
 with computing():
     denormals = torch.full((4_000_000,), 1 << 16, dtype=torch.int32).view(torch.float32)
     print((denormals * 0.5).view(torch.int32).count_nonzero().item(), torch.get_num_threads())
+    torch.set_num_threads(1)
+print(torch.get_num_threads())
 """
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert printed.split() == ["0", "2"]
+    assert printed.split() == ["0", "2", "2"]

@@ -57,6 +57,11 @@ def test_pid_may_let_gradients_through(compose: Compose) -> None:
     assert epochs == [{"embeddings", "layer.0"}, {"embeddings", "layer.0", "layer.1"}, EVERY]
 
 
+def test_sgd_takes_layers_that_learn_later(compose: Compose) -> None:
+    sgd = ("stages.student.optim.name=sgd", "++schedule.limits=1", "++schedule.trains=all")
+    assert moved(compose, "schedule=pid", *sgd)[2] == EVERY
+
+
 def test_sid_moves_all_layers_up_to_the_current_one(compose: Compose) -> None:
     epochs = moved(compose, "schedule=sid", "++schedule.limits=1")
     assert epochs == [{"embeddings", "layer.0"}, {"embeddings", "layer.0", "layer.1"}, EVERY]

@@ -54,10 +54,10 @@ class DropoutMasks:
         return cls(batch.noise, batch) if batch.noise is not None and batch.input_ids.is_cpu else None
 
     def rows(self, x_RH: Tensor, p: float, site: int) -> Tensor:
-        """Drop features of all tokens (R = T), or of the first token of each sequence (R = B)."""
+        """Drop features of the first token of each sequence (R = B), or of all tokens, which padding may follow."""
         if not p:
             return x_RH
-        keys = self.tokens if len(x_RH) == len(self.tokens) else self.tokens[self.starts]
+        keys = self.tokens[self.starts] if len(x_RH) == len(self.starts) else self.tokens[: len(x_RH)]
         counters = torch.arange(-(-x_RH.shape[1] // 4), device=keys.device) + site * _PER_SITE
         return x_RH * _kept(keys[:, None], counters, p, x_RH.dtype)[:, : x_RH.shape[1]]
 

@@ -113,6 +113,18 @@ class StageConfig(Schema):
             raise UserError(".share", self.share, "applies only to a task, but the stage has a corpus")
         if self.transfer is not None and self.task is None:
             raise UserError("transfer", self.transfer.name, "a transfer set needs a task to evaluate the student on")
+        if self.optim.patience is not None and (problem := self._why_not_patient()):
+            raise UserError(".optim.patience", self.optim.patience, problem, "Set it to null for this stage.")
+
+    def _why_not_patient(self) -> str | None:
+        """Return why the stage cannot be stopped early; None if it can."""
+        if self.select == "last":
+            return "select=last keeps the last epoch, whatever the scores"
+        if self.route is not None:
+            return "would end the training before the teacher's last checkpoints"
+        if self.method.schedule is not None and self.method.schedule.classification == "at_end":
+            return "would end the training before the head learns, which the layer schedule leaves to the end"
+        return None
 
 
 class TeacherConfig(Schema):

@@ -23,8 +23,8 @@ class Optim(Schema):
         lr: highest learning rate, reached at the end of the warm-up.
         batch_size: number of examples in one update, over all of its ``accumulation`` passes.
         accumulation: number of forward and backward passes that an update is divided into. More passes need less memory
-            and give the same update, up to rounding. The number is rounded up to a multiple of
-            ``runtime.num_processes``.
+            and give the same update, up to rounding; batch normalisation normalises over each pass. The number is
+            rounded up to a multiple of ``runtime.num_processes``.
         bucketing: put examples of similar lengths into one batch. This saves padding, but the batches differ from those
             of the papers.
         epochs: number of passes over the training examples. 0 evaluates the model without training it; None trains for

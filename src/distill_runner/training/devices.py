@@ -66,6 +66,7 @@ class Device:
         if precision in ("bf16", "tf32") and device.type == "cuda":
             _warn_of_old_gpu(device, precision)
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"  # convolutions have a switch of their own, on by default
         return cls(device, precision)
 
     @classmethod
@@ -173,15 +174,19 @@ def _tensors(part: Any) -> list[str]:
 def computing() -> Iterator[None]:
     """Flush denormal numbers to zero within the context, and let the process keep freed memory from now on.
 
+    At the end torch has as many threads as before.
+
     AdamW's averages of gradients decay into denormals if a word has not occurred for some 750 updates, and stay there.
     Some CPUs compute many times slower with denormals (docs/notebook.md). Threads started later flush them as well.
     """
     _keep_freed_memory()
+    threads = torch.get_num_threads()
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
         torch.set_flush_denormal(False)
+        torch.set_num_threads(threads)
 
 
 def _keep_freed_memory() -> None:

@@ -19,6 +19,10 @@ def make_optimizer(model: nn.Module, method: nn.Module, optim: Optim) -> torch.o
         {"params": vectors, "weight_decay": 0.0},
     ]
     if optim.name == "sgd":
-        return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=True)
+        sgd = torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=True)
+        # The fused kernel would make the buffers, but leaves them unfilled in an update that fp16 skips. Where layers
+        # begin to learn later, it refuses parameters with and without buffers together.
+        sgd.state.update({p: {"momentum_buffer": torch.zeros_like(p)} for p in parameters if optim.momentum})
+        return sgd
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[optim.name]
     return kind(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)

@@ -78,7 +78,7 @@ class ProcessGroup:
             kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
         for alike in kinds.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in alike])
-            with _peers():
+            with peers():
                 dist.all_reduce(flat)
             for tensor, found in zip(alike, flat.split([tensor.numel() for tensor in alike]), strict=True):
                 tensor.copy_(found.view_as(tensor))
@@ -88,7 +88,7 @@ class ProcessGroup:
         if self.size == 1:
             return flag
         votes = torch.tensor(int(flag))
-        with _peers():
+        with peers():
             dist.all_reduce(votes, dist.ReduceOp.MAX)
         return bool(votes)
 
@@ -101,7 +101,7 @@ class ProcessGroup:
         if self.size == 1:
             return compute()
         found: list[Any] = [compute() if self.first else None]
-        with _peers():
+        with peers():
             dist.broadcast_object_list(found, src=0, device=torch.device("cpu"))
         result: Found = found[0]
         return result
@@ -214,7 +214,7 @@ def _join(rank: int, devices: Sequence[torch.device], folder: Path) -> ProcessGr
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    with _peers():
+    with peers():
         dist.init_process_group(
             backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=len(devices), timeout=PATIENCE
         )
@@ -227,7 +227,7 @@ def _leave() -> None:
 
 
 @contextmanager
-def _peers() -> Iterator[None]:
+def peers() -> Iterator[None]:
     """Turn any RuntimeError into ``Lost``: torch has no special error class for a peer process that has died."""
     try:
         yield
