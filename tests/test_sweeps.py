@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -615,6 +616,10 @@ def test_points_that_mean_the_same_are_run_once(tmp_path: Path, sweep: Sweep) ->
     assert not list(tmp_path.glob("outputs/runs/*"))
     assert sweep(*grid, "optim.epochs=1").code == 0
     assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"done": 3}
+    shutil.rmtree(tmp_path / "outputs" / "runs")
+    again = sweep(*grid, "optim.epochs=1", "plan=true").out
+    assert "student  0 points; 3 more are in the store" in again
+    assert "time: 0 s with one worker" in again
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping.estimate import Cost, Estimator
 from distill_runner.sweeping.points import Grid, GridPoint
-from distill_runner.sweeping.sweep import missing_stages, summary
+from distill_runner.sweeping.sweep import is_built, missing_stages, summary
 from distill_runner.training.config import Runtime
 
 log = logging.getLogger(__name__)
@@ -91,8 +91,10 @@ def _show_cost(todo: Sequence[GridPoint], num_workers: int) -> None:
         cost = estimator.cost(stage)
         costs.setdefault(stage.name, []).append(cost)
         print(f"  {stage.name:8} {stage.key}  {duration(cost.seconds)}  {describe(stage)}")
-    students = [estimator.cost(point.stage) for point in todo if point.stage]
-    print(f"  student  {len(todo)} points, {duration(_seconds(students) / len(todo))} each")
+    left = [point.stage for point in todo if point.stage and not is_built(point, point.stage)]
+    students, stored = [estimator.cost(stage) for stage in left], len(todo) - len(left)
+    each = f", {duration(_seconds(students) / len(left))} each" if left else ""
+    print(f"  student  {len(left)} points{each}" + (f"; {stored} more are in the store" if stored else ""))
     rounds = [*costs.values(), students]  # each round waits for the previous one
     print(_disk([cost for built in rounds for cost in built], pipeline))
     alone, shared = (sum(_seconds(built, workers) for built in rounds) for workers in (1, num_workers))
