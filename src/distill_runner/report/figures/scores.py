@@ -54,7 +54,7 @@ def score_figure(results: Sequence[Result]) -> "Figure":
             panel.set_yticks(range(len(rows)), [row.name for row in rows])
             panel.set_ylim(len(rows) - 0.5, -0.6)
             panel.margins(x=0.12)
-        figure.suptitle("Scores on the validation set")
+        figure.suptitle("Scores")
         drawn = {line.get_label() for panel in axes for line in panel.lines}
         legend(figure, {name: mark for name, mark in MARKS.items() if name in drawn})
     return figure
