@@ -38,15 +38,16 @@ def rungs(num_epochs: int, factor: int) -> list[int]:
 def survivors(scores: Mapping[str, Seeds], rung: int, factor: int) -> list[str]:
     """Return the names of the best ``1 / factor`` of the settings, rounded up, by mean of the seeds' best scores.
 
-    At a tie the earlier setting is kept. Settings without a score are left out.
+    Settings that tie with the last of them are kept as well, as where no setting has learnt anything yet. Settings
+    without a score are left out.
 
     Args:
         scores: scores of each setting after each epoch, by name.
         rung: number of epochs whose scores count.
     """
     best = {name: _mean_best(seeds, rung) for name, seeds in scores.items() if seeds}
-    kept = sorted(best, key=lambda name: -best[name])[: ceil(len(best) / factor)]
-    return [name for name in scores if name in kept]
+    needed = sorted(best.values(), reverse=True)[: ceil(len(best) / factor)]
+    return [name for name, score in best.items() if score >= needed[-1]]
 
 
 def _mean_best(seeds: Seeds, rung: int | None = None) -> float:
