@@ -83,14 +83,33 @@ def test_history_by_hand(tmp_path: Path) -> None:
     ]
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(point) + "\n" for point in points))
-    read = ScoreHistory.read(file)
+    read = ScoreHistory.read(tmp_path)
     assert read == ScoreHistory("accuracy", [0.5, 0.6, 0.7, 0.8], [(1, 2), (3, 3)])
-    (axes,) = draw_histories({"sid": read, "soft": ScoreHistory("accuracy", [0.5, 0.5], []), "again": read}).axes
+    soft = ScoreHistory("accuracy", [0.5, 0.5], [])
+    (axes,) = draw_histories({"sid": [read], "soft": [soft], "again": [read]}).axes
     assert axes.get_ylabel() == "accuracy x 100"
     marks: Any = axes.texts
     assert [mark.get_text() for mark in marks] == ["L1", "L3"] * 2
     assert [mark.xy for mark in marks] == [(2, 60.0), (3, 70.0)] * 2
     assert marks[2].xyann[1] > marks[0].xyann[1]  # where lines meet, one above the other
+
+
+def test_a_student_that_another_run_trained_has_its_scores_in_the_result(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    epochs = [{"held_out/accuracy": 0.5, "f1": 0.1}, {"held_out/accuracy": 0.6, "f1": 0.1}]
+    (tmp_path / "result.json").write_text(json.dumps({"history": epochs}))
+    assert ScoreHistory.read(tmp_path) == ScoreHistory("accuracy", [0.5, 0.6], [])
+
+
+def test_seeds_are_one_line_with_a_band() -> None:
+    seeds = [ScoreHistory("accuracy", scores, [(1, 1)]) for scores in ([0.5, 0.6, 0.9], [0.7, 0.6])]
+    (axes,) = draw_histories({"sid, 2 seeds": seeds}).axes
+    (line,), (band,) = axes.lines, axes.collections
+    np.testing.assert_allclose(np.asarray(line.get_xydata()), [[1, 60], [2, 60]])
+    (area,) = band.get_paths()
+    # t(0.975, 1) = 12.706 times the standard error, which is half the distance of two values
+    assert [area.vertices[:, 1].min(), area.vertices[:, 1].max()] == pytest.approx([60 - 127.06, 60 + 127.06], abs=0.01)
+    assert not axes.texts
 
 
 def test_attention_maps_stand_side_by_side() -> None:

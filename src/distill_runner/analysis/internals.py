@@ -15,6 +15,7 @@ import numpy as np
 
 from distill_runner.kinds.verdicts import Verdicts
 from distill_runner.report.figures.canvas import COLOURS, legend, panels, style
+from distill_runner.report.statistics import Spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,12 +95,16 @@ class ScoreHistory:
     ends: list[tuple[int, int]]
 
     @classmethod
-    def read(cls, metrics: Path) -> "ScoreHistory":
-        """Read the history from a run's ``metrics.jsonl``; the score is the first metric of the validation."""
+    def read(cls, folder: Path) -> "ScoreHistory":
+        """Read the history of a finished run; the score is the first metric of the validation.
+
+        Epochs are in ``metrics.jsonl``. If another run trained the student, that file has none, and ``result.json`` has
+        the scores alone.
+        """
         scores: list[float] = []
         ends: dict[int, int] = {}
         layer, name = 0, None
-        for line in metrics.read_text().splitlines():
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
             point: dict[str, Any] = json.loads(line)
             now = int(point.get("schedule/layer", layer))
             if now != layer and layer:
@@ -108,23 +113,34 @@ class ScoreHistory:
             name = name or next((key for key in point if key.startswith("validation/")), None)
             if name in point:
                 scores.append(point[name])
+        if not scores:
+            epochs = json.loads((folder / "result.json").read_text())["history"]
+            name = next(iter(epochs[0]), None) if epochs else None
+            scores = [epoch[name] for epoch in epochs]
         return cls((name or "score").rpartition("/")[2], scores, list(ends.items()))
 
 
-def draw_histories(runs: Mapping[str, ScoreHistory]) -> "Figure":
-    """Draw the score per epoch, one line per run; L1, L2, ... mark where a layer was left (Figures 4 and 10)."""
+def draw_histories(runs: Mapping[str, Sequence[ScoreHistory]]) -> "Figure":
+    """Draw the score per epoch; L1, L2, ... mark where a layer was left (Figures 4 and 10).
+
+    Several seeds are drawn as their mean and its 95 % interval, over the epochs that all of them have, without marks.
+    """
     from matplotlib.ticker import MaxNLocator
 
     with style():
         figure, (axes,) = panels(1, 1, 7.5, 3.8)
         marked: Counter[tuple[int, float]] = Counter()
         colours = dict(zip(runs, cycle(COLOURS), strict=False))
-        for name, run in runs.items():
-            single = "o" if len(run.scores) == 1 else None  # one epoch alone would draw no line
-            epochs, scores = range(1, len(run.scores) + 1), [100 * score for score in run.scores]
-            axes.plot(epochs, scores, color=colours[name], marker=single)
-            for layer, epoch in run.ends:
-                place = (epoch, 100 * run.scores[epoch - 1])
+        for name, seeds in runs.items():
+            each_epoch = zip(*(run.scores for run in seeds), strict=False)
+            spreads = [Spread.of([100 * score for score in scores]) for scores in each_epoch]
+            epochs, means = range(1, len(spreads) + 1), [spread.mean for spread in spreads]
+            single = "o" if len(spreads) == 1 else None  # one epoch alone would draw no line
+            axes.plot(epochs, means, color=colours[name], marker=single)
+            low, high = ([spread.mean + sign * (spread.interval or 0) for spread in spreads] for sign in (-1, 1))
+            axes.fill_between(epochs, low, high, color=colours[name], alpha=0.15, linewidth=0)
+            for layer, epoch in seeds[0].ends if len(seeds) == 1 else ():
+                place = (epoch, means[epoch - 1])
                 axes.plot(*place, "o", markersize=4, color=colours[name])
                 above = 5 + 10 * marked[place]  # stacks the labels where lines meet
                 axes.annotate(
@@ -139,7 +155,8 @@ def draw_histories(runs: Mapping[str, ScoreHistory]) -> "Figure":
                 marked[place] += 1
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.margins(y=0.12)
-        axes.set(xlabel="epoch", ylabel=f"{' or '.join({run.metric for run in runs.values()})} x 100")
+        metrics = {run.metric: None for seeds in runs.values() for run in seeds}
+        axes.set(xlabel="epoch", ylabel=f"{' or '.join(metrics)} x 100")
         legend(figure, {name: {"color": colour} for name, colour in colours.items()})
     return figure
 

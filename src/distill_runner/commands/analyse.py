@@ -46,8 +46,25 @@ def samples(runs: Sequence[FinishedRun], options: Namespace) -> None:
 
 
 def history(runs: Sequence[FinishedRun], options: Namespace) -> None:
-    histories = {run.name: internals.ScoreHistory.read(run.folder / "metrics.jsonl") for run in runs}
+    histories = {
+        name: [internals.ScoreHistory.read(run.folder) for run in seeds] for name, seeds in _by_setting(runs).items()
+    }
     _save(internals.draw_histories(histories), options.out or Path("history.png"))
+
+
+def _by_setting(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
+    """Return the runs by name, together where they differ only in the student's seed."""
+    from distill_runner.pipeline.store import key_of
+
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        alone = replace(run, name=run.name.removesuffix(f", {run.folder.name}"))
+        groups.setdefault(key_of({**run.stage.spec, "seed": None}), []).append(alone)
+    firsts = _named([seeds[0] for seeds in groups.values()])
+    return {
+        f"{first.name}, {len(seeds)} seeds" if len(seeds) > 1 else first.name: seeds
+        for first, seeds in zip(firsts, groups.values(), strict=True)
+    }
 
 
 def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
