@@ -75,6 +75,16 @@ def test_updates_of_every_method(
     assert max(launches for _, launches in updates) <= LAUNCHES + LAUNCHES_OF_A_LAYER * deepest
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_updates_by_sgd(precision: str, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = (f"store.dir={tmp_path}", *made_small(("method=rkd",)), "runtime.log_every=100")
+    with watched(monkeypatch) as updates:
+        losses = losses_of(compose("method=rkd", *small, "stages.student.optim.name=sgd"), "cuda:0", precision)
+    assert losses
+    assert all(math.isfinite(value) for point in losses for value in point.values())
+    assert [waits for waits, _ in updates if waits] == []
+
+
 def test_a_gpus_losses_are_a_cpus(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without dropout, of which each device has its own."""
 
