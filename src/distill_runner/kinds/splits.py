@@ -131,13 +131,9 @@ class Splits(Dataset):
         Args:
             scores: metrics by the name of the split.
         """
-        chosen = self.select_on if self.select_on in scores else next(iter(scores))
-        means = len(scores) > 1 and self.select_on == MEAN
-        if means:
-            leading = {metric: fmean(found[metric] for found in scores.values()) for metric in scores[chosen]}
-        else:
-            leading = dict(scores[chosen])
-        others = [name for name in scores if means or self.by_split or name != chosen]
+        chosen = [name for name in self._scored_on if name in scores] or [next(iter(scores))]  # a split may be missing
+        leading = {metric: fmean(scores[name][metric] for name in chosen) for metric in scores[chosen[0]]}
+        others = [name for name in scores if len(chosen) > 1 or self.by_split or name not in chosen]
         return leading | {f"{name}/{metric}": value for name in others for metric, value in scores[name].items()}
 
     @property
