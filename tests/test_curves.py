@@ -18,6 +18,8 @@ def result(method: str, layers: int, width: int, score: float, **values: Any) ->
 
 
 SIZE = {"width": 128}
+DISTILLED = {"num_layers": 2, "width": 128, "source": "stage:distil"}
+CHAIN = {"distil.optim.max_steps": 400, "distil.model.source": None}
 
 RESULTS: list[dict[str, Any]] = [
     result("pd", 2, 768, 0.70, seed=1, transfer={"name": "wiki", "size": 500}),
@@ -65,6 +67,21 @@ def test_shares_of_the_training_examples() -> None:
     shares = [result("internal_2_0", 2, 128, share, settings={"share": share}) for share in (0.5, 1.0, 0.25)]
     assert lines([*shares, RESULTS[0]], "share")[0] == ["0.25", "0.5", "1"]
     assert values(shares, "share") == {"internal_2_0": {"0.25": 25.0, "0.5": 50.0, "1": 100.0}}
+
+
+def test_updates_of_all_stages_that_gave_the_weights() -> None:
+    """A distillation of 400 updates, one of 300 that continues from it, and students without either."""
+    further = CHAIN | {"further.optim.max_steps": 300, "further.model.source": "stage:distil"}
+    by_epochs = {"distil.optim.epochs": 3, "distil.optim.max_steps": None, "distil.model.source": None}
+    found = [
+        result("minilmv2", 2, 128, 0.5, student=DISTILLED, settings=CHAIN),
+        result("minilmv2", 2, 128, 0.6, student=DISTILLED | {"source": "stage:further"}, settings=further),
+        result("basic", 2, 128, 0.4, settings={"optim.max_steps": 50}),
+        result("pf", 2, 128, 0.3, student=DISTILLED, settings=by_epochs),
+    ]
+    assert lines(found, "updates")[0] == ["400", "700"]
+    assert values(found, "updates") == {"minilmv2": {"400": 50.0, "700": 60.0}}
+    assert level_values(found, "updates") == {"basic": 40.0, "pf": 30.0}
 
 
 def test_a_transfer_set_has_no_share_of_labelled_examples() -> None:
@@ -116,7 +133,8 @@ def test_a_run_of_two_folders_counts_once_and_what_goes_with_a_method_names_noth
 @pytest.mark.parametrize("by", AXES)
 def test_a_picture_is_drawn(by: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    draw([*RESULTS, result("pd", 2, 128, 0.6, settings={"share": 0.5})], by, tmp_path / "figure.png")
+    distilled = result("minilmv2", 2, 128, 0.5, student=DISTILLED, settings=CHAIN)
+    draw([*RESULTS, result("pd", 2, 128, 0.6, settings={"share": 0.5}), distilled], by, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -9,6 +9,7 @@ import sys
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from distill_runner.commands.arguments import Parser, ended, require_folder
 from distill_runner.common.errors import UserError, nearest
-from distill_runner.report.cells import ResultCell, cell_of, is_scored, label, settings
+from distill_runner.report.cells import ResultCell, cell_of, is_scored, label, settings, stage_of
 from distill_runner.report.collect import Result, chosen
 from distill_runner.report.figures.canvas import COLOURS, below, save, style
 from distill_runner.report.row_keys import row_keys
@@ -54,12 +55,25 @@ def _share(result: Result) -> Place | None:
     return (share, f"{share:g}") if share else None
 
 
+def _updates_before(result: Result) -> Place | None:
+    """Return the place by updates of all stages that the student's weights come from, such as MiniLMv2's distillation.
+
+    None for weights that come from no stage, or from one that is not limited by ``max_steps``.
+    """
+    known, total, source = settings(result), 0.0, result["student"].get("source")
+    while stage := stage_of(source):
+        total += known.get(f"{stage}.optim.max_steps") or inf
+        source = known.get(f"{stage}.model.source")
+    return (total, f"{total:,.0f}") if 0 < total < inf else None
+
+
 AXES: dict[str, tuple[str, Callable[[Result], Place | None]]] = {
     "size": ("student (layers/width), by parameters", _size),
     "width": ("student (layers/width), by width", _by_width),
     "transfer_size": ("examples of the transfer set", _transfer_size),
     "transfer": ("transfer set", _transfer_name),
     "share": ("share of the training examples", _share),
+    "updates": ("updates before fine-tuning", _updates_before),
 }
 """Axes by name: label, and function that returns the place of a result.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distill_runner.common.errors import as_typed
-from distill_runner.report.cells import Settings, data_of, is_scored, label, scored_on, settings, telling_rows
+from distill_runner.report.cells import Settings, data_of, is_scored, label, scored_on, settings, stage_of, telling_rows
 from distill_runner.report.collect import Result
 
 EVERYWHERE: Mapping[str, str] = {
@@ -86,8 +86,8 @@ def row_keys(results: Sequence[Result], places: Sequence[Hashable] | None = None
 
 
 def _in_words(name: str, value: Any) -> str:
-    if name == "source" and str(value).startswith("stage:"):
-        return f"after {value.removeprefix('stage:')}"
+    if name == "source" and (stage := stage_of(value)):
+        return f"after {stage}"
     return {**EVERYWHERE, **BY_TASK}.get(name, f"{name} {{}}").format(value)
 
 
