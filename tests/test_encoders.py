@@ -69,7 +69,8 @@ def assert_close(ours: Features, reference: Features, tolerance: float) -> None:
 
 @pytest.mark.parametrize("family", [*PACKED, "mpnet"])
 @pytest.mark.parametrize("length_multiple", [16, None])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+# In float32 both sides of nomic_bert are 1.1e-5 from the result in float64, of values up to 4.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.float64, 1e-10)])
 def test_packed_equals_padded_and_alone(
     tokens: Tokens, family: str, length_multiple: int | None, dtype: torch.dtype, tolerance: float
 ) -> None:
