@@ -48,6 +48,28 @@ def test_what_alp_has_cached_serves_pkd(compose: Callable[..., RunConfig], tmp_p
     assert all(value.equal(weights[1][name]) for name, value in weights[0].items())
 
 
+@pytest.mark.parametrize("selecting", ["validation", "held_out"])
+def test_a_share_has_a_cache_of_its_own_which_serves_smaller_ones(
+    selecting: str, compose: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """Students learn the same from it as from a live teacher. A held-out set moves a share, so all is cached there."""
+
+    def built(share: float, targets: str) -> tuple[list[bool], dict[str, Any]]:
+        store = Store(tmp_path / targets)
+        where = [f"store.dir={store.folder}", f"runtime.targets={targets}", f"stages.student.share={share}"]
+        run = compose("method=pkd", f"select_on={selecting}", *where, "teacher.optim.epochs=1", "optim.epochs=1")
+        stage = resolve(run.stages, "student", "fp32")
+        hits = [line.hit for line in plan(stage, store) if line.name == "targets"]
+        return hits, load_file(Pipeline(store, run.runtime).build(stage) / "model" / "model.safetensors")
+
+    whole = selecting == "held_out"
+    for share, hit in ((0.5, False), (0.25, True), (0.75, whole)):
+        (hits, weights), (_, reference) = built(share, "cached"), built(share, "live")
+        assert hits == [hit]
+        assert all(value.equal(reference[name]) for name, value in weights.items())
+    assert len(list((tmp_path / "cached" / "targets").glob("*/manifest.json"))) == (1 if whole else 2)
+
+
 @pytest.mark.parametrize("name", ["spec.json", "manifest.json"])
 def test_a_cache_that_is_not_whole_serves_nobody(name: str, compose: Callable[..., RunConfig], tmp_path: Path) -> None:
     run = compose("method=alp", f"store.dir={tmp_path}", "teacher.optim.epochs=1", "optim.epochs=1")

@@ -203,6 +203,17 @@ def test_targets_are_cached_while_they_take_less_than_half_of_the_free_disk(
     assert ("runtime.targets" in why) == (mode != "auto")
 
 
+def test_a_cache_of_some_examples_has_their_features(
+    tokens: Tokens, live: LiveTargets, cached: CachedTargets, tmp_path: Path
+) -> None:
+    """Bit for bit those of the whole cache, though other examples ran beside them."""
+    chosen = np.array([1, 3, 8, 17, 44, 60])
+    CachedTargets.write(tmp_path, live, chosen=chosen)
+    assert [len(np.load(tmp_path / f"{name}.npy")) for name in ("logits", "cls")] == [6, 6]
+    batch = tokens.batch([60, 3, 17, 44, 8])
+    assert_same(CachedTargets(tmp_path, CPU, NEEDS)(batch), cached(batch))
+
+
 @pytest.mark.parametrize("needs", [FeatureRequest(cls=frozenset({3})), FeatureRequest(True, frozenset({1, 4}))])
 def test_a_larger_cache_serves(
     needs: FeatureRequest, tokens: Tokens, live: LiveTargets, cached: CachedTargets, tmp_path: Path

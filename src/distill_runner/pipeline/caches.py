@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
+from distill_runner.kinds.splits import HELD_OUT
 from distill_runner.pipeline.stage_data import SCHEMA
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
@@ -29,6 +30,17 @@ def read_by(stage: Stage, teacher: Stage) -> Stage:
     return stage if same else replace(stage, tokenizer=teacher.tokenizer)
 
 
+def cached_share(stage: Stage) -> float:
+    """Return the share of the training split whose outputs the stage's cache holds: what the stage trains on.
+
+    All of it where a held-out set or fixed views of images decide which outputs a share reads, and where the outputs
+    are columns of the data.
+    """
+    task, teacher = stage.config.task, stage.teacher
+    of_all = stage.data.views is not None or (task is not None and task.select_on == HELD_OUT)
+    return 1.0 if of_all or (teacher is not None and teacher.has_columns) else stage.data.share
+
+
 def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
     """Return the spec of the cached features of the teacher, or of one of its checkpoints, on the training split."""
     assert stage.teacher is not None
@@ -44,6 +56,7 @@ def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
         "precision": stage.precision,
         **({"dtype": stage.teacher_outputs} if stage.teacher_outputs != "float32" else {}),
         **({"checkpoint": checkpoint} if checkpoint is not None else {}),
+        **({"share": share} if (share := cached_share(stage)) < 1 else {}),
         **({"shown": {**shown, "views": stage.data.views}} if (shown := stage.config.task.shown) else {}),
     }
 
@@ -63,17 +76,18 @@ def larger(own: Spec, others: Iterable[Spec], depth: int) -> Spec:
         depth: number of layers of the teacher. A teacher that is run to fewer layers computes the last of them in
             another way, for [CLS] alone, so the bits may differ.
     """
-    asked, of = own["needs"], _but_needs(own)
+    asked, of = own["needs"], _but_extent(own)
     for other in others:
         has = other["needs"]
         enough = has["logits"] >= asked["logits"] and set(has["cls"]) >= set(asked["cls"])
-        if enough and _run_to(has, depth) == _run_to(asked, depth) and _but_needs(other) == of:
+        enough = enough and other.get("share", 1.0) >= own.get("share", 1.0)
+        if enough and _run_to(has, depth) == _run_to(asked, depth) and _but_extent(other) == of:
             return other
     return own
 
 
-def _but_needs(spec: Spec) -> str:
-    return key_of({name: value for name, value in spec.items() if name != "needs"})
+def _but_extent(spec: Spec) -> str:
+    return key_of({name: value for name, value in spec.items() if name not in ("needs", "share")})
 
 
 def _run_to(needs: dict[str, Any], depth: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distill_runner.pipeline.caches import read_by, serving, why_live
+from distill_runner.pipeline.caches import cached_share, read_by, serving, why_live
 from distill_runner.pipeline.ensembles import mean_of
 from distill_runner.pipeline.inputs import Inputs
 from distill_runner.pipeline.models import kept_model
@@ -16,6 +16,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.training.cache_choice import cache_bytes, choose
 from distill_runner.training.config import Runtime
+from distill_runner.training.data import share_of
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import (
     CachedTargets,
@@ -57,7 +58,8 @@ def is_cached(stage: Stage, builder: Builder) -> tuple[bool, str]:
     if stage.teacher.has_columns:
         return True, "read from columns of the data"
     split = builder.inputs.split(stage, stage.data.train_split).taught
-    size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(stage.followed), stage.teacher_outputs)
+    num, share = len(stage.followed), cached_share(stage)
+    size = cache_bytes(stage.needs[1], stage.teacher.shape, split, num, stage.teacher_outputs, share)
     there = all(builder.store.has(serving(stage, checkpoint, builder.store)) for checkpoint in stage.followed)
     return choose(mode, size, builder.store.folder, there)
 
@@ -114,4 +116,6 @@ class _Teacher:
             given = self.stage.config.task.given_logits(self.stage.data.train_split)
             np.save(folder / "logits.npy", np.tile(given, (self.stage.data.views or 1, 1)))
         else:
-            CachedTargets.write(folder, self.live(checkpoint), self.stage.teacher_outputs)
+            teacher, share = self.live(checkpoint), cached_share(self.stage)
+            chosen = share_of(len(teacher.split), share) if share < 1 else None
+            CachedTargets.write(folder, teacher, self.stage.teacher_outputs, chosen)

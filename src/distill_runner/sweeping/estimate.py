@@ -17,7 +17,7 @@ from distill_runner.models.build import build
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline, discard
-from distill_runner.pipeline.caches import serving
+from distill_runner.pipeline.caches import cached_share, serving
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import key_of
 from distill_runner.pipeline.targets import is_cached
@@ -108,11 +108,10 @@ class Estimator:
         specs = [serving(stage, checkpoint, self.pipeline.store) for checkpoint in stage.followed]
         new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted
         self.counted |= new
-        # Outputs are cached for the whole split, whatever share of it is used.
-        split = self.pipeline.inputs.split(stage, stage.data.train_split).taught
+        split, share = self.pipeline.inputs.split(stage, stage.data.train_split).taught, cached_share(stage)
         judges = stage.teacher.members if stage.teacher.config.given else (stage.teacher,)
-        seconds = len(split) * len(new) * sum(self._speed(judge).prediction for judge in judges)
-        size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(new), stage.teacher_outputs)
+        seconds = share * len(split) * len(new) * sum(self._speed(judge).prediction for judge in judges)
+        size = cache_bytes(stage.needs[1], stage.teacher.shape, split, len(new), stage.teacher_outputs, share)
         return Cost(seconds, size)
 
     def _speed(self, stage: Stage) -> _Speed:

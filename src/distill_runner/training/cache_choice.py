@@ -41,11 +41,17 @@ def why_live(
 
 
 def cache_bytes(
-    needs: FeatureRequest, teacher: EncoderShape, split: Split, num_checkpoints: int = 1, dtype: str = "float32"
+    needs: FeatureRequest,
+    teacher: EncoderShape,
+    split: Split,
+    num_checkpoints: int = 1,
+    dtype: str = "float32",
+    share: float = 1.0,
 ) -> int:
-    """Return the size in bytes of the caches of ``needs`` for ``split``, one cache for each checkpoint."""
+    """Return the size in bytes of the caches of ``needs`` for a share of ``split``, one cache for each checkpoint."""
     logits = split.num_outputs * teacher.num_labels if needs.logits else 0
-    return np.dtype(dtype).itemsize * num_checkpoints * (logits + len(split) * len(needs.cls) * teacher.width)
+    numbers = num_checkpoints * share * (logits + len(split) * len(needs.cls) * teacher.width)
+    return np.dtype(dtype).itemsize * round(numbers)
 
 
 def choose(mode: Literal["auto", "cached", "live"], size: int, folder: Path, there: bool = False) -> tuple[bool, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Protocol, cast
@@ -124,6 +124,13 @@ def bucketed_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) 
     return np.array(get_length_grouped_indices(lengths.tolist(), batch_size, generator=generator))
 
 
+def share_of(num_examples: int, share: float, held_out: Sequence[int] | np.ndarray = ()) -> np.ndarray:
+    """Return the sorted numbers of a share of the examples without ``held_out``. Larger shares contain smaller ones."""
+    order = np.random.default_rng(0).permutation(num_examples)
+    order = order[~np.isin(order, held_out)]
+    return np.sort(order[: max(1, round(share * len(order)))])
+
+
 class TaskData:
     """Training split of a task, or a share of it, and the splits for evaluation.
 
@@ -146,11 +153,9 @@ class TaskData:
     ) -> None:
         self.task, self.train, self.validation, self.device = task, train, validation, device
         self.selecting, self.seed = selecting, seed
-        # Indices into the whole split, so that one cache of teacher targets serves every share.
-        order = np.random.default_rng(0).permutation(len(train))
-        if selecting is not None and selecting.split is train:
-            order = order[~np.isin(order, selecting.chosen)]
-        self.chosen = np.sort(order[: max(1, round(share * len(order)))])
+        held_out = selecting.chosen if selecting is not None and selecting.split is train else ()
+        # Indices into the whole split, so that a cache of teacher targets serves every smaller share.
+        self.chosen = share_of(len(train), share, held_out)
 
     @property
     def num_evaluated(self) -> int:

@@ -28,7 +28,7 @@ def predict(model: PreTrainedModel, split: Split, device: Device) -> np.ndarray:
     was_training = model.training
     model.eval()
     with torch.inference_mode(), device.forward(model):
-        for index in by_tokens(split, TOKENS_PER_BATCH[device.torch.type]):
+        for index in by_tokens(split.lengths, TOKENS_PER_BATCH[device.torch.type]):
             batch = device.move(split.batch(index, device.length_multiple))
             logits = extract(model, batch, FeatureRequest(logits=True)).logits
             assert logits is not None
@@ -40,12 +40,11 @@ def predict(model: PreTrainedModel, split: Split, device: Device) -> np.ndarray:
     return outputs
 
 
-def by_tokens(split: Split, budget: int, multiple: int = 1) -> Iterator[np.ndarray]:
-    """Yield the indices of all examples, sorted by length, in batches of about ``budget`` tokens.
+def by_tokens(lengths: np.ndarray, budget: int, multiple: int = 1) -> Iterator[np.ndarray]:
+    """Yield the indices of examples with these lengths, shortest first, in batches of about ``budget`` tokens.
 
     The size of every batch except the last is a multiple of ``multiple``.
     """
-    lengths = split.lengths
     order = np.argsort(lengths, kind="stable")
     batch_of = np.cumsum(lengths[order]) // budget
     cuts = (np.flatnonzero(np.diff(batch_of)) + 1) // multiple * multiple

@@ -110,20 +110,22 @@ class CachedTargets:
     """Targets memory-mapped from a folder that ``write`` made; the folder may hold more than ``needs``.
 
     ``logits.npy`` (O, C) is indexed by output. ``cls.npy`` (N, K, H) is indexed by example, so that all layers of an
-    example are read from one place. ``layers.npy`` (K,) holds the layer numbers of ``cls.npy``.
+    example are read from one place. ``layers.npy`` (K,) holds the layer numbers of ``cls.npy``. If only some examples
+    were written, ``examples.npy`` and ``outputs.npy`` hold their sorted numbers, one for each row of the other arrays.
     """
 
     def __init__(self, folder: Path, device: Device, needs: FeatureRequest) -> None:
         self.device, self.layers = device, sorted(needs.cls)
         self.arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
+        self.examples, self.outputs = self.arrays.pop("examples", None), self.arrays.pop("outputs", None)
         if not needs.logits:
             self.arrays.pop("logits", None)
         there = self.arrays.pop("layers", np.zeros(0)).tolist()
         self.columns = None if there == self.layers else [there.index(layer) for layer in self.layers]
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
-        index = batch.index.numpy()
-        read = [torch.from_numpy(self.arrays["logits"][batch.places])] if "logits" in self.arrays else []
+        index, places = _rows(self.examples, batch.index.numpy()), _rows(self.outputs, batch.places)
+        read = [torch.from_numpy(self.arrays["logits"][places])] if "logits" in self.arrays else []
         if self.layers:
             chosen = index if self.columns is None else np.ix_(index, self.columns)
             read.append(torch.from_numpy(self.arrays["cls"][chosen]))
@@ -133,13 +135,27 @@ class CachedTargets:
         return Features(logits, dict(zip(self.layers, by_layer, strict=True)))
 
     @staticmethod
-    def write(folder: Path, teacher: LiveTargets | MeanTargets, dtype: str = "float32") -> None:
-        """Run the teacher once over all its examples, longest last, and save its features as float32 or float16.
+    def write(
+        folder: Path, teacher: LiveTargets | MeanTargets, dtype: str = "float32", chosen: np.ndarray | None = None
+    ) -> None:
+        """Run the teacher once over its examples, longest last, and save its features as float32 or float16.
+
+        Args:
+            chosen: sorted numbers of the examples; None for all of them.
 
         Raises:
             UserError: an output is too large for float16.
         """
         split = teacher.split.taught
+        numbers = np.arange(len(split)) if chosen is None else chosen
+        budget = TOKENS_PER_BATCH[teacher.device.torch.type]
+        batches = [numbers[rows] for rows in by_tokens(split.lengths[numbers], budget, ROWS)]
+        outputs, num_outputs = None, split.num_outputs
+        if chosen is not None:
+            outputs = np.sort(np.concatenate([split.batch(index).places for index in batches]))
+            num_outputs = len(outputs)
+            np.save(folder / "examples.npy", chosen)
+            np.save(folder / "outputs.npy", outputs)
         arrays: dict[str, Any] = {}
 
         def put(name: str, rows: int, where: np.ndarray, values: Tensor) -> None:
@@ -150,16 +166,22 @@ class CachedTargets:
                 raise UserError("teacher.outputs", dtype, problem, "Take teacher.outputs=float32.")
             arrays[name][where] = values.cpu().numpy()
 
-        for index in by_tokens(split, TOKENS_PER_BATCH[teacher.device.torch.type], ROWS):
+        for index in batches:
             batch = split.batch(index)
             features = teacher(batch)
             if features.logits is not None:
-                put("logits", split.num_outputs, batch.places, features.logits)
+                put("logits", num_outputs, _rows(outputs, batch.places), features.logits)
             if layers := sorted(features.cls):
-                put("cls", len(split), batch.index.numpy(), torch.stack([features.cls[one] for one in layers], dim=1))
+                states = torch.stack([features.cls[one] for one in layers], dim=1)
+                put("cls", len(numbers), _rows(chosen, batch.index.numpy()), states)
                 np.save(folder / "layers.npy", layers)
         for array in arrays.values():
             array.flush()
+
+
+def _rows(written: np.ndarray | None, numbers: np.ndarray) -> np.ndarray:
+    """Return the rows that hold ``numbers``, of an array whose rows hold the sorted numbers ``written`` (None: all)."""
+    return numbers if written is None else np.searchsorted(written, numbers)
 
 
 def _reserved(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

@@ -116,5 +116,5 @@ class CorpusData(TextData):
         return metrics, {}
 
     def _held_out(self) -> Iterator[Batch]:
-        for index in by_tokens(self.validation, budget=4096):
+        for index in by_tokens(self.validation.lengths, budget=4096):
             yield self.device.move(self._masked(self.validation.batch(index, self.device.length_multiple), epoch=0))
