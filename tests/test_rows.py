@@ -142,6 +142,17 @@ def test_other_stages_data_and_routes_make_rows_and_seeds_do_not() -> None:
     ]
 
 
+def test_a_budget_that_follows_from_the_data_does_not_hide_them() -> None:
+    runs = [
+        result(key=str(size), epochs=epochs, settings={"transfer_size": size, "optim.epochs": epochs})
+        for size, epochs in ((20_000, 4), (505, 40))
+    ]
+    assert [row.name for row in tabulate(runs).rows] == [
+        "alp all, 4 epochs, transfer_size 20000",
+        "alp all, 40 epochs, transfer_size 505",
+    ]
+
+
 def test_settings_are_named_as_they_are_typed() -> None:
     routes: list[dict[str, Any]] = [{"route.checkpoints": None}, {"route.checkpoints": [1, 2]}]
     table = tabulate(result(key=str(number), settings=settings) for number, settings in enumerate(routes))

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from distill_runner.common.errors import as_typed
-from distill_runner.report.cells import Settings, data_of, is_scored, label, scored_on, settings, stage_of, telling_rows
+from distill_runner.report.cells import (
+    DATA,
+    Settings,
+    data_of,
+    is_scored,
+    label,
+    scored_on,
+    settings,
+    stage_of,
+    telling_rows,
+)
 from distill_runner.report.collect import Result
 
 EVERYWHERE: Mapping[str, str] = {
@@ -143,7 +153,10 @@ def _settled(result: Result, settled: Mapping[MethodOnTask, Sequence[str]]) -> d
 def _telling_facets(
     results: Sequence[Result], facets: Sequence[Facets], settled: Mapping[MethodOnTask, Sequence[str]]
 ) -> Callable[[Result], list[str]]:
-    """Return a function from a result to the facets that separate it, without facets that follow from earlier ones."""
+    """Return a function from a result to the facets that separate it, without facets that follow from earlier ones.
+
+    A method's data come before the budget: ``kd, transfer_size 505`` must not be named by its number of epochs alone.
+    """
     every = list(zip(results, facets, strict=True))
     everywhere = _telling(EVERYWHERE, facets)
     by_task = {}
@@ -153,7 +166,10 @@ def _telling_facets(
     by_method = {}
     for of, names in settled.items():
         here = [has for result, has in every if _of(result) == of]
-        by_method[of] = [name for name in _telling([*everywhere, *by_task[of[1]], *names], here) if name in names]
+        data = [name for name in names if name.partition(".")[0] in DATA]
+        ordered = sorted([*by_task[of[1]], *data], key="budget".__eq__)
+        known = _telling([*everywhere, *ordered, *(name for name in names if name not in data)], here)
+        by_method[of] = [name for name in known if name in names]
     return lambda result: [*everywhere, *by_task[result["task"]], *by_method.get(_of(result), [])]
 
 
