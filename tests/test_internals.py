@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distill_runner.analysis.finished import FinishedRun
 from distill_runner.analysis.internals import (
     ScoreHistory,
     agreement,
@@ -111,6 +112,14 @@ def test_seeds_are_one_line_with_a_band() -> None:
     # t(0.975, 1) = 12.706 times the standard error, which is half the distance of two values
     assert [edges.min(), edges.max()] == pytest.approx([60 - 127.06, 60 + 127.06], abs=0.01)
     assert not axes.texts
+
+
+def test_seeds_are_told_once_where_two_folders_hold_the_same_student() -> None:
+    students: list[Any] = [SimpleNamespace(spec={"lr": 1e-4, "seed": seed}, key=f"{seed}") for seed in (1, 2, 1)]
+    pipeline: Any = None
+    runs = [FinishedRun(Path(f"run{number}"), "nkd", student, pipeline) for number, student in enumerate(students)]
+    (of_setting,) = analyse._by_setting(runs).items()
+    assert of_setting == ("nkd, 2 seeds", runs[:2])
 
 
 def test_attention_maps_stand_side_by_side() -> None:

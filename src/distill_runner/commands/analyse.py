@@ -53,17 +53,21 @@ def history(runs: Sequence[FinishedRun], options: Namespace) -> None:
 
 
 def _by_setting(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
-    """Return the runs by name, together where they differ only in the student's seed."""
+    """Return the runs by name, together where they differ only in the student's seed.
+
+    Two folders may hold the same student; then the first one is kept.
+    """
     from distill_runner.pipeline.store import key_of
 
-    groups: dict[str, list[FinishedRun]] = {}
+    groups: dict[str, dict[str, FinishedRun]] = {}
     for run in runs:
         alone = replace(run, name=run.name.removesuffix(f", {run.folder.name}"))
-        groups.setdefault(key_of({**run.stage.spec, "seed": None}), []).append(alone)
-    firsts = _named([seeds[0] for seeds in groups.values()])
+        groups.setdefault(key_of({**run.stage.spec, "seed": None}), {}).setdefault(run.stage.key, alone)
+    by_seed = [[*students.values()] for students in groups.values()]
+    firsts = _named([seeds[0] for seeds in by_seed])
     return {
         f"{first.name}, {len(seeds)} seeds" if len(seeds) > 1 else first.name: seeds
-        for first, seeds in zip(firsts, groups.values(), strict=True)
+        for first, seeds in zip(firsts, by_seed, strict=True)
     }
 
 
