@@ -167,7 +167,7 @@ def _telling_facets(
     for of, names in settled.items():
         here = [has for result, has in every if _of(result) == of]
         data = [name for name in names if name.partition(".")[0] in DATA]
-        ordered = sorted([*by_task[of[1]], *data], key="budget".__eq__)
+        ordered = sorted([*by_task[of[1]], *data], key=lambda name: name == "budget")  # the budget last
         known = _telling([*everywhere, *ordered, *(name for name in names if name not in data)], here)
         by_method[of] = [name for name in known if name in names]
     return lambda result: [*everywhere, *by_task[result["task"]], *by_method.get(_of(result), [])]
