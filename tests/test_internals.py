@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -114,12 +114,20 @@ def test_seeds_are_one_line_with_a_band() -> None:
     assert not axes.texts
 
 
-def test_seeds_are_told_once_where_two_folders_hold_the_same_student() -> None:
-    students: list[Any] = [SimpleNamespace(spec={"lr": 1e-4, "seed": seed}, key=f"{seed}") for seed in (1, 2, 1)]
-    pipeline: Any = None
-    runs = [FinishedRun(Path(f"run{number}"), "nkd", student, pipeline) for number, student in enumerate(students)]
-    (of_setting,) = analyse._by_setting(runs).items()
-    assert of_setting == ("nkd, 2 seeds", runs[:2])
+def test_seeds_are_one_entry_and_a_student_that_two_folders_hold_counts_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeds, pipeline = {"run0": 1, "run1": 2, "run2": 1}, cast(Any, None)
+
+    def read(folder: Path) -> FinishedRun:
+        student: Any = SimpleNamespace(spec={"lr": 1e-4, "seed": seeds[folder.name]}, key=f"{seeds[folder.name]}")
+        return FinishedRun(folder, "nkd", student, pipeline)
+
+    monkeypatch.setattr(FinishedRun, "read", read)
+    runs = analyse._read([*map(Path, seeds)])
+    assert [run.folder.name for run in runs] == ["run0", "run1"]
+    assert "run2: holds the same student as run0" in capsys.readouterr().err
+    assert analyse._by_setting(analyse._named(runs)) == {"nkd, 2 seeds": runs}
 
 
 def test_attention_maps_stand_side_by_side() -> None:

@@ -53,21 +53,17 @@ def history(runs: Sequence[FinishedRun], options: Namespace) -> None:
 
 
 def _by_setting(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
-    """Return the runs by name, together where they differ only in the student's seed.
-
-    Two folders may hold the same student; then the first one is kept.
-    """
+    """Return the runs by name, together where they differ only in the student's seed."""
     from distill_runner.pipeline.store import key_of
 
-    groups: dict[str, dict[str, FinishedRun]] = {}
+    groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         alone = replace(run, name=run.name.removesuffix(f", {run.folder.name}"))
-        groups.setdefault(key_of({**run.stage.spec, "seed": None}), {}).setdefault(run.stage.key, alone)
-    by_seed = [[*students.values()] for students in groups.values()]
-    firsts = _named([seeds[0] for seeds in by_seed])
+        groups.setdefault(key_of({**run.stage.spec, "seed": None}), []).append(alone)
+    firsts = _named([seeds[0] for seeds in groups.values()])
     return {
         f"{first.name}, {len(seeds)} seeds" if len(seeds) > 1 else first.name: seeds
-        for first, seeds in zip(firsts, by_seed, strict=True)
+        for first, seeds in zip(firsts, groups.values(), strict=True)
     }
 
 
@@ -201,22 +197,26 @@ def _save(figure: Any, file: Path) -> None:
 
 
 def _read(folders: Sequence[Path]) -> list[FinishedRun]:
-    """Return the finished runs in ``folders``; print the folders that are left out.
+    """Return the finished runs in ``folders``, one of each student; print the folders that are left out.
 
     Raises:
         UserError: no folder has a finished run.
     """
-    runs, errors = list[FinishedRun](), list[UserError]()
+    runs, errors = dict[str, FinishedRun](), list[UserError]()
     for folder in folders:
         try:
-            runs.append(FinishedRun.read(folder))
+            run = FinishedRun.read(folder)
         except UserError as error:
             errors.append(error)
+            continue
+        first = runs.setdefault(run.stage.key, run)
+        if first is not run:
+            errors.append(UserError("run", folder, f"holds the same student as {first.folder}"))
     if not runs:
         raise errors[0]
     for left_out in errors:
         print(f"left out: {left_out}", file=sys.stderr)
-    return runs
+    return [*runs.values()]
 
 
 def _named(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
