@@ -164,6 +164,12 @@ def test_p_values_of_a_table_are_corrected_together() -> None:
     assert "paired t-test over 3 seeds: p < 0.0001" in sentence(replace(every[0], seeds_p=3e-7))
 
 
+def test_a_point_that_cannot_run_does_not_hide_the_row_of_its_method() -> None:
+    """Such a point is a row ``alp`` without its mapping, beside the row ``alp all``."""
+    refused = failed(mapping=None, attention=None, key="-", settings=None)
+    assert compared(point(), refused, point(**RKD, score=0.5)).first == "alp all"
+
+
 def test_what_has_not_finished_or_has_another_metric_is_told() -> None:
     assert compared(point(), failed(**RKD)).remarks == ("rkd is failed",)
     runs = [point(), point(task="cola", metric="matthews"), point(task="cola", **RKD, metric="matthews")]

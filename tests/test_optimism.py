@@ -57,6 +57,7 @@ def test_the_difference_is_the_optimism_with_its_interval(results: list[dict[str
     assert "rkd selected on validation against on held-out examples on rte: +8.00 accuracy; bootstrap" in sentence(
         found
     )
+    assert found.remarks[-1] == "the best of 2 and of 1 points were chosen on these examples: p is too small"
     by_name = {line.name: line for line in lines(table)[1]}
     assert by_name["optimism"].text("rte") == "+8.00"
     assert any("chosen by these scores" in note for note in notes(table))

@@ -76,13 +76,22 @@ def test_settings_name_all_that_a_student_needs(compose: Compose) -> None:
     assert (untaught["stages"], untaught["views"]) == ([], None), "it reads no teacher"
 
 
-DATA = {"train": "train", "validation": {"validation": "validation"}}
+DATA = {
+    "config": None,
+    "revision": None,
+    "columns": ["sentence1", "sentence2"],
+    "labels": ["label"],
+    "train": "train",
+    "validation": {"validation": "validation"},
+}
 
 
 @pytest.mark.parametrize(
     ("overrides", "used"),
     [
         (["method=nkd"], {"select_on": "validation"}),
+        (["method=nkd", "task.config=en"], {"select_on": "validation", "config": "en"}),
+        (["method=nkd", "task.label=other"], {"select_on": "validation", "labels": ["other"]}),
         (["method=nkd", "task.train=train[:50%]"], {"select_on": "validation", "train": "train[:50%]"}),
         (["method=nkd", "task.select_on=mean"], {"select_on": "validation"}),  # the mean of one split
         (["method=nkd", "task.select_on=held_out"], {"select_on": "held_out", "hold_out": 0.1}),
@@ -105,6 +114,8 @@ def test_a_result_names_the_seed_of_the_teacher_that_it_reads(compose: Compose) 
 
 RELATIONS = ("method=minilmv2", "student=fresh_tiny", "relations.heads=2")
 PRETRAINED = ("method=pd", "student=fresh_tiny")
+ENSEMBLE = ("method=rkd", "teacher=ensemble", "teacher.sources=[a,b]")
+LABELLED = ("method=rkd", "teacher=labels", "task.probabilities=[a,b]")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +136,11 @@ PRETRAINED = ("method=pd", "student=fresh_tiny")
         (PRETRAINED, "pretraining.optim.max_steps=3", ["pretrain.optim.max_steps"]),
         ((*PRETRAINED, "transfer=imdb"), "transfer.size=200", ["transfer_size"]),
         (PRETRAINED, "transfer=imdb", ["transfer"]),
+        (("method=nkd", "student=fresh_tiny"), "student.heads=1", ["architecture.num_attention_heads"]),
+        (PRETRAINED, "student.heads=1", ["pretrain.model.architecture.num_attention_heads"]),
+        (ENSEMBLE, "teacher.weights=[1,2]", ["teacher.given.weights"]),
+        (LABELLED, "task.probabilities=[c,d]", ["teacher.given.columns"]),
+        (("method=nkd",), "task.class_weights=balanced", []),
         (("method=prokd",), "optim.lr=1e-4", []),
         (("method=prokd",), "seed=7", []),
     ],

@@ -76,6 +76,14 @@ def test_the_same_command_queues_what_has_left_the_queue(grid: Grid, queue: Queu
     assert [jobs[point.key] for point in grid.points] == ["3_0", "4_0"]
 
 
+def test_a_larger_grid_leaves_alone_what_a_smaller_one_queued(grid: Grid, queue: Queue, tmp_path: Path) -> None:
+    for name in ("small", "large"):
+        (tmp_path / name).mkdir()
+    submit_grid(Grid(grid.point, grid.points[:1]), queue, tmp_path / "small", retry_failed=False)
+    submit_grid(grid, queue, tmp_path / "large", retry_failed=False)
+    assert [jobs for jobs, _ in queue.arrays] == [["seed=1"], ["seed=2"]]
+
+
 def test_points_that_run_failed_or_are_done_are_left_alone(grid: Grid, queue: Queue, tmp_path: Path) -> None:
     going, failed = grid.points
     failed.fail("broken")

@@ -96,6 +96,7 @@ def test_a_condition_reads_the_keys_of_a_point(condition: str, expected: bool) -
         ("loss.eta <", "is not a condition"),
         ("loss.etta < 1", "there is no key loss.etta"),
         ("method.name == alp", "there is no key alp"),
+        ("method != 'alp'", "method is a group of keys"),
         ("__import__('os').system('true')", "there is no key __import__"),
         ("loss.eta < 'x'", "is not a condition"),
         ("9 ** 9 ** 9 > 1", "is not a condition"),
@@ -136,17 +137,19 @@ def test_the_best_survive_and_all_that_tie_with_them() -> None:
 def test_replay_counts_epochs_and_what_is_lost() -> None:
     # After epoch 1 a and b go on, after epoch 2 b does; c would have been the best in the end.
     scores = {"a": [0.5, 0.5, 0.5, 0.5], "b": [0.4, 0.6, 0.6, 0.7], "c": [0.3, 0.3, 0.3, 0.9], "d": [0.1] * 4}
-    outcome = replay({name: [values] for name, values in scores.items()}, 2)
+    outcome = replay({name: [values] for name, values in scores.items()}, 4, 2)
     assert (outcome.trained, outcome.total) == (4 * 1 + 2 * 1 + 1 * 2, 16)
     assert (outcome.best, outcome.best_of_all) == (0.7, 0.9)
 
 
 def test_replay_keeps_the_seeds_of_a_setting_together() -> None:
     # The luckiest seed is of a; by the mean of the seeds' best scores b is better, 0.65 against 0.6.
-    outcome = replay({"a": [[0.9, 0.8], [0.3, 0.2]], "b": [[0.7, 0.7], [0.6, 0.5]]}, 2)
+    outcome = replay({"a": [[0.9, 0.8], [0.3, 0.2]], "b": [[0.7, 0.7], [0.6, 0.5]]}, 2, 2)
     assert (outcome.trained, outcome.total) == (4 * 1 + 2 * 1, 8)
     assert outcome.best == outcome.best_of_all == pytest.approx(0.65)
-    assert replay({"a": [[0.1] * 9, [0.2] * 9, [0.3] * 9]}, 3).trained == 27, "one setting is not halved"
+    assert replay({"a": [[0.1] * 9, [0.2] * 9, [0.3] * 9]}, 9, 3).trained == 27, "one setting is not halved"
+    early = replay({"a": [[0.5] * 3], "b": [[0.5] * 7], "c": [[0.1] * 4]}, 8, 2)
+    assert (early.trained, early.total) == (3 + 7 + 2, 14), "points that stopped early by optim.patience"
 
 
 HISTORIES = st.lists(st.floats(0, 1), min_size=9, max_size=9)
@@ -161,7 +164,7 @@ HISTORIES = st.lists(st.floats(0, 1), min_size=9, max_size=9)
     st.integers(2, 4),
 )
 def test_halving_never_trains_more_nor_finds_better(scores: dict[str, list[list[float]]], factor: int) -> None:
-    outcome = replay(scores, factor)
+    outcome = replay(scores, 9, factor)
     assert outcome.trained <= outcome.total == 9 * sum(map(len, scores.values()))
     assert outcome.best <= outcome.best_of_all == max(fmean(map(max, seeds)) for seeds in scores.values())
 
@@ -244,6 +247,26 @@ def test_what_a_shared_stage_needs_is_built_before_it(compose: Compose, tmp_path
     grid = Grid(lambda overrides: GridPoint(tuple(overrides), tmp_path / "run", "", {}), [*takd, other])
     run_grid(grid, launch, 1, retry_failed=False, halving=None)
     assert jobs == [["stage=teacher"], ["stage=assistant"], ["student"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("ended", "recorded"), [("failed", "failed"), ("paused", "not run"), ("killed", "not run"), (None, "not run")]
+)
+def test_points_whose_teacher_did_not_fail_are_tried_again(
+    ended: str | None, recorded: str, compose: Compose, tmp_path: Path
+) -> None:
+    made = [point(compose("method=rkd", f"store.dir={tmp_path}", f"seed={seed}")) for seed in (1, 2)]
+    points = [replace(each, folder=tmp_path / each.key) for each in made]
+
+    def launch(overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
+        if ended is None:
+            raise RuntimeError("the cluster refuses the job")
+        status.write(tmp_path / "teacher", ended, {"key": ""}, "it broke")
+        return []
+
+    grid = Grid(lambda overrides: GridPoint(tuple(overrides), tmp_path / "teacher", "", {}), points)
+    run_grid(grid, launch, 1, retry_failed=False, halving=None)
+    assert [each.result()["status"] for each in points] == [recorded] * 2
 
 
 def test_targets_that_points_share_are_computed_before_them(

@@ -92,6 +92,10 @@ class ClassificationTask(TextTask):
         return Head(auto, names, len(names), problem, self.name)  # type: ignore[arg-type]
 
     @property
+    def settings(self) -> dict[str, Any]:
+        return super().settings | ({"class_weights": self.class_weights} if self.class_weights else {})
+
+    @property
     def outputs(self) -> "Outputs":
         from distill_runner.methods.outputs import Classes
 

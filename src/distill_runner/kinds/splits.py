@@ -99,12 +99,19 @@ class Splits(Dataset):
         ``scored_on`` lists the validation splits whose mean is the score; it is one split unless ``mean`` selects.
         """
         scored = self._scored_on
+        columns = {"columns": self.columns} if self.columns else {}  # else they are found in the data
+        held_out = {"hold_out": self.hold_out} if self.select_on == HELD_OUT else {}
         return {
+            "config": self.config,
+            "revision": self.revision,
+            **columns,
+            "labels": self.label_columns,
             "train": self.train,
             "validation": self.validation,
             "select_on": self.select_on if len(scored) > 1 or self.select_on == HELD_OUT else scored[0],
             "scored_on": scored,
-        } | ({"hold_out": self.hold_out} if self.select_on == HELD_OUT else {})
+            **held_out,
+        }
 
     @property
     def _first(self) -> list[str]:

@@ -16,8 +16,10 @@ from distill_runner.report.statistics import Spread
 
 Settings = Mapping[str, Any]
 """Settings of a run by dotted name: the ``settings`` of its result."""
-STAGES, DATA = "stages", ("share", "transfer", "transfer_size", "route", "views", "teacher_outputs")
-"""Settings that are not the student's own hyper-parameters. The same holds for settings of the stages in ``stages``."""
+STAGES = "stages"
+DATA = ("share", "transfer", "transfer_size", "route", "views", "teacher_outputs", "architecture", "tokenizer")
+"""Settings that are not the student's own hyper-parameters: data and model. Those of the stages in ``stages`` are not
+either."""
 GRID, GRID_MEAN, ELSEWHERE = "best of grid", "best mean of grid", "chosen by {}"
 """How the point of a grid was chosen: by the scores that the table shows, or by other scores of the same runs."""
 

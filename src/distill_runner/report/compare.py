@@ -113,9 +113,10 @@ def _p(value: float) -> str:
 
 
 def _row(table: ResultTable, name: str) -> Row:
-    found = [row for row in table.rows if row.name == name] or [
-        row for row in table.rows if name in (row.result["method"], row.name.partition(",")[0])
-    ]
+    named = [row for row in table.rows if name in (row.name, row.result["method"], row.name.partition(",")[0])]
+    # A point that cannot run is named by its method alone, without the mapping; it must not hide the row with scores.
+    scored = [row for row in named if any(cell.chosen for cell in row.cells.values())] or named
+    found = [row for row in scored if row.name == name] or scored
     if len(found) == 1:
         return found[0]
     names = [row.name for row in found or table.rows]
@@ -211,7 +212,7 @@ def _on_seeds(count: int, p: float | None) -> list[str]:
 
 def _on_grids(cells: Sequence[ResultCell]) -> list[str]:
     """Warn of choices from grids: larger grids have larger maxima, and p-values after a choice are too small."""
-    points = [len(cell.points) for cell in cells]
-    if max(points) == 1 or not any(cell.kind in (GRID, GRID_MEAN) for cell in cells):
+    points = [len(cell.points) if cell.kind in (GRID, GRID_MEAN) else 1 for cell in cells]
+    if max(points) == 1:
         return []
     return [f"the best of {points[0]} and of {points[1]} points were chosen on these examples: p is too small"]

@@ -28,6 +28,10 @@ EVERYWHERE: Mapping[str, str] = {
 """Facets that separate rows over all tasks together, and the words for each in a row's name."""
 BY_TASK: Mapping[str, str] = {
     "dataset": "data {}",
+    "config": "configuration {}",
+    "revision": "revision {}",
+    "columns": "columns {}",
+    "labels": "labels {}",
     "train": "trained on {}",
     "select_on": "selected on {}",
     "hold_out": "{} held out",
@@ -42,6 +46,7 @@ BY_TASK: Mapping[str, str] = {
 
 Settings follow under their own names, where no facet above already separates the results.
 """
+OF_DATA = ("config", "revision", "columns", "labels", "train", "select_on", "hold_out")
 PLACE = ""
 """Facet for the place of a result (see ``row_keys``). It separates results but is not part of a key."""
 
@@ -107,7 +112,7 @@ def _facets(result: Result) -> dict[str, Any]:
     return {
         **{name: student.get(name) for name in ("source", "num_layers", "width", "init")},
         **{name: result.get(name) for name in ("teacher", "teacher_seed", "dataset", "metric")},
-        **{name: as_typed(data[name]) if name in data else None for name in ("train", "select_on", "hold_out")},
+        **{name: as_typed(data[name]) if name in data else None for name in OF_DATA},
         "scored_on": _splits({name: data["validation"][name] for name in scored_on(result)}) if data else None,
         "budget": _budget(known.get("optim.epochs", result.get("epochs")), known.get("optim.max_steps")),
         "num_params": result.get("num_params"),

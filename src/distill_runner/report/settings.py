@@ -16,19 +16,19 @@ from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.stages import STAGE
 from distill_runner.report.cells import STAGES, Settings
 
-STUDENT = "student"
+STUDENT, SIZES = "student", ("num_hidden_layers", "hidden_size")
 
 
 def settings_of(run: RunConfig) -> dict[str, Any]:
-    """Return all settings that determine a student, by dotted name, except its seeds and its model.
+    """Return all settings that determine a student, by dotted name, except its seeds and the origin of its weights.
 
-    The row's name already describes the model. ``stages`` lists the stages upstream of the student; the settings of
+    The row's name already describes the origin. ``stages`` lists the stages upstream of the student; the settings of
     each stage follow under the stage's name. A run without such a stage has no value for the stage's settings.
     """
     student, behind = run.stages[STUDENT], _behind(run.stages, STUDENT)
     own = {**_training(student), "precision": run.runtime.precision}
     others = {name: _of_other(run.stages[name]) for name in behind}
-    return dict(_flat({**own, STAGES: behind, **_data(student), **others}))
+    return dict(_flat({**own, STAGES: behind, **_data(student), **_model(student), **others}))
 
 
 def _behind(stages: Mapping[str, StageConfig], name: str) -> list[str]:
@@ -71,8 +71,19 @@ def _data(config: StageConfig) -> dict[str, Any]:
     }
 
 
+def _model(config: StageConfig) -> dict[str, Any]:
+    """Return what the configuration says of the model beside depth, width and source, which rows name by themselves."""
+    architecture = config.model.architecture if config.model.source is None else None
+    other = {key: value for key, value in (architecture or {}).items() if key not in SIZES}
+    given = {"architecture": other, "tokenizer": config.model.tokenizer}
+    return {name: value for name, value in given.items() if value}
+
+
 def _of_other(config: StageConfig) -> dict[str, Any]:
-    data = {"corpus": _text(config.corpus)} if config.corpus else {}
+    data: dict[str, Any] = {"corpus": _text(config.corpus)} if config.corpus else {}
+    if config.given:
+        columns = config.task.given_columns if config.task and config.given.kind == "labels" else []
+        data["given"] = config.given.model_dump() | {"columns": columns}
     return {**_training(config), **_data(config), "model": config.model.model_dump(), **data}
 
 

@@ -1,5 +1,6 @@
 """Write the files of a report: one table in every format."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def write_report(
     }
     folder.mkdir(parents=True, exist_ok=True)
     for extension, content in files.items():
-        partial = folder / f"table.{extension}.partial"
+        partial = folder / f"table.{extension}.{os.getpid()}.partial"  # by process: two may write one sweep's tables
         partial.write_text(content, encoding="utf-8")
         partial.replace(folder / f"table.{extension}")
     return text

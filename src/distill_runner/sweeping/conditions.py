@@ -39,6 +39,9 @@ def holds(condition: str, config: DictConfig) -> bool:
         if values[name] is _ABSENT:
             remedy = f"Put text in quotes: '{word}'. All keys: distill-run --cfg job"
             raise UserError("sweep.where", condition, f"there is no key {word}", remedy)
+        if isinstance(values[name], DictConfig):
+            remedy = f"Compare one of them: {', '.join(f'{word}.{key}' for key in [*values[name]][:4])}."
+            raise UserError("sweep.where", condition, f"{word} is a group of keys, which equals no value", remedy)
         return name
 
     expression = _KEY.sub(name_of, condition)

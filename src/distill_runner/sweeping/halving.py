@@ -69,28 +69,24 @@ class Outcome:
     best_of_all: float
 
 
-def replay(scores: Mapping[str, Seeds], factor: int) -> Outcome:
+def replay(scores: Mapping[str, Seeds], num_epochs: int, factor: int) -> Outcome:
     """Simulate halving on the finished points of one cell of a table.
 
     Args:
-        scores: scores of all epochs, by the name of the setting.
+        scores: scores of all epochs, by the name of the setting. A point that stopped early has fewer than others.
+        num_epochs: epochs that the points are configured for.
     """
-    num_epochs = max(len(values) for seeds in scores.values() for values in seeds)
-    left, trained = dict(scores), 0
-    before = 0
+    left, trained, before = dict(scores), 0, 0
     for rung in rungs(num_epochs, factor):
-        trained += _count(left) * (rung - before)
+        trained += _epochs(left, before, rung)
         left, before = {name: scores[name] for name in survivors(left, rung, factor)}, rung
-    trained += _count(left) * (num_epochs - before)
+    trained += _epochs(left, before)
     return Outcome(trained, _epochs(scores), max(map(_mean_best, left.values())), max(map(_mean_best, scores.values())))
 
 
-def _count(scores: Mapping[str, Seeds]) -> int:
-    return sum(map(len, scores.values()))
-
-
-def _epochs(scores: Mapping[str, Seeds]) -> int:
-    return sum(len(values) for seeds in scores.values() for values in seeds)
+def _epochs(scores: Mapping[str, Seeds], first: int = 0, end: int | None = None) -> int:
+    """Return the number of epochs that were trained, among those from ``first`` to before ``end``."""
+    return sum(len(values[first:end]) for seeds in scores.values() for values in seeds)
 
 
 def by_cell(points: Sequence[GridPoint]) -> dict[tuple[Any, ...], list[GridPoint]]:
@@ -171,9 +167,10 @@ def halving_report(cell: Sequence[GridPoint], factor: int) -> str:
     scores = _scores(cell)
     head = f"halving by {factor}, {label(cell[0].names)} on {cell[0].names['task']}"
     if all(point.result()["status"] == "done" for point in cell):
-        outcome = replay(scores, factor)
+        outcome = replay(scores, num_epochs(cell[0]), factor)
         saved = 1 - outcome.trained / outcome.total
         found = f"best {100 * outcome.best:.2f} with halving, {100 * outcome.best_of_all:.2f} without"
         return f"{head}: {outcome.trained} of {outcome.total} epochs ({100 * saved:.0f} % saved), {found}"
-    trained, total = _epochs(scores), sum(map(num_epochs, cell))
+    trained = _epochs(scores)
+    total = sum(len(scores_of(point)) if point.result()["status"] == "done" else num_epochs(point) for point in cell)
     return f"{head}: {trained} of {total} epochs trained ({100 * (1 - trained / total):.0f} % saved)"

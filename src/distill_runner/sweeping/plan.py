@@ -15,7 +15,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping.estimate import Cost, Estimator
 from distill_runner.sweeping.points import Grid, GridPoint
-from distill_runner.sweeping.sweep import is_built, missing_stages, summary
+from distill_runner.sweeping.sweep import has_ended, is_built, missing_stages, summary
 from distill_runner.training.config import Runtime
 
 log = logging.getLogger(__name__)
@@ -24,11 +24,12 @@ SHOWN = 20
 """Maximum number of lines printed of a list."""
 
 
-def show_plan(grid: Grid, num_workers: int) -> None:
+def show_plan(grid: Grid, num_workers: int, retry_failed: bool) -> None:
     """Print the points of a grid with their status, the stages to build, and their cost.
 
     Args:
         num_workers: number of points that run at the same time.
+        retry_failed: whether points that failed are trained again.
     """
     points, every = grid.points, [*(point.overrides for point in grid.points), *grid.dropped]
     times = Counter(override for overrides in every for override in set(overrides))
@@ -45,7 +46,7 @@ def show_plan(grid: Grid, num_workers: int) -> None:
     _show("dropped by sweep.where:", [f"  {named(overrides)}" for overrides in grid.dropped])
     same = [f"  {named(point.overrides)}  =  {named(first.overrides)}" for point, first in grid.merged]
     _show("the same as another point:", same)
-    todo = [point for point in points if point.stage and point.result()["status"] not in ("done", "failed")]
+    todo = [point for point in points if point.stage and not has_ended(point, retry_failed)]
     if todo:
         _show_cost(todo, num_workers)
 

@@ -30,11 +30,13 @@ def submit_grid(grid: Grid, submit: Submit, folder: Path, retry_failed: bool) ->
     """
     log.info("%s", summary(grid))
     known: dict[str, str] = _read(folder / JOBS)
-    alive = queued_jobs() if known else set()
+    # The status of a point also names its job where another sweep, such as a smaller grid, has queued it.
+    jobs_of = {point.key: {known.get(point.key), point.result().get("job")} for point in grid.points}
+    alive = queued_jobs() if any(any(jobs) for jobs in jobs_of.values()) else set()
     todo = [
         point
         for point in to_train(grid, retry_failed)
-        if known.get(point.key) not in alive and point.result()["status"] != "running"
+        if not jobs_of[point.key] & alive and point.result()["status"] != "running"
     ]
     before = None
     missing = [found for found in missing_stages(todo) if len(found.users) > 1]

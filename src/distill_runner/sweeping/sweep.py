@@ -80,7 +80,7 @@ def _launch(launch: Launch, jobs: Sequence[Sequence[str]]) -> None:
 
 def to_train(grid: Grid, retry_failed: bool) -> list[GridPoint]:
     """Return the points that are still to be trained. Points that cannot run are logged and recorded as failed."""
-    todo = [point for point in grid.points if not _has_ended(point, retry_failed)]
+    todo = [point for point in grid.points if not has_ended(point, retry_failed)]
     for point in todo:
         if point.error:
             log.error("%s", point.error)
@@ -88,7 +88,8 @@ def to_train(grid: Grid, retry_failed: bool) -> list[GridPoint]:
     return [point for point in todo if not point.error]
 
 
-def _has_ended(point: GridPoint, retry_failed: bool) -> bool:
+def has_ended(point: GridPoint, retry_failed: bool) -> bool:
+    """Return whether a sweep has nothing to train for the point: it is done, or it failed and is not to be retried."""
     ended = point.result()["status"]
     return ended == "done" or (ended == "failed" and not retry_failed)
 
@@ -99,7 +100,8 @@ def _with_shared_stages(grid: Grid, launch: Launch, todo: list[GridPoint]) -> li
     A stage that other missing stages need is built before them, in a separate round.
 
     Returns:
-        The points of ``todo`` whose shared stages exist; the other points are recorded as failed.
+        The points of ``todo`` whose shared stages exist. Points whose stage failed are recorded as failed. If a stage
+        was stopped, or could not be launched, the same sweep tries its points again.
     """
     while shared := [missing for missing in missing_stages(todo) if len(missing.users) > 1]:
         ready = ready_of(shared)
@@ -111,8 +113,10 @@ def _with_shared_stages(grid: Grid, launch: Launch, todo: list[GridPoint]) -> li
         _launch(launch, [builder.overrides for builder in builders])
         for missing, builder in zip(ready, builders, strict=True):
             if not is_built(missing.builder, missing.stage):
-                for point in missing.users:
-                    point.fail(f"its {missing.stage.name} failed: {builder.result().get('error')}")
+                ended = builder.result()
+                for point in missing.users if ended["status"] == "failed" else ():
+                    point.fail(f"its {missing.stage.name} failed: {ended.get('error')}")
+                log.error("stage %s is %s; %d points need it", missing.stage.name, ended["status"], len(missing.users))
                 todo = [point for point in todo if point not in missing.users]
     return todo
 

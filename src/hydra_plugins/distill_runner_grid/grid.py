@@ -56,7 +56,7 @@ class GridSweeper(BasicSweeper):
         grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where)
         require_points(grid)
         if self.config.plan:
-            show_plan(grid, self._num_workers("n_jobs", "array_parallelism"))
+            show_plan(grid, self._num_workers("n_jobs", "array_parallelism"), settings.retry_failed)
             return
         name = hydra.runtime.choices.get("sweep") or "multirun"
         folder = sweep_folder(Path(hydra.sweep.dir).absolute().parent / "sweeps", name, grid.points)
