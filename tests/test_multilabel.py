@@ -116,6 +116,15 @@ def test_a_number_that_no_label_has_is_refused(tmp_path: Path, number: int) -> N
         found.encode([[0], [1, number]], whole, "train")
 
 
+def test_a_file_with_one_number_in_each_row_has_one_label_in_each(tmp_path: Path) -> None:
+    """Such a file is read as a column of numbers, not of texts."""
+    (tmp_path / "train.csv").write_text("text,labels\na,1;2\nb,3\n")
+    (tmp_path / "validation.csv").write_text("text,labels\nc,2\nd,3\n")
+    found = task(tmp_path, label="labels", columns=["text"], separator="semicolon")
+    assert found.labels == ["1", "2", "3"]
+    assert found.examples("validation").labels.tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
 def test_losses_are_those_of_bernoulli_variables() -> None:
     generator = torch.Generator().manual_seed(0)
     student, teacher = (torch.randn(5, 3, dtype=torch.float64, generator=generator) for _ in range(2))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,6 +142,31 @@ def test_what_cannot_be_found_is_told(tmp_path: Path) -> None:
         task(table(tmp_path / "asked.csv", ROWS), label="stars", split_off=0.3)
     with pytest.raises(UserError, match=r"own.csv is one file, .*\n.*Set task.split_off=0.1"):
         task(table(tmp_path / "own.csv", ROWS)).examples("validation")
+
+
+def test_results_of_map_and_filter_beside_saved_data_are_not_read(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "d")
+    for split in ("train", "validation"):
+        (kept,) = (folder / split).glob("*.arrow")
+        shutil.copy(kept, folder / split / "cache-0123.arrow")
+    assert len(task(folder).examples("train")) == 30
+    assert len(task(folder / "train", split_off=0.5).examples("train")) == 30
+
+
+def test_the_type_of_a_column_follows_from_all_rows(tmp_path: Path) -> None:
+    parts: dict[str, Any] = {"train": "train[10:]", "validation": {"validation": "train[:10]"}}
+    file = table(tmp_path / "scores.csv", [(f"text {n}", str(n % 6)) for n in range(11_000)] + [("the last", "2.5")])
+    scores = task(file, kind="regression", **parts | {"metrics": ["pearson"]})
+    assert scores.examples(scores.train).labels[-1] == 2.5
+    file = table(tmp_path / "names.csv", [(f"text {n}", str(n % 3)) for n in range(11_000)] + [("the last", "other")])
+    assert task(file, **parts).labels == ["0", "1", "2", "other"]
+
+
+def test_a_text_with_an_unquoted_comma_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "all.csv"
+    file.write_text("text,label\nwell, good,yes\nno, bad,no\n")
+    with pytest.raises(UserError, match=r"all.csv names 2 columns, but its first row has 3 fields\n.*Quote texts"):
+        task(file, split_off=0.5)
 
 
 def test_columns_are_found_in_another_configuration(tmp_path: Path) -> None:

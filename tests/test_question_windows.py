@@ -173,6 +173,8 @@ def test_answers_come_in_several_shapes(answers: Any) -> None:
 
 
 def test_a_column_may_hold_the_offset() -> None:
+    (year,) = read_questions([row(context="It began in 1984.", answers=1984)], QuestionColumns())
+    assert (year.answers, year.starts) == (("1984",), (12,)), "a CSV file whose answers are all numbers"
     (question,) = read_questions([row(answers="is", answer_start=30)], QuestionColumns())
     assert question.starts == (30,)
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -172,6 +173,21 @@ def test_a_file_of_ones_own(student: Student, tmp_path: Path, capsys: pytest.Cap
     capsys.readouterr()
     predict([str(folder), str(file), "--device", "cpu"])
     assert capsys.readouterr().out == out.read_text()
+
+
+def test_a_run_folder_suffices_and_labels_of_the_file_are_not_read(
+    student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The task was validated on its test split, its data are gone, and the file's labels are not the task's."""
+    own: dict[str, Any] = {"dataset": str(tmp_path / "gone"), "config": None, "columns": [], "labels": None}
+    own |= {"label": "label", "validation": {"validation": "test"}, "test": {}, "class_weights": "balanced"}
+    folder = student("rte", names=["no", "yes"], **own)
+    found = {"columns": ["sentence1", "sentence2"], "labels": ["class"]}
+    (folder / "result.json").write_text(json.dumps({"data": found, "labels": ["no", "yes"]}))
+    file = tmp_path / "mine.csv"
+    file.write_text("sentence1,sentence2,label\nthe river,a stone,maybe\na letter,bright,\n")
+    predict([str(folder), str(file), "--device", "cpu"])
+    assert capsys.readouterr().out.splitlines()[0] == "index,prediction,p_no,p_yes"
 
 
 def test_scores_of_a_file(student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,6 +148,7 @@ def test_class_labels_are_reordered_by_name(tmp_path: Path) -> None:
         ([5, 1, 3], ["1", "3", "5"], [2, 0, 1]),
         ([1, 0, 1], ["1", "0"], [0, 1, 0]),
         ([-1, 1, -1], ["-1", "1"], [0, 1, 0]),
+        ([2, 1, 2], ["1", "2", "3", "unsure"], [1, 0, 1]),  # a split without the one name that is no number
         ([True, False, True], ["false", "true"], [1, 0, 1]),
         ([1.0, 0.0, 1.0], ["bad", "good"], [1, 0, 1]),
     ],

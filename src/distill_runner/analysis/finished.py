@@ -73,6 +73,10 @@ class FinishedRun:
         """Return the verdicts of a stage's model on the examples of the first validation split."""
         from distill_runner.training.train import PREDICTIONS
 
+        if stage.has_columns:
+            raise UserError(
+                "run", self.folder, "its teacher is columns of the training data, without predictions for others"
+            )
         outputs = np.load(self.pipeline.build(stage) / PREDICTIONS.format(self.split))
         return self._task.verdicts(outputs, self.tokens)
 

@@ -50,6 +50,9 @@ def export_run(arguments: list[str]) -> None:
         UserError: the folder has no student, a package is missing, or ONNX gives other outputs than torch.
     """
     given = _parser().parse_args(arguments)
+    for option, count in (("--threads", given.threads), ("--examples", given.examples)):
+        if count < 1:
+            raise UserError(option, count, "must be at least 1")
     require_onnx()
     if given.openvino:
         openvino.require_openvino()
@@ -119,8 +122,9 @@ class _Judge:
     """
 
     def __init__(self, task: "Task", split: str, source: str, threads: int) -> None:
-        if not task.num_positions:
-            raise UserError("folder", source, f"task.kind={task.kind} cannot be exported", "Only text tasks can.")
+        if not task.num_positions or task.has_ids:
+            remedy = "Only texts with classes or scores can."
+            raise UserError("folder", source, f"task.kind={task.kind} cannot be exported", remedy)
         self.task, self.threads, self.examples = task, threads, task.examples(split)
         self.texts: dict[str, PaddedTexts] = {}
 

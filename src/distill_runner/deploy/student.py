@@ -1,10 +1,11 @@
 """The student of a finished run, with the task that it was trained on, for predictions on other examples."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
@@ -50,6 +51,7 @@ class Student:
             described = yaml.safe_load((folder / "config.yaml").read_text())["stages"]["student"]["task"]
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError("folder", folder, "has no config.yaml of a run", remedy) from error
+        described |= _found_in_data(folder, described)
         return cls(folder, typed(kind_of(described), described, "task.").resolved())
 
     @property
@@ -95,5 +97,23 @@ class Student:
         # ``file`` is linked into an empty folder: a file beside it, such as test-2.csv, would belong to the same split.
         with TemporaryDirectory() as folder:
             (Path(folder) / file.name).with_stem(TEST).symlink_to(file.absolute())
-            place = {"dataset": folder, "config": None, "test": {TEST: TEST}}
+            # Labels, which the file need not have, are not read.
+            place = {"dataset": folder, "config": None, "test": {TEST: TEST}, "validation": {}, "label": ""}
             return self.outputs(self.task.model_copy(update=place), device)
+
+
+def _found_in_data(folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the task that the run found in its training data, which may be gone since."""
+    try:
+        result = json.loads((folder / "result.json").read_text())
+        columns, labels, names = result["data"]["columns"], result["data"]["labels"], result["labels"]
+    except (OSError, ValueError, KeyError, TypeError):  # of an older version
+        return {}
+    found: dict[str, Any] = {}
+    if not described.get("columns"):
+        found |= {"columns": columns, "label": labels if isinstance(described.get("label"), list) else labels[0]}
+    if "labels" in described and not described["labels"] and names:
+        found["labels"] = names
+    if described.get("class_weights"):
+        found["class_weights"] = None  # only of training
+    return found

@@ -177,13 +177,14 @@ class ClassificationTask(TextTask):
 def _name(value: Any, class_names: list[str] | None, labels: list[str]) -> str | None:
     """Return the class name of a label value; None if a number is out of range.
 
-    A number n is an index, counted from 0, into the class names of the data, or else into the names of the task. If
-    the data have no class names and all names of the task are numbers (stars 1 to 5) or truth values, n means "n".
+    A number n is an index, counted from 0, into the class names of the data, or else into the names of the task. It
+    means "n" if the data have no class names, and a name is a number (stars 1 to 5) or all are "true" and "false".
     """
     value = whole(value)
     if not isinstance(value, int):
         return str(value)
-    if class_names is None and all(re.fullmatch(r"-?\d+|true|false", name, re.IGNORECASE) for name in labels):
+    numbers = any(re.fullmatch(r"-?\d+", name) for name in labels)
+    if class_names is None and (numbers or {name.casefold() for name in labels} <= {"true", "false"}):
         return str(value)
     names = labels if class_names is None else class_names
     return names[value] if 0 <= value < len(names) else None

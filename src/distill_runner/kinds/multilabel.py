@@ -170,8 +170,8 @@ class MultiLabelTask(TextTask):
 
     def _names(self, value: Any, table: SplitTable, split: str) -> list[str]:
         """Return the label names of one example; numbers are indices if the data store class names."""
-        if isinstance(value, str) and self.separator is not None:
-            return [name.strip() for name in value.split(SEPARATORS[self.separator]) if name.strip()]
+        if self.separator is not None and isinstance(value, str | int | float):  # a file of numbers has one in each row
+            return [name.strip() for name in str(whole(value)).split(SEPARATORS[self.separator]) if name.strip()]
         if not isinstance(value, list):
             problem = f"split '{split}' holds {str(value)[:40]!r}, which is not a list of labels"
             remedy = "task.separator=comma (semicolon, bar, blank), or columns of 0 and 1: 'task.label=[<one>,<other>]'"

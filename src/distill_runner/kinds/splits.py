@@ -81,7 +81,9 @@ class Splits(Dataset):
             for name, split in splits.items():
                 if share_rows(split, self.train):
                     problem = f"has rows of task.train={self.train}: the model would be evaluated on training examples"
-                    remedy = "task.split_off=0.1 sets a tenth aside; or give slices: train[:90%] and train[90%:]"
+                    can_split = "split_off" in type(self).model_fields
+                    other = "task.split_off=0.1 sets a tenth aside; or give" if can_split else "Give"
+                    remedy = f"{other} slices: train[:90%] and train[90%:]"
                     raise UserError(f"task.{field}.{name}", split, problem, remedy)
         return self
 

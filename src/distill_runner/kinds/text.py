@@ -177,7 +177,9 @@ class TextTask(Task):
         if missing := sum(self.is_unlabelled(value) for value in values):
             problem = f"{missing} of {len(values)} rows of split '{split}' have no label (-1 or empty)"
             shown = as_list(self.label_columns) if len(self.label_columns) > 1 else self.label_columns[0]
-            raise UserError("task.label", shown, problem, "Remove these rows, or choose a labelled split.")
+            remedy = "Remove these rows, or choose a labelled split."
+            named = " If -1 is a class, name all classes in task.labels." if -1 in values else ""
+            raise UserError("task.label", shown, problem, remedy + named)
         return self.encode(values, table, split)
 
     def label_values(self, table: SplitTable) -> list[Any]:

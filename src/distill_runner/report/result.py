@@ -40,6 +40,7 @@ def finished(run: RunConfig, stage: Stage, store: Store, folder: Path) -> dict[s
         "key": stage.key,
         "status": "done",
         **described,
+        "data": stage.config.task.used if stage.config.task else None,  # with the columns that were found in the data
         "metric": metric,
         "score": measured["metrics"][metric],
         "metrics": measured["metrics"],

@@ -1,5 +1,6 @@
 """Location of data files on this machine. This module reads file names only, and imports nothing heavy."""
 
+import csv
 import os
 import re
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.reading.dataset import ALL_FILES, Dataset, is_embedded
 
+# A text or a class may be "NA" or "null". The type of a column follows from all rows of a file, not from the first.
+_CSV: dict[str, Any] = {"keep_default_na": False, "chunksize": 10**9}
 READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".parquet": ("parquet", {}),
-    ".csv": ("csv", {"keep_default_na": False}),  # a text or a class may be "NA" or "null"
+    ".csv": ("csv", _CSV),
     # Quoting 3: quotation marks are plain characters, as in GLUE's files; otherwise an unpaired one would swallow rows.
-    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t", "quoting": 3}),
+    ".tsv": ("csv", {**_CSV, "sep": "\t", "quoting": csv.QUOTE_NONE}),
     ".json": ("json", {}),
     ".jsonl": ("json", {}),
     ".arrow": ("arrow", {}),  # as ``save_to_disk`` of ``datasets`` writes them, in one folder per split
@@ -74,10 +77,13 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
     if folder.is_file():
         if split == "train":
             return [folder]
-        problem, remedy = f"{folder.name} is one file, and its rows form the split train", "Set task.split_off=0.1"
-        raise UserError(data.role(split), split, problem, f"{remedy}: a tenth of the rows is then used for validation.")
+        problem = f"{folder.name} is one file, and its rows form the split train"
+        remedy = "Set task.split_off=0.1: a tenth of the rows is then used for validation."
+        if "split_off" not in type(data).model_fields:
+            remedy = "Use a part of it: train[90%:] here, and task.train=train[:90%]."
+        raise UserError(data.role(split), split, problem, remedy)
     if split == "train" and (folder / "state.json").is_file():
-        return sorted(folder.glob("*.arrow"))
+        return _saved(folder)
     files = _files(folder)
     synonyms = next((names for names in _SYNONYMS if split in names), ())
     for name in (split, *synonyms):
@@ -85,7 +91,7 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
         if len({file.suffix for file in chosen}) > 1:
             problem = f"more than one kind of file in {folder}: {', '.join(file.name for file in chosen)}"
             raise UserError(data.role(split), split, problem, "Keep files of one kind.")
-        if chosen := chosen or sorted((folder / name).glob("*.arrow")) or _images(folder / name):
+        if chosen := chosen or _saved(folder / name) or _images(folder / name):
             return chosen
     available = sorted({re.sub(r"-\d+-of-\d+$", "", file.stem) for file in files} | set(_image_splits(folder)))
     raise missing_split(data, split, available, str(folder))
@@ -109,6 +115,11 @@ def _files(folder: Path) -> list[Path]:
     """Return the data files of a folder and of its subfolder ``data``, which the hub uses for data without a config."""
     candidates = (path for place in (folder, folder / "data") if place.is_dir() for path in place.iterdir())
     return sorted(path for path in candidates if path.suffix in READERS and path.is_file())
+
+
+def _saved(folder: Path) -> list[Path]:
+    """Return the files that ``save_to_disk`` wrote, without the results of ``map`` and ``filter`` beside them."""
+    return sorted(file for file in folder.glob("*.arrow") if not file.name.startswith("cache-"))
 
 
 def _images(folder: Path) -> list[Path]:

@@ -1,11 +1,13 @@
 """Loading of splits with ``datasets``, from local files or from the hub."""
 
+import csv
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from distill_runner.common.errors import UserError
 from distill_runner.datasets.reading import hub
 from distill_runner.datasets.reading.dataset import Dataset
 from distill_runner.datasets.reading.folders import READERS, missing_split, split_files
@@ -22,6 +24,9 @@ def from_files(data: Dataset, split: str, folder: Path, **how: Any) -> Any:
     reader, options = READERS[files[0].suffix]
     if files[0].suffix == ".csv":
         options = options | {"sep": _separator(files[0])}
+    if reader == "csv":
+        for file in files:
+            _require_names(data, file, options["sep"], options.get("quoting", csv.QUOTE_MINIMAL))
     names = [str(file) for file in files]
     try:
         return _load(True, reader, data_files=names, split="train", **how, **options)
@@ -37,6 +42,21 @@ def _separator(file: Path) -> str:
         head = lines.readline()
     others = [sign for sign in (";", "\t", "|") if sign in head]
     return others[0] if others and "," not in head else ","
+
+
+def _require_names(data: Dataset, file: Path, separator: str, quoting: Any) -> None:
+    """Check that the first row has no more fields than the header: pandas would take the first field for an index.
+
+    Raises:
+        UserError: the row has more fields.
+    """
+    with file.open(encoding="utf-8", errors="replace", newline="") as lines, suppress(csv.Error):
+        rows = csv.reader(lines, delimiter=separator, quoting=quoting)
+        header, first = next(rows, []), next(rows, [])
+        if len(first) > len(header):
+            problem = f"{file.name} names {len(header)} columns, but its first row has {len(first)} fields"
+            remedy = f"Quote texts that contain {separator!r}, or name every column in the first line."
+            raise UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
 
 
 def from_hub(data: Dataset, split: str, place: Path, **how: Any) -> Any:

@@ -186,8 +186,7 @@ def _answers(
     value: Any, start: Any, columns: QuestionColumns, where: str
 ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
     """Return texts and offsets of answers, None for a missing offset; empty texts ("no answer" in CSV) are dropped."""
-    if isinstance(value, str):
-        value = _parsed(value)
+    value = _parsed(value) if isinstance(value, str) else str(value) if isinstance(value, int | float) else value
     try:
         if isinstance(value, Mapping):
             texts, starts = value["text"], value.get("answer_start")
