@@ -92,6 +92,11 @@ def test_temperatures_fall_by_one_to_1(tau_max: int, each: int, warmup: int) -> 
     assert temperatures.count(tau_max) == each + warmup
 
 
+def test_a_temperature_below_the_number_of_checkpoints_stays_at_1() -> None:
+    term = LogitMatching(2, "divide", EpochsPerStep(epochs=[1, 2, 1], warmup=0), followed=3)
+    assert [term.temperature(progress(epoch)) for epoch in range(4)] == [2, 1, 1, 1]
+
+
 def test_the_gradient_is_the_students_alone() -> None:
     student = STUDENT.double().requires_grad_()
     assert torch.autograd.gradcheck(lambda logits: matching(logits, TEACHER, 2), (student,))

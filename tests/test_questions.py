@@ -1,6 +1,7 @@
 """Questions as a task: every method trains on them, cached is live, resumed is undisturbed, and what is refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from command import distill_run
 from distill_runner.common.errors import Paused, UserError
 from distill_runner.compose.config import RunConfig
+from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.kinds import make_task
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
@@ -104,6 +106,18 @@ def test_every_method_trains_on_questions(
 def questions(arguments: list[str], compose: Compose) -> Callable[..., RunConfig]:
     """A run's configuration on the questions, with a store of its own."""
     return lambda *overrides: compose(*arguments, *overrides, tiny=False)
+
+
+def test_the_members_of_an_ensemble_read_the_tokens_of_the_student(
+    questions: Callable[..., RunConfig], tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    """Predictions of questions have a row for each token, so another vocabulary would give rows of other tokens."""
+    other = Path(shutil.copytree(tiny_bert_folder, tmp_path / "other"))
+    train_wordpiece(["quite other words"], 160, other)
+    members = f"teacher.sources=[{tiny_bert_folder},{other}]"
+    run = questions("method=rkd", "teacher=ensemble", members, f"student.init.source={tiny_bert_folder}")
+    with pytest.raises(UserError, match="its tokenizer is not that of the teacher"):
+        resolve(run.stages, "student", "fp32")
 
 
 def built(run: RunConfig, pause_after: int | None = None) -> dict[str, torch.Tensor]:

@@ -95,6 +95,37 @@ def test_what_minilmv2_takes_of_a_teacher(
     assert config.stages.distil.corpus.name == corpus
 
 
+def test_a_configuration_can_be_printed_resolved() -> None:
+    """``--cfg job --resolve``"""
+    config = composed("task=cola", "method=alp")
+    OmegaConf.resolve(config)
+    assert config.task.metrics == ["matthews", "accuracy"]
+
+
+def test_students_of_xlmr_are_distilled_for_longer() -> None:
+    """Section 4.1: 400,000 steps, of XLM-R 1,000,000; 4,000 of them warm up."""
+    for teacher, steps in (("bert_base", 400_000), ("xlmr_base", 1_000_000), ("xlmr_large", 1_000_000)):
+        optim = composed("task=xnli", "method=minilmv2", f"teacher={teacher}").stages.distil.optim
+        assert (optim.max_steps, optim.max_steps * optim.warmup) == (steps, 4000)
+
+
+def test_one_distillation_serves_all_tasks() -> None:
+    """The stages before it take nothing from the recipe of a task's fine-tuning, which is part of their keys."""
+    tasks = ("cola", "squad_v2", "xnli", "mlqa")
+    stages = [composed(f"task={task}", "method=minilmv2").stages for task in tasks]
+    for name in ("encoder", "distil"):
+        optims = [OmegaConf.to_container(of_task[name].optim, resolve=True) for of_task in stages]
+        assert all(optim == optims[0] for optim in optims)
+
+
+def test_a_resnet_is_trained_alike_as_teacher_and_as_student() -> None:
+    for recipe in ([], ["recipe=pro_kd/cifar"]):
+        run = composed("task=cifar10", "teacher=resnet110", "student=resnet8", "optim=cifar", "method=vanilla", *recipe)
+        teacher, student = (OmegaConf.to_container(optim, resolve=True) for optim in (run.teacher.optim, run.optim))
+        assert teacher == student | {"epochs": run.teacher.optim.epochs}  # type: ignore[operator]
+        assert (run.optim.batch_size, run.optim.warmup) == (128, 0.0)
+
+
 def test_a_recipe_stands_beside_what_its_paper_says() -> None:
     settings = OmegaConf.to_container(composed("task=cola", "method=minilmv2", "teacher=bert_large"), resolve=True)
     lines = beside_the_paper(settings)  # type: ignore[arg-type]

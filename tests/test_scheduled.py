@@ -77,10 +77,26 @@ def test_layers_follow_their_limits() -> None:
 
 @pytest.mark.parametrize(
     ("num_layers", "num_epochs", "limits"),
-    [(6, 50, [6, 7, 7, 6, 7, 7]), (3, 10, [2, 3, 3]), (6, 5, [0, 1, 1, 0, 1, 1]), (1, 10, [8]), (2, 0, [0, 0])],
+    [
+        (6, 50, [6, 7, 7, 6, 7, 7]),
+        (3, 10, [2, 3, 3]),
+        (6, 5, [0, 1, 1, 0, 1, 1]),
+        (1, 10, [8]),
+        (2, 2, [0, 1]),
+        (2, 0, [0, 0]),
+    ],
 )
 def test_without_limits_layers_share_four_fifths(num_layers: int, num_epochs: int, limits: list[int]) -> None:
     assert LayerSchedule(rule="pid").limits_of(num_layers, num_epochs) == limits
+
+
+def test_layers_leave_an_epoch_for_the_predictions() -> None:
+    for fits in ({}, {"limits": 7, "thresholds": 0.1}, {"limits": 7, "classification": "always"}, {"limits": 6}):
+        LayerSchedule(rule="sid", **fits).check_epochs(3, 20)
+    with pytest.raises(UserError, match="3 layers take 21 of 20 epochs and leave none for the predictions"):
+        LayerSchedule(rule="sid", limits=7).check_epochs(3, 20)
+    with pytest.raises(UserError, match="needs two or more"):
+        LayerSchedule(rule="pid").check_epochs(3, 1)
 
 
 def test_only_what_is_supervised_is_read() -> None:

@@ -180,6 +180,17 @@ def test_a_student_reads_the_words_of_its_teacher(
     assert (own.tokenizer, own.teacher and own.teacher.tokenizer) == (str(other), str(tiny_bert_folder))
 
 
+def test_a_student_keeps_the_segments_that_its_teacher_does_not_read(
+    stage: Callable[..., Stage], tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    """DistilBERT has BERT's vocabulary, but its tokenizer gives no segments."""
+    teacher = Path(shutil.copytree(tiny_bert_folder, tmp_path / "teacher"))
+    file = teacher / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_input_names": ["input_ids", "attention_mask"]}))
+    own = stage("method=rkd", f"teacher.source={teacher}", f"student.init.source={tiny_bert_folder}")
+    assert own.tokenizer == str(tiny_bert_folder)
+
+
 def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
     compose: Compose, tiny_bert_folder: Path
 ) -> None:
@@ -256,6 +267,28 @@ def test_a_run_finds_what_an_earlier_one_built(reference: Run, used: Run) -> Non
     assert reference.trained == ["teacher", "student"]
     assert used.build() == reference.build()
     assert used.trained == []
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_training_that_is_complete_is_not_repeated(
+    keeps: bool, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interruption between the last file of a stage and the checksums of all files."""
+    run = Run(compose("method=nkd", f"stages.student.keep_checkpoints={keeps}", f"store.dir={tmp_path}"))
+    with monkeypatch.context() as here:
+        here.setattr("distill_runner.pipeline.store._write_manifest", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.build()
+    assert run.trained == ["student"]
+    files = run.build()
+    assert run.trained == ["student"]
+    assert files == Run(compose("method=nkd")).build()
+
+
+def interrupted(folder: Path) -> None:
+    if (folder / "metrics.json").exists() or (folder / "stage").exists():
+        raise KeyboardInterrupt
+    (folder / "manifest.json").write_text("{}")
 
 
 def test_what_was_there_before_does_not_show_in_the_student(compose: Compose, reference: Run, used: Run) -> None:

@@ -117,7 +117,7 @@ def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig)
             chosen = ((of_recipe.get(name) or {}).get(where) or {}).get(key)
             if chosen is not None:
                 return chosen
-    return default
+    return OmegaConf.create(default) if isinstance(default, list) else default  # --resolve takes no plain lists
 
 
 def run_key(*, _root_: DictConfig, stages: Any = None) -> str:

@@ -78,9 +78,11 @@ class LayerSchedule(Schema):
         return [value] if isinstance(value, int | float) else value
 
     def limits_of(self, num_layers: int, num_epochs: int) -> list[int]:
-        """Return the maximum number of epochs of each layer."""
+        """Return the maximum number of epochs of each layer. ``share`` leaves an epoch for what follows the layers."""
         if self.limits is None:
-            ends = [round(self.share * num_epochs) * number // num_layers for number in range(num_layers + 1)]
+            most = num_epochs - (self.classification == "at_end")
+            layered = max(0, min(round(self.share * num_epochs), most))
+            ends = [layered * number // num_layers for number in range(num_layers + 1)]
             return [end - start for start, end in pairwise(ends)]
         return _spread(self.limits, num_layers)
 
@@ -105,6 +107,22 @@ class LayerSchedule(Schema):
         if self.thresholds is not None and self.watch not in layered:
             problem = "is not a term of the method that supervises layers"
             raise UserError(f"{KEY}.watch", self.watch, problem, f"Known: {', '.join(sorted(layered))}.")
+
+    def check_epochs(self, num_layers: int, num_epochs: int) -> None:
+        """Check that the layers leave an epoch for the terms on predictions, where these run only at the end.
+
+        Raises:
+            UserError: there is no such epoch, or a single one for the layers and the predictions.
+        """
+        if self.classification == "always" or self.thresholds is not None:
+            return
+        remedy = "Raise optim.epochs, or set schedule.classification=always."
+        if self.limits is None and self.share and num_epochs == 1:
+            problem = f"schedule={self.rule} needs two or more: for the layers, then for the predictions"
+            raise UserError(".optim.epochs", 1, problem, remedy)
+        if (layered := sum(self.limits_of(num_layers, num_epochs))) >= num_epochs:
+            problem = f"{num_layers} layers take {layered} of {num_epochs} epochs and leave none for the predictions"
+            raise UserError(f"{KEY}.limits", self.limits, problem, remedy)
 
 
 def _spread(values: list[Value], count: int) -> list[Value]:

@@ -161,6 +161,7 @@ class LogitMatching(LossTerm):
             problem = f"T falls by 1 with each of the {followed} checkpoints followed, and would never reach 1"
             raise UserError("loss.tau_max", tau_max, problem, f"Take loss.tau_max={followed}, the default, or less.")
         self.tau_max, self.soften, self.steps, self.over_classes = tau_max, soften, steps, over_classes
+        self.num_steps = followed or tau_max
 
     @classmethod
     def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:
@@ -172,7 +173,8 @@ class LogitMatching(LossTerm):
 
     def temperature(self, progress: Progress) -> int:
         """Return T in the current epoch; after the last step T stays at 1."""
-        temperatures = self.steps.spread(range(self.tau_max, 0, -1), progress.num_epochs)
+        falling = [max(1, self.tau_max - step) for step in range(self.num_steps)]
+        temperatures = self.steps.spread(falling, progress.num_epochs)
         return temperatures[min(progress.epoch, len(temperatures) - 1)]
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:

@@ -20,6 +20,7 @@ from distill_runner.pipeline.inputs import Inputs
 from distill_runner.pipeline.models import initial_model, kept_model
 from distill_runner.pipeline.planning import fillable
 from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store, link_tree, remove
 from distill_runner.pipeline.targets import teacher_targets
 from distill_runner.training.config import Runtime
@@ -33,6 +34,8 @@ from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Traini
 
 log = logging.getLogger(__name__)
 
+METRICS = "metrics.json"
+"""The last file of a trained stage: its scores and sizes."""
 YIELD = "stage"
 """Folder in the artifact of a stage's checkpoints that holds everything the stage itself yields."""
 
@@ -113,7 +116,7 @@ class Pipeline:
         """
 
         def train(folder: Path) -> None:
-            if not (folder / YIELD / CHECKPOINT).exists():
+            if not (folder / YIELD / CHECKPOINT).exists() and not _is_complete(folder / YIELD):
                 remove(folder / YIELD)  # left by a build that was interrupted at its end; shares files with the epochs
             (folder / YIELD).mkdir(exist_ok=True)
             self._fit(stage, folder / YIELD, folder, pause_after)
@@ -133,6 +136,9 @@ class Pipeline:
             self._fit(stage, folder, pause_after=pause_after)
 
     def _fit(self, stage: Stage, folder: Path, keep: Path | None = None, pause_after: int | None = None) -> None:
+        if _is_complete(folder):
+            log.info("stage %s: complete, an earlier run was interrupted behind its last step", stage.name)
+            return
         if stage.teacher and stage.route and not self.store.has(stage.teacher.spec):
             self.checkpoints(stage.teacher)  # before the teacher's artifact, so that both come from the same training
         for upstream in stage.upstream:
@@ -162,7 +168,7 @@ class Pipeline:
             "num_params": training.num_params,
             "shape": asdict(stage.shape) | {"vocab_size": saved.get("vocab_size", stage.shape.vocab_size)},
         }
-        (folder / "metrics.json").write_text(json.dumps(metrics, indent=1))
+        write_json(folder / METRICS, metrics)
         remove(folder / CHECKPOINT)
 
     def training(
@@ -196,6 +202,11 @@ class Pipeline:
     def _initial(self, stage: Stage) -> Any:
         source = self.build(stage.source) / "model" if stage.source else None
         return initial_model(stage, source, self.inputs.vocab_size(stage))
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether an earlier build filled the folder, and was interrupted before the store took it over."""
+    return (folder / METRICS).exists() and not (folder / CHECKPOINT).exists()
 
 
 def _take_part(

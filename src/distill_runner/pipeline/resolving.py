@@ -10,6 +10,7 @@ import torch
 
 from distill_runner.common.errors import UserError, nearest, within
 from distill_runner.methods.base import Method
+from distill_runner.methods.layer_schedule import ScheduledMethod
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.source_config import read_shape
@@ -79,7 +80,7 @@ def _resolved(
             return stage
         tokenizer = stage.tokenizer
         if teacher.config.given is None and (
-            teacher.data.tokenizer_spec == stage.data.tokenizer_spec or not _differ(teacher.tokenizer, stage.tokenizer)
+            teacher.data.tokenizer_spec == stage.data.tokenizer_spec or _serves(teacher.tokenizer, stage.tokenizer)
         ):
             tokenizer = teacher.tokenizer
         return replace(stage, teacher=teacher, tokenizer=tokenizer, route=_route(config, teacher))
@@ -137,11 +138,13 @@ def _needed_teacher(
             _bind_to_predictions(method, stage, teacher)
         else:
             method.bind(stage.shape, teacher.shape, stage.outputs)
+    if isinstance(method, ScheduledMethod) and (epochs := stage.config.optim.epochs):
+        method.schedule.check_epochs(len(method.layers), epochs)
     of_examples = stage.config.task is not None and stage.config.task.head.auto == CLASSIFIER
-    if teacher.config.given is None and (
-        not of_examples or method.needs[1].of_tokens or CORPUS in (teacher.tokenizer, stage.tokenizer)
-    ):
-        require_same_vocabulary(teacher, stage)
+    by_token = not of_examples or method.needs[1].of_tokens
+    for model in teacher.members if teacher.config.given else [teacher]:
+        if by_token or CORPUS in (model.tokenizer, stage.tokenizer):
+            require_same_vocabulary(model, stage)
     if stage.data.is_masked:
         problem = "the student also learns from masked text, so the teacher would read different tokens"
         raise UserError("teacher", wanted, problem, "Leave out the terms that read labels.")
@@ -238,6 +241,14 @@ def require_same_vocabulary(teacher: Stage, student: Stage) -> None:
         problem = f"its tokenizer is not that of the teacher ({teacher.tokenizer}), but this method compares tokens"
         remedy = "Take a student and a teacher from one family, or a method that reads predictions or [CLS] states."
         raise UserError(".model.source", student.tokenizer, problem, remedy)
+
+
+def _serves(teacher: str | None, student: str | None) -> bool:
+    """Whether the teacher's tokenizer gives the student all that its own gives: the same tokens, and their segments."""
+    if teacher is None or student is None or _differ(teacher, student):
+        return teacher == student
+    given, wanted = (set(getattr(read_tokenizer(name), "model_input_names", ())) for name in (teacher, student))
+    return wanted <= given
 
 
 def _differ(teacher: str | None, student: str | None) -> bool:
