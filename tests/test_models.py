@@ -255,6 +255,20 @@ def test_a_fingerprint_is_of_the_content_wherever_it_lies(tiny_bert_folder: Path
     assert source_fingerprint(f"google-bert/bert-base-uncased@{'a' * 40}") == f"hub:{'a' * 40}"
 
 
+def test_code_that_a_model_brings_counts_where_it_may_run(
+    tiny_bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(tiny_bert_folder, tmp_path / "copy"))
+    code, found = copy / "modeling_own.py", [source_fingerprint(str(copy))]
+    code.write_text("LAYERS = 1")
+    assert source_fingerprint(str(copy)) == found[0]
+    monkeypatch.setenv("DISTILL_TRUST_REMOTE_CODE", "1")
+    for text in ("LAYERS = 1", "LAYERS = 22"):
+        code.write_text(text)
+        found.append(source_fingerprint(str(copy)))
+    assert len(set(found)) == 3
+
+
 # Table 1(a) of "Well-Read Students Learn Better" (Turc et al. 2019): millions of parameters, with the MLM head.
 PUBLISHED = {
     2: {128: 4.4, 256: 9.7, 512: 22.8, 768: 39.2},

@@ -136,11 +136,15 @@ def trusts_code() -> bool:
 
 
 def source_fingerprint(source: str) -> str:
-    """Return a hash of the files of a folder, or the commit of a hub id; it determines the weights of ``source``."""
+    """Return a hash of the files of a folder, or the commit of a hub id; it determines the weights of ``source``.
+
+    Code that comes with the model is part of it where the program may run that code.
+    """
     place = Path(resolved_source(source))
     if not place.is_dir():
         return f"hub:{commit(source).sha}" + ("+code" if trusts_code() else "")
-    files = sorted(place / name for name in hub.matching(os.listdir(place), DETERMINING))
+    read = (*DETERMINING, *(CODE if trusts_code() else ()))
+    files = sorted(place / name for name in hub.matching(os.listdir(place), read))
     return hashlib.sha256(
         "".join(f"{f.name}:{_file_hash(f, f.stat().st_mtime_ns)}" for f in files).encode()
     ).hexdigest()

@@ -47,6 +47,7 @@ BY_TASK: Mapping[str, str] = {
 Settings follow under their own names, where no facet above already separates the results.
 """
 OF_DATA = ("config", "revision", "columns", "labels", "train", "select_on", "hold_out")
+"""Facets that a result names in its ``data`` (``Splits.used``)."""
 PLACE = ""
 """Facet for the place of a result (see ``row_keys``). It separates results but is not part of a key."""
 
