@@ -137,7 +137,7 @@ class Pipeline:
 
     def _fit(self, stage: Stage, folder: Path, keep: Path | None = None, pause_after: int | None = None) -> None:
         if _is_complete(folder):
-            log.info("stage %s: complete, an earlier run was interrupted behind its last step", stage.name)
+            log.info("stage %s: complete, an earlier run was interrupted after its last step", stage.name)
             return
         if stage.teacher and stage.route and not self.store.has(stage.teacher.spec):
             self.checkpoints(stage.teacher)  # before the teacher's artifact, so that both come from the same training
