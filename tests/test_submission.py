@@ -70,6 +70,8 @@ def student(tmp_path: Path, tiny_bert_folder: Path, compose: Callable[..., RunCo
         for file in tiny_bert_folder.glob("token*"):
             shutil.copy(file, folder / "model")
         (folder / "config.yaml").write_text(yaml.safe_dump({"stages": {"student": {"task": described}}}))
+        data = {"columns": list(described["columns"]), "labels": [described["label"]]}
+        (folder / "result.json").write_text(json.dumps({"data": data, "labels": names}))
         return folder
 
     return make
@@ -233,3 +235,10 @@ def test_real_test_splits_are_as_long_as_the_server_expects(
     (size,) = (file.size for file in FILES if file.name == name)
     assert len(read_tsv(out, name)) == size + 1
     assert "the server expects" not in capsys.readouterr().out
+
+
+def test_a_student_without_a_task_is_refused(student: Student) -> None:
+    folder = student("rte")
+    (folder / "config.yaml").write_text(yaml.safe_dump({"stages": {"student": {"task": None}}}))
+    with pytest.raises(UserError, match="holds a student without a task"):
+        predict([str(folder), "a.csv"])

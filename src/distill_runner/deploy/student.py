@@ -51,6 +51,8 @@ class Student:
             described = yaml.safe_load((folder / "config.yaml").read_text())["stages"]["student"]["task"]
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError("folder", folder, "has no config.yaml of a run", remedy) from error
+        if described is None:
+            raise UserError("folder", folder, "holds a student without a task, such as one of method=pretrain", remedy)
         kind = kind_of(described)
         found = {key: value for key, value in _found_in_data(folder, described).items() if key in kind.model_fields}
         return cls(folder, typed(kind, described | found, "task.").resolved())
@@ -113,7 +115,7 @@ def _found_in_data(folder: Path, described: Mapping[str, Any]) -> dict[str, Any]
     found: dict[str, Any] = {}
     if not described.get("columns"):
         found |= {"columns": columns, "label": labels if isinstance(described.get("label"), list) else labels[0]}
-    if not described.get("labels") and names:
+    if not described.get("labels") and names and described.get("kind") != "regression":  # whose name is no class
         found["labels"] = names
     if described.get("class_weights"):
         found["class_weights"] = None  # only of training
