@@ -54,8 +54,8 @@ class Student:
         if described is None:
             raise UserError("folder", folder, "holds a student without a task, such as one of method=pretrain", remedy)
         kind = kind_of(described)
-        found = {key: value for key, value in _found_in_data(folder, described).items() if key in kind.model_fields}
-        return cls(folder, typed(kind, described | found, "task.").resolved())
+        described |= _found_in_data(folder, described, kind.has_classes)
+        return cls(folder, typed(kind, described, "task.").resolved())
 
     @property
     def model(self) -> Path:
@@ -105,7 +105,7 @@ class Student:
             return self.outputs(self.task.model_copy(update=place), device)
 
 
-def _found_in_data(folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+def _found_in_data(folder: Path, described: Mapping[str, Any], has_classes: bool) -> dict[str, Any]:
     """Return the options of the task that the run found in its training data, which may be gone since."""
     try:
         result = json.loads((folder / "result.json").read_text())
@@ -115,7 +115,7 @@ def _found_in_data(folder: Path, described: Mapping[str, Any]) -> dict[str, Any]
     found: dict[str, Any] = {}
     if not described.get("columns"):
         found |= {"columns": columns, "label": labels if isinstance(described.get("label"), list) else labels[0]}
-    if not described.get("labels") and names and described.get("kind") != "regression":  # whose name is no class
+    if has_classes and not described.get("labels"):
         found["labels"] = names
     if described.get("class_weights"):
         found["class_weights"] = None  # only of training

@@ -34,6 +34,7 @@ class ClassificationTask(TextTask):
     """
 
     known_metrics = CLASSIFICATION_METRICS
+    has_classes = True
 
     kind: Literal["classification"] = "classification"
     labels: list[str] | None = None

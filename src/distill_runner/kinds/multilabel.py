@@ -36,6 +36,7 @@ class MultiLabelTask(TextTask):
     """
 
     known_metrics = MULTILABEL_METRICS
+    has_classes = True
     read_fields = TextTask.read_fields | {"separator"}
 
     kind: Literal["multilabel"]

@@ -37,6 +37,8 @@ class Task(Splits):
     known_metrics: ClassVar[Mapping[str, Metric]]
     tokenized: ClassVar[bool] = True
     """Whether the examples are texts, so that models need a tokenizer."""
+    has_classes: ClassVar[bool] = False
+    """Whether the names of the head's outputs are names of classes, which the option ``labels`` takes."""
     has_ids: ClassVar[bool] = False
     """Whether official evaluation scripts read predictions by the ids of the examples (``answers``)."""
     read_fields: ClassVar[frozenset[str]]
