@@ -124,6 +124,13 @@ def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
         export_run([str(tmp_path)])
 
 
+@pytest.mark.parametrize("option", ["--threads", "--examples"])
+def test_numbers_out_of_bounds_are_told(tmp_path: Path, option: str) -> None:
+    for value in (0, 10**20):
+        with pytest.raises(UserError, match=rf"{option}={value}: must be between 1 and"):
+            export_run([str(tmp_path), option, str(value)])
+
+
 class Hub(BaseHTTPRequestHandler):
     """As much of the hub's interface as an upload of small files needs."""
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForImageClassification, ResNetConfig, ViTConfig
 
 from command import distill_run
+from distill_runner.commands.predict import predict
 from distill_runner.common.errors import Paused, UserError
 from distill_runner.compose.config import RunConfig
 from distill_runner.models.resnet import CifarResNet
@@ -71,7 +72,16 @@ def equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_folder_of_images_becomes_a_student_by_one_command(images_folder: Path, tmp_path: Path) -> None:
+def some_images(folder: Path, place: Path) -> Path:
+    """The first three test images, as a Parquet file with their bytes."""
+    files = sorted((folder / "test").glob("*/*"))[:3]
+    Dataset.from_dict({"image": [file.read_bytes() for file in files]}).to_parquet(place / "new.parquet")
+    return place / "new.parquet"
+
+
+def test_a_folder_of_images_becomes_a_student_by_one_command(
+    images_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ended = distill_run(
         tmp_path,
         *SMALL,
@@ -99,6 +109,10 @@ def test_a_folder_of_images_becomes_a_student_by_one_command(images_folder: Path
     assert kept["outputs"].shape == (18, 3)
     assert np.bincount(kept["labels"]).tolist() == [6, 6, 6]
     assert (kept["outputs"].argmax(1) == kept["labels"]).mean() == pytest.approx(result["metrics"]["accuracy"])
+    predict([str(result_file.parent), str(some_images(images_folder, tmp_path)), "--device", "cpu"])
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header == "index,prediction," + ",".join(f"p_{name}" for name in CLASSES)
+    assert [row.split(",")[1] for row in rows] == [CLASSES[number] for number in kept["outputs"][:3].argmax(1)]
     page = html(tabulate(results([result_file.parent])), "images")
     assert all(base64.b64encode(sheet.read_bytes()).decode() in page for sheet in sheets)
 

@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, BertForS
 
 from distill_runner.common.errors import UserError
 from distill_runner.kinds import Task, make_task
-from distill_runner.models.build import build, count_parameters
+from distill_runner.models.build import build, count_parameters, require_cuttable
 from distill_runner.models.config import Init, ModelConfig, chosen_layers
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.head import LANGUAGE_MODEL
@@ -209,6 +209,12 @@ def test_a_head_that_is_not_there_is_refused(tiny_bert_folder: Path) -> None:
     with pytest.raises(UserError, match=r"has no head for the task \w+ \(no classifier") as caught:
         build(ModelConfig(source=str(tiny_bert_folder), head="keep"), TASK.head)
     assert "teacher.fine_tuned=false" in str(caught.value)
+
+
+@pytest.mark.parametrize("init", ["first", "group_top", "embeddings_only"])
+def test_families_that_can_be_cut_pass_the_check_without_weights(tiny_bert_folder: Path, init: Init) -> None:
+    require_cuttable(ModelConfig(source=str(tiny_bert_folder), num_layers=2, layers=init))
+    require_cuttable(ModelConfig(source=str(tiny_bert_folder)))
 
 
 @pytest.mark.parametrize("num_layers", [5, 100])

@@ -99,6 +99,13 @@ def test_a_folder_of_another_program_is_left_alone(place: Path) -> None:
         ("class PairwiseDistances\n", "its module cannot be imported: SyntaxError: expected ':'"),
         ("PairwiseDistances = 3\n", "is not a LossTerm"),
         ("x = 3\n", "the module my_terms has no class PairwiseDistances"),
+        (
+            "from distill_runner.methods.base import LossTerm\n"
+            "class PairwiseDistances(LossTerm):\n"
+            "    def __init__(self, version: int = 1) -> None: ...\n"
+            "    def forward(self, student, teacher, batch, progress): ...\n",
+            "method.terms.distances.version: an argument of a loss term cannot have this name",
+        ),
     ],
 )
 def test_faults_of_a_users_module_are_shown_as_what_they_are(place: Path, source: str, message: str) -> None:

@@ -95,6 +95,21 @@ def test_what_minilmv2_takes_of_a_teacher(
     assert config.stages.distil.corpus.name == corpus
 
 
+@pytest.mark.parametrize(("experiment", "method"), [("compositions/pid_alp", "alp"), ("pro_kd/with_alp", "prokd")])
+@pytest.mark.parametrize("task", ["rte", "cola", "mnli"])
+def test_a_method_made_from_another_one_keeps_its_recipe(experiment: str, method: str, task: str) -> None:
+    made, of = (composed(f"task={task}", chosen) for chosen in (f"experiment={experiment}", f"method={method}"))
+    assert made.method.name != of.method.name
+    for key in ("task", "optim", "teacher.optim", "loss", "stages.phase1.optim"):
+        assert OmegaConf.select(made, key) == OmegaConf.select(of, key)
+
+
+@pytest.mark.parametrize("teacher", ["bert_base", "bert_large", "roberta_large"])
+def test_distilbert_compares_last_layers(teacher: str) -> None:
+    term = composed("task=rte", "method=distilbert", f"teacher={teacher}").method.terms.cos
+    assert term.mapping.layer is None
+
+
 def test_a_configuration_can_be_printed_resolved() -> None:
     """``--cfg job --resolve``"""
     config = composed("task=cola", "method=alp")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
+from transformers import BertConfig, BertForSequenceClassification, EuroBertConfig, PreTrainedModel
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.config import RunConfig
@@ -198,6 +198,15 @@ def test_a_family_without_them_is_refused_before_training() -> None:
         method.bind(shape, EncoderShape.of(config_of("bert")), Classes())
     with pytest.raises(UserError, match="a teacher of type mpnet does not"):
         method.bind(EncoderShape.of(config_of("albert")), EncoderShape.of(config_of("mpnet")), Classes())
+
+
+def test_heads_that_share_keys_are_refused_before_training() -> None:
+    shape = EncoderShape.of(EuroBertConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=2))
+    method = Method({"kl": AttentionRelationLoss(LayerMapping(rule="top"), ["KK"])}, {"kl": 1.0})
+    with pytest.raises(UserError, match="several heads of a teacher of type eurobert share their keys and values"):
+        method.bind(EncoderShape.of(config_of("bert")), shape, Classes())
+    each_its_own = EuroBertConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=4)
+    method.bind(EncoderShape.of(config_of("bert")), EncoderShape.of(each_its_own), Classes())
 
 
 def test_a_model_stops_at_what_is_read_of_its_last_layer(tokens: Tokens) -> None:

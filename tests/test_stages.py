@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer, LongformerConfig, LongformerModel
 
 from built import Run, student
 from distill_runner.common.errors import UserError
@@ -18,7 +19,9 @@ from distill_runner.compose.config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.predictions import HardLabels
+from distill_runner.models.build import build
 from distill_runner.pipeline.planning import plan
+from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 
 Compose = Callable[..., RunConfig]
@@ -189,6 +192,88 @@ def test_a_student_keeps_the_segments_that_its_teacher_does_not_read(
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_input_names": ["input_ids", "attention_mask"]}))
     own = stage("method=rkd", f"teacher.source={teacher}", f"student.init.source={tiny_bert_folder}")
     assert own.tokenizer == str(tiny_bert_folder)
+
+
+@pytest.fixture
+def without_segments(tiny_bert_folder: Path, tmp_path: Path) -> Path:
+    """The tiny BERT with a tokenizer that gives no segments, and whose padding token is not the first token."""
+    folder = Path(shutil.copytree(tiny_bert_folder, tmp_path / "without_segments"))
+    file = folder / "tokenizer_config.json"
+    own = {"model_input_names": ["input_ids", "attention_mask"], "pad_token": "[MASK]"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    return folder
+
+
+def test_pairs_of_a_tokenizer_without_segments_are_no_longer_those_with_segments(
+    compose: Compose, without_segments: Path, tiny_bert_folder: Path
+) -> None:
+    def tokenizer_of(source: Path, *overrides: str) -> dict[str, Any]:
+        given = ("student=fresh", "student.width=32", "student.heads=2", f"teacher.source={source}")
+        spec = resolve(compose(*given, *overrides).stages, "pretrain", "fp32").data.tokenizer_spec
+        assert spec is not None
+        return dict(spec)
+
+    pairs, single = ("method=pf", "pretraining=mlm_nsp"), ("method=pf", "pretraining=mlm")
+    assert tokenizer_of(without_segments, *pairs) == tokenizer_of(without_segments, *single) | {"segments": False}
+    assert tokenizer_of(tiny_bert_folder, *pairs) == tokenizer_of(tiny_bert_folder, *single)
+
+
+def test_a_new_model_pads_with_the_token_of_its_tokenizer(
+    stage: Callable[..., Stage], without_segments: Path, tiny_bert_folder: Path
+) -> None:
+    new = ("method=nkd", "student=fresh", "student.layers=2", "student.width=32", "student.heads=2")
+    padding = AutoTokenizer.from_pretrained(without_segments).pad_token_id
+    made = stage(*new, f"student.tokenizer={without_segments}")
+    model = build(made.config.model, made.head, 200)
+    embeddings = model.get_input_embeddings()
+    assert model.config.pad_token_id == embeddings.padding_idx == padding != 0
+    assert torch.as_tensor(embeddings.weight)[0].abs().sum() > 0
+    for given, expected in (
+        ([f"student.tokenizer={without_segments}", "+student.architecture.pad_token_id=3"], 3),
+        ([f"student.tokenizer={tiny_bert_folder}"], None),
+    ):
+        assert (stage(*new, *given).config.model.architecture or {}).get("pad_token_id") == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["schedule=pid", "optim.epochs=2", "optim.max_steps=2"], "ends the training in epoch 1, but schedule=pid"),
+        (["schedule=pid", "optim.epochs=2"], None),
+    ],
+)
+def test_a_training_cut_by_steps_has_the_epochs_of_its_schedule(
+    compose: Compose, overrides: list[str], message: str | None
+) -> None:
+    run = Run(compose("method=internal", *overrides))
+    if message is None:
+        run.pipeline.prepare(run.stage)
+        return
+    with pytest.raises(UserError, match=rf"stages.student.optim.max_steps=2: {message}"):
+        run.pipeline.prepare(run.stage)
+    assert not run.trained
+
+
+def test_a_route_cut_by_steps_is_told_before_training(compose: Compose, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(compose("method=rco", "teacher.optim.epochs=2", "optim.epochs=2", "optim.max_steps=2"))
+    run.pipeline.prepare(run.stage)
+    assert "stage student: optim.max_steps=2 ends the training in epoch 1 of 2" in caplog.text
+
+
+def test_a_family_that_cannot_be_cut_is_refused_before_training(compose: Compose, tiny_bert_folder: Path) -> None:
+    source = tiny_bert_folder.with_name("longformer")
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 80,
+    }
+    config = LongformerConfig(num_hidden_layers=4, attention_window=[4] * 4, vocab_size=200, **sizes)
+    LongformerModel(config).save_pretrained(source)
+    AutoTokenizer.from_pretrained(tiny_bert_folder).save_pretrained(source)
+    run = Run(compose("method=nkd", f"student.init.source={source}"))
+    with pytest.raises(UserError, match=r"student.model.num_layers=2: a model of type longformer cannot be cut"):
+        run.pipeline.prepare(run.stage)
 
 
 def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(

@@ -237,6 +237,16 @@ def test_real_test_splits_are_as_long_as_the_server_expects(
     assert "the server expects" not in capsys.readouterr().out
 
 
+def test_a_student_of_questions_is_sent_to_the_other_command(student: Student) -> None:
+    folder = student("rte")
+    task = {"name": "squad", "kind": "questions", "dataset": "squad", "columns": ["question", "context"], "epochs": 1}
+    task |= {"metrics": ["f1"], "validation": {"validation": "validation"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"stages": {"student": {"task": task}}}))
+    with pytest.raises(UserError, match="its student answers questions") as caught:
+        predict([str(folder), "a.csv"])
+    assert "distill-run-submit" in str(caught.value)
+
+
 def test_a_student_without_a_task_is_refused(student: Student) -> None:
     folder = student("rte")
     (folder / "config.yaml").write_text(yaml.safe_dump({"stages": {"student": {"task": None}}}))

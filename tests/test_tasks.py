@@ -315,6 +315,25 @@ def test_match_labels_refuses_what_it_would_have_to_guess(tmp_path: Path) -> Non
     assert "neutral,neutral" in refusal(lambda: task.head.order({0: "neutral", 1: "neutral", 2: "contradiction"}))
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("questions", {"soft_ends": "sum", "n_best": 5, "max_answer": 9, "null_threshold": 0.5, "unanswerable": True}),
+        ("images", {"mean": (0.4,) * 3, "deviation": (0.2,) * 3, "convert": True, "class_weights": [1.0, 2.0]}),
+    ],
+)
+def test_options_that_change_a_result_tell_it_from_others(kind: str, options: dict[str, Any]) -> None:
+    columns = ["question", "context"] if kind == "questions" else ["image"]
+    plain = {"name": "t", "kind": kind, "dataset": "d", "columns": columns, "epochs": 1, "metrics": None}
+    plain |= {"validation": {"test": "test"}}
+    if kind == "images":
+        plain |= {"labels": ["a", "b"]}
+    default = make_task(**plain).settings
+    assert not default.keys() & options.keys(), "results of before the option stay in their rows"
+    for name, value in options.items():
+        assert make_task(**plain, **{name: value}).settings == default | {name: value}
+
+
 def test_match_labels_of_a_regression_head() -> None:
     assert shipped("stsb").head.order({0: "LABEL_0"}) == [0]
     assert shipped("stsb").head.order(None) == [0]

@@ -161,6 +161,13 @@ def test_models_of_one_size_are_pre_trained_once(run: Callable[..., RunConfig]) 
     assert pretrained("pd_embeddings", 2) == pretrained("pd_embeddings", 4) != pretrained("pd", 2)
 
 
+def test_two_lengths_serve_every_method_that_pre_trains(run: Callable[..., RunConfig]) -> None:
+    for method in ("pf", "pd", "pd_embeddings", "pd_truncated"):
+        stage = resolve(run(f"method={method}", "pretraining=mlm_nsp_two_lengths").stages, "student", "fp32")
+        assert stage.source is not None
+        assert stage.source.name == "pretrain_long"
+
+
 @pytest.mark.slow
 def test_the_backbone_is_carried_over_and_the_head_is_new(run: Callable[..., RunConfig]) -> None:
     still = "teacher.optim.max_steps=1", "optim.epochs=0"

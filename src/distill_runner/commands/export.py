@@ -13,12 +13,14 @@ import numpy as np
 
 from distill_runner.commands.arguments import Parser, ended
 from distill_runner.common.errors import Unavailable, UserError
+from distill_runner.common.schema import LARGEST
 from distill_runner.deploy import openvino
 from distill_runner.deploy.measure import Engine, PaddedTexts, running_costs
 from distill_runner.deploy.onnx import FOLDER, PLAIN, OnnxEngine, TorchEngine, export, quantise, require_onnx
 from distill_runner.deploy.report import ModelForm, as_json, put_into, section, table
 from distill_runner.deploy.student import Student
 from distill_runner.report.model_card import licensed
+from distill_runner.training.config import MANY_THREADS
 
 if TYPE_CHECKING:
     from distill_runner.kinds import Task
@@ -50,9 +52,9 @@ def export_run(arguments: list[str]) -> None:
         UserError: the folder has no student, a package is missing, or ONNX gives other outputs than torch.
     """
     given = _parser().parse_args(arguments)
-    for option, count in (("--threads", given.threads), ("--examples", given.examples)):
-        if count < 1:
-            raise UserError(option, count, "must be at least 1")
+    for option, count, most in (("--threads", given.threads, MANY_THREADS), ("--examples", given.examples, LARGEST)):
+        if not 1 <= count <= most:
+            raise UserError(option, count, f"must be between 1 and {most}")
     require_onnx()
     if given.openvino:
         openvino.require_openvino()

@@ -7,6 +7,7 @@ from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 from distill_runner.commands.arguments import Parser, ended, require_folder, write
+from distill_runner.common.errors import UserError
 from distill_runner.deploy.student import Student
 
 EXAMPLES = """examples:
@@ -24,12 +25,15 @@ def predict(arguments: list[str]) -> None:
     """Write the predictions that ``arguments`` ask for, a line for each row of the file.
 
     Raises:
-        UserError: the folder has no student, or the file cannot be read.
+        UserError: the folder has no student, its task is questions, or the file cannot be read.
     """
     given = _parser().parse_args(arguments)
     if given.out:
         require_folder(given.out)
     student = Student.read(given.run)
+    if student.task.has_ids:
+        problem = "its student answers questions, but this command predicts classes and scores"
+        raise UserError("run", given.run, problem, "distill-run-submit writes the answers by the ids of the questions.")
     outputs = student.outputs_of_file(given.file, given.device)
     probabilities = student.task.class_probabilities(outputs)
     text = io.StringIO()

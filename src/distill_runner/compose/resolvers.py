@@ -62,6 +62,8 @@ def phase_epochs(steps: int, epochs: Any, warmup: Any) -> int:
         raise UserError("route.epochs", epochs, "must be a whole number, or a list of them")
     if len(each) != steps:
         raise UserError("route.epochs", epochs, f"has {len(each)} numbers for {steps} steps")
+    if min(each, default=1) < 1:
+        raise UserError("route.epochs", epochs, "each step needs at least 1 epoch")
     if not isinstance(warmup, int):
         raise UserError("route.warmup", warmup, "must be a whole number")
     return sum(each) + warmup
@@ -102,7 +104,8 @@ def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig)
     """Return the value of ``key`` in the paper's recipe (``conf/recipe``), else ``default``.
 
     The order of precedence is: the method on the task, the method on ``every`` task, ``every`` method. ``every`` task
-    means the recipe's own ``tasks``; other tasks keep their own numbers.
+    means the recipe's own ``tasks``; other tasks keep their own numbers. A method that is made from another one names
+    that one in ``method.recipe`` to keep its numbers.
 
     Args:
         of: entry to read instead of the method's: ``teacher``, or ``task`` for lengths and metrics. The entry of
@@ -112,7 +115,7 @@ def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig)
     if not isinstance(task, str):
         raise UserError("task.name", task, "must be text")
     tasks = [task, EVERY] if task in of_recipe.get("tasks", []) else [task]
-    for name in [of] if of else [_root_.method.name, EVERY]:
+    for name in [of] if of else [_root_.method.get("recipe") or _root_.method.name, EVERY]:
         for where in tasks:
             chosen = ((of_recipe.get(name) or {}).get(where) or {}).get(key)
             if chosen is not None:
@@ -142,7 +145,7 @@ def run_key(*, _root_: DictConfig, stages: Any = None) -> str:
     return "-".join([*(str(name) for name in names if name), digest])
 
 
-READS = {"recipe": ("recipe", "task.name", "method.name")}
+READS = {"recipe": ("recipe", "task.name", "method.name", "method.recipe")}
 """Configuration keys that a resolver reads in addition to its arguments."""
 PURE = ("beta", "choose", "count", "divide", "multiply", "named_by", "phase_epochs", "oc.env")
 """Resolvers that read nothing but their arguments."""

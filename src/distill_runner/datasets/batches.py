@@ -182,8 +182,6 @@ class Tokens:
 
         Inputs above ``max_length`` tokens lose tokens from the longer text first, as in BERT's own recipe.
         """
-        # If a tokenizer does not give segments to its model, the model was not trained on them: all segments are 0.
-        has_segments = "token_type_ids" in getattr(tokenizer, "model_input_names", ("token_type_ids",))
         how = {"truncation": True, "max_length": max_length, "return_attention_mask": False}
         with (
             ArrayFile(folder / "ids.npy", np.int32) as ids,
@@ -197,7 +195,7 @@ class Tokens:
                 offsets.append(ids.size + np.cumsum([len(one) for one in encoded["input_ids"]]))
                 ids.append(np.concatenate(encoded["input_ids"]))
                 of_texts = np.concatenate(encoded["token_type_ids"])
-                segments.append(of_texts if has_segments else np.zeros_like(of_texts))
+                segments.append(of_texts * gives_segments(tokenizer))
         if examples.labels is not None:
             np.save(folder / "labels.npy", examples.labels)
 
@@ -220,6 +218,11 @@ class Tokens:
             groups=tuple(_groups(lengths, starts, length_multiple)),
             labels=labels,
         )
+
+
+def gives_segments(tokenizer: Any) -> bool:
+    """Whether a tokenizer tells its model two texts apart by segment ids; if not, the model was trained on zeros."""
+    return any(tokenizer("a", "a").get("token_type_ids", ()))
 
 
 def _groups(lengths: np.ndarray, starts: np.ndarray, length_multiple: int | None) -> Iterator[LengthGroup]:

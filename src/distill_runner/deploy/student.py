@@ -80,8 +80,9 @@ class Student:
         quiet()
         place = Device.of(device, "fp32")
         model = place.place(build(ModelConfig(source=str(self.model), head="keep"), task.head))
+        tokenizer = read_tokenizer(str(self.model)) if task.tokenized else None
         with TemporaryDirectory() as folder:
-            task.write(Path(folder), task.examples(task.test[TEST]), read_tokenizer(str(self.model)))
+            task.write(Path(folder), task.examples(task.test[TEST]), tokenizer)
             split = task.open(Path(folder))
             return read(predict(model, split, place), split)
 

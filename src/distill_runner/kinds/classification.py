@@ -94,7 +94,7 @@ class ClassificationTask(TextTask):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return super().settings | ({"class_weights": self.class_weights} if self.class_weights else {})
+        return super().settings | self.changed("class_weights")
 
     @property
     def outputs(self) -> "Outputs":

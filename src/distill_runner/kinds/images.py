@@ -156,6 +156,7 @@ class ImagesTask(ClassificationTask):
         The file names ViT's processor, because ``transformers`` has no class for generic resizing and normalisation.
         """
         size = {} if self.resize is None else {"size": {"height": self.resize[0], "width": self.resize[1]}}
+        converted = {"do_convert_rgb": True} if self.convert and self.mode == "RGB" else {}
         settings = {
             "image_processor_type": "ViTImageProcessor",
             "do_resize": self.resize is not None,
@@ -165,7 +166,7 @@ class ImagesTask(ClassificationTask):
             "image_mean": self.mean,
             "image_std": self.deviation,
         }
-        (folder / "preprocessor_config.json").write_text(json.dumps(settings | size, indent=1))
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings | size | converted, indent=1))
 
     def save_pictures(self, folder: Path, epochs: Any, outputs: np.ndarray, split: Any) -> None:
         """Save training images as eight epochs show them, and the first sixteen wrong predictions."""
@@ -181,4 +182,5 @@ class ImagesTask(ClassificationTask):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"augment": self.augment.model_dump(), "resize": self.resize, "select_on": self.select_on}
+        own = {"augment": self.augment.model_dump(), "resize": self.resize, "select_on": self.select_on}
+        return own | self.changed("class_weights", "mode", "convert", "mean", "deviation")

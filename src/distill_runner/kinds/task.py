@@ -41,6 +41,8 @@ class Task(Splits):
     """Whether the names of the head's outputs are names of classes, which the option ``labels`` takes."""
     has_ids: ClassVar[bool] = False
     """Whether official evaluation scripts read predictions by the ids of the examples (``answers``)."""
+    framed: ClassVar[bool] = False
+    """Whether ``write`` puts special tokens and segment ids around texts itself, with ``Frame``."""
     read_fields: ClassVar[frozenset[str]]
     """Fields on which the stored examples of a split depend, besides the content of the data."""
 
@@ -219,6 +221,10 @@ class Task(Splits):
     def settings(self) -> dict[str, Any]:
         """Settings that distinguish results on this task, besides the name of the task."""
         return {}
+
+    def changed(self, *names: str) -> dict[str, Any]:
+        """Return the fields ``names`` whose value is not their default."""
+        return self.model_dump(include=set(names), exclude_defaults=True)
 
 
 def _all_fields(kind: type[Any]) -> set[str]:

@@ -175,6 +175,13 @@ class Method(nn.Module):
         self.needs = self.union(self.active())
         return self
 
+    def check_epochs(self, num_epochs: int) -> None:
+        """Check, after ``bind``, that a method that changes during training has all the epochs that it needs.
+
+        Raises:
+            UserError: ``num_epochs`` epochs are too few.
+        """
+
     def begin_epoch(self, progress: Progress) -> None:
         """Prepare for the updates of an epoch; called again when training resumes within the epoch.
 

@@ -23,6 +23,10 @@ SCHEDULE = "method.schedule"
 EXAMPLE = "For example: {term: soft_labels, temperature: 5.0}"
 
 
+SPEC_KEYS = ("term", "version", "weight", "source")
+"""Keys of a term's spec beside its arguments."""
+
+
 class TermConfig(Schema):
     """One loss term of a method, with its weight and arguments.
 
@@ -192,11 +196,18 @@ def _revived(kind: type[LossTerm], values: dict[str, Any]) -> Schema:
 
 @cache
 def arguments_of(kind: type[LossTerm]) -> type[Schema]:
-    """Return the signature of the constructor of ``kind`` as a schema."""
+    """Return the signature of the constructor of ``kind`` as a schema.
+
+    Raises:
+        UserError: an argument has a name that the spec of a term uses itself.
+    """
     fields: dict[str, Any] = {
         name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
         for name, parameter in inspect.signature(kind, eval_str=True).parameters.items()
     }
+    if taken := [name for name in SPEC_KEYS if name in fields]:
+        problem = "an argument of a loss term cannot have this name, which is a part of every term's spec"
+        raise UserError(f".{taken[0]}", None, problem, f"Rename the argument in {kind.__name__}.")
     made = create_model(kind.__name__, __base__=_Arguments, **fields)
     made.term = kind
     return made

@@ -153,6 +153,9 @@ class ScheduledMethod(Method):
         student.require(FeatureRequest(first_trained=self._first_trained(0)), "student")
         return self
 
+    def check_epochs(self, num_epochs: int) -> None:
+        self.schedule.check_epochs(len(self.layers), num_epochs)
+
     @property
     def layer(self) -> int:
         """Current layer of the schedule, or 0 after the last layer."""

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, within
 from distill_runner.common.readings import Reading
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
@@ -138,6 +138,8 @@ class LogitMatching(LossTerm):
         over_classes: ``sum``, the norm that the papers print, or ``mean``, as in the code of Annealing-KD.
         followed: number of teacher checkpoints that the student follows; None if it follows a single teacher. It must
             not be smaller than ``tau_max``, or T would never reach 1.
+    Raises:
+        UserError: ``tau_max`` is below 1 or above ``followed``, or ``steps`` does not fit the number of steps.
 
     ``observed`` has ``temperature``.
     """
@@ -162,6 +164,8 @@ class LogitMatching(LossTerm):
             raise UserError("loss.tau_max", tau_max, problem, f"Take loss.tau_max={followed}, the default, or less.")
         self.tau_max, self.soften, self.steps, self.over_classes = tau_max, soften, steps, over_classes
         self.num_steps = followed or tau_max
+        with within(".steps"):
+            steps.spread(range(self.num_steps), num_epochs=1)
 
     @classmethod
     def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:

@@ -9,12 +9,12 @@ import transformers
 from torch import nn
 from transformers import AutoModel, PreTrainedConfig
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, brief
 from distill_runner.models.config import Init, ModelConfig, chosen_layers
 from distill_runner.models.head import Head
 from distill_runner.models.images import reads_images
 from distill_runner.models.source_config import read_config
-from distill_runner.models.sources import load
+from distill_runner.models.sources import load, trusts_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,6 +49,27 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None) -> PreT
         source = load(AutoModel.from_pretrained, model.source, dtype=torch.float32)
         _copy_layers(source, built, model.layers)
     return built
+
+
+def require_cuttable(model: ModelConfig) -> None:
+    """Check that the source of a model can be cut to its layers, without reading weights.
+
+    A model whose code comes with it is not checked, since its class is known only after loading.
+
+    Raises:
+        UserError: the family does not have the depth that is asked for, or names its layers in another way.
+    """
+    if model.source is None or model.num_layers is None or model.layers == "random" or trusts_code():
+        return
+    cut, whole = read_config(model), read_config(model.model_copy(update={"num_layers": None}))
+    try:
+        with torch.device("meta"):
+            _copy_layers(AutoModel.from_config(whole), AutoModel.from_config(cut), model.layers)
+    except Exception as error:  # each family refuses in its own way
+        why = error.problem if isinstance(error, UserError) else brief(error)
+        problem = f"a model of type {cut.model_type} cannot be cut to some of its layers ({why})"
+        remedy = "Leave it out, or take a model of another family."
+        raise UserError(".model.num_layers", model.num_layers, problem, remedy) from error
 
 
 def _whole_network(model: ModelConfig, head: Head, auto: Any, config: PreTrainedConfig) -> PreTrainedModel:

@@ -20,6 +20,7 @@ class EncoderShape:
     """Sizes of an encoder, as far as a method may need them.
 
     ``projection_width`` is the width of queries, keys and values if they are narrower than the states (MobileBERT).
+    ``shares_keys`` tells that several heads share their keys and values (grouped-query attention, EuroBERT).
     An image network has ``num_channels``, but no heads, vocabulary or positions. ``image_size`` is (height, width) if
     the network accepts no other size.
     """
@@ -35,6 +36,7 @@ class EncoderShape:
     projection_width: int | None = None
     num_channels: int = 0
     image_size: tuple[int, int] | None = None
+    shares_keys: bool = False
 
     @property
     def reads_images(self) -> bool:
@@ -46,16 +48,18 @@ class EncoderShape:
             depth, width = depth_and_width(config)
             sizes = {"num_channels": config.num_channels, "image_size": image_size(config)}
             return cls(depth, width, 0, config.num_labels or 0, 0, config.model_type, 0, **sizes)
+        heads = config.num_attention_heads
         first_position = config.pad_token_id + 1 if config.model_type in _BEHIND_PADDING else 0
         return cls(
             config.num_hidden_layers,
             config.hidden_size,
-            config.num_attention_heads,
+            heads,
             config.num_labels or 0,
             config.vocab_size,
             config.model_type,
             config.max_position_embeddings - first_position,
             getattr(config, "true_hidden_size", None),
+            shares_keys=(getattr(config, "num_key_value_heads", None) or heads) != heads,
         )
 
     def require(self, needs: FeatureRequest, side: str) -> None:
@@ -65,7 +69,7 @@ class EncoderShape:
             side: ``teacher`` or ``student``, for the message.
         Raises:
             UserError: an image network needs to provide more than logits, or the family does not provide queries, keys
-                and values, or the family cannot keep lower layers unchanged in training.
+                and values of every head, or the family cannot keep lower layers unchanged in training.
         """
         if self.reads_images and needs != FeatureRequest(logits=needs.logits):
             problem = f"a {side} of type {self.model_type} is an image network: only its logits can be compared"
@@ -73,6 +77,9 @@ class EncoderShape:
         if needs.first_trained and self.model_type not in PACKED_FAMILIES:
             problem = f"a {side} of type {self.model_type} cannot train one layer and keep the layers below unchanged"
             raise UserError(side, None, problem, "Take schedule.trains=all, or a model of another family.")
+        if needs.projections and self.shares_keys:
+            problem = f"several heads of a {side} of type {self.model_type} share their keys and values"
+            raise UserError(side, None, problem, "Take a model of another family, or a method that reads no attention.")
         if needs.projections and not _gives_projections(self.model_type):
             problem = f"a {side} of type {self.model_type} does not expose its queries, keys and values"
             raise UserError(side, None, problem, "Take a model of another family, or a method that reads no attention.")

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from distill_runner.common.errors import within
+from distill_runner.common.errors import UserError, within
 from distill_runner.common.seeds import stage_seed, undisturbed
 from distill_runner.common.terminal import quiet
+from distill_runner.models.build import require_cuttable
 from distill_runner.models.sources import require_weights
 from distill_runner.pipeline.ensembles import judge_mean
 from distill_runner.pipeline.inputs import Inputs
@@ -83,7 +85,26 @@ class Pipeline:
         with within(f"stages.{stage.name}"):
             if stage.source is None and stage.config.model.source:
                 require_weights(stage.config.model.source)
-            self.inputs.data(stage)
+                require_cuttable(stage.config.model)
+            self._check_max_steps(stage, len(self.inputs.data(stage)))
+
+    @staticmethod
+    def _check_max_steps(stage: Stage, num_examples: int) -> None:
+        """Tell that ``optim.max_steps`` ends the training before its epochs, which schedules and routes count in."""
+        optim = stage.config.optim
+        if optim.max_steps is None:
+            return
+        trained = optim.num_epochs(num_examples)
+        if optim.epochs is not None and trained < optim.epochs:
+            told = "stage %s: optim.max_steps=%d ends the training in epoch %d of %d"
+            log.warning(told, stage.name, optim.max_steps, trained, optim.epochs)
+        with torch.device("meta"):
+            method = stage.method()
+        try:
+            method.check_epochs(trained)
+        except UserError as error:
+            problem = f"ends the training in epoch {trained}, but {error.problem}"
+            raise UserError(".optim.max_steps", optim.max_steps, problem, "Raise it, or leave it out.") from error
 
     def build(self, stage: Stage, pause_after: int | None = None) -> Path:
         """Return the folder of the stage's artifact; build it, and the upstream stages it needs, if it is missing.

@@ -5,16 +5,16 @@ Errors are found before training: the method is bound to both model shapes. A te
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
 from distill_runner.common.errors import UserError, nearest, within
 from distill_runner.methods.base import Method
-from distill_runner.methods.layer_schedule import ScheduledMethod
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
-from distill_runner.models.source_config import read_shape
-from distill_runner.models.sources import read_tokenizer
+from distill_runner.models.source_config import fresh_architecture, read_config, read_shape
+from distill_runner.models.sources import read_tokenizer, source_fingerprint
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.stage_data import CORPUS
 from distill_runner.pipeline.stages import STAGE, Stage
@@ -65,8 +65,10 @@ def _resolved(
             upstream = config.model.source.removeprefix(STAGE)
             _require_stage(stages, upstream, ".model.source", config.model.source)
             source = resolve(stages, upstream, precision, path, known)
-        shape = _shape(config, source)
         tokenizer = _tokenizer(config, source)
+        if config.model.source is None and tokenizer not in (None, CORPUS):
+            config = _padded_as(config, tokenizer)
+        shape = _shape(config, source)
         if tokenizer is None and (config.task is None or config.task.tokenized):
             remedy = "Take a model's (google-bert/bert-base-uncased), or a student that has one (student=fresh_tiny)."
             raise UserError(".model.tokenizer", None, "a model with new weights needs a tokenizer", remedy)
@@ -112,6 +114,26 @@ def _tokenizer(config: StageConfig, source: Stage | None) -> str | None:
     return config.model.tokenizer or (source.tokenizer if source else config.model.source)
 
 
+def _padded_as(config: StageConfig, tokenizer: str) -> StageConfig:
+    """Return a stage whose new model pads with the padding token of ``tokenizer``, unless its architecture names one.
+
+    The embedding of the padding token is never trained, so another id would leave a token without an embedding.
+    """
+    padding = _padding_of(tokenizer, source_fingerprint(tokenizer))
+    architecture = fresh_architecture(config.model)
+    if "pad_token_id" in architecture or padding in (None, read_config(config.model).pad_token_id):
+        return config
+    model = config.model.model_copy(update={"architecture": {**architecture, "pad_token_id": padding}})
+    return config.model_copy(update={"model": model})
+
+
+@lru_cache(maxsize=64)
+def _padding_of(tokenizer: str, _content: str) -> int | None:
+    """Return the id of the padding token, read again only if the files have changed; each point of a sweep asks."""
+    padding: int | None = read_tokenizer(tokenizer).pad_token_id
+    return padding
+
+
 def _require_stage(stages: Mapping[str, StageConfig], name: str, key: str, value: str) -> None:
     """Raise a UserError if the stage that ``key`` asks for does not exist."""
     if name not in stages:
@@ -138,8 +160,8 @@ def _needed_teacher(
             _bind_to_predictions(method, stage, teacher)
         else:
             method.bind(stage.shape, teacher.shape, stage.outputs)
-    if isinstance(method, ScheduledMethod) and (epochs := stage.config.optim.epochs):
-        method.schedule.check_epochs(len(method.layers), epochs)
+    if epochs := stage.config.optim.epochs:
+        method.check_epochs(epochs)
     of_examples = stage.config.task is not None and stage.config.task.head.auto == CLASSIFIER
     by_token = not of_examples or method.needs[1].of_tokens
     for model in teacher.members if teacher.config.given else [teacher]:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from distill_runner.models.sources import source_fingerprint
+from distill_runner.datasets.batches import gives_segments
+from distill_runner.models.sources import read_tokenizer, source_fingerprint
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import Spec
 
@@ -43,7 +44,18 @@ class StageData:
             return None
         if self.tokenizer == CORPUS:
             return self.vocabulary_spec
-        return {"content": source_fingerprint(self.tokenizer)}
+        content = {"content": source_fingerprint(self.tokenizer)}
+        # Examples that older versions stored under the key without this had segments 1.
+        if self._is_framed and not gives_segments(read_tokenizer(self.tokenizer)):
+            return content | {"segments": False}
+        return content
+
+    @property
+    def _is_framed(self) -> bool:
+        """Whether special tokens and segment ids of two texts come from ``Frame``, not from the tokenizer itself."""
+        if self.config.corpus is not None:
+            return self.config.corpus.examples == "pairs"
+        return self.config.task is not None and self.config.task.framed
 
     @cached_property
     def vocabulary_spec(self) -> Spec:

@@ -1,5 +1,6 @@
 """Options for training a stage, and for the hardware it runs on."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer
@@ -8,6 +9,8 @@ from distill_runner.common.schema import Schema
 
 MANY = 10**6
 """Upper limit for batch size, accumulation and epochs; a larger value must be a mistake."""
+MANY_THREADS = 1024
+"""Upper limit for threads."""
 USUAL = {"bucketing": False, "decay": "matrices", "patience": None}
 """Values that keys and results leave out."""
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -109,6 +112,11 @@ class Optim(Schema):
         bounds = (self.max_steps, None if self.epochs is None else self.epochs * per_epoch)
         return min(bound for bound in bounds if bound is not None)
 
+    def num_epochs(self, num_examples: int) -> int:
+        """Return the number of epochs that training on ``num_examples`` examples begins before its steps end."""
+        per_epoch = math.ceil(num_examples / self.batch_size)
+        return math.ceil(self.num_steps(per_epoch) / per_epoch)
+
 
 class Runtime(Schema):
     """Hardware, checkpoints and logging of a run. Only ``precision`` and ``compile`` change the result.
@@ -147,7 +155,7 @@ class Runtime(Schema):
     precision: Precision = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"
     targets_only: bool = False
-    threads: int | None = Field(None, ge=1, le=1024)
+    threads: int | None = Field(None, ge=1, le=MANY_THREADS)
     gradient_checkpointing: bool = False
     compile: bool = False
     checkpoint_minutes: float = Field(5, gt=0)

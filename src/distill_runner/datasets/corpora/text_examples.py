@@ -16,6 +16,7 @@ import numpy as np
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.array_file import ArrayFile
+from distill_runner.datasets.batches import gives_segments
 from distill_runner.datasets.corpora.corpus import Corpus, Held
 
 IS_NEXT, IS_RANDOM = 0, 1
@@ -68,10 +69,15 @@ class Documents:
 
 @dataclass(frozen=True)
 class Frame:
-    """Special tokens that a tokenizer puts around one segment, and around and between two segments."""
+    """Special tokens that a tokenizer puts around one segment, and around and between two segments.
+
+    Attributes:
+        segments: whether the tokenizer gives its model segment ids; if not, all are 0.
+    """
 
     single: tuple[list[int], list[int]]
     pair: tuple[list[int], list[int], list[int]]
+    segments: bool
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Frame":
@@ -86,7 +92,7 @@ class Frame:
             return runs
 
         first, last = specials("a")
-        return cls((first, last), tuple(specials("a", "a")))  # type: ignore[arg-type]
+        return cls((first, last), tuple(specials("a", "a")), gives_segments(tokenizer))  # type: ignore[arg-type]
 
     def put(self, first: np.ndarray, second: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of an example with special tokens, and its segment ids (0 or 1)."""
@@ -97,7 +103,7 @@ class Frame:
         before, between, after = self.pair
         ids = np.concatenate([before, first, between, second, after])
         segments = np.zeros(len(ids), dtype=np.int8)
-        segments[-len(second) - len(after) :] = 1
+        segments[-len(second) - len(after) :] = self.segments
         return ids, segments
 
     def room(self, max_length: int, pair: bool) -> int:

@@ -88,6 +88,7 @@ class QuestionsTask(Task):
     """
 
     has_ids = True
+    framed = True
     known_metrics = METRICS  # type: ignore[assignment]
     read_fields: ClassVar[frozenset[str]] = frozenset(
         {"columns", "label", "kind", "max_length", "version", "unanswerable", "windowing", "languages"}
@@ -175,7 +176,8 @@ class QuestionsTask(Task):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"max_length": self.max_length, "windowing": self.windowing.model_dump()}
+        own = {"max_length": self.max_length, "windowing": self.windowing.model_dump()}
+        return own | self.changed("unanswerable", "n_best", "max_answer", "null_threshold", "soft_ends")
 
     @property
     def head(self) -> Head:
