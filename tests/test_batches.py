@@ -19,8 +19,10 @@ LENGTHS = [*range(1, 71), 16, 16, 32, 5]
 """Of the ragged examples below: all up to 70, and some twice."""
 
 
-def numbers(texts: list[str], **_options: Any) -> dict[str, list[list[int]]]:
-    """Stands for a tokenizer: a text is its token ids."""
+def numbers(texts: list[str], second: str | None = None, **_options: Any) -> dict[str, Any]:
+    """Stands for a tokenizer: a text is its token ids, and a pair of texts has segments 0 and 1."""
+    if second is not None:
+        return {"token_type_ids": [0, 1]}
     ids = [[int(word) for word in text.split()] for text in texts]
     return {"input_ids": ids, "token_type_ids": [[number % 2 for number in row] for row in ids]}
 

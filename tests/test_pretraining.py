@@ -209,7 +209,7 @@ def test_roberta_has_two_separators_between_segments() -> None:
     assert frame.room(10, pair=True) == 6
     ids, segments = frame.put(np.array([4, 5]), np.array([5]))
     assert ids.tolist() == [0, 4, 5, 1, 1, 5, 1]
-    assert segments.tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert segments.tolist() == [0, 0, 0, 0, 0, 0, 0]  # RoBERTa knows no segments
 
 
 # Masks.
