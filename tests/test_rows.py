@@ -109,6 +109,22 @@ def test_what_differs_makes_a_row_of_its_own(changes: dict[str, Any], names: lis
     assert [row.name for row in table.rows] == names
 
 
+def test_a_student_of_new_weights_is_not_named_by_its_architecture() -> None:
+    new = student(source=None, init="new weights")
+    runs = [
+        result(key="1", student=new, settings=behind(stages=[]) | {"architecture.model_type": "bert"}),
+        result(key="2", student=student(), settings=behind(stages=[])),
+        result(key="3", student=student(source="stage:distil", init="first of stage:distil"), settings=behind()),
+    ]
+    for run in runs[:2]:
+        run["method"] = "basic"
+    assert [row.name for row in tabulate(runs).rows] == [
+        "basic all",
+        "basic all, from bert_base",
+        "alp all, after distil",
+    ]
+
+
 def test_runs_that_ended_before_the_student_have_no_place() -> None:
     teacher = {key: value for key, value in failed(key="2", stage="teacher").items() if key != "error"}
     table = tabulate([result(key="1"), teacher | {"status": "done"}, failed(key="3", stage="teacher")])

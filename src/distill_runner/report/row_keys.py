@@ -162,19 +162,20 @@ def _telling_facets(
     """Return a function from a result to the facets that separate it, without facets that follow from earlier ones.
 
     A method's data come before the budget: ``kd, transfer_size 505`` must not be named by its number of epochs alone.
+    Every facet of ``EVERYWHERE`` counts as an earlier one: those left out of names follow from those in them.
     """
     every = list(zip(results, facets, strict=True))
     everywhere = _telling(EVERYWHERE, facets)
     by_task = {}
     for task in dict.fromkeys(result["task"] for result in results):
         here = [has for result, has in every if result["task"] == task]
-        by_task[task] = [name for name in _telling([*everywhere, *BY_TASK], here) if name in BY_TASK]
+        by_task[task] = [name for name in _telling([*EVERYWHERE, *BY_TASK], here) if name in BY_TASK]
     by_method = {}
     for of, names in settled.items():
         here = [has for result, has in every if _of(result) == of]
         data = [name for name in names if name.partition(".")[0] in DATA]
         ordered = sorted([*by_task[of[1]], *data], key=lambda name: name == "budget")  # the budget last
-        known = _telling([*everywhere, *ordered, *(name for name in names if name not in data)], here)
+        known = _telling([*EVERYWHERE, *ordered, *(name for name in names if name not in data)], here)
         by_method[of] = [name for name in known if name in names]
     return lambda result: [*everywhere, *by_task[result["task"]], *by_method.get(_of(result), [])]
 
