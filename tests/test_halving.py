@@ -68,3 +68,14 @@ def test_few_epochs_are_halved_once(tmp_path: Path) -> None:
     done, _, report = halved(tmp_path, scores, epochs=3)
     assert len(done) == 2, "a second cut after the same epoch would leave one"
     assert report.endswith("9 of 15 epochs trained (40 % saved)"), "three points of one epoch, two of three"
+
+
+def test_settings_that_tie_all_continue_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As on small tasks, where students predict the larger class for the first epochs."""
+    caplog.set_level("INFO")
+    done, _, _ = halved(tmp_path, {(number * 1e-5, 1): 0.6838 for number in range(1, 4)}, epochs=9)
+    assert len(done) == 3
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "3 of 3 settings continue after epoch 1, because some tie",
+        "3 of 3 settings continue after epoch 3, because some tie",
+    ]

@@ -122,7 +122,8 @@ def _rung(cell: list[GridPoint], number: int, factor: int) -> int | None:
 def _survivors(cell: list[GridPoint], rung: int, factor: int) -> list[GridPoint]:
     scores = _scores(cell)
     kept = survivors(scores, rung, factor)
-    log.info("%s: %d of %d settings continue after epoch %d", label(cell[0].names), len(kept), len(scores), rung)
+    tied = ", because some tie" if len(kept) > ceil(len(scores) / factor) else ""
+    log.info("%s: %d of %d settings continue after epoch %d%s", label(cell[0].names), len(kept), len(scores), rung, tied)
     return [point for name in kept for point in _settings(cell)[name] if scores_of(point)]
 
 
