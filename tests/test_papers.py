@@ -19,6 +19,12 @@ PAGES = ROOT / "docs" / "papers"
 PAPERS: dict[str, dict[str, Any]] = yaml.safe_load((PAGES / "rows.yaml").read_text())
 HOURS: dict[str, dict[str, float]] = yaml.safe_load((PAGES / "hours.yaml").read_text())
 HOWS = {"command": "by command", "stand-in": "by stand-in", "set": "in the configuration", "drawing": "a drawing"}
+COUNTED = {
+    "command": "repeated by a command",
+    "stand-in": "repeated by a stand-in",
+    "set": "in the configuration",
+    "drawing": "drawings",
+}
 
 PLACES = {  # as the captions of the papers count
     "alp_kd": (range(1, 11), range(1, 5)),
@@ -38,8 +44,8 @@ def page(paper: str) -> str:
         "",
         known["about"],
         "",
-        f"Of {len(known['rows'])} tables and figures: "
-        + ", ".join(f"{counts[how]} {words}" for how, words in HOWS.items() if counts[how])
+        f"{len(known['rows'])} tables and figures. "
+        + "; ".join(f"{words}: {counts[how]}" for how, words in COUNTED.items() if counts[how]).capitalize()
         + ".",
         "",
         "Hours are counted, not measured: for one NVIDIA A100 at 40 % of its peak in bf16, one run at a time",
@@ -53,7 +59,7 @@ def page(paper: str) -> str:
         typed = "<br>".join(f"`{command}`" for command in every)
         told = typed if how == "command" else f"{HOWS[how]}{': ' if typed else ''}{typed}"
         hours = sum(HOURS[command]["hours"] for command in every if command in HOURS)
-        link = f"[{measured}](../results/{measured}.md)" if measured else ""
+        link = ", ".join(f"[{name}](../results/{name}.md)" for name in measured.split())
         cost = f"{hours:,.{0 if hours >= 10 else 1}f}" if hours else ""
         lines.append(
             f"| {place.replace(' ', '&nbsp;')} | {shows} | {told} | {trainings} | {cost} | {differs} | {link} |"
@@ -86,7 +92,7 @@ def test_places_and_measurements_exist() -> None:
     for paper in PAPERS.values():
         for place, (_, how, by, _, _, measured) in paper["rows"].items():
             assert how not in ("command", "stand-in") or by, place
-            assert not measured or (ROOT / "docs" / "results" / f"{measured}.md").exists(), place
+            assert all((ROOT / "docs" / "results" / f"{name}.md").exists() for name in measured.split()), place
             for path in re.findall(r"\b(?:conf|sweeps)/[\w/]+(?:\.yaml)?", str(by)):
                 assert (ROOT / path).exists(), (place, path)
 
