@@ -15,6 +15,7 @@ from distill_runner.common.outside import source_hash
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_method"
 COMMAND = ["task=demo_sentences", "teacher=base", "teacher.source=teacher", "student.num_layers=1", "method=relational"]
+SHORT = ["teacher.optim.max_steps=2", "optim.max_steps=2"]
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_shipped_file_can_be_overridden(place: Path) -> None:
 def test_a_folder_given_by_name_goes_before_that_of_the_working_folder(place: Path, tmp_path: Path) -> None:
     (place / "conf").rename(place / "elsewhere")
     assert distill_run(place, *COMMAND, "plan=true").code == 2
-    ended = distill_run(place, "--config-dir", "elsewhere", *COMMAND, "transfer=sst2")
+    ended = distill_run(place, "--config-dir", "elsewhere", *COMMAND, *SHORT, "transfer=sst2")
     assert ended.code == 0, ended.err
     assert "transfer=sst2: method=relational reads no transfer set" in ended.err
     (result,) = (json.loads(file.read_text()) for file in place.glob("outputs/runs/*/result.json"))
@@ -118,10 +119,9 @@ def test_faults_of_a_users_module_are_shown_as_what_they_are(place: Path, source
 
 @pytest.mark.slow
 def test_a_run_and_a_sweep_in_an_empty_folder(place: Path) -> None:
-    short = ["teacher.optim.max_steps=2", "optim.max_steps=2", "store.dir=store"]
     script = Path(sys.executable).with_name("distill-run")
     for overrides in ((), ("-m", "loss.delta=0.5,1.0")):
-        command = [str(script), *COMMAND, *short, *overrides]
+        command = [str(script), *COMMAND, *SHORT, "store.dir=store", *overrides]
         ended = subprocess.run(command, cwd=place, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
     runs = list(itertools.chain(place.glob("outputs/runs/*/result.json")))
