@@ -179,6 +179,19 @@ def test_a_plan_trains_nothing(tmp_path: Path, inputs: tuple[str, ...]) -> None:
     assert not list(tmp_path.rglob("result.json"))
 
 
+def test_a_plan_leaves_the_folder_of_the_same_run_alone(tmp_path: Path, inputs: tuple[str, ...]) -> None:
+    """The run may be reading its inputs, when its folder holds nothing but Hydra's files and the log."""
+    command = (*inputs, "method=nkd", "teacher.optim.max_steps=2", "optim.max_steps=2")
+    assert distill_run(tmp_path, *command).code == 0
+    (run,) = (tmp_path / "outputs" / "runs").iterdir()
+    for file in [*run.iterdir()]:
+        if file.name not in (".hydra", "distill-run.log"):
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+    assert distill_run(tmp_path, *command, "plan=true").code == 0
+    assert list((tmp_path / "outputs" / "runs").iterdir()) == [run]
+    assert {file.name for file in run.iterdir()} == {".hydra", "distill-run.log"}
+
+
 # Running.
 
 

@@ -212,6 +212,20 @@ def test_roberta_has_two_separators_between_segments() -> None:
     assert segments.tolist() == [0, 0, 0, 0, 0, 0, 0]  # RoBERTa knows no segments
 
 
+@pytest.mark.parametrize("template", [None, "$A </s>"], ids=["nothing", "an end alone"])
+def test_a_tokenizer_that_puts_nothing_before_a_text_is_refused(template: str | None) -> None:
+    """GPT-2's and T5's."""
+    from tokenizers import Tokenizer, models, processors
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.WordLevel({"a": 0, "</s>": 1, "<unk>": 2}, unk_token="<unk>"))
+    if template:
+        raw.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("</s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", eos_token="</s>")
+    with pytest.raises(UserError, match=r"model.tokenizer=.*: puts no special token before a text"):
+        Frame.of(tokenizer)
+
+
 # Masks.
 
 

@@ -10,6 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 
 from distill_runner.compose import resolvers
 from distill_runner.compose.folders import config_folder
@@ -104,10 +105,22 @@ def test_a_method_made_from_another_one_keeps_its_recipe(experiment: str, method
         assert OmegaConf.select(made, key) == OmegaConf.select(of, key)
 
 
+@pytest.mark.parametrize("recipe", ["paper", "alpp", "[alp]"])
+def test_a_recipe_that_is_of_no_method_is_refused(recipe: str) -> None:
+    with pytest.raises(InterpolationResolutionError, match=r"method.recipe=.*: there is no such method"):
+        OmegaConf.resolve(composed("task=rte", "method=alp", f"+method.recipe={recipe}"))
+
+
 @pytest.mark.parametrize("teacher", ["bert_base", "bert_large", "roberta_large"])
 def test_distilbert_compares_last_layers(teacher: str) -> None:
     term = composed("task=rte", "method=distilbert", f"teacher={teacher}").method.terms.cos
     assert term.mapping.layer is None
+
+
+@pytest.mark.parametrize("method", ["distilbert", "minilm"])
+def test_their_layer_can_be_another_one(method: str) -> None:
+    for mapping in (["mapping=layer_6"], ["mapping.layer=6"]):
+        assert composed("task=rte", f"method={method}", "teacher=bert_large", *mapping).mapping.layer == 6
 
 
 def test_a_configuration_can_be_printed_resolved() -> None:

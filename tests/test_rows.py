@@ -307,6 +307,20 @@ def test_a_failure_joins_the_row_of_its_kind() -> None:
     assert failures == {"alp all, 4 layers": 0, "alp all, 6 layers": 1}
 
 
+def test_a_failed_student_of_new_weights_does_not_join_a_pre_trained_one() -> None:
+    """New weights have no source, which reads like a source that is not known."""
+    runs = [
+        result(key="1", student=student()),
+        result(key="2", student=student(source="stage:distil", init="first of stage:distil")),
+        failed(key="f", task="rte", student=student(source=None, init="new weights"), teacher="bert_base"),
+    ]
+    assert {row.name: len(row.cells["rte"].unfinished) for row in tabulate(runs).rows} == {
+        "alp all, from bert_base": 0,
+        "alp all, after distil": 0,
+        "alp all": 1,
+    }
+
+
 def test_a_second_teacher_of_one_name_has_a_row_of_its_own() -> None:
     table = tabulate([result(key="1"), result(key="2", teacher_score=0.7, seed=2), result(key="3", seed=3)])
     assert [(teacher.name, dict(teacher.scores)) for teacher in table.teachers] == [

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, LongformerConfig, LongformerModel
+from transformers import AutoModel, AutoTokenizer, LongformerConfig, LongformerModel
 
 from built import Run, student
 from distill_runner.common.errors import UserError
@@ -20,6 +20,8 @@ from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.predictions import HardLabels
 from distill_runner.models.build import build
+from distill_runner.models.config import ModelConfig
+from distill_runner.models.source_config import read_config, read_shape, with_padding
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
@@ -235,11 +237,50 @@ def test_a_new_model_pads_with_the_token_of_its_tokenizer(
         assert (stage(*new, *given).config.model.architecture or {}).get("pad_token_id") == expected
 
 
+@pytest.mark.parametrize("padding", [0, 3, 787])
+@pytest.mark.parametrize("family", ["bert", "roberta", "longformer", "mpnet", "modernbert"])
+def test_a_new_model_reads_as_many_tokens_whatever_its_padding_token(family: str, padding: int) -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    window = {"attention_window": [4]} if family == "longformer" else {}
+    architecture = {"model_type": family, "vocab_size": 800, "max_position_embeddings": 80, **sizes, **window}
+    given = ModelConfig(architecture=architecture)
+    model = with_padding(given, "tokenizer", padding)
+    shape = read_shape(model)
+    assert shape.max_length == read_shape(given).max_length
+    built = AutoModel.from_config(read_config(model))
+    assert built.get_input_embeddings().padding_idx == (1 if family == "mpnet" else padding)
+    ids = torch.full((1, shape.max_length), 5)
+    assert built(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.isfinite().all()
+
+
+def test_a_new_model_with_the_vocabulary_of_its_corpus_pads_with_its_first_token(compose: Compose) -> None:
+    given = (
+        "method=pf",
+        "pretraining=mlm",
+        "student=fresh",
+        "student.width=32",
+        "student.heads=2",
+        "student.tokenizer=corpus",
+    )
+    stages = compose(*given, "student.architecture.model_type=roberta").stages
+    assert (resolve(stages, "pretrain", "fp32").config.model.architecture or {})["pad_token_id"] == 0
+
+
+def test_a_tokenizer_without_a_padding_token_is_refused_for_a_new_model() -> None:
+    with pytest.raises(UserError, match=r"model.tokenizer=gpt: has no padding token, which a new model needs"):
+        with_padding(ModelConfig(), "gpt", None)
+    named = ModelConfig(architecture={"model_type": "bert", "pad_token_id": 7})
+    assert with_padding(named, "gpt", None) == named
+    images = ModelConfig(architecture={"model_type": "resnet"})
+    assert with_padding(images, "gpt", 3) == images
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["schedule=pid", "optim.epochs=2", "optim.max_steps=2"], "ends the training in epoch 1, but schedule=pid"),
         (["schedule=pid", "optim.epochs=2"], None),
+        (["schedule=pid", "optim.epochs=0", "optim.max_steps=2"], None),
     ],
 )
 def test_a_training_cut_by_steps_has_the_epochs_of_its_schedule(

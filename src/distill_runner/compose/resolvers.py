@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from math import isfinite
@@ -12,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, nearest
 from distill_runner.compose.composed import completed
 from distill_runner.compose.folders import choices
 
@@ -110,12 +111,18 @@ def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig)
     Args:
         of: entry to read instead of the method's: ``teacher``, or ``task`` for lengths and metrics. The entry of
             ``every`` method is then not read.
+    Raises:
+        UserError: ``task.name`` is not text, or ``method.recipe`` names no method.
     """
     of_recipe, task = _root_.recipe, _root_.task.name
     if not isinstance(task, str):
         raise UserError("task.name", task, "must be text")
     tasks = [task, EVERY] if task in of_recipe.get("tasks", []) else [task]
-    for name in [of] if of else [_root_.method.get("recipe") or _root_.method.name, EVERY]:
+    kept = _root_.method.get("recipe")
+    if kept is not None and kept not in (methods := choices("method")):
+        remedy = nearest(kept, methods) if isinstance(kept, str) else ""
+        raise UserError("method.recipe", kept, "there is no such method", remedy)
+    for name in [of] if of else [kept or _root_.method.name, EVERY]:
         for where in tasks:
             chosen = ((of_recipe.get(name) or {}).get(where) or {}).get(key)
             if chosen is not None:
@@ -145,6 +152,11 @@ def run_key(*, _root_: DictConfig, stages: Any = None) -> str:
     return "-".join([*(str(name) for name in names if name), digest])
 
 
+def of_plan(plan: Any) -> str:
+    """Return what makes a plan's folder its own: it is removed afterwards, and the same run may be under way."""
+    return f"-plan-{os.getpid()}" if plan is True else ""
+
+
 READS = {"recipe": ("recipe", "task.name", "method.name", "method.recipe")}
 """Configuration keys that a resolver reads in addition to its arguments."""
 PURE = ("beta", "choose", "count", "divide", "multiply", "named_by", "phase_epochs", "oc.env")
@@ -160,5 +172,5 @@ def register() -> None:
     open_stages = OmegaConf.create({"stages": {}})
     OmegaConf.set_struct(open_stages.stages, False)
     ConfigStore.instance().store(name="open_stages", node=open_stages)
-    for resolver in (beta, choose, count, divide, multiply, named_by, phase_epochs, recipe, run_key):
+    for resolver in (beta, choose, count, divide, multiply, named_by, of_plan, phase_epochs, recipe, run_key):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

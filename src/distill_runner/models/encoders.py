@@ -12,7 +12,12 @@ from distill_runner.models.images import depth_and_width, image_size, reads_imag
 
 PACKED_FAMILIES = frozenset(PACKED)
 """Model types that ``extract`` runs packed, layer by layer; other types run padded."""
-_BEHIND_PADDING = frozenset({"mpnet"}) | {name for name, family in PACKED.items() if family.behind_padding}
+BEHIND_PADDING = frozenset(name for name, family in PACKED.items() if family.behind_padding) | {
+    *("data2vec-text", "ibert", "longformer", "luke", "roberta-prelayernorm", "xlm-roberta-xl", "xmod")
+}
+"""Model types that number positions from behind the id of the padding token."""
+MPNET = "mpnet"
+"""Model type that does the same, but pads with token 1 whatever its configuration says."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,6 @@ class EncoderShape:
             sizes = {"num_channels": config.num_channels, "image_size": image_size(config)}
             return cls(depth, width, 0, config.num_labels or 0, 0, config.model_type, 0, **sizes)
         heads = config.num_attention_heads
-        first_position = config.pad_token_id + 1 if config.model_type in _BEHIND_PADDING else 0
         return cls(
             config.num_hidden_layers,
             config.hidden_size,
@@ -57,7 +61,7 @@ class EncoderShape:
             config.num_labels or 0,
             config.vocab_size,
             config.model_type,
-            config.max_position_embeddings - first_position,
+            config.max_position_embeddings - _first_position(config),
             getattr(config, "true_hidden_size", None),
             shares_keys=(getattr(config, "num_key_value_heads", None) or heads) != heads,
         )
@@ -83,6 +87,12 @@ class EncoderShape:
         if needs.projections and not _gives_projections(self.model_type):
             problem = f"a {side} of type {self.model_type} does not expose its queries, keys and values"
             raise UserError(side, None, problem, "Take a model of another family, or a method that reads no attention.")
+
+
+def _first_position(config: PreTrainedConfig) -> int:
+    if config.model_type == MPNET:
+        return 2
+    return config.pad_token_id + 1 if config.model_type in BEHIND_PADDING else 0
 
 
 def _gives_projections(model_type: str) -> bool:

@@ -9,7 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from distill_runner.common.errors import UserError, brief, nearest
 from distill_runner.models.config import ModelConfig, chosen_layers
-from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.encoders import BEHIND_PADDING, MPNET, EncoderShape
 from distill_runner.models.images import reads_images
 from distill_runner.models.sizes import check
 from distill_runner.models.sources import folder_of, load, trusts_code
@@ -19,6 +19,30 @@ def fresh_architecture(model: ModelConfig) -> dict[str, Any]:
     """Return the architecture of a model without a source, including its ``num_layers``."""
     depth = {"num_hidden_layers": model.num_layers} if model.num_layers else {}
     return {**(model.architecture or {"model_type": "bert"}), **depth}
+
+
+def with_padding(model: ModelConfig, tokenizer: str, padding: int | None) -> ModelConfig:
+    """Return the new model ``model`` with its tokenizer's padding token, unless its architecture names one.
+
+    The embedding of the padding token is never trained, so another id would leave a token without an embedding. Models
+    like RoBERTa number positions from behind that id, so their table of positions grows or shrinks with it.
+
+    Args:
+        padding: id of the padding token of ``tokenizer``; None if it has none.
+    Raises:
+        UserError: the tokenizer has no padding token, but models of this type have one.
+    """
+    architecture, config = fresh_architecture(model), read_config(model)
+    default = getattr(config, "pad_token_id", None)  # networks for images have none
+    if "pad_token_id" in architecture or default in (None, padding) or config.model_type == MPNET:
+        return model
+    if padding is None:
+        remedy = "Name one: student.architecture.pad_token_id=<the id of a token that texts do not have>."
+        raise UserError(".model.tokenizer", tokenizer, "has no padding token, which a new model needs", remedy)
+    changed = {"pad_token_id": padding}
+    if config.model_type in BEHIND_PADDING:
+        changed["max_position_embeddings"] = config.max_position_embeddings + padding - default
+    return model.model_copy(update={"architecture": {**architecture, **changed}})
 
 
 def read_config(model: ModelConfig) -> PreTrainedConfig:

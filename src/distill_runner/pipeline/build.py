@@ -92,7 +92,7 @@ class Pipeline:
     def _check_max_steps(stage: Stage, num_examples: int) -> None:
         """Tell that ``optim.max_steps`` ends the training before its epochs, which schedules and routes count in."""
         optim = stage.config.optim
-        if optim.max_steps is None:
+        if optim.max_steps is None or optim.epochs == 0:
             return
         trained = optim.num_epochs(num_examples)
         if optim.epochs is not None and trained < optim.epochs:

@@ -10,10 +10,11 @@ from functools import lru_cache
 import torch
 
 from distill_runner.common.errors import UserError, nearest, within
+from distill_runner.datasets.corpora.pretraining import SPECIAL_TOKENS
 from distill_runner.methods.base import Method
 from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.features import FeatureRequest
-from distill_runner.models.source_config import fresh_architecture, read_config, read_shape
+from distill_runner.models.source_config import read_shape, with_padding
 from distill_runner.models.sources import read_tokenizer, source_fingerprint
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.stage_data import CORPUS
@@ -66,8 +67,8 @@ def _resolved(
             _require_stage(stages, upstream, ".model.source", config.model.source)
             source = resolve(stages, upstream, precision, path, known)
         tokenizer = _tokenizer(config, source)
-        if config.model.source is None and tokenizer not in (None, CORPUS):
-            config = _padded_as(config, tokenizer)
+        if config.model.source is None and tokenizer is not None:
+            config = config.model_copy(update={"model": with_padding(config.model, tokenizer, _padding(tokenizer))})
         shape = _shape(config, source)
         if tokenizer is None and (config.task is None or config.task.tokenized):
             remedy = "Take a model's (google-bert/bert-base-uncased), or a student that has one (student=fresh_tiny)."
@@ -114,22 +115,16 @@ def _tokenizer(config: StageConfig, source: Stage | None) -> str | None:
     return config.model.tokenizer or (source.tokenizer if source else config.model.source)
 
 
-def _padded_as(config: StageConfig, tokenizer: str) -> StageConfig:
-    """Return a stage whose new model pads with the padding token of ``tokenizer``, unless its architecture names one.
-
-    The embedding of the padding token is never trained, so another id would leave a token without an embedding.
-    """
-    padding = _padding_of(tokenizer, source_fingerprint(tokenizer))
-    architecture = fresh_architecture(config.model)
-    if "pad_token_id" in architecture or padding in (None, read_config(config.model).pad_token_id):
-        return config
-    model = config.model.model_copy(update={"architecture": {**architecture, "pad_token_id": padding}})
-    return config.model_copy(update={"model": model})
+def _padding(tokenizer: str) -> int | None:
+    """Return the id of the padding token; None if the tokenizer has none."""
+    if tokenizer == CORPUS:
+        return SPECIAL_TOKENS.index("[PAD]")
+    return _read_padding(tokenizer, source_fingerprint(tokenizer))
 
 
 @lru_cache(maxsize=64)
-def _padding_of(tokenizer: str, _content: str) -> int | None:
-    """Return the id of the padding token, read again only if the files have changed; each point of a sweep asks."""
+def _read_padding(tokenizer: str, _content: str) -> int | None:
+    """Read the id of the padding token, again only if the files have changed; each point of a sweep asks."""
     padding: int | None = read_tokenizer(tokenizer).pad_token_id
     return padding
 

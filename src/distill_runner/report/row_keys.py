@@ -80,6 +80,8 @@ class RowKey:
 def row_keys(results: Sequence[Result], places: Sequence[Hashable] | None = None) -> list[RowKey]:
     """Return the key of each result. An unfinished run takes the key of a finished run that agrees in all known facets.
 
+    A student with new weights has no source, which reads like an unknown one. So the initialisation must agree too.
+
     Args:
         places: place of each result, such as its point on an axis, if places already separate the results. Facets
             that follow from the place are left out of the keys.
@@ -94,10 +96,15 @@ def row_keys(results: Sequence[Result], places: Sequence[Hashable] | None = None
         RowKey(label(result), {name: has[name] for name in telling(result)})
         for result, has in zip(results, facets, strict=True)
     ]
-    finished = [key for key, result in zip(keys, results, strict=True) if is_scored(result)]
+    finished = [(key, has["init"]) for key, has, result in zip(keys, facets, results, strict=True) if is_scored(result)]
+
+    def of_finished(key: RowKey, init: Any) -> RowKey:
+        agreeing = (other for other, its in finished if key.may_be(other) and (its == init or None in (its, init)))
+        return next(agreeing, key)
+
     return [
-        key if is_scored(result) else next((other for other in finished if key.may_be(other)), key)
-        for key, result in zip(keys, results, strict=True)
+        key if is_scored(result) else of_finished(key, has["init"])
+        for key, has, result in zip(keys, facets, results, strict=True)
     ]
 
 

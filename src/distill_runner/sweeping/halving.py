@@ -123,7 +123,9 @@ def _survivors(cell: list[GridPoint], rung: int, factor: int) -> list[GridPoint]
     scores = _scores(cell)
     kept = survivors(scores, rung, factor)
     tied = ", because some tie" if len(kept) > ceil(len(scores) / factor) else ""
-    log.info("%s: %d of %d settings continue after epoch %d%s", label(cell[0].names), len(kept), len(scores), rung, tied)
+    log.info(
+        "%s: %d of %d settings continue after epoch %d%s", label(cell[0].names), len(kept), len(scores), rung, tied
+    )
     return [point for name in kept for point in _settings(cell)[name] if scores_of(point)]
 
 

@@ -81,6 +81,12 @@ class Frame:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Frame":
+        """Return what ``tokenizer`` puts around texts.
+
+        Raises:
+            UserError: it puts no special token before a text, or none between two.
+        """
+
         def specials(*texts: str) -> list[list[int]]:
             encoded = tokenizer(*texts, return_special_tokens_mask=True)
             runs: list[list[int]] = [[]]
@@ -91,8 +97,11 @@ class Frame:
                     runs.append([])
             return runs
 
-        first, last = specials("a")
-        return cls((first, last), tuple(specials("a", "a")), gives_segments(tokenizer))  # type: ignore[arg-type]
+        single, pair = specials("a"), specials("a", "a")
+        if (len(single), len(pair)) != (2, 3):
+            problem = "puts no special token before a text, or none between two"
+            raise UserError(".model.tokenizer", tokenizer.name_or_path, problem, "Take one with [CLS] and [SEP].")
+        return cls(tuple(single), tuple(pair), gives_segments(tokenizer))  # type: ignore[arg-type]
 
     def put(self, first: np.ndarray, second: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of an example with special tokens, and its segment ids (0 or 1)."""
