@@ -18,13 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "papers"
 PAPERS: dict[str, dict[str, Any]] = yaml.safe_load((PAGES / "rows.yaml").read_text())
 HOURS: dict[str, dict[str, float]] = yaml.safe_load((PAGES / "hours.yaml").read_text())
-HOWS = {"command": "by command", "stand-in": "by stand-in", "set": "in the configuration", "drawing": "a drawing"}
-COUNTED = {
-    "command": "repeated by a command",
-    "stand-in": "repeated by a stand-in",
-    "set": "in the configuration",
-    "drawing": "drawings",
-}
+HOWS = {"command": "by command", "stand-in": "by stand-in", "set": "in the configuration", "drawing": "drawing"}
 
 PLACES = {  # as the captions of the papers count
     "alp_kd": (range(1, 11), range(1, 5)),
@@ -45,7 +39,7 @@ def page(paper: str) -> str:
         known["about"],
         "",
         f"{len(known['rows'])} tables and figures. "
-        + "; ".join(f"{words}: {counts[how]}" for how, words in COUNTED.items() if counts[how]).capitalize()
+        + "; ".join(f"{words}: {counts[how]}" for how, words in HOWS.items() if counts[how]).capitalize()
         + ".",
         "",
         "Hours are counted, not measured: for one NVIDIA A100 at 40 % of its peak in bf16, one run at a time",
