@@ -231,7 +231,7 @@ def test_a_new_model_pads_with_the_token_of_its_tokenizer(
     assert model.config.pad_token_id == embeddings.padding_idx == padding != 0
     assert torch.as_tensor(embeddings.weight)[0].abs().sum() > 0
     for given, expected in (
-        ([f"student.tokenizer={without_segments}", "+student.architecture.pad_token_id=3"], 3),
+        ([f"student.tokenizer={without_segments}", "stages.student.model.architecture.pad_token_id=3"], 3),
         ([f"student.tokenizer={tiny_bert_folder}"], None),
     ):
         assert (stage(*new, *given).config.model.architecture or {}).get("pad_token_id") == expected

@@ -37,7 +37,7 @@ def with_padding(model: ModelConfig, tokenizer: str, padding: int | None) -> Mod
     if "pad_token_id" in architecture or default in (None, padding) or config.model_type == MPNET:
         return model
     if padding is None:
-        remedy = "Name one: student.architecture.pad_token_id=<the id of a token that texts do not have>."
+        remedy = "Name one: stages.<stage>.model.architecture.pad_token_id=<the id of a token that no text has>."
         raise UserError(".model.tokenizer", tokenizer, "has no padding token, which a new model needs", remedy)
     changed = {"pad_token_id": padding}
     if config.model_type in BEHIND_PADDING:
