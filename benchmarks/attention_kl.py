@@ -1,18 +1,18 @@
-"""Losses on attention against a naive implementation: examples per second and peak memory, both sides in turns.
+"""Compare attention losses with a naive implementation: examples per second and peak memory, measured in turns.
 
     python benchmarks/attention_kl.py internal [--length 64] [--width 768] [--batch 32]
     python benchmarks/attention_kl.py relations [--length 512] [--batch 8]
 
-``internal`` is the forward and backward pass of soft + kl + cos (12 heads, a teacher of 12 layers, a student of 6). Its
-naive side uses padded batches, eager attention and ``output_attentions`` of both models. ``relations`` is MiniLMv2's
-loss alone (48 relation heads, widths 768 and 384, Q-Q, K-K and V-V). Its naive side uses whole distributions and
-autograd. Sequences have between a quarter of the length and all of it.
+``internal`` is the forward and backward pass of soft + kl + cos, from a 12-layer teacher to a 6-layer student with 12
+heads. Its naive side uses padded batches, eager attention and ``output_attentions`` of both models. ``relations`` is
+MiniLMv2's loss alone (48 relation heads, widths 768 and 384, Q-Q, K-K and V-V). Its naive side materializes the full
+distributions and uses autograd. Sequence lengths vary from a quarter of the length to the full length.
 
-Each measurement runs in a separate process, in the order A B A B, after one update that is not counted. Memory is the
-growth of the process after models and inputs were made. Printed are all measurements, then medians and ratios.
+Each measurement runs in a separate process, in the order A B A B, after one warm-up update. Memory is the growth of the
+process after models and inputs are created. It prints all measurements, then medians and ratios.
 
-With ``--threads 1`` processor time is measured, to which other work on the machine adds little. More threads than free
-cores wait for each other, and an update then takes many times as long.
+``--threads 1`` measures processor time, which other work on the machine affects little. With more threads than free
+cores, threads wait for each other and an update takes many times longer.
 """
 
 import argparse
@@ -32,13 +32,14 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import BertConfig, BertForSequenceClassification
 
-from distill_runner.datasets.batches import Batch, Tokens
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.methods.attention import relation_kl, row_weights
 from distill_runner.methods.base import Progress
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import Classes
-from distill_runner.methods.relation_kl import relation_kl, row_weights
-from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.extract import extract
+from distill_runner.models.features import EncoderShape
 
 LAYERS, HEADS, RELATION_HEADS = (12, 6), 12, 48
 TOP = {"rule": "group_top", "supervise_last": True}
@@ -69,7 +70,7 @@ def batch_of(length: int, size: int) -> Batch:
         np.save(folder / "ids.npy", rng.integers(1, 1000, size=lengths.sum()).astype(np.int32))
         np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
         np.save(folder / "segments.npy", np.zeros(lengths.sum(), dtype=np.int8))
-        return Tokens(folder).batch(range(size))
+        return TokenSplit(folder).batch(range(size))
 
 
 def models(width: int, length: int, attention: str) -> list[Any]:
@@ -84,16 +85,16 @@ def models(width: int, length: int, attention: str) -> list[Any]:
     return [built[0].eval().requires_grad_(False), built[1].eval()]  # no dropout, so that the losses can be compared
 
 
-def internal_ours(options: argparse.Namespace) -> Update:
+def internal_fast(options: argparse.Namespace) -> Update:
     batch, (teacher, student) = batch_of(options.length, options.batch), models(options.width, options.length, "sdpa")
     method = parse_method({"terms": TERMS, "weights": dict.fromkeys(TERMS, 1.0)}).make()
-    method.bind(EncoderShape.of(student.config), EncoderShape.of(teacher.config), Classes())
+    method.bind(EncoderShape.from_config(student.config), EncoderShape.from_config(teacher.config), Classes())
 
     def update() -> Tensor:
         student_needs, teacher_needs = method.needs
         with torch.no_grad():
-            taught = extract(teacher, batch, teacher_needs)
-        losses = method(extract(student, batch, student_needs), taught, batch, Progress(0, 0, 1, 1))
+            teacher_features = extract(teacher, batch, teacher_needs)
+        losses = method(extract(student, batch, student_needs), teacher_features, batch, Progress(0, 0, 1, 1))
         return torch.stack(list(losses.values())).sum()
 
     return update
@@ -102,21 +103,22 @@ def internal_ours(options: argparse.Namespace) -> Update:
 def internal_naive(options: argparse.Namespace) -> Update:
     """Return the update of a first script, written without the package's losses and features."""
     batch, (teacher, student) = batch_of(options.length, options.batch), models(options.width, options.length, "eager")
-    ids, segments, mask = batch.padded()
+    ids, segments, mask = batch.to_padded()
     inputs = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
-    asked = {"output_attentions": True, "output_hidden_states": True}
+    outputs = {"output_attentions": True, "output_hidden_states": True}
 
     def update() -> Tensor:
         with torch.no_grad():
-            taught = teacher(**inputs, **asked)
-        learnt = student(**inputs, **asked)
-        loss = -(taught.logits.softmax(-1) * learnt.logits.log_softmax(-1)).sum(-1).mean()
+            teacher_outputs = teacher(**inputs, **outputs)
+        student_outputs = student(**inputs, **outputs)
+        loss = -(teacher_outputs.logits.softmax(-1) * student_outputs.logits.log_softmax(-1)).sum(-1).mean()
         for j in range(LAYERS[1]):
             k = 2 * j + 1
-            p, q = (attention.clamp_min(1e-30) for attention in (taught.attentions[k], learnt.attentions[j]))
+            attentions = teacher_outputs.attentions[k], student_outputs.attentions[j]
+            p, q = (attention.clamp_min(1e-30) for attention in attentions)
             rows = (p * (p.log() - q.log())).sum(-1) * mask[:, None]
             loss = loss + ((rows.sum((1, 2)) / mask.sum(1)).mean() / HEADS) / LAYERS[1]
-            cls = (states[at + 1][:, 0] for states, at in ((taught.hidden_states, k), (learnt.hidden_states, j)))
+            cls = (teacher_outputs.hidden_states[k + 1][:, 0], student_outputs.hidden_states[j + 1][:, 0])
             loss = loss + (1 - cosine_similarity(*cls)).mean()
         return loss
 
@@ -128,12 +130,13 @@ def projections(batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
     torch.manual_seed(0)
     sizes = ((768, False), (384, True))
     teacher, student = (
-        [torch.randn(len(batch.input_ids), width, requires_grad=learns) for _ in "QKV"] for width, learns in sizes
+        [torch.randn(len(batch.input_ids), width, requires_grad=requires_grad) for _ in "QKV"]
+        for width, requires_grad in sizes
     )
     return teacher, student
 
 
-def relations_ours(options: argparse.Namespace) -> Update:
+def relations_fast(options: argparse.Namespace) -> Update:
     batch = batch_of(options.length, options.batch)
     teacher, student = projections(batch)
     weights = row_weights(batch, "sequence")
@@ -147,7 +150,7 @@ def relations_ours(options: argparse.Namespace) -> Update:
 
 def relations_naive(options: argparse.Namespace) -> Update:
     batch = batch_of(options.length, options.batch)
-    _, _, mask = batch.padded()
+    _, _, mask = batch.to_padded()
     teacher, student = projections(batch)
 
     def relation(side: Tensor) -> Tensor:
@@ -160,8 +163,8 @@ def relations_naive(options: argparse.Namespace) -> Update:
     def update() -> Tensor:
         loss = torch.zeros(())
         for t, s in zip(teacher, student, strict=True):
-            taught, learnt = relation(t), relation(s)
-            rows = (taught.exp() * (taught - learnt)).sum(-1) * mask[:, None]
+            log_p, log_q = relation(t), relation(s)
+            rows = (log_p.exp() * (log_p - log_q)).sum(-1) * mask[:, None]
             loss = loss + (rows.sum((1, 2)) / mask.sum(1)).mean() / RELATION_HEADS
         return loss
 
@@ -169,8 +172,8 @@ def relations_naive(options: argparse.Namespace) -> Update:
 
 
 SIDES = {
-    "internal": {"naive": internal_naive, "ours": internal_ours},
-    "relations": {"naive": relations_naive, "ours": relations_ours},
+    "internal": {"naive": internal_naive, "distill-run": internal_fast},
+    "relations": {"naive": relations_naive, "distill-run": relations_fast},
 }
 
 
@@ -180,14 +183,14 @@ def measure(what: str, side: str, options: argparse.Namespace) -> tuple[float, f
     if options.threads:
         torch.set_num_threads(options.threads)
     update = SIDES[what][side](options)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    initial = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     update().backward()
     started, loss = clock(), torch.zeros(())
     for _ in range(options.updates):
         loss = update()
         loss.backward()
     rate = options.updates * options.batch / (clock() - started)
-    return rate, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, loss.item()
+    return rate, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - initial) / 1024, loss.item()
 
 
 def main() -> None:
@@ -202,21 +205,21 @@ def main() -> None:
     options = parser.parse_args()
     options.length = options.length or {"internal": 64, "relations": 512}[options.what]
     options.batch = options.batch or {"internal": 32, "relations": 8}[options.what]
-    found: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES[options.what]}
+    measurements: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES[options.what]}
     # An executor, since a pool would wait for ever for a process that was killed for lack of memory.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         for _ in range(options.repeats):
-            for side, results in found.items():
+            for side, results in measurements.items():
                 results.append(pool.submit(measure, options.what, side, options).result())
                 rate, memory, loss = results[-1]
-                print(f"{side:6} {rate:8.2f} examples/s  {memory:7.0f} MiB  loss {loss:.6f}", flush=True)
+                print(f"{side:11} {rate:8.2f} examples/s  {memory:7.0f} MiB  loss {loss:.6f}", flush=True)
     medians = {}
-    for side, results in found.items():
+    for side, results in measurements.items():
         rates, memories, _ = zip(*results, strict=True)
         medians[side] = statistics.median(rates), statistics.median(memories)
         spread = f"(min {min(rates):.2f}, max {max(rates):.2f})"
-        print(f"median {side:6} {medians[side][0]:8.2f} examples/s {spread}  {medians[side][1]:7.0f} MiB")
-    rate, memory = (medians["ours"][at] / medians["naive"][at] for at in (0, 1))
+        print(f"median {side:11} {medians[side][0]:8.2f} examples/s {spread}  {medians[side][1]:7.0f} MiB")
+    rate, memory = (fast / naive for fast, naive in zip(medians["distill-run"], medians["naive"], strict=True))
     print(f"ratio  {rate:.2f} of the speed, {memory:.2f} of the memory")
 
 

@@ -1,9 +1,9 @@
-"""Where the time of distill-run's updates goes: torch's operators and their shares of the time, the largest first.
+"""Profile distill-run's updates: torch operators and their shares of the time, largest first.
 
     python -m benchmarks.breakdown --task rte --layers 4
     python -m benchmarks.breakdown --task sst2 --layers 2 --width 768 --rows 20
 
-One thread is used. A first training is not counted. DISTILL_DATA_DIR must point to the data.
+It uses one thread. The first training run is a warm-up. DISTILL_DATA_DIR must point to the data.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from benchmarks.machine import describe
 from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
 from benchmarks.tables import markdown
 from distill_runner.common.errors import UserError
-from distill_runner.common.terminal import quiet
+from distill_runner.common.process import quiet_transformers
 
 
 def breakdown(setting: Setting, num_rows: int) -> str:
     """Return a table of operators, their calls per update, and their shares of the total time."""
-    steps, train = setting.num_examples // BATCH, competitor("ours")[0].make(setting)
+    steps, train = setting.num_examples // BATCH, competitor("distill_run")[0].make(setting)
     train(setting.student(), 1)
     student = setting.student()
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=12, help="operators to show")
     parser.add_argument("--tokenizer", default=TOKENIZER)
     options = parser.parse_args()
-    quiet()
+    quiet_transformers()
     torch.set_num_threads(1)
     print(f"Width {options.width}. {describe()}", flush=True)
     sizes = (options.layers, options.width, options.steps)

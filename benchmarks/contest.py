@@ -1,7 +1,7 @@
 """Run competitors in turns, A B A B, each in separate processes that wait while the others run.
 
-Separate processes keep memory and thread counts apart. Work that can be done ahead (loading, padding, cached outputs)
-is done before the clock starts, and a first step is not counted.
+Separate processes keep memory and thread counts separate. Loading, padding and the teacher's cached outputs are
+prepared before the clock starts, and the first step is a warm-up.
 """
 
 import multiprocessing
@@ -17,7 +17,7 @@ import torch
 from benchmarks.competitors import Competitor, competitor
 from benchmarks.machine import matmul_peak, peak_memory, student_operations, synchronize
 from benchmarks.setting import BATCH, Setting
-from distill_runner.common.terminal import quiet
+from distill_runner.common.process import quiet_transformers
 
 Weights = dict[str, torch.Tensor]
 WITHOUT_GRADIENT = "qa_outputs.bias"
@@ -44,33 +44,33 @@ class Result:
     memory: float = 0.0
     curve: list[float] = field(default_factory=list)
 
-    def ratios(self, to: "Result") -> list[float]:
-        """Return the rates relative to the rates of ``to``, round by round."""
-        return [mine / other for mine, other in zip(self.rates, to.rates, strict=True)]
+    def ratios(self, baseline: "Result") -> list[float]:
+        """Return the rates relative to those of ``baseline``, round by round."""
+        return [rate / base for rate, base in zip(self.rates, baseline.rates, strict=True)]
 
-    def share(self, setting: Setting, only_read: bool) -> list[float]:
-        """Return the share of the highest peak that each round reaches; ``only_read`` as in ``student_operations``."""
-        only_read = only_read and not setting.reads_all
-        operations = student_operations(setting.stage.shape, setting.lengths(), only_read)
+    def share(self, setting: Setting, needed_only: bool) -> list[float]:
+        """Return the share of the highest peak in each round; ``needed_only`` as in ``student_operations``."""
+        needed_only = needed_only and not setting.reads_all
+        operations = student_operations(setting.stage.shape, setting.lengths(), needed_only)
         return [rate * operations / max(self.peaks) for rate in self.rates]
 
 
-class Seat:
+class Worker:
     """A competitor in its own process."""
 
-    def __init__(self, setting: Setting, who: Competitor, threads: int) -> None:
-        quiet()
+    def __init__(self, setting: Setting, contender: Competitor, threads: int) -> None:
+        quiet_transformers()
         torch.set_num_threads(threads)
-        self.setting, self.who, self.device = setting, who, torch.device(setting.device)
-        self.train = who.make(setting)
+        self.setting, self.contender, self.device = setting, contender, torch.device(setting.device)
+        self.train = contender.make(setting)
         self.train(setting.student(), 1)
 
     def peak(self) -> float:
         """Return the operations per second of the fastest matrix product."""
-        return matmul_peak(self.who.dtype, self.device)
+        return matmul_peak(self.contender.dtype, self.device)
 
     def rate(self) -> float:
-        """Return the examples per second of one training."""
+        """Return the examples per second of one training run."""
         student, steps = self.setting.student(), self.setting.num_examples // BATCH
         synchronize(self.device)
         started = time.perf_counter()
@@ -86,39 +86,39 @@ class Seat:
 
     def curve(self) -> list[float]:
         """Return the losses of all steps without dropout."""
-        return trained(self.setting, self.who)[0]
+        return trained(self.setting, self.contender)[0]
 
 
-def trained(setting: Setting, who: Competitor, dtype: torch.dtype | None = None) -> tuple[list[float], Weights]:
+def trained(setting: Setting, contender: Competitor, dtype: torch.dtype | None = None) -> tuple[list[float], Weights]:
     """Train without dropout, in ``dtype`` (default: float32); return the losses of all steps and the final weights."""
     student: Any = setting.student().to(dtype or torch.float32)
     for module in student.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    train = who.make(setting, **({"dtype": dtype} if dtype else {}))
+    train = contender.make(setting, **({"dtype": dtype} if dtype else {}))
     curve = train(student, setting.num_examples // BATCH)
     return curve, {name: weights for name, weights in student.state_dict().items() if name != WITHOUT_GRADIENT}
 
 
-_seat: Seat
+_worker: Worker
 
 
 def _open(*args: Any) -> None:
-    global _seat
-    _seat = Seat(*args)
+    global _worker
+    _worker = Worker(*args)
 
 
 def _call(method: str) -> Any:
-    return getattr(_seat, method)()
+    return getattr(_worker, method)()
 
 
 class Processes:
     """Processes of one competitor, which do the same work at the same time."""
 
-    def __init__(self, stack: ExitStack, setting: Setting, who: Competitor, workers: int, threads: int) -> None:
+    def __init__(self, stack: ExitStack, setting: Setting, contender: Competitor, workers: int, threads: int) -> None:
         # Executors, since a pool would wait for ever for a process that was killed for lack of memory.
         share = threads if workers == 1 else max(1, threads // workers)
-        args = (1, multiprocessing.get_context("spawn"), _open, (setting, who, share))
+        args = (1, multiprocessing.get_context("spawn"), _open, (setting, contender, share))
         self.executors = [stack.enter_context(ProcessPoolExecutor(*args)) for _ in range(workers)]
 
     def all(self, method: str) -> list[Any]:
@@ -149,16 +149,16 @@ def contest(setting: Setting, names: Sequence[str], threads: int, repeats: int) 
 
 
 def _title(name: str) -> str:
-    who, workers = competitor(name)
-    return f"{who.title}, {workers} processes" if workers > 1 else who.title
+    contender, workers = competitor(name)
+    return f"{contender.title}, {workers} processes" if workers > 1 else contender.title
 
 
-def furthest(mine: Weights, other: Weights) -> float:
+def largest_weight_difference(first: Weights, second: Weights) -> float:
     """Return the largest absolute difference of a weight."""
-    assert mine.keys() == other.keys()
-    return max(float((mine[name] - other[name]).abs().max()) for name in other)
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in second)
 
 
-def largest_difference(mine: Sequence[float], other: Sequence[float]) -> float:
+def largest_loss_difference(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the largest difference of two loss curves, relative to the second curve."""
-    return max(abs(a - b) / abs(b) for a, b in zip(mine, other, strict=True))
+    return max(abs(a - b) / abs(b) for a, b in zip(first, second, strict=True))

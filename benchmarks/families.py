@@ -1,9 +1,9 @@
-"""Packed against padded batches in three model families: forward and backward pass on ragged batches, in turns.
+"""Compare packed with padded batches in three model families: forward and backward pass, measured in turns.
 
     python -m benchmarks.families [--family modernbert] [--batch 32] [--rounds 10]
 
-Models have random weights, 6 layers of width 256 and 4 heads. Sequences have between a quarter of the length and all of
-it. The padded side is the model's own forward pass. Times are processor time on one thread; printed are the medians and
+Models have random weights, 6 layers of width 256 and 4 heads. Sequence lengths vary from a quarter of the length to the
+full length. The padded side is the model's own forward pass. It prints the medians of processor time on one thread, and
 their ratio.
 """
 
@@ -37,29 +37,29 @@ def main() -> None:
     parser.add_argument("--length", type=int, nargs="*", default=[64, 128])
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=10)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     print("family      length  padded ms  packed ms  ratio", flush=True)
-    for family in given.family:
+    for family in options.family:
         torch.manual_seed(0)
         config = AutoConfig.for_model(family, **COMMON | SIZES[family] | ENDS.get(family, {}))
         model = AutoModelForSequenceClassification.from_config(config).eval()  # no dropout: both sides do the same
-        for length in given.length:
-            batch = batch_of(length, given.batch)
+        for length in options.length:
+            batch = batch_of(length, options.batch)
             times: dict[str, list[float]] = {"padded": [], "packed": []}
-            for number in range(given.rounds + 1):
-                for name, read in (("padded", extract_padded), ("packed", extract)):
-                    seconds = _update(model, batch, read)
+            for number in range(options.rounds + 1):
+                for name, forward in (("padded", extract_padded), ("packed", extract)):
+                    seconds = _update(model, batch, forward)
                     if number:
                         times[name].append(seconds)
             padded, packed = (1000 * statistics.median(times[name]) for name in ("padded", "packed"))
             print(f"{family:11} {length:6} {padded:10.1f} {packed:10.1f} {padded / packed:6.2f}", flush=True)
 
 
-def _update(model: Any, batch: Batch, read: Any) -> float:
+def _update(model: Any, batch: Batch, forward: Any) -> float:
     model.zero_grad()
     started = time.process_time()
-    logits = read(model, batch, NEEDS).logits
+    logits = forward(model, batch, NEEDS).logits
     logits.sin().sum().backward()
     return time.process_time() - started
 

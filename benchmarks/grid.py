@@ -1,13 +1,13 @@
-"""Wall time of a whole small grid, all costs counted: ``distill-run -m`` in two processes against naive runs in a row.
+"""Time a small grid with all its costs: ``distill-run -m`` in two processes, and naive runs one after another.
 
     make bench-grid                     CoLA, 2 layers, one epoch, 6 points
     python -m benchmarks.grid --task rte --layers 4 --epochs 3 --temperature 1 5 10 20 --eta 0.2 0.5 0.7    36 points
-    python -m benchmarks.grid --max-steps 4     a quick trial
+    python -m benchmarks.grid --max-steps 4     a quick test
 
-distill-run: one command trains the teacher on all cores, a second command runs the grid (start-up, targets, students,
-evaluation, table). The naive side is extrapolated from a few batches, on all cores. It trains its teacher without
-evaluation. Each point then takes the measured start-up, all steps, and an evaluation per epoch. DISTILL_DATA_DIR must
-point to the data.
+For distill-run, one command trains the teacher on all cores, and a second one runs the grid (start-up, targets,
+students, evaluation, table). The naive side uses all cores, and its time is extrapolated from a few batches. It trains
+its teacher without evaluation. Each point then takes the measured start-up, all steps, and an evaluation per epoch.
+DISTILL_DATA_DIR must point to the data.
 """
 
 import argparse
@@ -30,21 +30,21 @@ from benchmarks.machine import describe
 from benchmarks.setting import BATCH, TOKENIZER, Setting, prepare
 from benchmarks.tables import markdown
 from distill_runner.common.errors import UserError
-from distill_runner.common.terminal import quiet
-from distill_runner.datasets.batches import Tokens
+from distill_runner.common.process import quiet_transformers
+from distill_runner.datasets.splits import TokenSplit
 
 
 def distill_run(folder: Path, arguments: Sequence[str]) -> float:
     """Run ``distill-run`` in ``folder`` with ``arguments``, and return the seconds that it takes."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "distill_runner.cli", *arguments]
-    done = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}")
+    command = [sys.executable, "-m", "distill_runner", *arguments]
+    process = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)}\n{process.stdout[-2000:]}")
     return time.perf_counter() - started
 
 
-def ours(folder: Path, options: argparse.Namespace) -> tuple[float, float]:
+def time_distill_run(folder: Path, options: argparse.Namespace) -> tuple[float, float]:
     """Return the seconds of the command for the teacher and of the command for the grid."""
     common = [f"task={options.task}", "teacher=base", f"teacher.source={folder / 'teacher'}", *options.overrides]
     steps = "null" if options.max_steps is None else options.max_steps
@@ -62,7 +62,7 @@ def _length(epochs: int, steps: int | str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Naive:
+class NaiveSpeed:
     """Speed of the naive side.
 
     Attributes:
@@ -76,8 +76,8 @@ class Naive:
     evaluation: float
 
 
-def naive(setting: Setting, threads: int, repeats: int) -> Naive:
-    """Measure the parts of the naive side, one after the other."""
+def time_naive(setting: Setting, threads: int, repeats: int) -> NaiveSpeed:
+    """Measure the parts of the naive side, one after the naive."""
 
     def timed(name: str) -> tuple[float, float]:
         started = time.perf_counter()
@@ -88,7 +88,7 @@ def naive(setting: Setting, threads: int, repeats: int) -> Naive:
             return ready, statistics.median(processes.first("rate") for _ in range(repeats))
 
     (start, student), (_, teacher), (_, evaluation) = map(timed, ("naive", "naive_teacher", "naive_evaluation"))
-    return Naive(start, student, teacher, evaluation)
+    return NaiveSpeed(start, student, teacher, evaluation)
 
 
 def compare(options: argparse.Namespace) -> str:
@@ -96,29 +96,32 @@ def compare(options: argparse.Namespace) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         setting = prepare(folder, options.task, options.layers, options.width, options.steps, options.tokenizer)
-        teacher, grid = ours(folder, options)
-        other = naive(setting, options.threads, options.repeats)
-        per_epoch = math.ceil(len(Tokens(folder / "tokens")) / BATCH)
+        teacher, grid = time_distill_run(folder, options)
+        naive = time_naive(setting, options.threads, options.repeats)
+        per_epoch = math.ceil(len(TokenSplit(folder / "tokens")) / BATCH)
     points = len(options.lr) * len(options.eta) * len(options.temperature)
     steps = min(options.epochs * per_epoch, options.max_steps or math.inf)
-    judged = sum(len(setting.task.examples(split)) for split in setting.task.validation.values())
-    updates = other.start + steps * BATCH / other.student
-    judging = math.ceil(steps / per_epoch) * judged / other.evaluation
-    taught = other.start + steps * BATCH / other.teacher
-    total, others = teacher + grid, taught + points * (updates + judging)
-    bare = teacher + points * updates
+    evaluated = sum(len(setting.task.examples(split)) for split in setting.task.validation.values())
+    updates = naive.start + steps * BATCH / naive.student
+    evaluation = math.ceil(steps / per_epoch) * evaluated / naive.evaluation
+    naive_teacher = naive.start + steps * BATCH / naive.teacher
+    total, naive_total = teacher + grid, naive_teacher + points * (updates + evaluation)
+    without_evaluation = teacher + points * updates
     return markdown(
         [
             [f"{setting.name}, {points} points of {steps:.0f} steps", "seconds"],
             ["distill-run: teacher", f"{teacher:.0f}"],
             [f"distill-run: grid, {options.workers} processes", f"{grid:.0f}"],
-            ["distill-run: in all", f"{total:.0f}"],
-            [f"naive: teacher, extrapolated from {other.teacher:.1f} examples/s", f"{taught:.0f}"],
-            [f"naive: a student, extrapolated from {other.student:.1f} examples/s", f"{updates:.0f}"],
-            [f"naive: its evaluation, extrapolated from {other.evaluation:.1f} examples/s", f"{judging:.0f}"],
-            ["naive: in all, extrapolated", f"{others:.0f}"],
-            ["times faster", f"{others / total:.1f}"],
-            ["the same if the naive side had our teacher, and need not evaluate", f"{bare / total:.1f}"],
+            ["distill-run: total", f"{total:.0f}"],
+            [f"naive: teacher, extrapolated from {naive.teacher:.1f} examples/s", f"{naive_teacher:.0f}"],
+            [f"naive: a student, extrapolated from {naive.student:.1f} examples/s", f"{updates:.0f}"],
+            [f"naive: its evaluation, extrapolated from {naive.evaluation:.1f} examples/s", f"{evaluation:.0f}"],
+            ["naive: total, extrapolated", f"{naive_total:.0f}"],
+            ["times faster", f"{naive_total / total:.1f}"],
+            [
+                "times faster if the naive side used our teacher and did not evaluate",
+                f"{without_evaluation / total:.1f}",
+            ],
         ]
     )
 
@@ -140,7 +143,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", default=TOKENIZER)
     parser.add_argument("overrides", nargs="*", help="of distill-run's configuration, such as runtime.precision=bf16")
     options = parser.parse_args()
-    quiet()
+    quiet_transformers()
     print(f"Width {options.width}, batch {BATCH}. {describe()}\n", flush=True)
     try:
         print(compare(options))

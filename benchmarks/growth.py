@@ -1,8 +1,8 @@
-"""Costs that grow with the data: memory of tokenising and of training a vocabulary, seconds to list and check a store.
+"""Measure costs that grow with the data: memory to tokenize or train a vocabulary, time to list and check a store.
 
     python -m benchmarks.growth tokens 10000 100000 1000000     peak MiB of a process, by rows of text
     python -m benchmarks.growth vocabulary 20000 80000          peak MiB, by paragraphs
-    python -m benchmarks.growth store 100 1000 10000            seconds of ``distill-run-store``, by artifacts
+    python -m benchmarks.growth store 100 1000 10000            seconds of ``distill-run store``, by artifacts
     python -m benchmarks.growth targets 500                     seconds to open an artifact of so many MiB, twice
 
 Each number is measured in a separate process. Rows of text are drawn from the embedded corpus.
@@ -37,12 +37,12 @@ def main() -> None:
 
 
 def tokens(rows: int, folder: Path) -> str:
-    """Read and tokenise a CSV file of sentences with two labels; return peak MiB and seconds."""
+    """Read and tokenize a CSV file of sentences with two labels; return peak MiB and seconds."""
     from transformers import AutoTokenizer
 
-    from distill_runner.datasets.batches import Tokens
     from distill_runner.datasets.corpora import train_wordpiece
-    from distill_runner.kinds import make_task
+    from distill_runner.datasets.splits import TokenSplit
+    from distill_runner.tasks import make_task
 
     _in_another_process(_write_csv, rows, folder)
     (folder / "tokenizer").mkdir()
@@ -58,7 +58,7 @@ def tokens(rows: int, folder: Path) -> str:
         validation={"validation": "validation"},
     )
     started = time.perf_counter()
-    Tokens.write(folder, task.examples("train"), AutoTokenizer.from_pretrained(folder / "tokenizer"), 128)
+    TokenSplit.write(folder, task.examples("train"), AutoTokenizer.from_pretrained(folder / "tokenizer"), 128)
     return f"{peak_memory():.0f} ({time.perf_counter() - started:.0f} s)"
 
 
@@ -72,17 +72,17 @@ def vocabulary(texts: int, folder: Path) -> str:
 
 
 def store(artifacts: int, folder: Path) -> str:
-    """Time ``distill-run-store`` on a store that contains stages and, in turns, targets made from them."""
+    """Time ``distill-run store`` on a store that contains stages and, in turns, targets made from them."""
     from distill_runner.pipeline.store import Store, key_of
 
-    filled, teacher = Store(folder / "store"), ""
+    target, teacher = Store(folder / "store"), ""
     for number in range(artifacts):
         stage = {"kind": "stage", "schema": 1, "stage": "student", "seed": number, "teacher": teacher}
         spec = {"kind": "targets", "schema": 1, "teacher": teacher, "seed": number} if number % 2 else stage
-        filled.get(spec, lambda place: print("{}", file=(place / "metrics.json").open("w")))
+        target.get(spec, lambda place: print("{}", file=(place / "metrics.json").open("w")))
         teacher = key_of(stage)
     started = time.perf_counter()
-    command = [sys.executable, "-m", "distill_runner.commands.store", "--store", str(folder / "store")]
+    command = [sys.executable, "-m", "distill_runner", "store", "--store", str(folder / "store")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return f"{time.perf_counter() - started:.2f}"
 

@@ -1,8 +1,8 @@
-"""Work of the host for an update other than starting kernels: a batch, its weights, the teacher's cached outputs.
+"""Time the host's work for an update without kernel launches: a batch, its weights, the teacher's cached outputs.
 
     python -m benchmarks.host --length 70 --updates 300        RTE's mean length; 12 layers of 768, 32 examples
 
-No model runs: examples per second are what the host could pass to a model.
+No model runs. The result is the examples per second that the host can pass to a model.
 """
 
 import argparse
@@ -13,18 +13,17 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from distill_runner.datasets.batches import Tokens
+from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.features import FeatureRequest
 from distill_runner.training.config import Optim
-from distill_runner.training.data import steps, weighed
+from distill_runner.training.data import TextData, epoch_updates, weighted_batches
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import CachedTargets
-from distill_runner.training.text_data import TextData
 
 LAYERS, WIDTH, EXAMPLES = 12, 768, 2490
 
 
-def write(folder: Path, length: int) -> None:
+def write_data(folder: Path, length: int) -> None:
     """Write texts with a mean length of ``length`` tokens, and random outputs of a teacher."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.gamma(4, length / 4, EXAMPLES).astype(np.int64), 4, 512)
@@ -43,22 +42,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=70)
     parser.add_argument("--updates", type=int, default=300)
-    arguments = parser.parse_args()
-    with TemporaryDirectory() as place:
-        folder = Path(place)
-        write(folder, arguments.length)
-        device = Device.of("cpu", "fp32")
+    options = parser.parse_args()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        write_data(folder, options.length)
+        device = Device.from_name("cpu", "fp32")
         needs = FeatureRequest(logits=True, cls=frozenset(range(1, LAYERS + 1)))
         targets = CachedTargets(folder / "targets", device, needs)
-        data, optim = TextData(Tokens(folder), device), Optim(lr=1e-4, batch_size=32, epochs=1)
-        updates = (update for epoch in range(10**6) for update in steps(data, optim, 0, epoch))
-        for part in (20, arguments.updates):  # the first updates read the files
-            started, seen = time.perf_counter(), 0
-            for update in islice(updates, part):
-                seen += update.num_examples
-                for batch in weighed(update):
+        data, optim = TextData(TokenSplit(folder), device), Optim(lr=1e-4, batch_size=32, epochs=1)
+        updates = (update for epoch in range(10**6) for update in epoch_updates(data, optim, 0, epoch))
+        for count in (20, options.updates):  # the first updates read the files
+            started, num_examples = time.perf_counter(), 0
+            for update in islice(updates, count):
+                num_examples += update.num_examples
+                for batch in weighted_batches(update):
                     targets(batch)
-        print(f"{seen / (time.perf_counter() - started):,.0f} examples per second")
+        print(f"{num_examples / (time.perf_counter() - started):,.0f} examples per second")
 
 
 if __name__ == "__main__":

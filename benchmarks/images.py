@@ -1,12 +1,12 @@
-"""Time of an update of ResNet-20 -> ResNet-8, compared with a plain loop over the same images.
+"""Time an update of ResNet-20 -> ResNet-8, and compare it with a plain loop over the same images.
 
     python -m benchmarks.images [--teacher 20] [--steps 20] [--repeats 3] [--views 8] [--size 32] [--batch 128]
 
-The plain loop uses torch's defaults: a ``DataLoader`` with two workers that crop, flip and normalise image by image,
+The plain loop uses torch's defaults: a ``DataLoader`` with two workers that crop, flip and normalize image by image,
 the teacher at every step, channels-first memory. Both sides start from the same weights and see the same images in
-the same order; the largest difference of their losses is printed.
+the same order. It prints the largest difference of their losses.
 
-The sides run in turns (plain, ours), so that other work on the machine affects both equally: first with a live
+The sides run in turns (plain, distill-run), so that other work on the machine affects both equally: first with a live
 teacher, then with cached views. The ratio is of medians over all steps except the first two of a turn. With views the
 plain loop draws the same fixed images. The teacher's pass over these images, which happens once, is timed separately.
 """
@@ -24,21 +24,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from distill_runner.common.process import computation_mode
 from distill_runner.common.seeds import seed_all
-from distill_runner.datasets.images.augment import apply
-from distill_runner.datasets.images.config import Augment
-from distill_runner.datasets.images.pixels import Pixels
-from distill_runner.kinds import make_task
+from distill_runner.datasets.image_splits import ImageSplit, augment_images
+from distill_runner.datasets.images import Augment
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import cross_entropy, soft_cross_entropy
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest
+from distill_runner.models.features import EncoderShape, FeatureRequest
+from distill_runner.models.images import CifarResNetConfig
 from distill_runner.models.resnet import CifarResNet
-from distill_runner.models.resnet_config import CifarResNetConfig
+from distill_runner.tasks import make_task
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import TaskData, epoch_order
-from distill_runner.training.devices import Device, computing
-from distill_runner.training.parts import Learner, Machine, Procedure, Record
+from distill_runner.training.devices import Device
 from distill_runner.training.teachers import CachedTargets, LiveTargets
 from distill_runner.training.train import Training
 
@@ -55,7 +53,7 @@ Turn = tuple[list[float], list[float]]
 class OneByOne(Dataset[tuple[Tensor, int]]):
     """Data set that prepares images one by one, as most scripts do."""
 
-    def __init__(self, split: Pixels) -> None:
+    def __init__(self, split: ImageSplit) -> None:
         self.split, self.seed = split, SEED if split.num_views is None else 0
 
     def __len__(self) -> int:
@@ -63,7 +61,7 @@ class OneByOne(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
         image, index = torch.from_numpy(self.split.images[[number]]), torch.tensor([number])
-        picture = apply(AUGMENT, image, index, self.seed, 0)[0].permute(2, 0, 1).contiguous().float() / 255
+        picture = augment_images(AUGMENT, image, index, self.seed, 0)[0].permute(2, 0, 1).contiguous().float() / 255
         mean, deviation = (torch.tensor(part)[:, None, None] for part in (MEAN, DEVIATION))
         return (picture - mean) / deviation, int(self.split.labels[number])
 
@@ -73,7 +71,7 @@ def network(depth: int) -> CifarResNet:
     return CifarResNet(CifarResNetConfig(depth=depth, id2label={n: str(n) for n in range(CLASSES)}))
 
 
-def teacher_of(depth: int, split: Pixels) -> CifarResNet:
+def teacher_of(depth: int, split: ImageSplit) -> CifarResNet:
     """Return a network whose statistics are those of 32 images; without them, rounding grows with each layer."""
     teacher = network(depth).train()
     for module in teacher.modules():
@@ -84,7 +82,7 @@ def teacher_of(depth: int, split: Pixels) -> CifarResNet:
     return teacher.eval()
 
 
-def plain(split: Pixels, depth: int, optim: Optim) -> Turn:
+def plain(split: ImageSplit, depth: int, optim: Optim) -> Turn:
     teacher, student = teacher_of(depth, split), network(8).train()
     order = epoch_order(len(split), SEED, 0).tolist()
     loader = DataLoader(OneByOne(split), optim.batch_size, sampler=order, num_workers=2)
@@ -94,9 +92,11 @@ def plain(split: Pixels, depth: int, optim: Optim) -> Turn:
     def updates() -> Iterator[float]:
         for pictures, labels in loader:
             with torch.no_grad():
-                taught = teacher(pictures).logits
+                teacher_logits = teacher(pictures).logits
             logits = student(pictures).logits
-            loss = 0.5 * cross_entropy(logits, labels) + 0.5 * soft_cross_entropy(logits, taught, TEMPERATURE, True)
+            loss = 0.5 * cross_entropy(logits, labels) + 0.5 * soft_cross_entropy(
+                logits, teacher_logits, TEMPERATURE, True
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -105,25 +105,29 @@ def plain(split: Pixels, depth: int, optim: Optim) -> Turn:
     return timed(updates())
 
 
-def ours(split: Any, depth: int, optim: Optim, cache: Path | None) -> Turn:
-    device = Device.of("cpu", "fp32")
+def distill_run(split: Any, depth: int, optim: Optim, cache: Path | None) -> Turn:
+    device = Device.from_name("cpu", "fp32")
     live = LiveTargets(teacher_of(depth, split), split, FeatureRequest(logits=True), device)
     student: Any = network(8)
     fields = {"name": "random", "dataset": "nowhere", "columns": ["image"], "epochs": 1, "metrics": ["accuracy"]}
-    task = make_task(**fields, kind="images", labels=[str(n) for n in range(CLASSES)], validation={"test": "test"})
-    shape = EncoderShape.of(student.config)
-    method = parse_method(VANILLA).make().bind(shape, EncoderShape.of(live.model.config), task.outputs)
+    task = make_task(**fields, type="images", labels=[str(n) for n in range(CLASSES)], validation={"test": "test"})
+    shape = EncoderShape.from_config(student.config)
+    method = parse_method(VANILLA).make().bind(shape, EncoderShape.from_config(live.model.config), task.outputs)
     losses: list[float] = []
 
     with TemporaryDirectory() as folder:
         targets = live if cache is None else CachedTargets(cache, device, FeatureRequest(logits=True))
         training = Training(
-            Learner(student, method, TaskData(task, split, {}, device, seed=SEED), targets),
-            Procedure(optim, SEED),
-            Machine(device, Runtime(log_every=1)),
-            Record(
-                Path(folder), lambda values, step, epoch: losses.append(values["loss"]) if "loss" in values else None
-            ),
+            student,
+            method,
+            TaskData(task, split, {}, device, seed=SEED),
+            targets,
+            optim=optim,
+            seed=SEED,
+            device=device,
+            runtime=Runtime(log_every=1),
+            folder=Path(folder),
+            report=lambda values, step, epoch: losses.append(values["loss"]) if "loss" in values else None,
         )
 
         def updates() -> Iterator[float]:
@@ -131,17 +135,17 @@ def ours(split: Any, depth: int, optim: Optim, cache: Path | None) -> Turn:
                 training.step(update)
                 yield losses[-1]
 
-        with computing():
+        with computation_mode():
             return timed(updates())
 
 
 def timed(updates: Iterator[float]) -> Turn:
-    seconds, losses, before = [], [], time.perf_counter()
+    seconds, losses, previous = [], [], time.perf_counter()
     for loss in updates:
         now = time.perf_counter()
-        seconds.append(now - before)
+        seconds.append(now - previous)
         losses.append(loss)
-        before = now
+        previous = now
     return seconds[2:], losses
 
 
@@ -151,8 +155,8 @@ def random_images(folder: Path, count: int, size: int) -> None:
     np.save(folder / "labels.npy", rng.integers(0, CLASSES, count))
 
 
-def compare(folder: Path, given: argparse.Namespace) -> Iterator[str]:
-    random_images(folder, given.batch * given.steps, given.size)
+def compare(folder: Path, options: argparse.Namespace) -> Iterator[str]:
+    random_images(folder, options.batch * options.steps, options.size)
     recipe: Any = {
         "name": "sgd",
         "schedule": "constant",
@@ -161,33 +165,35 @@ def compare(folder: Path, given: argparse.Namespace) -> Iterator[str]:
         "weight_decay": 1e-4,
         "clip": None,
     }
-    optim = Optim(lr=0.1, batch_size=given.batch, max_steps=given.steps, epochs=1, **recipe)
-    endless, fixed = (Pixels(folder, (MEAN, DEVIATION), AUGMENT, views) for views in (None, given.views))
+    optim = Optim(lr=0.1, batch_size=options.batch, max_steps=options.steps, epochs=1, **recipe)
+    endless, fixed = (ImageSplit(folder, (MEAN, DEVIATION), AUGMENT, views) for views in (None, options.views))
     cache = folder / "targets"
     cache.mkdir()
     started = time.perf_counter()
-    taught: Any = fixed
-    live = LiveTargets(teacher_of(given.teacher, fixed), taught, FeatureRequest(logits=True), Device.of("cpu", "fp32"))
+    data: Any = fixed
+    live = LiveTargets(
+        teacher_of(options.teacher, fixed), data, FeatureRequest(logits=True), Device.from_name("cpu", "fp32")
+    )
     CachedTargets.write(cache, live)
-    yield f"teacher's pass over {given.views} views of {len(fixed)} images: {time.perf_counter() - started:.1f} s"
-    for name, split, targets in (("live", endless, None), (f"{given.views} views", fixed, cache)):
+    yield f"teacher's pass over {options.views} views of {len(fixed)} images: {time.perf_counter() - started:.1f} s"
+    for name, split, targets in (("live", endless, None), (f"{options.views} views", fixed, cache)):
         turns: list[tuple[Turn, Turn]] = [
-            (plain(split, given.teacher, optim), ours(split, given.teacher, optim, targets))
-            for _ in range(given.repeats)
+            (plain(split, options.teacher, optim), distill_run(split, options.teacher, optim, targets))
+            for _ in range(options.repeats)
         ]
-        naive, own = (statistics.median([s for turn in turns for s in turn[side][0]]) for side in (0, 1))
-        apart = max(abs(a - b) for turn in turns for a, b in zip(turn[0][1], turn[1][1], strict=True))
-        figures = f"plain {1000 * naive:.0f} ms, ours {1000 * own:.0f} ms, ratio {naive / own:.2f}"
-        yield f"{name}: {figures}; losses at most {apart:.1e} apart over {given.steps} steps"
+        naive, fast = (statistics.median([s for turn in turns for s in turn[side][0]]) for side in (0, 1))
+        difference = max(abs(a - b) for turn in turns for a, b in zip(turn[0][1], turn[1][1], strict=True))
+        figures = f"plain {1000 * naive:.0f} ms, distill-run {1000 * fast:.0f} ms, ratio {naive / fast:.2f}"
+        yield f"{name}: {figures}; losses differ by at most {difference:.1e} over {options.steps} steps"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, default in (("teacher", 20), ("steps", 20), ("repeats", 3), ("views", 8), ("size", 32), ("batch", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        for line in compare(Path(folder), given):
+        for line in compare(Path(folder), options):
             print(line, flush=True)
 
 

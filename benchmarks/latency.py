@@ -1,11 +1,11 @@
-"""Time of a forward pass of each of the 24 compact BERTs, and its speed-up over the teacher.
+"""Time a forward pass of each of the 24 compact BERTs, and compute its speed-up over the teacher.
 
     python benchmarks/latency.py [--batch 1 32] [--length 512] [--repeats 3] [--layers 2 12] [--width 128]
 
 Source: well-read students (Turc et al. 2019), Table 1b: speed-up against BERT-large at batch 1, length 512 on a TPU v2.
 The students of one width and the teacher are timed in turns, so that other work on the machine affects all equally.
 The speed-up is a ratio of medians. Weights are random, since they do not affect the time. The paper's speed-up is in
-brackets.
+parentheses.
 """
 
 import argparse
@@ -18,8 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from distill_runner.models.build import build
-from distill_runner.models.config import ModelConfig
-from distill_runner.models.head import LANGUAGE_MODEL
+from distill_runner.models.config import LANGUAGE_MODEL, ModelConfig
 from distill_runner.training.devices import Device
 
 LAYERS, WIDTHS = (2, 4, 6, 8, 10, 12), (128, 256, 512, 768)
@@ -70,7 +69,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, nargs="+", default=WIDTHS, choices=WIDTHS)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    device = Device.of(options.device, "fp32")
+    device = Device.from_name(options.device, "fp32")
     teacher = bert(24, 1024, device)
     for batch in options.batch:
         ids_BL = torch.randint(1000, 30000, (batch, options.length), device=device.torch)

@@ -1,4 +1,4 @@
-"""ALP-KD's loss as in a first script, written without the package's losses.
+"""ALP-KD's loss as a first script would compute it, without the package's losses.
 
 B: examples. C: classes or, for spans, padded tokens. L: padded tokens. H: features.
 """
@@ -31,16 +31,16 @@ def labels_of(batch: Mapping[str, Tensor]) -> Tensor:
     return batch["labels"] if "labels" in batch else torch.cat([batch[f"{end}_positions"] for end in ENDS])
 
 
-def loss_of(mine_BC: Tensor, taught_BC: Tensor, labels_B: Tensor, intermediate: Sequence[Tensor]) -> Tensor:
+def loss_of(student_BC: Tensor, teacher_BC: Tensor, labels_B: Tensor, intermediate: Sequence[Tensor]) -> Tensor:
     """Return the weighted sum of cross entropy, soft cross entropy and the distances of the student's layers."""
-    taught = softmax(taught_BC / TEMPERATURE, -1)
-    soft = -(taught * torch.log_softmax(mine_BC / TEMPERATURE, -1)).sum(-1).mean()
-    hard = cross_entropy(mine_BC, labels_B)
+    target = softmax(teacher_BC / TEMPERATURE, -1)
+    soft = -(target * torch.log_softmax(student_BC / TEMPERATURE, -1)).sum(-1).mean()
+    hard = cross_entropy(student_BC, labels_B)
     return BETA * hard + ETA * TEMPERATURE**2 * soft + LAMBDA * torch.stack(list(intermediate)).sum()
 
 
-def layer_distance(mine_BH: Tensor, taught_BH: Sequence[Tensor]) -> Tensor:
+def layer_distance(student_BH: Tensor, teacher_BH: Sequence[Tensor]) -> Tensor:
     """Squared error of a student layer's [CLS] states to the teacher's, averaged by similarity (Eqs. 5-7)."""
-    states = torch.stack(list(taught_BH), 1)
-    alpha = softmax((states @ mine_BH[:, :, None]).squeeze(-1), -1)
-    return mse_loss(mine_BH, (alpha[:, :, None] * states).sum(1))
+    states = torch.stack(list(teacher_BH), 1)
+    alpha = softmax((states @ student_BH[:, :, None]).squeeze(-1), -1)
+    return mse_loss(student_BH, (alpha[:, :, None] * states).sum(1))

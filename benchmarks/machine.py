@@ -1,4 +1,4 @@
-"""Description of the machine, its peak speed and memory, and the operations that a student needs."""
+"""The machine: its description, peak speed and memory, and the operations that a student needs."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import EncoderShape
 
 FLAGS = ("avx2", "avx512_f", "avx512_bf16", "amx_bf16")
 SIZES = (512, 1024, 2048, 4096, 8192)
@@ -22,11 +22,11 @@ def describe() -> str:
     """Return the machine, package versions and date in one line."""
     cpu = torch.cpu.get_capabilities()
     flags = " ".join(flag for flag in FLAGS if cpu.get(flag)) or "no AVX2"
-    where = f"{cpu.get('cpu_name', platform.processor())}, {os.cpu_count()} cores, {flags}"
+    machine = f"{cpu.get('cpu_name', platform.processor())}, {os.cpu_count()} cores, {flags}"
     if torch.cuda.is_available():
-        where += f"; {torch.cuda.get_device_name()}"
+        machine += f"; {torch.cuda.get_device_name()}"
     versions = ", ".join(f"{name} {number}" for name in PACKAGES if (number := _version(name)))
-    return f"{where}. Python {platform.python_version()}, {versions}. {date.today()}."
+    return f"{machine}. Python {platform.python_version()}, {versions}. {date.today()}."
 
 
 def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
@@ -64,7 +64,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def student_operations(shape: EncoderShape, lengths: Sequence[int], only_read: bool) -> float:
+def student_operations(shape: EncoderShape, lengths: Sequence[int], needed_only: bool) -> float:
     """Return the floating-point operations of a student's forward and backward pass, as a mean over ``lengths``.
 
     Only matrix products of the layers and the pooler count, with feed-forward layers of four times the width. The
@@ -72,14 +72,14 @@ def student_operations(shape: EncoderShape, lengths: Sequence[int], only_read: b
 
     Args:
         lengths: tokens of each example.
-        only_read: leave out results of the last layer that are not read. Only [CLS] is read, which needs of the other
-            tokens a product with a query and a mean for each head.
+        needed_only: leave out results of the last layer that the loss does not read. It reads only [CLS], which needs
+            from the other tokens a product with a query and a mean for each head.
     """
-    width, whole = shape.width, shape.num_layers - only_read
+    width, full_layers = shape.width, shape.num_layers - needed_only
     forward = 0.0
     for length in lengths:
-        forward += whole * length * (24 * width**2 + 4 * length * width) + 2 * width**2
-        if only_read:
+        forward += full_layers * length * (24 * width**2 + 4 * length * width) + 2 * width**2
+        if needed_only:
             forward += 24 * width**2 + 4 * length * width * shape.num_heads
     return 3 * forward / len(lengths)
 

@@ -2,11 +2,11 @@
 
     DISTILL_DATA_DIR=<folder with amazon_reviews/ and wiki_paragraphs/> python -m benchmarks.paper_hours [--missing]
 
-writes docs/papers/hours.yaml after each command (a quarter of an hour in all).
+writes docs/papers/hours.yaml after each command (a quarter of an hour in total).
 
-Counted are the operations of all products: 3 forward passes for each example that a model trains on, one for each
-example that a teacher reads or that is evaluated. Stages that points share are counted once. No GPU is used: its two
-speeds below are assumptions. A plan on a machine with a GPU measures times instead (``plan=true``).
+It counts the operations of all matrix products: 3 forward passes for each training example, and one for each example
+that a teacher reads or that is evaluated. Stages that points share count once. No GPU is used: its two speeds below are
+assumptions. On a machine with a GPU, ``plan=true`` measures times instead.
 """
 
 import argparse
@@ -122,13 +122,13 @@ def data_of(stage: Any) -> tuple[Data, float]:
     config = stage.config
     if config.corpus is not None:
         return Data(10**9, 0, {}), config.corpus.max_length
-    found = DATA[config.transfer.name if config.transfer else config.task.name]
+    data = DATA[config.transfer.name if config.transfer else config.task.name]
     if config.transfer:
-        found = replace(found, train=config.transfer.size or found.train, validation=DATA[config.task.name].validation)
-    if not found.tokens:
-        return found, 0
-    limit = next((length for length in sorted(found.tokens) if length >= config.task.max_length), max(found.tokens))
-    return replace(found, train=int(found.train * stage.data.share)), min(found.tokens[limit], config.task.max_length)
+        data = replace(data, train=config.transfer.size or data.train, validation=DATA[config.task.name].validation)
+    if not data.tokens:
+        return data, 0
+    limit = next((length for length in sorted(data.tokens) if length >= config.task.max_length), max(data.tokens))
+    return replace(data, train=int(data.train * stage.data.share)), min(data.tokens[limit], config.task.max_length)
 
 
 def one_pass(stage: Any, tokens: float) -> float:
@@ -140,41 +140,43 @@ def one_pass(stage: Any, tokens: float) -> float:
     return forward(shape.num_layers, shape.width, tokens) + words
 
 
-def count_stage(stage: Any, count: Count, seen: set[Any], times: int = 1) -> None:
+def count_stage(stage: Any, count: Count, visited: set[Any], times: int = 1) -> None:
     """Add the cost of a stage to ``count``, trained ``times`` times on the same outputs of its teacher."""
-    from distill_runner.pipeline.caches import why_live
+    from distill_runner.pipeline.targets import live_reason
 
     (data, tokens), optim = data_of(stage), stage.config.optim
-    if stage.config.given is not None or optim.epochs == 0:
+    if stage.config.prediction_source is not None or optim.epochs == 0:
         return
     per_epoch = -(-data.train // optim.batch_size)
     updates = optim.num_steps(per_epoch)
-    trained, judged = updates * optim.batch_size, data.validation * -(-updates // per_epoch)
+    trained, evaluated = updates * optim.batch_size, data.validation * -(-updates // per_epoch)
     one = one_pass(stage, tokens)
-    operations = 3 * trained * one + judged * one
+    operations = 3 * trained * one + evaluated * one
     if stage.teacher is not None:
-        said = one_pass(stage.teacher, tokens)
-        if stage.data.is_corpus or why_live(stage, "auto"):
-            operations += trained * said
+        teacher_pass = one_pass(stage.teacher, tokens)
+        if stage.data.is_corpus or live_reason(stage, "auto"):
+            operations += trained * teacher_pass
         else:
-            new = {(stage.teacher.key, str(stage.data.spec), followed) for followed in stage.followed} - seen
-            seen |= new
-            count.add(len(new) * data.train * said)
+            new = {
+                (stage.teacher.key, str(stage.data.spec), followed) for followed in stage.teacher_checkpoints
+            } - visited
+            visited |= new
+            count.add(len(new) * data.train * teacher_pass)
     per_layer = SECONDS_PER_CONVOLUTION if stage.shape.reads_images else SECONDS_PER_LAYER
     count.add(operations, updates * stage.shape.num_layers * per_layer, times)
 
 
 def count_grid(points: Sequence[Any], times: int) -> Count:
     """Return the cost of all points, with the stages that points share counted once."""
-    count, seen = Count(), set[Any]()
+    count, visited = Count(), set[Any]()
     for point in points:
         if point.error:
             raise point.error
         for stage in reversed(point.stage.all_upstream):
-            if stage.key not in seen:
-                seen.add(stage.key)
-                count_stage(stage, count, seen)
-        count_stage(point.stage, count, seen, times)
+            if stage.key not in visited:
+                visited.add(stage.key)
+                count_stage(stage, count, visited)
+        count_stage(point.stage, count, visited, times)
     return count
 
 
@@ -200,8 +202,8 @@ def points_of(arguments: Sequence[str], paper: str) -> tuple[Any, int]:
                 first, *others = str(params[key]).split(",")
                 params[key], times = first, times * (1 + len(others))
         unread = [UNREAD[argument] for argument in arguments if argument in UNREAD]
-        every = [*(f"{key}={value}" for key, value in params.items()), *arguments, *unread]
-        return expand(master, hydra.config_loader, every, master.sweep.where).points, times
+        overrides = [*(f"{key}={value}" for key, value in params.items()), *arguments, *unread]
+        return expand(master, hydra.config_loader, overrides, master.sweep.where).points, times
 
 
 def pretend(cache: Path) -> None:
@@ -218,15 +220,15 @@ def pretend(cache: Path) -> None:
     constants.HF_HUB_CACHE = str(cache)
     words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b")
     tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
-    for name, (kind, layers, width) in MODELS.items():
+    for name, (model_type, layers, width) in MODELS.items():
         sizes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
-        length = 512 if kind == "bert" else 514
-        vocab_size = {"bert": 30522, "roberta": 50265}.get(kind, 250002)
+        length = 512 if model_type == "bert" else 514
+        vocab_size = {"bert": 30522, "roberta": 50265}.get(model_type, 250002)
         sizes |= {"num_attention_heads": width // 64, "vocab_size": vocab_size, "max_position_embeddings": length}
         folder = hub.Commit("model", name, _sha(name)).folder
-        AutoConfig.for_model(kind, **sizes).save_pretrained(folder)
+        AutoConfig.for_model(model_type, **sizes).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    hub._ask = lambda kind, name, revision: hub.Commit(kind, name, _sha(name))
+    hub.request_commit = lambda repo_type, name, revision: hub.Commit(repo_type, name, _sha(name))
 
 
 def _sha(name: str) -> str:
@@ -236,29 +238,29 @@ def _sha(name: str) -> str:
 def commands() -> dict[str, str]:
     """Return every training command in the rows of the papers, with its paper."""
     papers = yaml.safe_load((PAGES / "rows.yaml").read_text())
-    trainings = re.compile(r"distill-run (sweep=|-m )")
+    pattern = re.compile(r"distill-run (sweep=|-m )")
     return {
         command: paper
-        for paper, known in papers.items()
-        for row in known["rows"].values()
+        for paper, content in papers.items()
+        for row in content["rows"].values()
         for command in str(row[2]).split("; ")
-        if trainings.match(command)
+        if pattern.match(command)
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--missing", action="store_true", help="only commands that the file does not have yet")
-    file, every = PAGES / "hours.yaml", commands()
-    known = yaml.safe_load(file.read_text()) if parser.parse_args().missing and file.exists() else {}
+    file, papers = PAGES / "hours.yaml", commands()
+    hours = yaml.safe_load(file.read_text()) if parser.parse_args().missing and file.exists() else {}
     with TemporaryDirectory() as cache:
         pretend(Path(cache))
-        for command, paper in every.items():
-            if command not in known:
+        for command, paper in papers.items():
+            if command not in hours:
                 points, times = points_of([part for part in shlex.split(command)[1:] if part != "-m"], paper)
-                known[command] = count_grid(points, times).rounded() | {"trainings": len(points) * times}
-                print(f"{command}: {known[command]}", flush=True)
-                ordered = {each: known[each] for each in every if each in known}
+                hours[command] = count_grid(points, times).rounded() | {"trainings": len(points) * times}
+                print(f"{command}: {hours[command]}", flush=True)
+                ordered = {name: hours[name] for name in papers if name in hours}
                 file.write_text(HEAD + yaml.safe_dump(ordered, sort_keys=False, width=150))
 
 

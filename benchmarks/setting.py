@@ -1,9 +1,9 @@
-"""What every competitor trains, on disk: real texts, a teacher and a student with random weights, and the loss.
+"""The files that each competitor trains on: real texts, a teacher and a student with random weights; and the loss.
 
-Weights do not affect the time, but lengths and vocabulary do. The texts are the task's own, in BERT's vocabulary.
+Weights do not affect the time, but lengths and vocabulary do. The texts are those of the task, in BERT's vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +14,17 @@ import torch
 from transformers import AutoTokenizer, BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
 from distill_runner.compose import resolvers
-from distill_runner.compose.composed import typed_run
 from distill_runner.compose.folders import config_folder
-from distill_runner.datasets.batches import Batch, Tokens
-from distill_runner.kinds.questions import QuestionsTask
-from distill_runner.kinds.task import Task
+from distill_runner.compose.run_config import typed_run
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.splits import TokenSplit
 from distill_runner.methods.hidden_states import HiddenStateLoss
-from distill_runner.models.build import build
-from distill_runner.models.config import ModelConfig
-from distill_runner.models.sources import resolved_source
+from distill_runner.models.build import build, load_model
+from distill_runner.models.sources import resolve_source
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
+from distill_runner.tasks.questions import QuestionsTask
+from distill_runner.tasks.task import Task
 from distill_runner.training.data import epoch_order
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import CachedTargets, LiveTargets
@@ -64,16 +64,16 @@ class Setting:
         return f"{self.task.name}, {self.stage.shape.num_layers} layers"
 
     @property
-    def layers(self) -> dict[int, list[int]]:
+    def layers(self) -> Mapping[int, list[int]]:
         """Teacher layers that each student layer learns from; both are counted from 1."""
-        term = self.stage.method().terms["intermediate"]
+        term = self.stage.build_method().terms["intermediate"]
         assert isinstance(term, HiddenStateLoss)
         return term.combination.layers
 
-    def tokens(self) -> Tokens:
+    def tokens(self) -> TokenSplit:
         """Return the first examples. The token ids, and so the vocabulary, stay those of the whole split."""
         split = copy(self.task.open(self.folder / "tokens"))
-        assert isinstance(split, Tokens)
+        assert isinstance(split, TokenSplit)
         split.offsets = split.offsets[: self.num_examples + 1]
         split.labels = None if split.labels is None else split.labels[: self.num_examples]
         return split
@@ -92,7 +92,7 @@ class Setting:
         return [_padded(batch, length) for batch in self.batches()]
 
     def targets(self, device: Device) -> CachedTargets:
-        return CachedTargets(self.folder / "targets", device, self.stage.needs[1])
+        return CachedTargets(self.folder / "targets", device, self.stage.teacher_needs)
 
     def teacher(self) -> Any:
         return self._model("teacher").eval().requires_grad_(False)
@@ -102,11 +102,11 @@ class Setting:
         return self._model("student")
 
     def _model(self, name: str) -> Any:
-        return build(ModelConfig(source=str(self.folder / name), head="keep"), self.task.head)
+        return load_model(self.folder / name, self.task.head)
 
 
 def _padded(batch: Batch, length: int | None) -> dict[str, torch.Tensor]:
-    ids, segments, mask = batch.padded()
+    ids, segments, mask = batch.to_padded()
     missing = 0 if length is None else length - ids.shape[1]
     ids, segments, mask = (torch.nn.functional.pad(part, (0, missing)) for part in (ids, segments, mask))
     assert batch.labels is not None
@@ -127,21 +127,21 @@ def prepare(
     overrides: Sequence[str] = (),
 ) -> Setting:
     """Write teacher, student and tokens into ``folder``. The stage is resolved from distill-run's configuration."""
-    chosen = [
+    arguments = [
         f"task={task}", "method=alp", "teacher=base", f"teacher.source={folder / 'teacher'}",
         f"student.num_layers={num_layers}", f"loss.eta={ETA}", f"loss.lambda={LAMBDA}",
         f"loss.temperature={TEMPERATURE}", *overrides,
     ]  # fmt: skip
     resolvers.register()
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config: Any = hydra.compose("config", chosen)
+        config: Any = hydra.compose("config", arguments)
     positions = {"max_position_embeddings": max(512, config.task.max_length)}
     write_teacher(folder / "teacher", width, config.task.get("labels"), tokenizer, **positions)
     stage = resolve(typed_run(config).stages, "student", "fp32")
     assert stage.config.task is not None
     (folder / "tokens").mkdir(exist_ok=True)
     examples = stage.config.task.examples(stage.data.train_split)
-    words = AutoTokenizer.from_pretrained(resolved_source(tokenizer))
+    words = AutoTokenizer.from_pretrained(resolve_source(tokenizer).folder)
     stage.config.task.write(folder / "tokens", examples, words)
     torch.manual_seed(0)
     student: Any = build(stage.config.model, stage.head)
@@ -152,7 +152,7 @@ def prepare(
 
 def write_teacher(folder: Path, width: int, labels: Sequence[str] | None, tokenizer: str, **sizes: int) -> None:
     """Write a BERT of 12 layers with random weights and a tokenizer. Its head is for ``labels``, or else for spans."""
-    words = AutoTokenizer.from_pretrained(resolved_source(tokenizer))
+    words = AutoTokenizer.from_pretrained(resolve_source(tokenizer).folder)
     words.save_pretrained(folder)
     sizes |= {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": max(1, width // HEAD_WIDTH)}
     names = (
@@ -170,5 +170,5 @@ def fill_targets(setting: Setting) -> None:
     """Cache the teacher's outputs for the training examples, as a grid does once for all its points."""
     folder = setting.folder / "targets"
     folder.mkdir()
-    device = Device.of(setting.device, "fp32")
-    CachedTargets.write(folder, LiveTargets(setting.teacher(), setting.tokens(), setting.stage.needs[1], device))
+    device = Device.from_name(setting.device, "fp32")
+    CachedTargets.write(folder, LiveTargets(setting.teacher(), setting.tokens(), setting.stage.teacher_needs, device))

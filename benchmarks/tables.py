@@ -1,9 +1,9 @@
-"""Results as Markdown tables, to be pasted into a document."""
+"""Results as Markdown tables that can be pasted into a document."""
 
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.contest import Result, largest_difference
+from benchmarks.contest import Result, largest_loss_difference
 from benchmarks.setting import Setting
 
 COLUMNS = ["examples/s", "ratio", "min to max", "share of peak", "peak memory", "loss curve"]
@@ -23,22 +23,22 @@ def table(setting: Setting, results: Sequence[Result]) -> str:
 
 def _row(setting: Setting, result: Result, first: Result) -> list[str]:
     ratios = result.ratios(first)
-    needed, whole = (statistics.median(result.share(setting, only_read)) for only_read in (True, False))
+    needed, total = (statistics.median(result.share(setting, needed_only)) for needed_only in (True, False))
     return [
         result.title,
         f"{statistics.median(result.rates):.1f}",
         f"{statistics.median(ratios):.2f}",
         f"{min(ratios):.2f} to {max(ratios):.2f}",
-        f"{needed:.1%} ({whole:.1%})",
+        f"{needed:.1%} ({total:.1%})",
         f"{result.memory:.0f} MiB",
-        f"{largest_difference(result.curve, first.curve):.0e}",
+        f"{largest_loss_difference(result.curve, first.curve):.0e}",
     ]
 
 
-def summary(found: Sequence[tuple[Setting, Sequence[Result]]]) -> str:
+def summary(results: Sequence[tuple[Setting, Sequence[Result]]]) -> str:
     """Return a table of median ratios to the first competitor, with a column for each setting."""
-    lines = [["ratio", *(setting.name for setting, _ in found)]]
-    for place, result in enumerate(found[0][1]):
-        medians = [statistics.median(results[place].ratios(results[0])) for _, results in found]
+    lines = [["ratio", *(setting.name for setting, _ in results)]]
+    for number, result in enumerate(results[0][1]):
+        medians = [statistics.median(rows[number].ratios(rows[0])) for _, rows in results]
         lines.append([result.title, *(f"{median:.2f}" for median in medians)])
     return markdown(lines)

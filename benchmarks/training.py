@@ -1,20 +1,21 @@
-"""Time one ALP-KD training by the naive loop, TextBrewer, torchdistill and distill-run, in turns; print tables.
+"""Time an ALP-KD training run with the naive loop, TextBrewer, torchdistill and distill-run, in turns.
 
     make bench                                  RTE, SST-2 and CoLA, students of 4 and 2 layers
-    python -m benchmarks.training --task rte --layers 4 --competitors naive ours 'ours*2'
+    python -m benchmarks.training --task rte --layers 4 --competitors naive distill_run 'distill_run*2'
     python -m benchmarks.training --task squad --steps 6
     python -m benchmarks.training --width 768 --task sst2 --steps 6 [runtime overrides of distill-run]
 
-All competitors start from the same weights, see the same batches and minimise the same loss, with dropout. Ratios are
-those of examples per second to the first competitor in the same round. ``ours*2`` is the sum of two processes that run
-at once and share the threads, as in a grid.
+All competitors start from the same weights, see the same batches and minimize the same loss, with dropout. A ratio
+compares examples per second with the first competitor in the same round. ``distill_run*2`` is the sum of two processes
+that run at once and share the threads, as in a grid.
 
-Share of peak: operations that the loss needs in the student's forward and backward pass at real lengths, per second,
-relative to the fastest large matrix product in the same process. The number in brackets also counts the rows of the
-last layer that the loss does not read. In question answering every row is read; torchdistill has no loss for it.
+The share of peak compares two speeds: that of the operations that the loss needs in the student's forward and backward
+pass at real lengths, and that of the fastest large matrix product in the same process. The number in parentheses also
+counts the rows of the last layer that the loss does not read. Question answering reads every row; torchdistill has no
+loss for it.
 
-Loss curves are compared without dropout: all competitors in float32, distill-run and the naive loop also in float64,
-where rounding is negligible. DISTILL_DATA_DIR must point to the data.
+Loss curves are compared without dropout: for all competitors in float32, and for distill-run and the naive loop also in
+float64, where rounding is negligible. DISTILL_DATA_DIR must point to the data.
 """
 
 import argparse
@@ -27,16 +28,19 @@ from pathlib import Path
 import torch
 
 from benchmarks.competitors import COMPETITORS, competitor
-from benchmarks.contest import Result, contest, furthest, largest_difference, trained
+from benchmarks.contest import Result, contest, largest_loss_difference, largest_weight_difference, trained
 from benchmarks.machine import describe
 from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
 from distill_runner.common.errors import UserError
-from distill_runner.common.terminal import quiet
-from distill_runner.training.devices import cpu_has_bf16
+from distill_runner.common.process import quiet_transformers
+from distill_runner.training.precision import cpu_has_bf16
 
 PEERS = ("textbrewer", "torchdistill")
-ALL = ("naive", "textbrewer", "textbrewer_tuned", "torchdistill", "torchdistill_tuned", "ours", "ours*2", "ours_bf16")
+ALL = (
+    *("naive", "textbrewer", "textbrewer_tuned", "torchdistill", "torchdistill_tuned"),
+    *("distill_run", "distill_run*2", "distill_run_bf16"),
+)
 
 
 def available() -> list[str]:
@@ -44,11 +48,11 @@ def available() -> list[str]:
     names = list(ALL)
     for peer in PEERS:
         if find_spec(peer) is None:
-            print(f"{peer} is not installed and left out; `make bench` installs it.")
+            print(f"{peer} is not installed and is left out; `make bench` installs it.")
             names = [name for name in names if not name.startswith(peer)]
     if not cpu_has_bf16():
-        print("ours_bf16 is left out: this CPU has no bf16 units. --competitors runs it all the same.")
-        names.remove("ours_bf16")
+        print("distill_run_bf16 is left out: this CPU has no bf16 units. --competitors runs it anyway.")
+        names.remove("distill_run_bf16")
     return names
 
 
@@ -66,9 +70,12 @@ def run(task: str, num_layers: int, names: Sequence[str], options: argparse.Name
         print(f"\n{table(setting, results)}\n")
         print(f"Filling the teacher's targets, once for a whole grid: {filled:.0f} examples/s.")
         for dtype in (torch.float32, torch.float64):
-            (naive, theirs), (ours, mine) = (trained(setting, competitor(name)[0], dtype) for name in ("naive", "ours"))
-            apart = f"losses of distill-run and the naive loop differ by {largest_difference(ours, naive):.0e} at most"
-            print(f"In {str(dtype)[6:]} {apart}, final weights by {furthest(mine, theirs):.0e}.", flush=True)
+            naive, fast = (trained(setting, competitor(name)[0], dtype) for name in ("naive", "distill_run"))
+            losses, weights = largest_loss_difference(fast[0], naive[0]), largest_weight_difference(fast[1], naive[1])
+            print(
+                f"In {str(dtype)[6:]}, distill-run and the naive loop differ by at most {losses:.0e} in losses", end=""
+            )
+            print(f" and {weights:.0e} in final weights.", flush=True)
     return setting, results
 
 
@@ -77,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--task", nargs="+", default=["rte", "sst2", "cola"])
     parser.add_argument("--layers", type=int, nargs="+", default=[4, 2], help="of the students")
     parser.add_argument("--width", type=int, default=256, help="of the student and its teacher of 12 layers")
-    parser.add_argument("--competitors", nargs="+", help=f"of {', '.join(COMPETITORS)}, ours*2 and so on")
+    parser.add_argument("--competitors", nargs="+", help=f"of {', '.join(COMPETITORS)}, distill_run*2 and so on")
     parser.add_argument("--steps", type=int, default=12, help=f"of {BATCH} examples in a round")
     parser.add_argument("--repeats", type=int, default=3, help="rounds")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -85,15 +92,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokenizer", default=TOKENIZER)
     parser.add_argument("overrides", nargs="*", help="of distill-run's configuration")
     options = parser.parse_args(arguments)
-    quiet()
+    quiet_transformers()
     names = options.competitors or available()
     print(f"Width {options.width}, batch {BATCH}, {options.steps} steps, {options.repeats} rounds, {options.threads}")
     print(f"threads. {describe()}", flush=True)
     try:
-        found = [run(task, layers, names, options) for task in options.task for layers in options.layers]
+        results = [run(task, layers, names, options) for task in options.task for layers in options.layers]
     except UserError as error:
         parser.exit(2, f"{error}\n")
-    print(f"\n{summary(found)}")
+    print(f"\n{summary(results)}")
 
 
 if __name__ == "__main__":

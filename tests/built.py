@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage

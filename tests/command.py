@@ -30,7 +30,7 @@ def distill_run(folder: Path, *arguments: str) -> Ended:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(folder)
         patch.delenv("DISTILL_DATA_DIR", raising=False)
-        patch.setattr("distill_runner.sweeping.estimate.SECONDS", 0.01)  # of measuring, for a plan
+        patch.setattr("distill_runner.sweeping.plan.SECONDS", 0.01)  # of measuring, for a plan
         patch.setattr(sys, "argv", ["distill-run", *arguments])
         try:
             main()

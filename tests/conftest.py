@@ -17,9 +17,9 @@ from words import WORDS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from distill_runner.compose.config import RunConfig
-    from distill_runner.datasets.batches import Tokens
-    from distill_runner.datasets.examples import Examples
+    from distill_runner.compose.run_config import RunConfig
+    from distill_runner.datasets.splits import TokenSplit
+    from distill_runner.datasets.tokenization import Examples
 
 # Set before any test module imports a library that reads them once, at import.
 os.environ.update(
@@ -36,18 +36,18 @@ settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> "Tokens":
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> "TokenSplit":
     """64 examples of 2 to 60 tokens with ids from 5 to 99, two segments each, none of them padding."""
     import numpy as np
 
-    from distill_runner.datasets.batches import Tokens
+    from distill_runner.datasets.splits import TokenSplit
 
     folder, rng = tmp_path_factory.mktemp("tokens"), np.random.default_rng(0)
     lengths = rng.integers(2, 61, size=64)
     np.save(folder / "ids.npy", rng.integers(5, 100, size=lengths.sum()).astype(np.int32))
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
     np.save(folder / "segments.npy", np.concatenate([np.arange(n) > n // 2 for n in lengths]).astype(np.int8))
-    return Tokens(folder)
+    return TokenSplit(folder)
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +76,7 @@ def tiny_examples() -> "dict[str, Examples]":
     """Pairs of sentences of 2 to 30 words, the second one's words by class; 64 to train on, 40 to validate."""
     import numpy as np
 
-    from distill_runner.datasets.examples import Examples
+    from distill_runner.datasets.tokenization import Examples
 
     rng = random.Random(0)
 
@@ -184,9 +184,9 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
     from omegaconf import DictConfig, OmegaConf
 
     from distill_runner.compose import resolvers
-    from distill_runner.compose.composed import typed_run
     from distill_runner.compose.folders import config_folder
-    from distill_runner.compose.hydra_private import ReadOnce, read_once
+    from distill_runner.compose.hydra_private import CachedFiles, cache_files
+    from distill_runner.compose.run_config import typed_run
 
     defaults = [
         "task=custom",
@@ -205,14 +205,14 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
     ]
 
     @cache
-    def repository() -> ReadOnce:
-        return ReadOnce(GlobalHydra.instance().config_loader())
+    def repository() -> CachedFiles:
+        return CachedFiles(GlobalHydra.instance().config_loader())
 
     @cache
     def of_groups(overrides: tuple[str, ...]) -> DictConfig:
         resolvers.register()
         with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-            read_once(GlobalHydra.instance().config_loader(), repository())
+            cache_files(GlobalHydra.instance().config_loader(), repository())
             return hydra.compose("config", list(overrides))
 
     def composed(*overrides: str, tiny: bool = True) -> "RunConfig":

@@ -7,7 +7,74 @@ from typing import Any
 import numpy as np
 
 
+def with_specs(run: dict[str, Any]) -> dict[str, Any]:
+    """The run with the specs of its stages, made from what it says of student, teacher, data and settings.
+
+    Settings that begin with the name of a stage are those of a stage that the student's weights come from.
+    """
+    key = run.get("key") or json.dumps(run, sort_keys=True, default=str)
+    settings, student = dict(run.get("settings") or {}), run.get("student") or {}
+    source = str(student.get("source"))
+    specs = {f"{key}/teacher": _teacher_spec(run)} if run.get("teacher") else {}
+    upstream = None
+    for stage in reversed(_chain(source, settings)):
+        own = {name.removeprefix(f"{stage}."): settings.pop(name) for name in [*settings] if name.startswith(stage)}
+        specs[f"{key}/{stage}"] = _stage_spec(run, stage, own, {"upstream": upstream} if upstream else {})
+        upstream = f"{key}/{stage}"
+    model = {"upstream": upstream} if upstream else {"content": source}
+    if source == "None":
+        model = {"architecture": {"model_type": "bert"}}
+    model |= {"num_layers": student.get("num_layers"), "width": student.get("width"), "layers": student.get("init")}
+    specs[key] = _stage_spec(run, "student", settings, model)
+    if run.get("teacher"):
+        specs[key]["teacher"] = f"{key}/teacher"
+    return run | {"key": key, "specs": specs}
+
+
+def _chain(source: str, settings: dict[str, Any]) -> list[str]:
+    stages = []
+    while source.startswith("stage:"):
+        stages.append(source.removeprefix("stage:"))
+        source = str(settings.pop(f"{stages[-1]}.model.source", None))
+    return stages
+
+
+def _teacher_spec(run: dict[str, Any]) -> dict[str, Any]:
+    seed = run.get("teacher_seed", 42)
+    return {
+        "kind": "stage",
+        "stage": "teacher",
+        "seed": seed,
+        "model": {"content": run["teacher"]},
+        "optim": {"lr": 1e-4},
+    }
+
+
+def _stage_spec(run: dict[str, Any], stage: str, settings: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    data = {"validation": {"validation": "validation"}, **(run.get("data") or {})}
+    data = {name: value for name, value in data.items() if name not in ("scored_on", "config", "revision")}
+    data |= {"metrics": [run.get("metric", "accuracy")], "content": run.get("dataset")}
+    if run.get("transfer"):
+        data["transfer"] = run["transfer"]
+    spec: dict[str, Any] = {"kind": "stage", "stage": stage, "seed": run["seed"], "data": data, "model": model}
+    spec |= {"method": {"ce": {"weight": 1.0}}, "optim": {"epochs": run.get("epochs")}}
+    for name, value in settings.items():
+        part, _, rest = name.partition(".")
+        if part in ("optim", "route"):
+            spec.setdefault(part, {})[rest] = value
+        elif rest:
+            spec["method"].setdefault(part, {})[rest] = value
+        else:
+            spec[part] = value
+    return spec
+
+
 def result(**changes: Any) -> dict[str, Any]:
+    """A finished run of ALP on RTE."""
+    return with_specs(_named(changes))
+
+
+def _named(changes: dict[str, Any]) -> dict[str, Any]:
     return {
         "key": "0a1b2c3d",
         "status": "done",
@@ -28,7 +95,7 @@ def result(**changes: Any) -> dict[str, Any]:
         "examples_per_second": 412.4,
         "seconds": 1100.0,
         "published": {"value": 67.15, "metric": "accuracy", "source": "ALP-KD Table 1", "comparable": True},
-        "readings": ["kd is scaled by T²"],
+        "assumptions": ["kd is scaled by T²"],
         "folder": "outputs/0a1b2c3d",
         "dataset": "nyu-mll/glue",
         "command": "distill-run task=rte method=alp seed=1",
@@ -38,7 +105,7 @@ def result(**changes: Any) -> dict[str, Any]:
 def failed(**changes: Any) -> dict[str, Any]:
     """A failed run knows only what it was asked to do."""
     keys = ("key", "task", "method", "mapping", "attention", "seed", "folder")
-    known = {key: value for key, value in result().items() if key in keys}
+    known = {key: value for key, value in _named({}).items() if key in keys}
     return known | {"status": "failed", "error": "loss kd is NaN at step 12\nTraceback"} | changes
 
 

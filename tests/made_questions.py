@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from distill_runner.kinds.questions.cutting import write_windows
-from distill_runner.kinds.questions.reading import QuestionColumns, read_questions
-from distill_runner.kinds.questions.windowing import Windowing
-from distill_runner.kinds.questions.windows import Windows
+from distill_runner.tasks.questions.data import QuestionColumns, Windowing, read_questions
+from distill_runner.tasks.questions.windows import Windows, write_windows
 from words import WORDS
 
 Row = dict[str, Any]
@@ -59,5 +57,5 @@ def real_rows(data_dir: Path, number: int) -> list[Row]:
 def windows_of(folder: Path, rows: list[Row], tokenizer: Any, max_length: int, **windowing: Any) -> Windows:
     folder.mkdir(exist_ok=True)
     questions = list(read_questions(rows, QuestionColumns(unanswerable=True)))
-    write_windows(folder, questions, tokenizer, max_length, Windowing(**windowing), labelled=True)
+    write_windows(folder, questions, tokenizer, max_length, Windowing(**windowing), labeled=True)
     return Windows(folder)

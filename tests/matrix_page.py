@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 HEAD = """\
 # Which students a method trains
 
-Every method with every student and every way to start it (`student.init.layers`): {cells} cells. {refused} are refused
-before anything is trained. The other {trained} train, each for two steps on a small task. They describe {different}
-different students. Each of these was trained once: cells that describe the same student share it, as runs do.
-`make matrix` trains them all and writes this page. In it, teachers of texts have a width of 32, and teachers of images
-are ResNets. A number refers to a refusal below the table.
+Every method with every student and every way to initialize it (`student.init.layers`) makes {cells} combinations.
+{refused} are refused before anything is trained.
+The other {trained} train, each for two steps on a small task.
+They describe {different} different students, each of which was trained once: equal students share a training run.
+`make matrix` trains them all and writes this page.
+Text teachers in it have a width of 32, and image teachers are ResNets.
+A number refers to a refusal below the table.
 
 """
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distill_runner.training.ahead import ahead
+from distill_runner.training.devices import prefetch
 
 
 def counted(size: int, made: list[int]) -> Iterator[int]:
@@ -16,10 +16,10 @@ def counted(size: int, made: list[int]) -> Iterator[int]:
 
 def test_they_are_the_same_in_the_same_order_one_ahead() -> None:
     made: list[int] = []
-    for number in ahead(counted(20, made)):
+    for number in prefetch(counted(20, made)):
         assert len(made) <= number + 2
     assert made == list(range(20))
-    assert list(ahead(iter(()))) == []
+    assert list(prefetch(iter(()))) == []
 
 
 def test_they_are_made_in_one_thread_that_ends_with_them() -> None:
@@ -31,7 +31,7 @@ def test_they_are_made_in_one_thread_that_ends_with_them() -> None:
             yield 0
 
     before = threading.active_count()
-    assert len(list(ahead(items(), lambda: threads.append(threading.get_ident())))) == 3
+    assert len(list(prefetch(items(), lambda: threads.append(threading.get_ident())))) == 3
     assert len(threads) == 4
     assert set(threads) != {threading.get_ident()}
     assert len(set(threads)) == 1
@@ -44,7 +44,7 @@ def test_what_making_one_raises_comes_in_its_turn(error: type[BaseException]) ->
         yield from range(2)
         raise error("broken")
 
-    made = ahead(items())
+    made = prefetch(items())
     assert [next(made), next(made)] == [0, 1]
     with pytest.raises(error, match="broken"):
         next(made)
@@ -52,8 +52,8 @@ def test_what_making_one_raises_comes_in_its_turn(error: type[BaseException]) ->
 
 def test_one_that_is_left_makes_no_more() -> None:
     made: list[int] = []
-    some = ahead(counted(20, made))
+    some = prefetch(counted(20, made))
     next(some)
     some.close()  # type: ignore[attr-defined]
     assert made in ([0], [0, 1])
-    assert not any(thread.name.startswith("ahead") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("prefetch") for thread in threading.enumerate())

@@ -13,20 +13,18 @@ from torch import Tensor
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
-from distill_runner.methods.attention_projections import KeysQueriesValues
 from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.config import TermConfig
-from distill_runner.methods.hidden_states import Attend, Concatenate, HiddenStateLoss
-from distill_runner.methods.layer_mapping import Attention, LayerMapping
+from distill_runner.methods.hidden_states import Attend, Attention, Concatenate, HiddenStateLoss, KeysQueriesValues
+from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes
 from distill_runner.methods.predictions import HardLabels, SoftLabels, SoftLabelsPerClass
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
 Array = NDArray[np.float64]
 CONF = Path(__file__).parent.parent / "conf"
 PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
-KQV = {"kind": "kqv", "heads": 2, "values": "per_layer", "scale": "sqrt_dim", "normalize": False}
+KQV = {"type": "kqv", "heads": 2, "values": "per_layer", "scale": "sqrt_dim", "normalize": False}
 
 
 def shape(num_layers: int, width: int = 6) -> EncoderShape:
@@ -95,7 +93,7 @@ def test_alp_equals_the_reference(scale: str, normalize: bool) -> None:
             alpha = softmax(scores / (math.sqrt(6) if scale == "sqrt_dim" else 1))
             combined = sum(a * t[k][i] for a, k in zip(alpha, entry, strict=True))
             expected += np.mean((s[j][i] - combined) ** 2) / 5
-    attention = {"kind": "dot", "scale": scale, "normalize": normalize}
+    attention = {"type": "dot", "scale": scale, "normalize": normalize}
     alp = term(mapping={"rule": "po"}, combine="attend", attention=attention)
     assert value(alp, student, teacher).item() == pytest.approx(expected, rel=1e-12)
 
@@ -149,7 +147,7 @@ def test_alp_by_hand() -> None:
     assert value(alp, student, teacher).item() == pytest.approx(expected)
     torch.testing.assert_close(alp.combination.alpha[1], torch.tensor([[[0.75, 0.25]]]))
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    assert alp.observed["alpha_entropy_1"].item() == pytest.approx(entropy)
+    assert alp.diagnostics["alpha_entropy_1"].item() == pytest.approx(entropy)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +163,7 @@ def test_alp_by_hand() -> None:
         {"mapping": {"rule": "no"}, "combine": "concatenate"},
         {"mapping": {"rule": "no"}, "combine": "concatenate", "project": "student", "distance": "normalized"},
         {"mapping": {"rule": "all"}, "combine": "attend"},
-        {"mapping": {"rule": "all"}, "combine": "attend", "attention": {"kind": "dot", "normalize": True}},
+        {"mapping": {"rule": "all"}, "combine": "attend", "attention": {"type": "dot", "normalize": True}},
         {"mapping": {"rule": "all"}, "combine": "attend", "attention": KQV},
     ],
     ids=["pkd", "pkd_original", "ckd", "ckd_student", "alp", "alp_cosine", "alp_kqv"],
@@ -188,7 +186,7 @@ def test_alp_over_one_layer_is_pkd_without_normalisation() -> None:
     alp = term(mapping=one, combine="attend")
     pkd = term(mapping=one, combine="select", distance="mse")
     assert torch.equal(value(alp, student, teacher), value(pkd, student, teacher))
-    assert {entropy.item() for entropy in alp.observed.values()} == {0.0}
+    assert {entropy.item() for entropy in alp.diagnostics.values()} == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +205,7 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(options: dict[str, 
 
 
 def test_alpha_sums_to_one() -> None:
-    for attention, heads in (({"kind": "dot"}, 1), (KQV, 2)):
+    for attention, heads in (({"type": "dot"}, 1), (KQV, 2)):
         alp = term(mapping={"rule": "po"}, combine="attend", attention=attention)
         value(alp, features(4), features(12, seed=1))
         for j, entry in enumerate(PO[:3], start=1):
@@ -218,7 +216,7 @@ def test_alpha_sums_to_one() -> None:
             torch.testing.assert_close(alpha.sum(-1), torch.ones(5, heads, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("attention", [{"kind": "dot"}, KQV | {"values": "shared"}], ids=["dot", "kqv"])
+@pytest.mark.parametrize("attention", [{"type": "dot"}, KQV | {"values": "shared"}], ids=["dot", "kqv"])
 def test_attention_ignores_the_order_of_teacher_layers(attention: dict[str, Any]) -> None:
     student, teacher = features(4), features(12, seed=1)
     order = [7, 2, 12, 1, 9, 4, 3, 11, 5, 10, 6, 8]
@@ -242,14 +240,14 @@ def test_entropy_is_between_zero_and_ln_k() -> None:
     alp = term(mapping={"rule": "all"}, combine="attend")
     student, teacher = features(4), features(12, seed=1)
     value(alp, student, teacher)
-    assert set(alp.observed) == {"alpha_entropy_1", "alpha_entropy_2", "alpha_entropy_3"}
-    assert all(0 < entropy.item() < math.log(12) for entropy in alp.observed.values())
+    assert set(alp.diagnostics) == {"alpha_entropy_1", "alpha_entropy_2", "alpha_entropy_3"}
+    assert all(0 < entropy.item() < math.log(12) for entropy in alp.diagnostics.values())
     still = Features(cls={j: 0 * state for j, state in student.cls.items()})
     value(alp, still, teacher)
-    assert [entropy.item() for entropy in alp.observed.values()] == pytest.approx([math.log(12)] * 3)
+    assert [entropy.item() for entropy in alp.diagnostics.values()] == pytest.approx([math.log(12)] * 3)
     loud = Features(cls={j: 1000 * state for j, state in student.cls.items()})
     value(alp, loud, teacher)  # saturated
-    assert all(entropy.item() < 1e-3 for entropy in alp.observed.values())
+    assert all(entropy.item() < 1e-3 for entropy in alp.diagnostics.values())
 
 
 def test_needs_are_the_layers_that_are_compared() -> None:
@@ -259,14 +257,14 @@ def test_needs_are_the_layers_that_are_compared() -> None:
     holes = term(mapping={"rule": "explicit", "layers": [[], [3, 4], [], [12]]}, combine="attend")
     assert holes.student_needs == FeatureRequest(cls=frozenset({2, 4}))
     assert holes.teacher_needs == FeatureRequest(cls=frozenset({3, 4, 12}))
-    assert pkd.observed == {}
+    assert pkd.diagnostics == {}
 
 
 def test_number_of_parameters_at_the_papers_size() -> None:
     with torch.device("meta"):
         ckd = HiddenStateLoss(LayerMapping(rule="no"), "concatenate", "mse")
         ckd.bind(shape(4, 768), shape(12, 768), Classes())
-        four = HiddenStateLoss(LayerMapping(rule="all"), "attend", "mse", attention=Attention(kind="kqv", heads=4))
+        four = HiddenStateLoss(LayerMapping(rule="all"), "attend", "mse", attention=Attention(type="kqv", heads=4))
         four.bind(shape(4, 768), shape(12, 768), Classes())
         alp = HiddenStateLoss(LayerMapping(rule="all"), "attend", "mse")
         alp.bind(shape(4, 768), shape(12, 768), Classes())
@@ -306,7 +304,7 @@ def test_pkds_own_soft_labels_are_a_mean_over_classes_too() -> None:
     for one in (paper, code):
         one.bind(shape(4), shape(12), Classes())
     torch.testing.assert_close(value(code, student, teacher), value(paper, student, teacher) / 3)
-    torch.testing.assert_close(code.observed["divergence"], paper.observed["divergence"] / 3)
+    torch.testing.assert_close(code.diagnostics["divergence"], paper.diagnostics["divergence"] / 3)
 
 
 def refusal(m: int = 4, n: int = 12, widths: tuple[int, int] = (6, 6), **options: Any) -> str:
@@ -326,7 +324,7 @@ def test_impossible_pairs_are_refused() -> None:
         message = refusal(mapping={"rule": "skip"}, widths=(6, 10), combine=combine)
         assert message.startswith(widths)
         assert "method=ckd" in message
-    assert refusal(mapping={"rule": "all"}, combine="attend", attention=Attention(kind="kqv", heads=4)) == (
+    assert refusal(mapping={"rule": "all"}, combine="attend", attention=Attention(type="kqv", heads=4)) == (
         "attention.heads=4: must divide the student's width, 6"
     )
     assert "mapping.supervise_last=true" in refusal(m=1, mapping={"rule": "all"}, combine="attend")
@@ -350,8 +348,8 @@ def test_wrong_options_are_refused() -> None:
     )
     every = refusal(mapping={"rule": "every"}, combine="attend")
     assert every.startswith("mapping.rule=every: there is no such choice")
-    assert refusal(mapping={"rule": "skip"}, combine="attend", attention={"kind": "dog"}).startswith(
-        "attention.kind=dog: there is no such choice"
+    assert refusal(mapping={"rule": "skip"}, combine="attend", attention={"type": "dog"}).startswith(
+        "attention.type=dog: there is no such choice"
     )
 
 
@@ -403,5 +401,5 @@ def shipped(name: str, mapping: str, attention: str) -> dict[str, Any]:
 
 
 def test_typed_settings_are_taken_as_they_are() -> None:
-    attention = Attention(kind="dot", scale="sqrt_dim")
+    attention = Attention(type="dot", scale="sqrt_dim")
     assert term(mapping={"rule": "all"}, combine="attend", attention=attention).attention is attention

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import distill_runner
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
@@ -31,7 +31,7 @@ def files_of_updates(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[str]]
     def called(frame: FrameType, event: str, arg: Any) -> None:
         if event != "call":
             return
-        if frame.f_code is data.steps.__code__:
+        if frame.f_code is data.epoch_updates.__code__:
             open_update[:] = [set()]
         file = Path(frame.f_code.co_filename)
         if open_update and file.is_relative_to(PACKAGE):

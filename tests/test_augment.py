@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distill_runner.datasets.images.augment import apply, cropped, draws
-from distill_runner.datasets.images.config import Augment
+from distill_runner.datasets.image_splits import augment_images, crop_and_flip, draw_augmentation
+from distill_runner.datasets.images import Augment
 
 STANDARD = Augment(pad=4, flip=True)
 
@@ -36,7 +36,7 @@ def test_a_batch_is_cropped_and_flipped_as_its_images_are_one_by_one(pad: int, d
     place = st.integers(0, 2 * pad)
     crops = torch.tensor(data.draw(st.lists(st.tuples(place, place), min_size=5, max_size=5)))
     flips = torch.tensor(data.draw(st.lists(st.booleans(), min_size=5, max_size=5)))
-    found = cropped(images, crops, flips, pad)
+    found = crop_and_flip(images, crops, flips, pad)
     for image, (down, right), flip, out in zip(images, crops.tolist(), flips.tolist(), found, strict=True):
         np.testing.assert_array_equal(out.numpy(), reference(image.numpy(), down, right, flip, pad))
 
@@ -45,23 +45,27 @@ def test_a_batch_is_cropped_and_flipped_as_its_images_are_one_by_one(pad: int, d
 @settings(max_examples=50, deadline=None)
 def test_an_example_looks_the_same_in_any_batch(seed: int, epoch: int, order: list[int], size: int) -> None:
     images = some_images(12)
-    whole = apply(STANDARD, images, torch.arange(12), seed, epoch)
+    whole = augment_images(STANDARD, images, torch.arange(12), seed, epoch)
     chosen = torch.tensor(order[:size])
-    assert torch.equal(apply(STANDARD, images[chosen], chosen, seed, epoch), whole[chosen])
+    assert torch.equal(augment_images(STANDARD, images[chosen], chosen, seed, epoch), whole[chosen])
 
 
 def test_seed_epoch_and_example_each_change_the_draw() -> None:
     index = torch.arange(1000)
-    first = torch.cat(draws(1, 0, index, 4)[:1])
-    for other in (draws(2, 0, index, 4)[0], draws(1, 1, index, 4)[0], draws(1, 0, index + 1, 4)[0]):
+    first = torch.cat(draw_augmentation(1, 0, index, 4)[:1])
+    for other in (
+        draw_augmentation(2, 0, index, 4)[0],
+        draw_augmentation(1, 1, index, 4)[0],
+        draw_augmentation(1, 0, index + 1, 4)[0],
+    ):
         share = (first == other).all(dim=1).double().mean()
         assert share < 0.05  # 1/81 by chance
 
 
 def test_places_and_flips_are_uniform_and_independent() -> None:
     (down, right), flips = (
-        draws(7, 3, torch.arange(81 * 2 * 400), 4)[0].T,
-        draws(7, 3, torch.arange(81 * 2 * 400), 4)[1],
+        draw_augmentation(7, 3, torch.arange(81 * 2 * 400), 4)[0].T,
+        draw_augmentation(7, 3, torch.arange(81 * 2 * 400), 4)[1],
     )
     cells = (down * 9 + right) * 2 + flips.long()
     counts = torch.bincount(cells, minlength=162).double()
@@ -71,7 +75,7 @@ def test_places_and_flips_are_uniform_and_independent() -> None:
 
 
 def test_negative_and_large_seeds_and_numbers_are_taken() -> None:
-    crops, _ = draws(2**32 - 1, 10**6, torch.tensor([0, 2**40]), 4)
+    crops, _ = draw_augmentation(2**32 - 1, 10**6, torch.tensor([0, 2**40]), 4)
     assert crops.shape == (2, 2)
     assert int(crops.min()) >= 0
     assert int(crops.max()) <= 8
@@ -79,4 +83,4 @@ def test_negative_and_large_seeds_and_numbers_are_taken() -> None:
 
 def test_without_crop_and_flip_images_stay_as_they_are() -> None:
     images = some_images(4)
-    assert torch.equal(apply(Augment(), images, torch.arange(4), 0, 5), images)
+    assert torch.equal(augment_images(Augment(), images, torch.arange(4), 0, 5), images)

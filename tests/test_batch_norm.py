@@ -6,10 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from distill_runner.models.images import CifarResNetConfig
 from distill_runner.models.resnet import CifarResNet
-from distill_runner.models.resnet_config import CifarResNetConfig
-from distill_runner.training.batch_norm import SharedBatchNorm2d, share_statistics
-from distill_runner.training.processes import ALONE, ProcessGroup, together
+from distill_runner.training.processes import (
+    SINGLE_PROCESS,
+    ProcessGroup,
+    SyncBatchNorm2d,
+    convert_sync_batch_norm,
+    spawn_group,
+)
 
 CPU = torch.device("cpu")
 
@@ -24,12 +29,12 @@ class Update:
         torch.manual_seed(0)
         model = CifarResNet(CifarResNetConfig(depth=8, id2label=dict(enumerate("abc")))).double()
         images, labels = torch.randn(11, 3, 8, 8).double() * 3 + 5, torch.randint(0, 3, (11,))
-        share_statistics(model, group)
+        convert_sync_batch_norm(model, group)
         mine = slice(0, 7) if group.rank == 0 else slice(7, 11)
         mine = mine if group.size > 1 else slice(0, 11)
         loss = nn.functional.cross_entropy(model(images[mine]).logits, labels[mine], reduction="sum") / 11
         loss.backward()
-        group.add_up([p.grad for p in model.parameters() if p.grad is not None])
+        group.all_reduce_sum([p.grad for p in model.parameters() if p.grad is not None])
         found = {name: p.grad for name, p in model.named_parameters()} | dict(model.named_buffers())
         torch.save(found, self.folder / f"{group.size}-{group.rank}.pt")
 
@@ -38,8 +43,8 @@ class Update:
 def ends(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
     folder = tmp_path_factory.mktemp("ends")
     update = Update(folder)
-    update(ALONE)
-    with together([CPU, CPU], update) as group:
+    update(SINGLE_PROCESS)
+    with spawn_group([CPU, CPU], update) as group:
         update(group)
     return [torch.load(folder / f"{name}.pt") for name in ("1-0", "2-0", "2-1")]
 
@@ -60,11 +65,11 @@ def test_both_have_the_very_same_averages(ends: list[dict[str, Tensor]]) -> None
 
 def test_alone_nothing_is_replaced() -> None:
     model = nn.Sequential(nn.BatchNorm2d(2))
-    share_statistics(model, ALONE)
+    convert_sync_batch_norm(model, SINGLE_PROCESS)
     assert type(model[0]) is nn.BatchNorm2d
 
 
 def test_in_evaluation_it_is_torch_s_own() -> None:
-    shared, plain = SharedBatchNorm2d(4).eval(), nn.BatchNorm2d(4).eval()
+    shared, plain = SyncBatchNorm2d(4).eval(), nn.BatchNorm2d(4).eval()
     images = torch.randn(3, 4, 5, 5)
     assert torch.equal(shared(images), plain(images))

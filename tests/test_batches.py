@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from distill_runner.datasets.batches import Tokens
-from distill_runner.datasets.examples import Examples
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.datasets.tokenization import Examples
 from distill_runner.training.data import bucketed_order, epoch_order
 from distill_runner.training.devices import Device
 
@@ -27,20 +27,20 @@ def numbers(texts: list[str], second: str | None = None, **_options: Any) -> dic
     return {"input_ids": ids, "token_type_ids": [[number % 2 for number in row] for row in ids]}
 
 
-def write(folder: Path, lengths: list[int], labels: np.ndarray | None = None) -> Tokens:
+def write(folder: Path, lengths: list[int], labels: np.ndarray | None = None) -> TokenSplit:
     """Examples of these lengths, all token ids different and above 0."""
     ends = np.cumsum(lengths)
     texts = [" ".join(map(str, range(end - length + 1, end + 1))) for end, length in zip(ends, lengths, strict=True)]
-    Tokens.write(folder, Examples([texts], labels), numbers, max_length=100)
-    return Tokens(folder)
+    TokenSplit.write(folder, Examples([texts], labels), numbers, max_length=100)
+    return TokenSplit(folder)
 
 
 @pytest.fixture(scope="module")
-def ragged(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> TokenSplit:
     return write(tmp_path_factory.mktemp("ragged"), LENGTHS, np.arange(len(LENGTHS)) % 3)
 
 
-def ids(tokens: Tokens, example: int) -> list[int]:
+def ids(tokens: TokenSplit, example: int) -> list[int]:
     return tokens.ids[tokens.offsets[example] : tokens.offsets[example + 1]].tolist()
 
 
@@ -57,21 +57,21 @@ def test_a_pack_by_hand(tmp_path: Path) -> None:
     assert batch.input_ids.tolist() == [4, 23, 24, 25, 1, 2, 3, *range(5, 23)]
     assert batch.positions.tolist() == [0, 0, 1, 2, 0, 1, 2, *range(18)]
     assert batch.segments.tolist() == [number % 2 for number in batch.input_ids.tolist()]
-    assert batch.rows is None
+    assert batch.head_tokens is None
     short, long = batch.groups
     assert (short.sequences, short.tokens) == (slice(0, 3), slice(0, 7))
     assert short.gather.tolist() == [[0] * 16, [1, 2] + [3] * 14, [4, 5] + [6] * 14]
-    assert short.real.sum(1).tolist() == [1, 3, 3]
+    assert short.is_token.sum(1).tolist() == [1, 3, 3]
     assert (long.sequences, long.tokens) == (slice(3, 4), slice(7, 25))
     assert long.gather.tolist() == [[*range(18), *[17] * 14]]
-    assert long.real.tolist() == [[True] * 18 + [False] * 14]
+    assert long.is_token.tolist() == [[True] * 18 + [False] * 14]
 
 
 @given(
     index=st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, max_size=40),
     length_multiple=st.sampled_from([None, 1, 4, 16, 100]),
 )
-def test_groups_cover_any_batch_once(ragged: Tokens, index: list[int], length_multiple: int | None) -> None:
+def test_groups_cover_any_batch_once(ragged: TokenSplit, index: list[int], length_multiple: int | None) -> None:
     batch = ragged.batch(index, length_multiple)
     assert sorted(batch.index.tolist()) == sorted(index)  # repeated examples too
     sequence, token = 0, 0
@@ -80,22 +80,22 @@ def test_groups_cover_any_batch_once(ragged: Tokens, index: list[int], length_mu
         sequence, token = group.sequences.stop, group.tokens.stop
         examples = batch.index[group.sequences].tolist()
         attended = batch.input_ids[group.tokens][group.gather]
-        assert [row[real].tolist() for row, real in zip(attended, group.real, strict=True)] == [
+        assert [row[real].tolist() for row, real in zip(attended, group.is_token, strict=True)] == [
             ids(ragged, example) for example in examples
         ]
         # What a sequence is padded to is its own affair, unless all are one group.
         longest = max(LENGTHS[example] for example in index)
         padded = longest if length_multiple is None else -(-LENGTHS[examples[0]] // length_multiple) * length_multiple
         assert attended.shape == (len(examples), padded)
-        assert group.real.any(1).all()
+        assert group.is_token.any(1).all()
     assert (sequence, token) == (batch.size, len(batch.input_ids))
     assert length_multiple is not None or len(batch.groups) == 1
 
 
 @given(index=st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, max_size=400))
-def test_rounded_is_the_same_sequences_and_tokens_of_none(ragged: Tokens, index: list[int]) -> None:
+def test_rounded_is_the_same_sequences_and_tokens_of_none(ragged: TokenSplit, index: list[int]) -> None:
     batch = ragged.batch(index)
-    rounded, size = batch.rounded(), len(batch.input_ids)
+    rounded, size = batch.round_up(), len(batch.input_ids)
     added = len(rounded.input_ids) - size
     assert 0 <= added < max(16, size / 31)
     assert len(rounded.input_ids) % 16 == 0
@@ -105,15 +105,15 @@ def test_rounded_is_the_same_sequences_and_tokens_of_none(ragged: Tokens, index:
     assert rounded.starts is batch.starts
 
 
-def test_rounded_batches_have_few_numbers_of_tokens(ragged: Tokens) -> None:
-    sizes = {len(ragged.batch([1] * count).rounded().input_ids) for count in range(1000, 2000)}
+def test_rounded_batches_have_few_numbers_of_tokens(ragged: TokenSplit) -> None:
+    sizes = {len(ragged.batch([1] * count).round_up().input_ids) for count in range(1000, 2000)}
     assert len(sizes) <= 33
 
 
 @given(index=st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, max_size=40))
-def test_padded_is_the_same_tokens_with_zeros_behind(ragged: Tokens, index: list[int]) -> None:
+def test_padded_is_the_same_tokens_with_zeros_behind(ragged: TokenSplit, index: list[int]) -> None:
     batch = ragged.batch(index)
-    input_ids, segments, mask = batch.padded()
+    input_ids, segments, mask = batch.to_padded()
     length = max(LENGTHS[example] for example in index)
     for row, example in enumerate(batch.index.tolist()):
         real, padding = ids(ragged, example), [0] * (length - LENGTHS[example])
@@ -122,7 +122,7 @@ def test_padded_is_the_same_tokens_with_zeros_behind(ragged: Tokens, index: list
         assert mask[row].tolist() == [1] * len(real) + padding
 
 
-def test_a_batch_moves_with_all_tensors_but_its_index(ragged: Tokens) -> None:
+def test_a_batch_moves_with_all_tensors_but_its_index(ragged: TokenSplit) -> None:
     batch = ragged.batch([5, 60])
     assert Device(torch.device("cpu"), "fp32").move(batch) is batch
     moved = Device(torch.device("meta"), "fp32").move(batch)
@@ -177,8 +177,8 @@ def test_tokens_read_back_what_the_tokenizer_gave(
     tiny_bert_folder: Path, tiny_examples: dict[str, Examples], tmp_path: Path
 ) -> None:
     tokenizer, examples = AutoTokenizer.from_pretrained(tiny_bert_folder), tiny_examples["train"]
-    Tokens.write(tmp_path, examples, tokenizer, max_length=48)
-    tokens = Tokens(tmp_path)
+    TokenSplit.write(tmp_path, examples, tokenizer, max_length=48)
+    tokens = TokenSplit(tmp_path)
     assert len(tokens) == len(examples) == 64
     assert isinstance(tokens.ids, np.memmap)
     assert tokens.labels is not None
@@ -197,8 +197,8 @@ def test_tokens_read_back_what_the_tokenizer_gave(
 def test_a_pair_is_cut_at_its_longer_text(tiny_bert_folder: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
     texts = [["the " * 30, "a river"], ["a river", "the " * 30]]
-    Tokens.write(tmp_path, Examples(texts, None), tokenizer, max_length=16)
-    tokens = Tokens(tmp_path)
+    TokenSplit.write(tmp_path, Examples(texts, None), tokenizer, max_length=16)
+    tokens = TokenSplit(tmp_path)
     the, pair = tokenizer.convert_tokens_to_ids("the"), tokenizer.encode("a river", add_special_tokens=False)
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
     kept = 16 - 3 - len(pair)

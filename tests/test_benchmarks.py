@@ -11,11 +11,11 @@ import torch
 from benchmarks import training
 from benchmarks.breakdown import breakdown
 from benchmarks.competitors import competitor
-from benchmarks.contest import Result, furthest, largest_difference, trained
+from benchmarks.contest import Result, largest_loss_difference, largest_weight_difference, trained
 from benchmarks.machine import student_operations
 from benchmarks.setting import BATCH, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
-from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.features import EncoderShape
 from made_questions import as_json, made_rows
 
 
@@ -35,10 +35,10 @@ def setting(tiny_bert_folder: Path, overrides: list[str], tmp_path_factory: pyte
 
 def test_both_come_to_the_same_weights_by_the_same_losses(setting: Setting) -> None:
     for dtype, tolerance in ((None, 1e-5), (torch.float64, 1e-10)):
-        (naive, theirs), (ours, mine) = (trained(setting, competitor(name)[0], dtype) for name in ("naive", "ours"))
-        assert furthest(mine, theirs) < tolerance
-        assert len(naive) == 2
-        assert largest_difference(ours, naive) < tolerance
+        naive, fast = (trained(setting, competitor(name)[0], dtype) for name in ("naive", "distill_run"))
+        assert largest_weight_difference(fast[1], naive[1]) < tolerance
+        assert len(naive[0]) == 2
+        assert largest_loss_difference(fast[0], naive[0]) < tolerance
 
 
 def test_questions_too(tiny_bert_folder: Path, tmp_path: Path) -> None:
@@ -56,19 +56,19 @@ def test_questions_too(tiny_bert_folder: Path, tmp_path: Path) -> None:
     made = prepare(tmp_path, "squad", 2, 32, 2, str(tiny_bert_folder), overrides=overrides)
     fill_targets(made)
     for dtype, tolerance in ((None, 1e-4), (torch.float64, 1e-9)):
-        (naive, theirs), (ours, mine) = (trained(made, competitor(name)[0], dtype) for name in ("naive", "ours"))
-        assert furthest(mine, theirs) < tolerance
-        assert largest_difference(ours, naive) < tolerance
+        naive, fast = (trained(made, competitor(name)[0], dtype) for name in ("naive", "distill_run"))
+        assert largest_weight_difference(fast[1], naive[1]) < tolerance
+        assert largest_loss_difference(fast[0], naive[0]) < tolerance
 
 
 def test_operations_by_hand() -> None:
     """Two layers of width 2: a token's matrix products take 24 * 4 = 96, its attention 4 * 3 * 2 = 24 at length 3."""
     shape = EncoderShape(num_layers=2, width=2, num_heads=1, num_labels=2, vocab_size=9, model_type="bert")
     pooler, layer = 2 * 4, 3 * (96 + 24)
-    assert student_operations(shape, [3], only_read=False) == 3 * (2 * layer + pooler)
-    assert student_operations(shape, [3, 3], only_read=True) == 3 * (layer + 96 + 24 + pooler)
+    assert student_operations(shape, [3], needed_only=False) == 3 * (2 * layer + pooler)
+    assert student_operations(shape, [3, 3], needed_only=True) == 3 * (layer + 96 + 24 + pooler)
     shape = replace(shape, num_heads=2)  # each head of [CLS] has a query as wide as a state, and a mean of all states
-    assert student_operations(shape, [3], only_read=True) == 3 * (layer + 96 + 2 * 24 + pooler)
+    assert student_operations(shape, [3], needed_only=True) == 3 * (layer + 96 + 2 * 24 + pooler)
 
 
 def test_tables_compare_round_by_round(setting: Setting) -> None:
@@ -117,7 +117,7 @@ def test_the_naive_loop_has_a_teacher_to_train_and_a_student_to_judge(setting: S
 def test_the_command(tiny_bert_folder: Path, overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """In processes of their own, one round of one update."""
     where = ["--task", "custom", "--layers", "2", "--width", "32", "--tokenizer", str(tiny_bert_folder)]
-    much = ["--steps", "1", "--repeats", "1", "--threads", "1", "--competitors", "naive", "ours*2", "--"]
+    much = ["--steps", "1", "--repeats", "1", "--threads", "1", "--competitors", "naive", "distill_run*2", "--"]
     training.main([*where, *much, *overrides])
     printed = capsys.readouterr().out
     assert "| naive loop |" in printed

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.caches import larger
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
+from distill_runner.pipeline.targets import find_larger_cache
 
 needs = st.fixed_dictionaries({"logits": st.booleans(), "cls": st.lists(st.integers(1, 6), unique=True).map(sorted)})
 
@@ -25,11 +25,11 @@ def spec(needs: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 @given(asked=needs, had=needs)
 def test_a_cache_that_serves_has_all_and_ran_the_teacher_as_far(asked: dict[str, Any], had: dict[str, Any]) -> None:
-    found = larger(spec(asked), [spec(had)], depth=6)
+    found = find_larger_cache(spec(asked), [spec(had)], depth=6)
     far = [6 if one["logits"] else max(one["cls"], default=0) for one in (asked, had)]
     has_all = {*asked["cls"]} <= {*had["cls"]} and (had["logits"] or not asked["logits"])
     assert (found == spec(had)) == ((has_all and far[0] == far[1]) or asked == had)
-    assert larger(spec(asked), [spec(had, teacher="another")], depth=6) == spec(asked)
+    assert find_larger_cache(spec(asked), [spec(had, teacher="another")], depth=6) == spec(asked)
 
 
 def test_what_alp_has_cached_serves_pkd(compose: Callable[..., RunConfig], tmp_path: Path) -> None:

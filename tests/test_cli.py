@@ -21,10 +21,10 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from command import Ended, distill_run
-from distill_runner.analysis.finished import FinishedRun
+from distill_runner.analysis.finished_run import FinishedRun
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
-from distill_runner.compose.command_line import rewritten
+from distill_runner.compose.command_line import hydra_arguments
 from distill_runner.compose.folders import choices
 from distill_runner.training.devices import Device
 
@@ -41,7 +41,7 @@ FAST = ("optim.lr=3e-3", "teacher.optim.lr=3e-3", "runtime.device=cpu")
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "distill_runner.cli", *arguments]
+    return [sys.executable, "-m", "distill_runner", *arguments]
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -123,7 +123,7 @@ def result_of(ended: Ended) -> dict[str, Any]:
     ],
 )
 def test_a_value_in_a_sweep_is_an_axis(given: list[str], parsed: list[str]) -> None:
-    assert rewritten(given) == parsed
+    assert hydra_arguments(given) == parsed
 
 
 def test_help_and_completion_need_no_library(workplace: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_run_leaves_its_result(alp: Ended, workplace: Path, inputs: tuple[str,
     assert re.fullmatch("[0-9a-f]{16}", result["key"])
     for key in ("num_params", "examples_per_second", "seconds"):
         assert result[key] > 0
-    assert any("T^2" in reading for reading in result["readings"])
+    assert any("T^2" in assumption for assumption in result["assumptions"])
     assert f"alp all on tiny_task0, seed 42: {100 * result['score']:.2f} accuracy" in alp.out
     assert f"{100 * result['teacher_score']:.2f}" in alp.out
 
@@ -290,13 +290,13 @@ def test_a_plan_tells_time_and_disk_and_waits_for_no_gpu(
     workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    several = Device.several
+    several = Device.for_processes
 
     def on_the_cpu(name: str, *rest: Any) -> Any:
         asked.append(name)
         return several("cpu", *rest)
 
-    monkeypatch.setattr(Device, "several", on_the_cpu)
+    monkeypatch.setattr(Device, "for_processes", on_the_cpu)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     given = [value for value in inputs if not value.startswith("runtime.device")]
     planned = distill_run(workplace, *given, "method=pkd", "seed=11", "plan=true", "runtime.device=auto")
@@ -310,7 +310,7 @@ def test_neither_a_hit_nor_a_reader_takes_a_device(
     def taken(*_: object) -> None:
         raise AssertionError("waits for a free GPU")
 
-    monkeypatch.setattr(Device, "several", taken)
+    monkeypatch.setattr(Device, "for_processes", taken)
     monkeypatch.chdir(workplace)
     assert distill_run(workplace, *inputs, "method=alp").out == alp.out
     assert len(FinishedRun.read(run_folder(alp)).tokens) == 40
@@ -349,7 +349,7 @@ def test_scores_as_labels(tmp_path: Path, tiny_task_folder: Path, inputs: tuple[
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(rows)
-    kind = (f"task.dataset={tmp_path}", "task.kind=regression", "task.metrics=[pearson,spearman]")
+    kind = (f"task.dataset={tmp_path}", "task.type=regression", "task.metrics=[pearson,spearman]")
     ended = distill_run(tmp_path, *inputs, *kind, "method=rkd")
     assert ended.code == 0, ended.err
     result = result_of(ended)
@@ -403,6 +403,22 @@ def test_wandb_is_tracked_offline(tmp_path: Path, inputs: tuple[str, ...], monke
     assert {"loss/kd", "intermediate/alpha_entropy_1", "validation/accuracy", "results"} <= summary.keys()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sweep", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
+def test_a_run_whose_output_nobody_reads_is_finished(tmp_path: Path, inputs: tuple[str, ...], sweep: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `2>&1 | head` does
+    words = command(*sweep, *inputs, "method=nkd")
+    ended = subprocess.run(words, stdout=writer, stderr=writer, cwd=tmp_path, env=environment())
+    os.close(writer)
+    assert ended.returncode == 0
+    states = [json.loads(file.read_text())["status"] for file in tmp_path.glob("outputs/runs/*/status.json")]
+    assert states == ["done"] * (2 if sweep else 1)
+    logs = [file.read_text() for file in tmp_path.glob("outputs/runs/*/*.log")]
+    assert logs
+    assert not any("Traceback" in log for log in logs)
+
+
 # Ending otherwise.
 
 
@@ -426,7 +442,7 @@ def test_an_interrupted_run_says_so(workplace: Path, inputs: tuple[str, ...], mo
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "_tracked", interrupted)
+    monkeypatch.setattr(running._Run, "_build_with_tracker", interrupted)
     ended = distill_run(workplace, *inputs, "method=nkd", "seed=77")
     assert ended.code == 130
     assert ended.err.endswith("interrupted: repeat the command to resume\n")
@@ -576,7 +592,9 @@ def test_a_bad_input_is_told_in_two_lines(
     base += " teacher=base teacher.source=model student.num_layers=2"
     ended = distill_run(faulty_folders, *base.split(), *shlex.split(typed))
     lines = [
-        line for line in ended.err.splitlines() if not re.match("(build|hit|stage|recipe|reading|readings) ", line)
+        line
+        for line in ended.err.splitlines()
+        if not re.match("(build|hit|stage|recipe|assumption|assumptions) ", line)
     ]
     if os.environ.get("UPDATE_BAD_INPUTS"):
         _rewrite(typed, lines)
@@ -626,11 +644,11 @@ def test_an_unreachable_hub_is_told_at_once(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(workplace / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(workplace / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    hub.forget()
+    hub.forget_commits()
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     ended = distill_run(workplace, *inputs, f"{key}=nobody/nothing")
-    hub.forget()
+    hub.forget_commits()
     assert ended.code == 1
     assert f"{key}=nobody/nothing: " in ended.err
     assert "the hub cannot be reached (ConnectError" in ended.err
@@ -675,12 +693,12 @@ def test_a_library_may_log_at_the_exit_of_what_did_not_run(tmp_path: Path) -> No
 @pytest.mark.parametrize("part", ["train[:90%]", "validation[9503:]", "train[~10%:20%]", "owner/name:config:train[:5]"])
 def test_parts_of_splits_need_no_quotes(part: str) -> None:
     for options in ([], ["-m"]):
-        assert rewritten([f"task.train={part}", *options]) == [f"task.train='{part}'", *options]
+        assert hydra_arguments([f"task.train={part}", *options]) == [f"task.train='{part}'", *options]
         assert OverridesParser.create().parse_override(f"task.train='{part}'").value() == part
 
 
 @pytest.mark.parametrize("value", ["a,b", "a", "[a,b]"])
 @pytest.mark.parametrize("key", ["task.columns", "task.metrics", "task.probabilities"])
 def test_lists_need_no_brackets(key: str, value: str) -> None:
-    assert rewritten([f"{key}={value}"]) == [f"{key}=[{value.strip('[]')}]"]
-    assert rewritten([f"{key}=null"]) == [f"{key}=null"]
+    assert hydra_arguments([f"{key}={value}"]) == [f"{key}=[{value.strip('[]')}]"]
+    assert hydra_arguments([f"{key}=null"]) == [f"{key}=null"]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from distill_runner.pipeline.status import going, write
-from distill_runner.report.collect import read, results
+from distill_runner.pipeline.status import locked_run, write_status
+from distill_runner.report.collect import read_result, read_results
 from fake_results import failed, result, run_folder
 
 DONE = failed(status="done", error=None)
@@ -16,38 +16,38 @@ def test_finished_and_unfinished_runs_in_the_order_of_their_names(tmp_path: Path
     run_folder(tmp_path, "c", status=failed())
     run_folder(tmp_path, "a", result=result(), status=DONE)
     run_folder(tmp_path, "b", status=failed(status="paused"))
-    statuses = {Path(run["folder"]).name: run["status"] for run in results([tmp_path])}
+    statuses = {Path(run["folder"]).name: run["status"] for run in read_results([tmp_path])}
     assert list(statuses.items()) == [("a", "done"), ("b", "paused"), ("c", "failed")]
 
 
 def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, "a", result=result(), status=DONE)
-    assert len(results([tmp_path, folder, folder])) == 1
+    assert len(read_results([tmp_path, folder, folder])) == 1
 
 
 @pytest.mark.parametrize("content", ['{"status": "do', "[1, 2]", "null", "{}", "\x00\x01", {"status": "failed"}])
 def test_what_is_no_result_is_left_out(tmp_path: Path, content: Any, caplog: pytest.LogCaptureFixture) -> None:
     run_folder(tmp_path, "whole", result=result(), status=DONE)
     run_folder(tmp_path, "other", status=content)
-    assert len(results([tmp_path])) == 1
+    assert len(read_results([tmp_path])) == 1
     assert "other is left out: it holds no complete result" in caplog.text
 
 
 def test_a_score_that_is_no_number_is_no_result(tmp_path: Path) -> None:
-    assert read(run_folder(tmp_path, "a", result=result(score="high"), status=DONE)) is None
+    assert read_result(run_folder(tmp_path, "a", result=result(score="high"), status=DONE)) is None
 
 
 def test_folders_and_files_of_others_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "note.txt").write_text("hello")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    assert results([tmp_path]) == []
+    assert read_results([tmp_path]) == []
     assert caplog.text == ""
 
 
 def test_a_run_that_is_going_and_one_whose_process_is_gone(tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    with going(folder):
-        write(folder, "running", failed())
-        assert [run["status"] for run in results([tmp_path])] == ["running"]
-    assert [run["status"] for run in results([tmp_path])] == ["killed"]
+    with locked_run(folder):
+        write_status(folder, "running", failed())
+        assert [run["status"] for run in read_results([tmp_path])] == ["running"]
+    assert [run["status"] for run in read_results([tmp_path])] == ["killed"]

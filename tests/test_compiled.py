@@ -13,10 +13,11 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from command import distill_run
-from distill_runner.datasets.batches import Batch, Tokens
-from distill_runner.models import compiled
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models import extract as extracting
-from distill_runner.models.extract import PACKED, extract
+from distill_runner.models.extract import extract
+from distill_runner.models.families import PACKED
 from distill_runner.models.features import FeatureRequest
 from families import make
 
@@ -29,8 +30,8 @@ def _afresh() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
     yield
-    compiled._compiles.cache_clear()
-    compiled._left_out.cache_clear()
+    extracting._can_compile.cache_clear()
+    extracting._warn_not_compiled.cache_clear()
 
 
 def learned(model: Any, batch: Batch) -> list[Tensor]:
@@ -55,17 +56,17 @@ def learned(model: Any, batch: Batch) -> list[Tensor]:
     ],
 )
 def test_a_compiled_layer_is_one_graph_of_the_same_results(
-    family: str, graphs: int, noise: int | None, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+    family: str, graphs: int, noise: int | None, tokens: TokenSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64, for batches of other sizes and lengths; all layers of a kind share a graph."""
     once = torch.compile(extracting._layer, dynamic=True, fullgraph=True, backend="aot_eager")
     monkeypatch.setattr(extracting, "_compiled_layer", lambda: once)
     model = make(family, dtype=torch.float64).train()
     ranges = (range(20), range(7, 23), range(40, 51))
-    batches = [replace(tokens.batch(one, None), noise=noise) for one in ranges]
+    batches = [replace(tokens.batch(one, None), dropout_seed=noise) for one in ranges]
     expected = [learned(model, batch) for batch in batches]
     for layer in PACKED[family].layers(model.base_model):
-        layer.module.compiled = True
+        layer.module.is_compiled = True
     for batch, values in zip(batches, expected, strict=True):
         torch.testing.assert_close(learned(model, batch), values, rtol=1e-10, atol=1e-10)
     assert counters["stats"]["unique_graphs"] == graphs
@@ -114,9 +115,9 @@ def test_a_compiled_run_ends_as_an_uncompiled_one(
 
 def left_out(model: Any, caplog: pytest.LogCaptureFixture) -> list[str]:
     with caplog.at_level(logging.WARNING):
-        compiled.compile_layers(model, CPU)
-        compiled.compile_layers(model, CPU)
-    assert not any(getattr(module, "compiled", False) for module in model.modules())
+        extracting.compile_layers(model, CPU)
+        extracting.compile_layers(model, CPU)
+    assert not any(getattr(module, "is_compiled", False) for module in model.modules())
     return [message for message in caplog.messages if "runtime.compile" in message]  # torch has lines of its own
 
 

@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.command_line import rewritten, shorthand
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.command_line import expand_shorthand, hydra_arguments
 from distill_runner.compose.folders import choices, config_folder
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.models import build as models
 from distill_runner.models import sources
+from distill_runner.pipeline import resolving
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
@@ -37,7 +38,7 @@ def in_header(file: Path) -> list[str]:
     found = re.findall(r"distill-run(?: --help|((?: +(?:-m|'[^']*'|[\w./@+]+=[^\s<\[]\S*))+))", header(file))
     assert found, f"{file} names no command"
     overrides = [override.rstrip(".,`") for override in shlex.split(found[0]) if override != "-m"]
-    return [shorthand(override if "[" in override else override.partition(",")[0]) for override in overrides]
+    return [expand_shorthand(override if "[" in override else override.partition(",")[0]) for override in overrides]
 
 
 def _defaults() -> list[dict[str, Any]]:
@@ -147,11 +148,14 @@ def located(monkeypatch: pytest.MonkeyPatch, tiny_bert_folder: Path) -> list[str
     """Sources that are asked for; the tiny BERT stands in for all."""
     asked: list[str] = []
 
-    def resolved_source(source: str) -> str:
-        asked.append(source)
-        return str(tiny_bert_folder)
+    tiny_bert = sources.resolve_source(str(tiny_bert_folder))
 
-    monkeypatch.setattr(sources, "resolved_source", resolved_source)
+    def resolve_source(name: str) -> sources.ModelSource:
+        asked.append(name)
+        return tiny_bert
+
+    for module in (sources, models, resolving):
+        monkeypatch.setattr(module, "resolve_source", resolve_source)
     return asked
 
 
@@ -199,17 +203,17 @@ def test_a_student_comes_from_its_source(
 
 
 def test_the_short_form_of_an_initialisation() -> None:
-    assert rewritten(["student.init=random"]) == ["student.init.layers=random"]
-    assert rewritten(["-m", "student.init=first,group_top"]) == ["student.init.layers=first,group_top", "-m"]
+    assert hydra_arguments(["student.init=random"]) == ["student.init.layers=random"]
+    assert hydra_arguments(["-m", "student.init=first,group_top"]) == ["student.init.layers=first,group_top", "-m"]
     unchanged = ["student.init.source=random", "+student.init={layers: random}"]
-    assert rewritten(unchanged) == unchanged
+    assert hydra_arguments(unchanged) == unchanged
 
 
 def test_options_may_stand_anywhere() -> None:
-    assert rewritten(["seed=1", "-m", "method=nkd,rkd"]) == ["seed=1", "method=nkd,rkd", "-m"]
-    assert rewritten(["seed=1", "--cfg", "job", "task=rte"]) == ["seed=1", "task=rte", "--cfg", "job"]
+    assert hydra_arguments(["seed=1", "-m", "method=nkd,rkd"]) == ["seed=1", "method=nkd,rkd", "-m"]
+    assert hydra_arguments(["seed=1", "--cfg", "job", "task=rte"]) == ["seed=1", "task=rte", "--cfg", "job"]
     with pytest.raises(UserError, match="--multirunn: there is no such option"):
-        rewritten(["--multirunn", "seed=1"])
+        hydra_arguments(["--multirunn", "seed=1"])
 
 
 def test_a_fine_tuned_teacher_is_not_trained(compose: Compose) -> None:

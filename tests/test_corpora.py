@@ -15,12 +15,12 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets import corpora, embedded
 from distill_runner.datasets.corpora import pretraining
 from distill_runner.datasets.embedded import SPLITS
-from distill_runner.datasets.examples import Examples
+from distill_runner.datasets.tokenization import Examples
 
 
 @pytest.fixture(scope="module")
 def tasks() -> dict[str, dict[str, Examples]]:
-    return {name: embedded.demo_task(name) for name in ("pairs", "sentences")}
+    return {name: {split: embedded.demo_examples(name, split) for split in SPLITS} for name in ("pairs", "sentences")}
 
 
 def test_the_corpus_is_english_prose_and_large_enough() -> None:
@@ -35,7 +35,7 @@ def test_the_corpus_is_english_prose_and_large_enough() -> None:
 
 def test_plain_takes_markup_off_and_joins_lines() -> None:
     block = '* The *module* "__main__" (see\n  "exec()") is post-\n  mortem [3], isn’t it ?'
-    assert embedded._plain(block) == "The module main (see exec) is post-mortem, isn't it?"
+    assert embedded._plain_text(block) == "The module main (see exec) is post-mortem, isn't it?"
 
 
 def test_passages_hold_the_sentences_in_order() -> None:
@@ -81,14 +81,14 @@ def test_the_split_of_a_topic_is_fixed(topic: str, split: str) -> None:
 @pytest.mark.parametrize("name", ["pairs", "sentences"])
 def test_no_text_occurs_in_two_splits(name: str, tasks: dict[str, dict[str, Examples]]) -> None:
     texts = {
-        split: {embedded.normalise(text) for column in examples.texts for text in column}
+        split: {embedded.normalize(text) for column in examples.texts for text in column}
         for split, examples in tasks[name].items()
     }
     for split in SPLITS:  # sentences and passages also count where the task shows the other kind
-        texts[split] |= {embedded.normalise(text) for text in embedded.embedded_text(split)}
+        texts[split] |= {embedded.normalize(text) for text in embedded.embedded_text(split)}
         for topic, sentences in embedded.embedded_sentences().items():
             if embedded.topic_split(topic) == split:
-                texts[split] |= {embedded.normalise(text) for text in sentences}
+                texts[split] |= {embedded.normalize(text) for text in sentences}
     assert not texts["train"] & texts["validation"]
     assert not texts["train"] & texts["test"]
     assert not texts["validation"] & texts["test"]
@@ -123,7 +123,7 @@ def test_pairs_are_labelled_by_topic_and_no_column_tells_the_label(
 
 def test_each_sentence_has_a_corrupted_copy_in_its_split(tasks: dict[str, dict[str, Examples]]) -> None:
     """As long as the original, made of training words, and never equal to an original."""
-    pool = set(embedded._replacements())
+    pool = set(embedded._replacement_words())
     for examples in tasks["sentences"].values():
         assert examples.labels is not None
         by_label: list[list[str]] = [[], []]
@@ -131,7 +131,7 @@ def test_each_sentence_has_a_corrupted_copy_in_its_split(tasks: dict[str, dict[s
             by_label[label].append(text)
         corrupted, original = by_label
         assert Counter(len(text.split()) for text in original) == Counter(len(text.split()) for text in corrupted)
-        assert not {embedded.normalise(text) for text in corrupted} & {embedded.normalise(t) for t in original}
+        assert not {embedded.normalize(text) for text in corrupted} & {embedded.normalize(t) for t in original}
         words = {word for text in original for word in text.split()}
         assert {word for text in corrupted for word in text.split()} <= words | pool
 
@@ -148,10 +148,10 @@ def test_corrupt_replaces_three_lower_case_words_in_ten(words: list[str], seed: 
 
 def test_examples_do_not_depend_on_global_random_state(tasks: dict[str, dict[str, Examples]]) -> None:
     random.seed(1)
-    again = embedded.demo_task("pairs")
     for split in SPLITS:
-        assert again[split].texts == tasks["pairs"][split].texts
-        assert np.array_equal(again[split].labels, tasks["pairs"][split].labels)  # type: ignore[arg-type]
+        again = embedded.demo_examples("pairs", split)
+        assert again.texts == tasks["pairs"][split].texts
+        assert np.array_equal(again.labels, tasks["pairs"][split].labels)  # type: ignore[arg-type]
 
 
 def test_another_process_makes_the_same_examples_and_vocabulary(
@@ -161,7 +161,7 @@ def test_another_process_makes_the_same_examples_and_vocabulary(
     script = (
         "import sys; from distill_runner.datasets import corpora, embedded\n"
         "corpora.train_wordpiece(embedded.embedded_text('train'), 1000, sys.argv[1])\n"
-        "print(embedded.embedded_fingerprint(), embedded.demo_task('sentences')['test'].texts[0][:3])"
+        "print(embedded.text_fingerprint(), embedded.demo_examples('sentences', 'test').texts[0][:3])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     there = subprocess.run(
@@ -171,7 +171,7 @@ def test_another_process_makes_the_same_examples_and_vocabulary(
         text=True,
         check=True,
     ).stdout.strip()
-    assert there == f"{embedded.embedded_fingerprint()} {tasks['sentences']['test'].texts[0][:3]}"
+    assert there == f"{embedded.text_fingerprint()} {tasks['sentences']['test'].texts[0][:3]}"
     corpora.train_wordpiece(embedded.embedded_text("train"), 1000, tmp_path / "here")
     vocabularies = [
         json.loads((tmp_path / place / "tokenizer.json").read_text())["model"]["vocab"] for place in ("here", "there")
@@ -201,7 +201,7 @@ def test_the_tokenizer_folder_loads_and_knows_english(tmp_path: Path) -> None:
 
 def test_what_does_not_exist_is_refused() -> None:
     with pytest.raises(UserError, match="embedded:triples"):
-        embedded.demo_task("triples")
+        corpora.CorpusPart(dataset="embedded:triples", columns=["text"])
 
 
 def test_a_python_without_its_documentation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

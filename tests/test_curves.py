@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
-from distill_runner.commands.curves import AXES, draw, levels, lines, show
+from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from fake_results import failed, run_folder
+from distill_runner.report.curves import AXES, constant_cells, curve_cells, draw
+from fake_results import failed, run_folder, with_specs
 
 
 def result(method: str, layers: int, width: int, score: float, **values: Any) -> dict[str, Any]:
     student = {"num_layers": layers, "width": width}
     named = {"task": "mnli", "metric": "accuracy", "method": method, "status": "done", "teacher": "large", "seed": 1}
     size = {"num_params": layers * width**2, "student": student, "score": score, "teacher_score": 0.9, "transfer": None}
-    return named | size | values
+    return with_specs(named | size | values)
 
 
 SIZE = {"width": 128}
@@ -31,41 +32,44 @@ RESULTS: list[dict[str, Any]] = [
 
 
 def values(results: list[dict[str, Any]], by: str) -> dict[str, dict[str, float | None]]:
-    return {name: {place: cell.value for place, cell in cells.items()} for name, cells in lines(results, by)[1].items()}
+    return {
+        name: {place: cell.value for place, cell in cells.items()}
+        for name, cells in curve_cells(results, by)[1].items()
+    }
 
 
-def level_values(results: list[dict[str, Any]], by: str) -> dict[str, float | None]:
-    return {name: cell.value for name, cell in levels(results, by).items()}
+def constant_values(results: list[dict[str, Any]], by: str) -> dict[str, float | None]:
+    return {name: cell.value for name, cell in constant_cells(results, by).items()}
 
 
 def test_sizes_are_in_order_of_parameters_or_of_width() -> None:
-    assert lines(RESULTS, "size")[0] == ["2/128", "12/128", "2/768"]
+    assert curve_cells(RESULTS, "size")[0] == ["2/128", "12/128", "2/768"]
     assert values(RESULTS, "size") == {"pd": {"2/768": 71.0, "12/128": 60.0}, "pf": {"2/128": 50.0}}
-    assert lines([*RESULTS, result("pf", 4, 128, 0.5)], "width")[0] == ["2/128", "4/128", "12/128", "2/768"]
+    assert curve_cells([*RESULTS, result("pf", 4, 128, 0.5)], "width")[0] == ["2/128", "4/128", "12/128", "2/768"]
 
 
 def test_runs_without_a_transfer_set_have_no_place_on_its_axis() -> None:
-    assert lines(RESULTS, "transfer_size")[0] == ["500", "1,700"]
+    assert curve_cells(RESULTS, "transfer_size")[0] == ["500", "1,700"]
     assert values(RESULTS, "transfer_size") == {"pd": {"500": 71.0, "1,700": 60.0}}
-    assert sorted(lines(RESULTS, "transfer")[0]) == ["books", "wiki"]
+    assert sorted(curve_cells(RESULTS, "transfer")[0]) == ["books", "wiki"]
     with pytest.raises(UserError, match="no finished run"):
-        lines(RESULTS[3:], "transfer")
+        curve_cells(RESULTS[3:], "transfer")
     with pytest.raises(UserError, match="Known: size"):
-        lines(RESULTS, "depth")
+        curve_cells(RESULTS, "depth")
 
 
 def test_a_row_without_a_place_is_a_level() -> None:
     """Well-read students, Figures 8 and 9: PF and basic training read no transfer set."""
-    assert level_values(RESULTS, "transfer") == {"pf": 50.0}
-    assert levels(RESULTS, "size") == {}
+    assert constant_values(RESULTS, "transfer") == {"pf": 50.0}
+    assert constant_cells(RESULTS, "size") == {}
     other = [result("basic", 2, 128, 0.4, task="rte"), result("pf", 2, 128, 0.3, task="rte")]
     expected = {"pf on mnli": 50.0, "pf on rte": 30.0, "basic on rte": 40.0}
-    assert level_values([*RESULTS, *other], "transfer") == expected
+    assert constant_values([*RESULTS, *other], "transfer") == expected
 
 
 def test_shares_of_the_training_examples() -> None:
     shares = [result("internal_2_0", 2, 128, share, settings={"share": share}) for share in (0.5, 1.0, 0.25)]
-    assert lines([*shares, RESULTS[0]], "share")[0] == ["0.25", "0.5", "1"]
+    assert curve_cells([*shares, RESULTS[0]], "share")[0] == ["0.25", "0.5", "1"]
     assert values(shares, "share") == {"internal_2_0": {"0.25": 25.0, "0.5": 50.0, "1": 100.0}}
 
 
@@ -79,9 +83,9 @@ def test_updates_of_all_stages_that_gave_the_weights() -> None:
         result("basic", 2, 128, 0.4, settings={"optim.max_steps": 50}),
         result("pf", 2, 128, 0.3, student=DISTILLED, settings=by_epochs),
     ]
-    assert lines(found, "updates")[0] == ["400", "700"]
+    assert curve_cells(found, "updates")[0] == ["400", "700"]
     assert values(found, "updates") == {"minilmv2": {"400": 50.0, "700": 60.0}}
-    assert level_values(found, "updates") == {"basic": 40.0, "pf": 30.0}
+    assert constant_values(found, "updates") == {"basic": 40.0, "pf": 30.0}
 
 
 def test_a_transfer_set_has_no_share_of_labelled_examples() -> None:
@@ -90,16 +94,16 @@ def test_a_transfer_set_has_no_share_of_labelled_examples() -> None:
         result("kd", 2, 128, score, seed=seed, transfer={"name": "imdb", "size": 500}, settings={"share": 1.0})
         for seed, score in enumerate((0.70, 0.72), 1)
     ]
-    assert level_values([*shares, *unlabelled], "share") == {"kd": 71.0}
+    assert constant_values([*shares, *unlabelled], "share") == {"kd": 71.0}
     assert values([*shares, *unlabelled], "share") == {"basic": {"0.5": 50.0, "1": 100.0}}
-    assert levels([*shares, *unlabelled], "size") == {}
+    assert constant_cells([*shares, *unlabelled], "size") == {}
 
 
 def test_places_may_be_put_in_order() -> None:
-    assert lines(RESULTS, "transfer", ["wiki"])[0] == ["wiki", "books"]
-    assert lines(RESULTS, "transfer", ["books"])[0] == ["books", "wiki"]
-    with pytest.raises(UserError, match=r"--order=wikis: no finished run has this place"):
-        lines(RESULTS, "transfer", ["wikis"])
+    assert curve_cells(RESULTS, "transfer", ["wiki"])[0] == ["wiki", "books"]
+    assert curve_cells(RESULTS, "transfer", ["books"])[0] == ["books", "wiki"]
+    with pytest.raises(UserError, match=r"--order=wikis: no finished run has this value"):
+        curve_cells(RESULTS, "transfer", ["wikis"])
 
 
 def test_rows_and_tasks_have_lines_of_their_own_and_a_grid_its_best() -> None:
@@ -112,7 +116,7 @@ def test_rows_and_tasks_have_lines_of_their_own_and_a_grid_its_best() -> None:
         "pd, share 1": {"2/128": 70.0, "4/128": 60.0},
         "pd, share 0.5": {"2/128": 40.0, "4/128": 40.0},
     }
-    assert [cell.kind for cell in lines(runs, "size")[1]["pd, share 1"].values()] == ["best of grid", ""]
+    assert [cell.kind for cell in curve_cells(runs, "size")[1]["pd, share 1"].values()] == ["best of grid", ""]
     assert values([*whole, *other], "size") == {
         "pd on mnli": {"2/128": 60.0, "4/128": 60.0},
         "pd on rte": {"2/128": 90.0},
@@ -125,7 +129,7 @@ def test_a_run_of_two_folders_counts_once_and_what_goes_with_a_method_names_noth
         for method, init in (("pd", "first of stage:pretrain"), ("kd", "first of None"))
         for layers in (2, 4)
     ]
-    (_, found) = lines([*runs, dict(runs[0])], "size")
+    (_, found) = curve_cells([*runs, dict(runs[0])], "size")
     assert list(found) == ["pd", "kd"]
     assert {cell.kind for cells in found.values() for cell in cells.values()} == {""}
 
@@ -142,9 +146,9 @@ def test_the_command_draws_the_runs_of_a_folder(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run_folder(tmp_path, "a", result=RESULTS[0], status=RESULTS[0])
     run_folder(tmp_path, "b", status=failed())
-    show([str(tmp_path), "--task", "mnli", "--out", str(tmp_path / "figure.png")])
+    run_subcommand("curves", [str(tmp_path), "--task", "mnli", "--out", str(tmp_path / "figure.png")])
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match=r"--out=figure.txt: is not a picture format"):
-        show([str(tmp_path), "--out", str(tmp_path / "figure.txt")])
+        run_subcommand("curves", [str(tmp_path), "--out", str(tmp_path / "figure.txt")])
     with pytest.raises(UserError, match="--task=cola: no run has this value"):
-        show([str(tmp_path), "--task", "cola", "--out", str(tmp_path / "figure.png")])
+        run_subcommand("curves", [str(tmp_path), "--task", "cola", "--out", str(tmp_path / "figure.png")])

@@ -1,6 +1,7 @@
 """The dashboard: its JSON is one that the library reads back, and it shows nothing that no run sends."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from distill_runner.commands.dashboard import CELL, as_json, dashboard, main, terms
-from distill_runner.compose.config import RunConfig
+from distill_runner.commands.dashboard import CELL, as_json, dashboard, terms
+from distill_runner.commands.parser import run_subcommand
+from distill_runner.common.errors import UserError
 from distill_runner.compose.folders import config_folder
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS, METRICS
 
 TERMS = ["ce", "kd", "intermediate"]
@@ -27,10 +30,9 @@ def panels(spec: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {section["name"]: section["panels"] for section in spec["section"]["panelBankConfig"]["sections"]}
 
 
-def written(*arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def printed_spec(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What the command prints."""
-    monkeypatch.setattr(sys, "argv", ["distill-run-dashboard", "--print", *arguments])
-    main()
+    run_subcommand("dashboard", ["--print", *arguments])
     spec: dict[str, Any] = json.loads(capsys.readouterr().out)
     return spec
 
@@ -39,8 +41,8 @@ def test_the_terms_are_those_of_the_shipped_methods() -> None:
     assert set(TERMS) <= set(terms(config_folder()))
 
 
-def test_print_needs_no_account(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = written("--sweep", "alp_kd/table1", capsys=capsys, monkeypatch=monkeypatch)
+def test_print_needs_no_account(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = printed_spec("--sweep", "alp_kd/table1", capsys=capsys)
     (runs,) = spec["section"]["runSets"]
     (condition,) = runs["filters"]["filters"]
     assert (condition["key"], condition["op"], condition["value"]) == (
@@ -50,7 +52,7 @@ def test_print_needs_no_account(capsys: pytest.CaptureFixture[str], monkeypatch:
     )
     assert runs["runFeed"]["columnOrder"][:3] == ["run:displayName", "summary:task", "summary:method"]
     assert runs["sort"]["keys"] == [{"key": {"section": "summary", "name": "score"}, "ascending": False}]
-    everything = written(capsys=capsys, monkeypatch=monkeypatch)
+    everything = printed_spec(capsys=capsys)
     assert everything["section"]["runSets"][0]["filters"]["filters"] == []
 
 
@@ -88,15 +90,10 @@ def test_the_library_reads_it_back() -> None:
     assert json.loads(as_json(again)) == json.loads(as_json(view))
 
 
-def test_a_missing_package_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
-    monkeypatch.setattr(sys, "argv", ["distill-run-dashboard", "--print"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "pip install 'distill-run[wandb]'" in capsys.readouterr().err
+    with pytest.raises(UserError, match=re.escape("pip install 'distill-run[wandb]'")):
+        run_subcommand("dashboard", ["--print"])
 
 
 @pytest.mark.slow

@@ -17,30 +17,26 @@ from transformers import AutoTokenizer, BertForPreTraining, BertForSequenceClass
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.seeds import seed_all
-from distill_runner.compose.config import RunConfig
-from distill_runner.datasets.batches import Tokens
-from distill_runner.datasets.corpora import CorpusTokens
-from distill_runner.datasets.examples import Examples
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.splits import CorpusSplit, TokenSplit
+from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.base import Method
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import Classes
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest
+from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from distill_runner.training import gpus
+from distill_runner.training import devices
 from distill_runner.training.config import Optim, Runtime
-from distill_runner.training.data import Data, TaskData, steps
+from distill_runner.training.data import CorpusData, Data, TaskData, epoch_updates
 from distill_runner.training.devices import Device
-from distill_runner.training.parts import Learner, Machine, Procedure, Record
-from distill_runner.training.processes import Lost, ProcessGroup, together
+from distill_runner.training.processes import ProcessGroup, WorkerLost, spawn_group
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
-from distill_runner.training.text_data import CorpusData
 from distill_runner.training.train import Training, fit
 from trainings import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into, same, told, weights
 
-CPU = Device.of("cpu", "fp32")
+CPU = Device.from_name("cpu", "fp32")
 SCHEDULED: dict[str, Any] = {
     "terms": {"ce": CE, "cos": ALP | {"distance": "cosine"}},
     "weights": {"ce": 0.5, "cos": 0.5},
@@ -81,7 +77,7 @@ def test_processes_share_out_every_update(
     optim = Optim(lr=1, epochs=1, batch_size=batch_size, accumulation=accumulation, bucketing=bucketing)
 
     def updates(rank: int, of: int, first: int = 0) -> list[Any]:
-        return list(steps(Numbers(size), optim, 3, 0, first, ProcessGroup(rank, of)))  # type: ignore[arg-type]
+        return list(epoch_updates(Numbers(size), optim, 3, 0, first, ProcessGroup(rank, of)))  # type: ignore[arg-type]
 
     alone = updates(0, 1)
     assert updates(0, 1, first=1) == alone[1:]
@@ -104,18 +100,18 @@ def test_processes_share_out_every_update(
 
 
 def test_runs_of_several_gpus_take_them_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_HELD", [])
-    assert gpus.claim_several(["a", "b", "c"], 2, tmp_path) == [0, 1]
-    assert gpus.claim(["a", "b", "c"], 1, tmp_path) == 2
+    monkeypatch.setattr(devices, "_CLAIMS", [])
+    assert devices.claim_gpus(["a", "b", "c"], 2, tmp_path) == [0, 1]
+    assert devices.claim_gpu(["a", "b", "c"], 1, tmp_path) == 2
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert Device.several("cpu", "fp32", 1, 3) == [CPU] * 3
+    assert Device.for_processes("cpu", "fp32", 1, 3) == [CPU] * 3
     for name, count, key in (("auto", 3, "runtime.num_processes"), ("cuda:1", 2, "runtime.device")):
         with pytest.raises(UserError) as caught:
-            Device.several(name, "fp32", 1, count)
+            Device.for_processes(name, "fp32", 1, count)
         assert caught.value.key == key
 
 
@@ -142,13 +138,13 @@ class Case:
         method = (
             parse_method(self.method)
             .make()
-            .bind(EncoderShape.of(model.config), EncoderShape.of(teacher.config), Classes())
+            .bind(EncoderShape.from_config(model.config), EncoderShape.from_config(teacher.config), Classes())
         )
         data = TaskData(TASK, train, {"validation": validation}, CPU)
         return self.training(model, method, data, Double(live), group, report)
 
-    def splits(self) -> list[Tokens]:
-        return [Tokens(self.tokens / split) for split in ("train", "validation")]
+    def splits(self) -> list[TokenSplit]:
+        return [TokenSplit(self.tokens / split) for split in ("train", "validation")]
 
     def training(
         self,
@@ -160,10 +156,18 @@ class Case:
         report: Callable[..., None],
     ) -> Training:
         return Training(
-            Learner(model.double(), method.double(), data, teacher),
-            Procedure(Optim(**{"lr": 3e-3, "batch_size": 16, "epochs": 3} | dict(self.optim)), 5, select_best=True),
-            Machine(CPU, Runtime(log_every=1), group),
-            Record(self.folder, report),
+            model.double(),
+            method.double(),
+            data,
+            teacher,
+            optim=Optim(**{"lr": 3e-3, "batch_size": 16, "epochs": 3} | dict(self.optim)),
+            seed=5,
+            device=CPU,
+            runtime=Runtime(log_every=1),
+            group=group,
+            folder=self.folder,
+            report=report,
+            select_best=True,
         )
 
     def take_part(self, group: ProcessGroup) -> None:
@@ -179,7 +183,7 @@ class Case:
     def train(self, processes: int) -> tuple[Training, Logged]:
         rows: Logged = []
         self.folder.mkdir(exist_ok=True)
-        with together([CPU.torch] * processes, self.take_part) as group:
+        with spawn_group([CPU.torch] * processes, self.take_part) as group:
             training = self.make(group, log_into(rows))
             fit(training)
         return training, rows
@@ -193,7 +197,7 @@ def tokens(
     tokenizer.save_pretrained(folder)
     for split, examples in tiny_examples.items():
         (folder / split).mkdir()
-        Tokens.write(folder / split, examples, tokenizer, max_length=48)
+        TokenSplit.write(folder / split, examples, tokenizer, max_length=48)
     return folder
 
 
@@ -206,8 +210,8 @@ class Pretraining(Case):
     def make(self, group: ProcessGroup, report: Callable[..., None]) -> Training:
         seed_all(0)
         model: Any = BertForPreTraining(bert(2))
-        method = parse_method(self.method).make().bind(EncoderShape.of(model.config), None, Classes())
-        train, validation = (CorpusTokens(self.tokens / split) for split in ("train", "validation"))
+        method = parse_method(self.method).make().bind(EncoderShape.from_config(model.config), None, Classes())
+        train, validation = (CorpusSplit(self.tokens / split) for split in ("train", "validation"))
         data = CorpusData(TEXT, train, validation, AutoTokenizer.from_pretrained(self.tokens), 3, CPU)
         return self.training(model, method, data, NoTeacher(), group, report)
 
@@ -272,7 +276,7 @@ def test_an_interrupt_of_one_stops_all_and_resuming_changes_nothing(tokens: Path
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
-    [("error", ValueError, "^this process is broken"), ("SIGKILL", Lost, "was ended by SIGKILL: out of memory")],
+    [("error", ValueError, "^this process is broken"), ("SIGKILL", WorkerLost, "was ended by SIGKILL: out of memory")],
 )
 def test_a_fault_of_one_ends_all(tokens: Path, tmp_path: Path, fault: str, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):

@@ -1,6 +1,5 @@
 """What the documentation says can be typed: every command composes, pages build, the notebook runs."""
 
-import argparse
 import json
 import re
 import shlex
@@ -13,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from command import distill_run
-from distill_runner.commands import arguments
-from distill_runner.report.collect import results
+from distill_runner.commands.parser import parser_of, subcommand_of
+from distill_runner.compose.renamed import RENAMED_OPTIONS
+from distill_runner.report.collect import read_results
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
 NOTEBOOK = ROOT / "examples" / "notebook" / "results.ipynb"
 
 
-SCRIPTS = ("run", "run-table", "run-analyse", "run-predict", "run-export", "run-store", "run-submit", "run-dashboard")
-SHELL = "".join(f"distill-{name}() {{ printf '%s\\0' distill-{name} \"$@\"; printf '\\n\\0'; }}\n" for name in SCRIPTS)
-"""Console scripts that print what they are given; nothing else is found, so that blocks can be run for their words."""
+SHELL = "distill-run() { printf '%s\\0' \"$@\"; printf '\\n\\0'; }\n"
+"""The console script prints its arguments; nothing else is found, so that blocks can be run for their words."""
 
 
 def commands(page: Path) -> Iterator[tuple[str, ...]]:
-    """The commands of a page's fenced blocks as a shell reads them, variables filled in; <run> stays a name."""
+    """The arguments of distill-run in a page's fenced blocks as a shell reads them, variables filled in."""
     blocks = re.findall(r"^```(?:sh|console)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     for number, block in enumerate(blocks):
         if re.search(r"^distill-run", block, re.MULTILINE):
@@ -49,10 +48,10 @@ def first_point(words: Sequence[str]) -> list[str]:
     """Of a run or a sweep the overrides of one point, without Hydra's own and without options."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from distill_runner.compose.command_line import shorthand
+    from distill_runner.compose.command_line import expand_shorthand
 
     kept = []
-    given = [shorthand(word) for word in words if "=" in word and not word.startswith(("hydra", "-"))]
+    given = [expand_shorthand(word) for word in words if "=" in word and not word.startswith(("hydra", "-"))]
     for override in OverridesParser.create().parse_overrides(given):
         if override.is_sweep_override():
             value = next(iter(override.sweep_string_iterator()))
@@ -63,7 +62,7 @@ def first_point(words: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if pair[1][0] == "distill-run"])
+@pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if not subcommand_of(pair[1])])
 def test_a_command_of_the_documentation_composes(
     page: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +70,7 @@ def test_a_command_of_the_documentation_composes(
     from distill_runner import api
 
     monkeypatch.chdir(ROOT / "examples" / "own_method")
-    api.composed(*first_point(command[1:]))
+    api.composed(*first_point(command))
 
 
 MORE_DATA = ROOT / "docs" / "tutorials" / "more-data.md"
@@ -89,7 +88,7 @@ def test_a_recipe_for_own_data_trains(tmp_path: Path, tiny_bert_folder: Path, sh
     given = shorter.format(text=text, tiny=tiny_bert_folder).split()
     ended = distill_run(tmp_path, *replaced(shlex.split(block.replace("\\\n", " "))[1:], given), "runtime.device=cpu")
     assert ended.code == 0, ended.err
-    (result,) = results([tmp_path / "outputs" / "runs"])
+    (result,) = read_results([tmp_path / "outputs" / "runs"])
     assert result["score"] is not None
 
 
@@ -97,6 +96,22 @@ def replaced(words: Sequence[str], others: Sequence[str]) -> list[str]:
     """``words`` with the values of ``others``, which follow where there is no such key."""
     keys = {word.partition("=")[0] for word in others}
     return [*(word for word in words if word.partition("=")[0] not in keys), *others]
+
+
+def test_prose_has_one_sentence_a_line_and_no_banned_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
+    prose = import_module("prose")
+    assert prose.formatted("- One. Two\n  `a. B` words.\n") == "- One.\n  Two `a. B` words.\n"
+    pages = {page: page.read_text() for page in prose.pages()}
+    unsplit = [str(page.relative_to(ROOT)) for page, text in pages.items() if text != prose.formatted(text)]
+    assert unsplit == [], "python docs/_ext/prose.py --write"
+    banned = {page: prose.banned_in(text) for page, text in pages.items() if page != prose.STYLE}
+    assert {page: words for page, words in banned.items() if words} == {}
+
+
+def test_the_changelog_names_every_renamed_option() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert [old for old, new in RENAMED_OPTIONS.items() if f"`{old}` is now `{new}`" not in changes] == []
 
 
 def test_every_option_of_the_reference_has_a_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,24 +126,11 @@ def test_every_option_of_the_reference_has_a_meaning(monkeypatch: pytest.MonkeyP
     assert silent == []
 
 
-class Understood(Exception):
-    """The options of a command have been read."""
-
-
-@pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if pair[1][0] != "distill-run"])
-def test_a_command_of_the_documentation_is_understood(
-    page: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The options of the other console scripts are there."""
-
-    def parse(self: argparse.ArgumentParser, words: Sequence[str]) -> None:
-        argparse.ArgumentParser.parse_args(self, words)
-        raise Understood
-
-    monkeypatch.setattr(arguments.Parser, "parse_args", parse)
-    monkeypatch.setattr(sys, "argv", [*command])
-    with pytest.raises(Understood):
-        import_module(f"distill_runner.commands.{command[0].removeprefix('distill-run-')}").main()
+@pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if subcommand_of(pair[1])])
+def test_the_options_of_a_subcommand_in_the_documentation_exist(page: str, command: tuple[str, ...]) -> None:
+    name = subcommand_of(command)
+    assert name is not None
+    parser_of(name).parse_args(command[1:])
 
 
 @pytest.mark.slow

@@ -19,8 +19,9 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from distill_runner.datasets.batches import Batch, LengthGroup, Tokens
-from distill_runner.datasets.noise import DropoutMasks, split_mix
+from distill_runner.datasets.batches import Batch, LengthGroup
+from distill_runner.datasets.dropout import DropoutMasks, split_mix
+from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
 
@@ -34,8 +35,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 NEEDS = FeatureRequest(logits=True, cls=frozenset({1, 2}))
 
 
-def batch_of(tokens: Tokens, index: list[int], noise: int = 1, length_multiple: int | None = 16) -> Batch:
-    return replace(tokens.batch(index, length_multiple), noise=noise)
+def batch_of(tokens: TokenSplit, index: list[int], noise: int = 1, length_multiple: int | None = 16) -> Batch:
+    return replace(tokens.batch(index, length_multiple), dropout_seed=noise)
 
 
 def by_example(features: Features, batch: Batch) -> dict[int, Tensor]:
@@ -54,7 +55,7 @@ def test_the_generator_is_splitmix64() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_example_meets_the_same_zeros_in_any_batch(family: str, tokens: Tokens) -> None:
+def test_an_example_meets_the_same_zeros_in_any_batch(family: str, tokens: TokenSplit) -> None:
     torch.manual_seed(0)
     model = FAMILIES[family]().double().train()
     together = batch_of(tokens, list(range(12)))
@@ -68,21 +69,23 @@ def test_an_example_meets_the_same_zeros_in_any_batch(family: str, tokens: Token
     assert not torch.allclose(by_example(extract(model, other, NEEDS), other)[3], expected[3])
 
 
-def test_rows_that_are_read_have_the_zeros_of_the_whole(tokens: Tokens) -> None:
+def test_rows_that_are_read_have_the_zeros_of_the_whole(tokens: TokenSplit) -> None:
     """A token-wise head makes the last layer compute every token."""
     torch.manual_seed(0)
     model = FAMILIES["bert"]().double().train()
     batch = batch_of(tokens, list(range(8)))
-    whole = replace(batch, rows=batch.starts)
+    whole = replace(batch, head_tokens=batch.starts)
     torch.testing.assert_close(extract(model, batch, NEEDS).cls[2], extract(model, whole, NEEDS).cls[2])
 
 
-def test_padding_behind_the_tokens_changes_no_zero(tokens: Tokens) -> None:
+def test_padding_behind_the_tokens_changes_no_zero(tokens: TokenSplit) -> None:
     """A head of questions reads all real tokens of a pack that bf16 rounds up."""
     batch = batch_of(tokens, list(range(3)))
     padded = replace(batch, positions=torch.cat([batch.positions, torch.arange(7)]))
     ones = torch.ones(batch.num_tokens, 8)
-    assert torch.equal(DropoutMasks(1, padded).rows(ones, 0.5, 0), DropoutMasks(1, batch).rows(ones, 0.5, 0))
+    assert torch.equal(
+        DropoutMasks(1, padded).drop_features(ones, 0.5, 0), DropoutMasks(1, batch).drop_features(ones, 0.5, 0)
+    )
 
 
 @settings(max_examples=20)
@@ -92,7 +95,7 @@ def test_zeros_are_as_many_as_asked_and_the_mean_stays(p: float, seed: int, site
     starts, positions = offsets[:-1], torch.arange(4000) % 40
     zeros = torch.zeros(4000, dtype=torch.long)
     batch = Batch(zeros, zeros, positions, starts, torch.arange(100), ())
-    dropped = DropoutMasks(seed, batch).rows(torch.ones(4000, 50, dtype=torch.float64), p, site)
+    dropped = DropoutMasks(seed, batch).drop_features(torch.ones(4000, 50, dtype=torch.float64), p, site)
     assert dropped.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-4 / (1 - p))
     deviation = (p * (1 - p) / 200_000) ** 0.5
     assert abs(float((dropped == 0).double().mean()) - p) < 5 * deviation + 2**-16
@@ -100,14 +103,14 @@ def test_zeros_are_as_many_as_asked_and_the_mean_stays(p: float, seed: int, site
     assert abs(lag) < 6 / 200_000**0.5
 
 
-def test_places_and_heads_are_independent(tokens: Tokens) -> None:
+def test_places_and_heads_are_independent(tokens: TokenSplit) -> None:
     batch = batch_of(tokens, list(range(30)))
     noise, ones = DropoutMasks(7, batch), torch.ones(len(batch.positions), 64)
-    first, second = (noise.rows(ones, 0.5, site).eq(0).double().flatten() for site in (4, 5))
+    first, second = (noise.drop_features(ones, 0.5, site).eq(0).double().flatten() for site in (4, 5))
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 6 / len(first) ** 0.5
     group = batch.groups[-1]
     shape = (len(group.gather), 4, group.gather.shape[1], group.gather.shape[1])
-    heads = noise.attention(torch.ones(shape), group, 0.5, 4).eq(0).double().transpose(0, 1).flatten(1)
+    heads = noise.drop_attention(torch.ones(shape), group, 0.5, 4).eq(0).double().transpose(0, 1).flatten(1)
     off_diagonal = torch.corrcoef(heads) - torch.eye(4, dtype=torch.float64)
     assert float(off_diagonal.abs().max()) < 6 / heads.shape[1] ** 0.5
 
@@ -120,7 +123,7 @@ def test_heads_share_no_zeros_however_long_the_text() -> None:
         zeros = torch.zeros(length, dtype=torch.long)
         group = LengthGroup(slice(0, 1), slice(0, length), row, row >= 0, row[0])
         batch = Batch(zeros, zeros, row[0], torch.tensor([0]), torch.tensor([5]), (group,))
-        return DropoutMasks(7, batch).attention(torch.ones(1, 3, 1, length), group, 0.5, 4)[0, :, 0]
+        return DropoutMasks(7, batch).drop_attention(torch.ones(1, 3, 1, length), group, 0.5, 4)[0, :, 0]
 
     heads = masks(9000)
     assert torch.equal(heads[:, :4096], masks(4096))
@@ -129,7 +132,7 @@ def test_heads_share_no_zeros_however_long_the_text() -> None:
     assert float(apart.abs().max()) < 6 / 4096**0.5
 
 
-def test_dropout_in_attention_is_that_of_the_formula(tokens: Tokens) -> None:
+def test_dropout_in_attention_is_that_of_the_formula(tokens: TokenSplit) -> None:
     """One layer's context against softmax, mask and sum written out, one sequence and head at a time."""
     torch.manual_seed(0)
     from distill_runner.models.attention import PackedAttention
@@ -141,9 +144,9 @@ def test_dropout_in_attention_is_that_of_the_formula(tokens: Tokens) -> None:
     expected = torch.zeros_like(context)
     for group in batch.groups:
         n, length = group.gather.shape
-        masks = noise.attention(torch.ones(n, 2, length, length, dtype=torch.float64), group, 0.25, 4)
+        masks = noise.drop_attention(torch.ones(n, 2, length, length, dtype=torch.float64), group, 0.25, 4)
         for row, sequence in enumerate(range(group.sequences.start, group.sequences.stop)):
-            size = int(group.real[row].sum())
+            size = int(group.is_token[row].sum())
             tokens_of = slice(int(batch.starts[sequence]), int(batch.starts[sequence]) + size)
             q, k, v = states[tokens_of].chunk(3, -1)
             for head in range(2):
@@ -162,7 +165,7 @@ def of(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("window", [None, 3, 20])
-def test_first_tokens_attend_to_projections_as_if_all_did(tokens: Tokens, window: int | None) -> None:
+def test_first_tokens_attend_to_projections_as_if_all_did(tokens: TokenSplit, window: int | None) -> None:
     """As rotary families do, and within a window: the same contexts and gradients, by the same masks."""
     from distill_runner.models.attention import PackedAttention
 
@@ -183,7 +186,7 @@ def test_first_tokens_attend_to_projections_as_if_all_did(tokens: Tokens, window
         assert all(gradient.isfinite().all() for gradient in ours)
 
 
-def test_first_tokens_attend_as_if_all_did(tokens: Tokens) -> None:
+def test_first_tokens_attend_as_if_all_did(tokens: TokenSplit) -> None:
     """Without keys and values of all tokens: the same contexts and gradients, by the same masks."""
     from distill_runner.models.attention import PackedAttention
 
@@ -205,7 +208,7 @@ def test_first_tokens_attend_as_if_all_did(tokens: Tokens) -> None:
         torch.testing.assert_close(ours, expected)
 
 
-def test_first_tokens_attend_with_torchs_own_dropout(tokens: Tokens) -> None:
+def test_first_tokens_attend_with_torchs_own_dropout(tokens: TokenSplit) -> None:
     """Where there is no noise, as on a GPU: other contexts each time, right in the mean."""
     from distill_runner.models.attention import PackedAttention
 

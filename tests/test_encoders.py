@@ -13,15 +13,16 @@ from transformers import PreTrainedModel
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.nomic_bert.modeling_nomic_bert import apply_rotary_pos_emb
 
-from distill_runner.datasets.batches import Batch, Tokens
-from distill_runner.models.encoders import PACKED_FAMILIES, EncoderShape
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.extract import extract
-from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features
+from distill_runner.models.families import PACKED, PROJECTIONS
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.models.padded import extract_padded
 from families import config_of, make
 
 ALL = FeatureRequest(logits=True, cls=frozenset({1, 2, 3}))
-PACKED = [*sorted(PACKED_FAMILIES), "modernbert, head of means"]
+PACKED_MODELS = [*sorted(PACKED), "modernbert, head of means"]
 OPTIONS: dict[str, dict[str, Any]] = {"modernbert, head of means": {"classifier_pooling": "mean"}}
 ROTARY = ["modernbert", "nomic_bert", "modernbert, head of means"]
 
@@ -51,7 +52,7 @@ def alone(model: PreTrainedModel, batch: Batch) -> Features:
 
 def padded(model: PreTrainedModel, batch: Batch) -> Features:
     """The batch padded with the model's own padding index, through the model's own forward."""
-    input_ids, segments, mask = batch.padded()
+    input_ids, segments, mask = batch.to_padded()
     input_ids = input_ids.masked_fill(mask == 0, model.config.pad_token_id)
     output = model(**inputs(model, input_ids, segments), attention_mask=mask, output_hidden_states=True)
     return Features(output.logits, {layer: output.hidden_states[layer][:, 0] for layer in ALL.cls})
@@ -67,12 +68,12 @@ def assert_close(ours: Features, reference: Features, tolerance: float) -> None:
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("family", [*PACKED, "mpnet"])
+@pytest.mark.parametrize("family", [*PACKED_MODELS, "mpnet"])
 @pytest.mark.parametrize("length_multiple", [16, None])
 # In float32 both sides of nomic_bert are 1.1e-5 from the result in float64, of values up to 4.
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.float64, 1e-10)])
 def test_packed_equals_padded_and_alone(
-    tokens: Tokens, family: str, length_multiple: int | None, dtype: torch.dtype, tolerance: float
+    tokens: TokenSplit, family: str, length_multiple: int | None, dtype: torch.dtype, tolerance: float
 ) -> None:
     model, batch = made(family, dtype=dtype), tokens.batch(range(20), length_multiple)
     with torch.inference_mode():
@@ -83,9 +84,9 @@ def test_packed_equals_padded_and_alone(
     assert ours.logits.std(0).min() > 0.01  # examples differ, so that a mix-up of rows could not pass
 
 
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", PACKED_MODELS)
 @pytest.mark.parametrize("needs", [ALL, FeatureRequest(logits=True), FeatureRequest(cls=frozenset({2}))])
-def test_gradients_equal_those_of_padding(tokens: Tokens, family: str, needs: FeatureRequest) -> None:
+def test_gradients_equal_those_of_padding(tokens: TokenSplit, family: str, needs: FeatureRequest) -> None:
     model = made(family, dtype=torch.float64)
     batch = tokens.batch(range(20))
     weights = torch.randn(3, 20, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -119,11 +120,11 @@ def test_gradients_equal_those_of_padding(tokens: Tokens, family: str, needs: Fe
     "needs", [ALL, FeatureRequest(cls=frozenset({2}), projections=frozenset({("key", 1), ("query", 3)}))]
 )
 def test_tokens_of_no_sequence_change_nothing(
-    tokens: Tokens, needs: FeatureRequest, monkeypatch: pytest.MonkeyPatch
+    tokens: TokenSplit, needs: FeatureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In low precision a batch is rounded up to few numbers of tokens; here in float64, with dropout."""
-    batch = replace(tokens.batch(range(20)), noise=1)
-    assert len(batch.rounded().input_ids) > len(batch.input_ids)
+    batch = replace(tokens.batch(range(20)), dropout_seed=1)
+    assert len(batch.round_up().input_ids) > len(batch.input_ids)
 
     def read() -> tuple[list[Tensor], dict[str, Tensor]]:
         model = make("bert", dtype=torch.float64).train()
@@ -144,13 +145,13 @@ def test_tokens_of_no_sequence_change_nothing(
         torch.testing.assert_close(gradient, plain_gradients[name], rtol=1e-10, atol=1e-10, msg=name)
 
 
-@pytest.mark.parametrize("family", [*sorted(PACKED_FAMILIES), "mpnet"])
-def test_a_token_wise_head_reads_the_given_rows(tokens: Tokens, family: str) -> None:
+@pytest.mark.parametrize("family", [*sorted(PACKED), "mpnet"])
+def test_a_token_wise_head_reads_the_given_rows(tokens: TokenSplit, family: str) -> None:
     model, batch = make(family, masked_lm=True, dtype=torch.float64), tokens.batch(range(20))
     rows = torch.randperm(len(batch.input_ids), generator=torch.Generator().manual_seed(0))[:50].sort().values
     with torch.inference_mode():
-        ours = extract(model, Batch(**vars(batch) | {"rows": rows}), ALL)
-        input_ids, segments, mask = batch.padded()
+        ours = extract(model, Batch(**vars(batch) | {"head_tokens": rows}), ALL)
+        input_ids, segments, mask = batch.to_padded()
         output = model(**inputs(model, input_ids, segments), attention_mask=mask, output_hidden_states=True)
     reference = {layer: output.hidden_states[layer][:, 0] for layer in ALL.cls}
     assert_close(ours, Features(output.logits[mask.bool()][rows], reference), 1e-10)
@@ -159,7 +160,7 @@ def test_a_token_wise_head_reads_the_given_rows(tokens: Tokens, family: str) -> 
 
 
 @pytest.fixture(scope="module", params=["bert", "roberta"])
-def model_and_all(request: pytest.FixtureRequest, tokens: Tokens) -> tuple[PreTrainedModel, Features]:
+def model_and_all(request: pytest.FixtureRequest, tokens: TokenSplit) -> tuple[PreTrainedModel, Features]:
     """A model in float32, and its features of all 64 examples at once, in the order of their index."""
     model = make(request.param)
     batch = tokens.batch(range(64))
@@ -171,7 +172,7 @@ def model_and_all(request: pytest.FixtureRequest, tokens: Tokens) -> tuple[PreTr
 @settings(max_examples=20)
 @given(data=st.data(), count=st.sampled_from([16, 32, 48]))
 def test_an_example_does_not_feel_its_batch(
-    tokens: Tokens, model_and_all: tuple[PreTrainedModel, Features], data: st.DataObject, count: int
+    tokens: TokenSplit, model_and_all: tuple[PreTrainedModel, Features], data: st.DataObject, count: int
 ) -> None:
     model, reference = model_and_all
     index = data.draw(st.lists(st.integers(0, 63), min_size=count, max_size=count))
@@ -198,7 +199,7 @@ def record(model: nn.Module) -> dict[str, list[int]]:
     return seen
 
 
-def test_nothing_runs_that_nobody_reads(tokens: Tokens) -> None:
+def test_nothing_runs_that_nobody_reads(tokens: TokenSplit) -> None:
     batch = tokens.batch(range(20))
     total = len(batch.input_ids)
 
@@ -215,10 +216,10 @@ def test_nothing_runs_that_nobody_reads(tokens: Tokens) -> None:
     assert runs(FeatureRequest(logits=True)) == whole
     assert runs(FeatureRequest(logits=True, cls=frozenset({4}))) == whole
     # A token-wise head reads the other rows as well.
-    assert runs(FeatureRequest(cls=frozenset({2})), rows=torch.tensor([1, 5])) == {"0": [total], "1": [total]}
+    assert runs(FeatureRequest(cls=frozenset({2})), head_tokens=torch.tensor([1, 5])) == {"0": [total], "1": [total]}
 
 
-def test_features_are_those_asked_for(tokens: Tokens) -> None:
+def test_features_are_those_asked_for(tokens: TokenSplit) -> None:
     model, batch = make("bert"), tokens.batch(range(4))
     features = extract(model, batch, FeatureRequest(cls=frozenset({2})))
     assert features.logits is None
@@ -230,7 +231,7 @@ def test_features_are_those_asked_for(tokens: Tokens) -> None:
 
 
 @pytest.mark.parametrize("width", [256, 768])
-def test_outputs_are_the_same_on_any_number_of_threads(tokens: Tokens, width: int) -> None:
+def test_outputs_are_the_same_on_any_number_of_threads(tokens: TokenSplit, width: int) -> None:
     """A sweep computes what its points share on more threads than a point has."""
     sizes: dict[str, Any] = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": width // 64}
     model, read = make("bert", **sizes), []
@@ -248,7 +249,7 @@ def test_outputs_are_the_same_on_any_number_of_threads(tokens: Tokens, width: in
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 @pytest.mark.parametrize("place", ["attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout"])
-def test_dropout_is_that_of_the_configuration(tokens: Tokens, family: str, place: str) -> None:
+def test_dropout_is_that_of_the_configuration(tokens: TokenSplit, family: str, place: str) -> None:
     none: dict[str, Any] = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
     batch, needs = tokens.batch(range(8)), FeatureRequest(logits=True)
     still, moving = make(family, **none), make(family, **none | {place: 0.5})
@@ -264,8 +265,8 @@ def test_dropout_is_that_of_the_configuration(tokens: Tokens, family: str, place
     assert (first - second).abs().min() > 0
 
 
-@pytest.mark.parametrize("family", PACKED)
-def test_what_is_read_of_every_token_is_that_of_the_padded_way(tokens: Tokens, family: str) -> None:
+@pytest.mark.parametrize("family", PACKED_MODELS)
+def test_what_is_read_of_every_token_is_that_of_the_padded_way(tokens: TokenSplit, family: str) -> None:
     """Hidden states, embeddings among them, and projections: queries and keys turned where positions are rotary."""
     model, batch = made(family, dtype=torch.float64), tokens.batch(range(20))
     places = frozenset((name, layer) for name in PROJECTIONS for layer in (1, 2, 3))
@@ -284,7 +285,7 @@ def test_what_is_read_of_every_token_is_that_of_the_padded_way(tokens: Tokens, f
             torch.testing.assert_close(states, reference.projections[place], rtol=1e-10, atol=1e-10)
 
 
-def test_local_attention_is_local(tokens: Tokens) -> None:
+def test_local_attention_is_local(tokens: TokenSplit) -> None:
     """A far token does not move what a layer with a window gives, and does move that of one without."""
     model = make("modernbert", dtype=torch.float64, local_attention=4, layer_types=["sliding_attention"] * 3)
     whole = make("modernbert", dtype=torch.float64, local_attention=4, layer_types=["full_attention"] * 3)
@@ -300,7 +301,7 @@ def test_local_attention_is_local(tokens: Tokens) -> None:
 
 
 @pytest.mark.parametrize("family", ["modernbert", "nomic_bert", "distilbert"])
-def test_dropout_of_examples_is_their_own(tokens: Tokens, family: str) -> None:
+def test_dropout_of_examples_is_their_own(tokens: TokenSplit, family: str) -> None:
     """Alone or beside others, an example meets the same zeros, also in the families of today."""
     rates: dict[str, Any] = dict.fromkeys(
         (
@@ -314,7 +315,7 @@ def test_dropout_of_examples_is_their_own(tokens: Tokens, family: str) -> None:
         0.3,
     )
     model = make(family, **rates).train()
-    together = replace(tokens.batch(range(8)), noise=5)
+    together = replace(tokens.batch(range(8)), dropout_seed=5)
     needs = FeatureRequest(logits=True, cls=frozenset({1, 3}))
     with torch.no_grad():
         ours = extract(model, together, needs).full(together.index.argsort())
@@ -322,7 +323,7 @@ def test_dropout_of_examples_is_their_own(tokens: Tokens, family: str) -> None:
         model.train()
         assert (ours.cls[3] - still.cls[3]).abs().mean() > 0.01
         for number in range(8):
-            alone = extract(model, replace(tokens.batch([number]), noise=5), needs)
+            alone = extract(model, replace(tokens.batch([number]), dropout_seed=5), needs)
             torch.testing.assert_close(ours.cls[3][number], alone.cls[3][0], rtol=1e-4, atol=1e-4)
 
 
@@ -335,9 +336,9 @@ def test_8192_positions_are_read_packed() -> None:
         "intermediate_size": 16,
     }
     model = make("modernbert", max_position_embeddings=8192, local_attention=128, **sizes)
-    assert EncoderShape.of(model.config).max_length == 8192
+    assert EncoderShape.from_config(model.config).max_length == 8192
     ids = np.random.default_rng(0).integers(5, 100, size=8192).astype(np.int32)
-    tokens = object.__new__(Tokens)
+    tokens = object.__new__(TokenSplit)
     tokens.ids, tokens.segments, tokens.offsets, tokens.labels = ids, np.zeros_like(ids), np.array([0, 8192]), None
     with torch.inference_mode():
         ours = extract(model, tokens.batch([0]), FeatureRequest(states=frozenset({2}))).states[2]
@@ -346,8 +347,8 @@ def test_8192_positions_are_read_packed() -> None:
 
 
 def test_the_other_families_run_padded() -> None:
-    assert {"bert", "roberta", "distilbert", "modernbert", "nomic_bert"} <= PACKED_FAMILIES
-    assert not {"mpnet", "deberta", "deberta-v2", "albert", "mobilebert"} & PACKED_FAMILIES
+    assert {"bert", "roberta", "distilbert", "modernbert", "nomic_bert"} <= PACKED.keys()
+    assert not {"mpnet", "deberta", "deberta-v2", "albert", "mobilebert"} & PACKED.keys()
 
 
 def test_needs_unite() -> None:
@@ -368,4 +369,4 @@ def test_losses_see_float32_at_least() -> None:
 
 def test_shapes_come_from_the_configuration() -> None:
     for family, max_length in (("bert", 80), ("distilbert", 80), ("roberta", 78)):
-        assert EncoderShape.of(config_of(family)) == EncoderShape(3, 32, 4, 3, 100, family, max_length)
+        assert EncoderShape.from_config(config_of(family)) == EncoderShape(3, 32, 4, 3, 100, family, max_length)

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from distill_runner.common.errors import as_typed, exit_cause
-from distill_runner.common.hub_errors import meaning
+from distill_runner.common.errors import format_value, exit_cause
+from distill_runner.common.hub import hub_error
 
 CHILD = """import time
-from distill_runner.common.orphans import end_with_parent
+from distill_runner.common.process import end_with_parent
 end_with_parent()
 print("ready", flush=True)
 time.sleep(60)
@@ -34,7 +34,7 @@ def test_how_a_process_ended(exitcode: int, name: str) -> None:
     [(1e-5, "1e-05"), (2.0, "2"), (0.1, "0.1"), (0.1234567, "0.1234567"), (1234567.0, "1234567.0"), ([0.5], "[0.5]")],
 )
 def test_numbers_keep_all_their_digits(value: object, typed: str) -> None:
-    assert as_typed(value) == typed
+    assert format_value(value) == typed
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -42,7 +42,7 @@ def test_a_full_disk_is_no_fault_of_the_hub(number: int) -> None:
     error = RuntimeError("while downloading")
     error.__cause__ = OSError(number, "full")
     with pytest.raises(OSError, match="full"):
-        meaning(error, "model", "acme/tiny", None)
+        hub_error(error, "model", "acme/tiny", None)
 
 
 def test_a_process_without_assertions_ends_with_its_parent() -> None:

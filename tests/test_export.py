@@ -1,23 +1,31 @@
 """A finished run's student as ONNX: files, outputs, table and card; uploading it, to a server of this test."""
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import redirect_stderr
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from command import distill_run
-from distill_runner.commands.export import export_run
+from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import Unavailable, UserError
-from distill_runner.deploy.measure import PERCENTILES, PaddedTexts, RunningCost, running_costs
-from distill_runner.deploy.report import HEADING, ModelForm, put_into, section
-from distill_runner.report.model_card import licensed
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.deploy.measure import (
+    HEADING,
+    PERCENTILES,
+    ModelForm,
+    PaddedSplit,
+    RunningCost,
+    running_costs,
+    section,
+    with_section,
+)
+from distill_runner.report.result import with_license
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow
@@ -40,7 +48,7 @@ def run(tiny_task_folder: Path, tiny_bert_folder: Path, tmp_path_factory: pytest
 def exported(run: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(run.parents[2])
-        export_run([str(run), "--examples", "20"])
+        run_subcommand("export", [str(run), "--examples", "20"])
     return run
 
 
@@ -84,51 +92,53 @@ def test_the_card_has_the_table_once_and_the_store_keeps_its_own(exported: Path)
     card = (exported / "model" / "README.md").read_text()
     assert card.count(HEADING) == 1
     assert "| student | ONNX int8 |" in card
-    assert put_into(card, f"{HEADING}\n\nanother\n").endswith(f"\n\n{HEADING}\n\nanother\n")
-    assert put_into(put_into("# A\n", f"{HEADING}\n\none\n"), f"{HEADING}\n\ntwo\n") == f"# A\n\n{HEADING}\n\ntwo\n"
+    assert with_section(card, f"{HEADING}\n\nanother\n").endswith(f"\n\n{HEADING}\n\nanother\n")
+    twice = with_section(with_section("# A\n", f"{HEADING}\n\none\n"), f"{HEADING}\n\ntwo\n")
+    assert twice == f"# A\n\n{HEADING}\n\ntwo\n"
 
 
 def test_what_a_user_wrote_behind_the_table_stays() -> None:
     rows = [ModelForm("student", "torch", 0.5, 10, RunningCost(dict.fromkeys(PERCENTILES, 1.0), 2.0))]
     first, second = (section(rows, "accuracy", conditions, "```python\npass\n```") for conditions in ("one", "two"))
     mine = "\nMy words.\n\n## More\n\n```\ncode\n```\n"
-    assert put_into(put_into("# A\n", first) + mine, second) == put_into("# A\n", second) + mine
+    assert with_section(with_section("# A\n", first) + mine, second) == with_section("# A\n", second) + mine
 
 
-def test_engines_take_turns() -> None:
-    class Words:
-        def __call__(self, *columns: list[str], **_: object) -> dict[str, np.ndarray]:
-            width = max(map(len, columns[0]))
-            return {"input_ids": np.array([[1] * width for _ in columns[0]])}
-
+def test_engines_take_turns(tmp_path: Path) -> None:
+    lengths = np.arange(1, 41)
+    np.save(tmp_path / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
+    for name in ("ids", "segments"):
+        np.save(tmp_path / f"{name}.npy", np.ones(lengths.sum(), dtype=np.int32))
+    tokenizer = SimpleNamespace(model_input_names=["input_ids", "attention_mask"], pad_token_id=7)
+    examples = PaddedSplit(TokenSplit(tmp_path), tokenizer)
     called: list[str] = []
-    texts = PaddedTexts(Words(), [["a" * n for n in range(1, 41)]], 8)
 
     def engine(name: str) -> Any:
         def run(inputs: Any) -> Any:
             called.append(name)
-            return np.zeros((len(inputs["input_ids"]), 2))
+            assert (inputs["input_ids"][inputs["attention_mask"] == 0] == 7).all()
+            return inputs["attention_mask"].sum(1, keepdims=True).astype(np.float32)
 
         return run
 
     engines = {name: engine(name) for name in "ab"}
-    found = running_costs(engines, dict.fromkeys(engines, texts), 12)
+    costs = running_costs(engines, dict.fromkeys(engines, examples), 12)
     assert called == [*"a" * 11, *"b" * 11, *"ab" * 12, *"ab"], "both sizes of batch are warmed up"
-    assert set(found) == {"a", "b"}
-    assert all(cost.examples_per_second > 0 for cost in found.values())
-    assert texts.outputs(engines["a"]).shape == (40, 2)
+    assert set(costs) == {"a", "b"}
+    assert all(cost.examples_per_second > 0 for cost in costs.values())
+    assert examples.outputs(engines["a"])[:, 0].tolist() == lengths.tolist(), "in the order of the split"
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no student"):
-        export_run([str(tmp_path)])
+        run_subcommand("export", [str(tmp_path)])
 
 
 @pytest.mark.parametrize("option", ["--threads", "--examples"])
 def test_numbers_out_of_bounds_are_told(tmp_path: Path, option: str) -> None:
     for value in (0, 10**20):
         with pytest.raises(UserError, match=rf"{option}={value}: must be between 1 and"):
-            export_run([str(tmp_path), option, str(value)])
+            run_subcommand("export", [str(tmp_path), option, str(value)])
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -214,25 +224,7 @@ def test_a_push_without_a_network_says_what_is_written(exported: Path, monkeypat
 def test_the_card_names_labels_and_licence(exported: Path) -> None:
     card = (exported / "model" / "README.md").read_text()
     assert "Labels, in the order of the outputs: no, yes." in card
-    assert "Licence: not given." in card
-    licence = licensed(card, "mit")
-    assert licence.startswith("---\nlicense: mit\n")
-    assert "Licence: mit." in licence
-
-
-def test_openvino_gives_what_torch_gives(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with redirect_stderr(sys.__stderr__):  # absl, which it imports, keeps this stream, and closes one of pytest's
-        pytest.importorskip("openvino")
-        from openvino.tools import ovc  # noqa: F401
-    monkeypatch.chdir(exported.parents[2])
-    export_run([str(exported), "--examples", "10", "--no-teacher", "--no-int8", "--openvino"])
-    assert (exported / "model/openvino/openvino_model.bin").is_file()
-    torch_row, _, row = json.loads((exported / "deploy.json").read_text())["rows"]
-    assert (row["model"], row["form"], row["score"]) == ("student", "OpenVINO", torch_row["score"])
-    assert row["difference"] < 1e-4
-
-
-def test_without_openvino_the_extra_is_named(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(UserError, match=r"--openvino: openvino is not installed\n.*distill-run\[openvino\]"):
-        export_run([str(exported), "--openvino"])
+    assert "License: not given." in card
+    licensed = with_license(card, "mit")
+    assert licensed.startswith("---\nlicense: mit\n")
+    assert "License: mit." in licensed

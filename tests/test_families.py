@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
 from distill_runner.compose.folders import choices
-from distill_runner.models.encoders import PACKED_FAMILIES
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.models.families import PACKED
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
@@ -131,30 +131,35 @@ def _write(method: str, found: dict[str, str]) -> None:
         for name in sorted(table)
     ]
     notes = [f"{mark[reason]} {reason}" + "\n" for reason in reasons]
-    packed = ", ".join(f"`{family}`" for family in FAMILIES if family in PACKED_FAMILIES)
+    packed = ", ".join(f"`{family}`" for family in FAMILIES if family in PACKED)
     DOCUMENT.write_text(TEXT.format(table="\n".join([*head, *rows]), reasons="\n".join(notes), packed=packed))
 
 
 TEXT = """# Families of encoders and methods
 
-Every method with a teacher of each family of `transformers` (its `model_type`). The student is the teacher cut to two
-layers, or a BERT with new weights where the method starts from one. *yes*: the combination trains. A number: it is
-refused before anything is trained, for the reason below the table.
+This table crosses every method with a teacher of each model family in `transformers` (its `model_type`).
+The student is the teacher cut to two layers, or a BERT with new weights if the method starts from one.
+*yes* means that the combination trains.
+A number means that it is refused before anything is trained, for the reason below the table.
 
 {table}
 
 {reasons}
-Padding-free: {packed}. The others run padded, through their own forward.
+Padding-free: {packed}.
+The others run padded, through their own forward pass.
 
-`tests/test_families.py` makes this table with tiny models of random weights, in two steps each, and fails when the
-table is no longer true. The table says that a combination runs; it says nothing about scores.
+`tests/test_families.py` makes this table with tiny models of random weights, in two steps each.
+It fails when the table is no longer true.
+The table says that a combination runs; it says nothing about scores.
 
-- A head that is kept (`teacher.fine_tuned=true`) gives the same outputs as in its source, in every family
-  (`tests/test_heads.py`).
-- Students are cut by the structure of the model (`tests/test_models.py`). ALBERT's layers share their weights.
-- ModernBERT's layers stay local or global. A layer that becomes the first one loses its norm, since ModernBERT's first
-  layer has none.
-- Queries and keys of ModernBERT and NomicBERT are read after their rotary embedding, so their products are the scores
-  that the layer computes. Relations and scores cover all tokens of a sequence, even where a layer attends locally.
-- NomicBERT has a new pooler: the published models come without one.
+- In every family, a head that is kept (`teacher.fine_tuned=true`) gives the same outputs as in its source.
+  `tests/test_heads.py` checks this.
+- Students are cut along the structure of the model (`tests/test_models.py`).
+  ALBERT's layers share their weights.
+- ModernBERT's layers stay local or global.
+  A layer that becomes the first one loses its norm, since ModernBERT's first layer has none.
+- Queries and keys of ModernBERT and NomicBERT are read after their rotary embedding.
+  Their products are therefore the scores that the layer computes.
+  Relations and scores cover all tokens of a sequence, even where a layer attends locally.
+- NomicBERT gets a new pooler, since the published models have none.
 """

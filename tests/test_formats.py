@@ -17,12 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distill_runner
-from distill_runner.commands.table import show
+from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.report.formats import COLUMNS, as_csv, latex, markdown
-from distill_runner.report.page import html
+from distill_runner.report.formats import COLUMNS, as_csv, html, latex, markdown, write_report
 from distill_runner.report.rows import tabulate
-from distill_runner.report.write import write_report
 from fake_results import failed, point, result, run_folder
 
 NASTY = "50 % of_{a}|b* & #1 \\ $x^2 ~ <b>"
@@ -169,7 +167,7 @@ def runs_folder(root: Path) -> Path:
 @pytest.mark.parametrize("name", ["terminal", "markdown", "csv", "latex", "html"])
 def test_the_command_writes_every_format(tmp_path: Path, name: str) -> None:
     out = tmp_path / "table"
-    show([str(runs_folder(tmp_path)), "--format", name, "--out", str(out), "--task", "rte"])
+    run_subcommand("table", [str(runs_folder(tmp_path)), "--format", name, "--out", str(out), "--task", "rte"])
     text = out.read_text()
     assert "65.0" in text
     assert "cola" not in text
@@ -179,7 +177,10 @@ def test_the_command_draws_the_rows_of_the_table(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     files = [tmp_path / "first.png", tmp_path / "second.png"]
     for file in files:
-        show([str(runs_folder(tmp_path / file.stem)), "--format", "picture", "--out", str(file), "--task", "rte"])
+        run_subcommand(
+            "table",
+            [str(runs_folder(tmp_path / file.stem)), "--format", "picture", "--out", str(file), "--task", "rte"],
+        )
     assert files[0].read_bytes().startswith(b"\x89PNG")
     assert files[0].read_bytes() == files[1].read_bytes()
 
@@ -201,14 +202,14 @@ def test_the_command_draws_the_rows_of_the_table(tmp_path: Path) -> None:
 def test_mistakes_are_told(tmp_path: Path, arguments: list[str], said: str) -> None:
     names = {"tmp": tmp_path, "runs": runs_folder(tmp_path / "here")}
     with pytest.raises(UserError, match=re.escape(said)) as caught:
-        show([argument.format(**names) for argument in arguments])
+        run_subcommand("table", [argument.format(**names) for argument in arguments])
     assert len(str(caught.value).splitlines()) <= 2
 
 
 def test_the_console_script_ends_with_2_and_imports_no_torch(tmp_path: Path) -> None:
     script = """if True:
         import sys
-        from distill_runner.commands.table import main
+        from distill_runner.cli import main
         try:
             main()
         finally:
@@ -217,7 +218,7 @@ def test_the_console_script_ends_with_2_and_imports_no_torch(tmp_path: Path) -> 
     source = str(Path(distill_runner.__file__).parents[1])
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", script, *arguments]
+        command = [sys.executable, "-c", script, "table", *arguments]
         return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source})
 
     done = run(str(runs_folder(tmp_path)))
@@ -226,5 +227,5 @@ def test_the_console_script_ends_with_2_and_imports_no_torch(tmp_path: Path) -> 
     wrong = run("--formt", "csv")
     assert (wrong.returncode, wrong.stderr) == (
         2,
-        "distill-run-table: unrecognized arguments: --formt\n  See distill-run-table --help.\n",
+        "distill-run table: unrecognized arguments: --formt\n  See distill-run table --help.\n",
     )

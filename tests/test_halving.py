@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from distill_runner.pipeline import status
-from distill_runner.report.cells import ResultCell
-from distill_runner.report.rows import tabulate
+from distill_runner.report.rows import ResultCell, tabulate
 from distill_runner.sweeping.halving import by_cell, halve, halving_report
 from distill_runner.sweeping.points import GridPoint
-from fake_results import failed
+from fake_results import failed, with_specs
 
 Point = tuple[float, int]
 """Learning rate and seed."""
@@ -24,19 +23,25 @@ def halved(folder: Path, scores: Mapping[Point, float], epochs: int) -> tuple[se
     Returns:
         The points that were trained to the end, their cell in the table, and the report.
     """
-    stage: Any = SimpleNamespace(shape="4", key="0", config=SimpleNamespace(optim=SimpleNamespace(epochs=epochs)))
+    config = SimpleNamespace(optim=SimpleNamespace(epochs=epochs))
+    run: Any = SimpleNamespace(runtime=SimpleNamespace(compile=False, num_processes=1))
     points = {}
     for rate, seed in scores:
         name = f"{rate} {seed}"
         names = failed(key=name, seed=seed, settings={"optim.lr": rate, "optim.epochs": epochs})
-        points[rate, seed] = GridPoint((f"{rate}", f"{seed}"), folder / name, name, names, stage=stage)
+        spec = with_specs(names)["specs"][name]
+        shape = SimpleNamespace(reads_images=False)
+        stage: Any = SimpleNamespace(key=name, spec=spec, all_upstream=[], config=config, shape=shape)
+        points[rate, seed] = GridPoint((f"{rate}", f"{seed}"), folder / name, name, names, run, stage)
 
     def train(jobs: Sequence[Sequence[str]]) -> None:
         for rate, seed, *pause in jobs:
             of = float(rate), int(seed)
             done = int(pause[0].partition("=")[2]) if pause else epochs
             scored = {"score": scores[of], "metric": "accuracy", "history": [{"accuracy": scores[of]}] * done}
-            status.write(points[of].folder, "done" if done == epochs else "paused", {**points[of].names, **scored})
+            status.write_status(
+                points[of].folder, "done" if done == epochs else "paused", {**points[of].names, **scored}
+            )
 
     cells = by_cell(list(points.values())).values()
     train([point.overrides for point in halve(cells, list(points.values()), train, 3)])

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.batches import Tokens
-from distill_runner.kinds import make_task
+from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.build import build, output_layer
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
+from distill_runner.tasks import make_task
 from families import FAMILIES, make
 
 TASK = make_task(
@@ -26,7 +26,7 @@ TASK = make_task(
     epochs=1,
     validation={"validation": "validation"},
 )
-SCORES = make_task(**TASK.model_dump() | {"labels": None, "kind": "regression", "metrics": ["pearson"]})
+SCORES = make_task(**TASK.model_dump() | {"labels": None, "type": "regression", "metrics": ["pearson"]})
 ORDERS = {"own": ["no", "perhaps", "yes"], "permuted": ["Yes", "NO", "perhaps"]}
 PLACES = {"own": [0, 1, 2], "permuted": [1, 2, 0]}
 
@@ -39,7 +39,7 @@ def source(folder: Path, family: str, **options: Any) -> Any:
     return model
 
 
-def outputs(model: Any, tokens: Tokens) -> Tensor:
+def outputs(model: Any, tokens: TokenSplit) -> Tensor:
     """Through the model's own forward, each of eight examples by itself."""
     batch = tokens.batch(range(8))
     pieces = batch.input_ids.tensor_split(batch.starts[1:])
@@ -49,7 +49,9 @@ def outputs(model: Any, tokens: Tokens) -> Tensor:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_kept_head_gives_the_outputs_of_its_source(tmp_path: Path, tokens: Tokens, family: str, order: str) -> None:
+def test_a_kept_head_gives_the_outputs_of_its_source(
+    tmp_path: Path, tokens: TokenSplit, family: str, order: str
+) -> None:
     given = source(tmp_path, family, id2label=dict(enumerate(ORDERS[order])))
     kept = build(ModelConfig(source=str(tmp_path), head="keep"), TASK.head).eval()
     expected = outputs(given, tokens)
@@ -63,7 +65,7 @@ def test_a_kept_head_gives_the_outputs_of_its_source(tmp_path: Path, tokens: Tok
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_kept_head_of_scores_gives_the_outputs_of_its_source(tmp_path: Path, tokens: Tokens, family: str) -> None:
+def test_a_kept_head_of_scores_gives_the_outputs_of_its_source(tmp_path: Path, tokens: TokenSplit, family: str) -> None:
     given = source(tmp_path, family, num_labels=1)
     kept = build(ModelConfig(source=str(tmp_path), head="keep"), SCORES.head).eval()
     other = kept.state_dict()
@@ -72,7 +74,7 @@ def test_a_kept_head_of_scores_gives_the_outputs_of_its_source(tmp_path: Path, t
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_read_of_a_kept_head_is_what_it_gives(tmp_path: Path, tokens: Tokens, family: str) -> None:
+def test_what_is_read_of_a_kept_head_is_what_it_gives(tmp_path: Path, tokens: TokenSplit, family: str) -> None:
     """The same by the way that training and evaluation take."""
     given = source(tmp_path, family)
     batch = tokens.batch(range(8))

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
-from distill_runner.datasets.held_out import HeldOut, held_out_rows
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.splits import HeldOutSplit, held_out_rows
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from distill_runner.training.data import TaskData
-from distill_runner.training.evaluate import predict
+from distill_runner.training.data import TaskData, predict
 
 Compose = Callable[..., RunConfig]
 
@@ -64,13 +63,13 @@ def test_what_is_held_out_is_not_trained_on(compose: Compose) -> None:
     pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
     data = pipeline.inputs.data(stage)
     assert isinstance(data, TaskData)
-    assert isinstance(data.selecting, HeldOut)
-    assert not set(data.chosen) & set(data.selecting.chosen)
+    assert isinstance(data.selection, HeldOutSplit)
+    assert not set(data.indices) & set(data.selection.rows)
     size = len(data.train)
-    assert len(data.selecting) == pytest.approx(0.25 * size, abs=1)
+    assert len(data.selection) == pytest.approx(0.25 * size, abs=1)
     assert len(data) == pytest.approx(0.5 * 0.75 * size, abs=1)
-    batch = data.selecting.batch(np.arange(5))
-    whole = data.train.batch(data.selecting.chosen[:5])
+    batch = data.selection.batch(np.arange(5))
+    whole = data.train.batch(data.selection.rows[:5])
     assert sorted(batch.index.tolist()) == [0, 1, 2, 3, 4]
     assert batch.labels is not None
     assert whole.labels is not None
@@ -89,9 +88,9 @@ def test_validation_is_looked_at_once(compose: Compose, monkeypatch: pytest.Monk
     pipeline, stage, folder = built(run)
     data = pipeline.inputs.data(stage)
     assert isinstance(data, TaskData)
-    assert data.selecting is not None
+    assert data.selection is not None
     validation = len(data.validation["validation"])
-    assert seen == [len(data.selecting)] * 3 + [validation]
+    assert seen == [len(data.selection)] * 3 + [validation]
 
     measured = json.loads((folder / "metrics.json").read_text())
     names = list(measured["metrics"])
@@ -130,11 +129,13 @@ def test_the_teacher_holds_out_the_same(compose: Compose) -> None:
     student, teacher = (pipeline.inputs.data(each) for each in (stage, stage.teacher) if each)
     assert isinstance(student, TaskData)
     assert isinstance(teacher, TaskData)
-    assert student.selecting is not None
-    assert teacher.selecting is not None
-    assert student.selecting.chosen.tolist() == teacher.selecting.chosen.tolist()
+    assert student.selection is not None
+    assert teacher.selection is not None
+    assert student.selection.rows.tolist() == teacher.selection.rows.tolist()
 
 
 def test_another_name_is_refused(compose: Compose) -> None:
-    with pytest.raises(UserError, match=r"task\.select_on=test: neither held_out nor a split of task.validation"):
+    with pytest.raises(
+        UserError, match=r"task\.select_on=test: must be held_out, mean, or the name of a split in task.validation"
+    ):
         compose("method=nkd", "task.select_on=test")

@@ -11,7 +11,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import distill_runner
-from distill_runner.compose.hydra_private import combinations, parse_options, with_number
+from distill_runner.compose.hydra_private import combinations, parse_options
 
 PACKAGE = Path(distill_runner.__file__).parent
 
@@ -34,9 +34,6 @@ def test_they_do_what_is_expected_of_them() -> None:
     parser = OverridesParser.create()
     parsed = parser.parse_overrides(["seed=1,2", "task=rte"])
     assert combinations(parsed) == [["seed=1", "task=rte"], ["seed=2", "task=rte"]]
-    (one,) = parser.parse_overrides(["seed=1"])
-    two = with_number(one, 2, "seed=2")
-    assert (two.value(), two.key_or_group, two.input_line) == (2, "seed", "seed=2")
     assert callable(ConfigLoaderImpl._apply_overrides_to_config)
 
 

@@ -16,16 +16,16 @@ from torch import Tensor
 from transformers import AutoModelForImageClassification, ResNetConfig, ViTConfig
 
 from command import distill_run
-from distill_runner.commands.predict import predict
-from distill_runner.common.errors import Paused, UserError
-from distill_runner.compose.config import RunConfig
+from distill_runner.commands.parser import run_subcommand
+from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.models.resnet import CifarResNet
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from distill_runner.report.collect import results
-from distill_runner.report.page import html
+from distill_runner.report.collect import read_results
+from distill_runner.report.formats import html
 from distill_runner.report.rows import tabulate
 
 Compose = Callable[..., RunConfig]
@@ -109,11 +109,11 @@ def test_a_folder_of_images_becomes_a_student_by_one_command(
     assert kept["outputs"].shape == (18, 3)
     assert np.bincount(kept["labels"]).tolist() == [6, 6, 6]
     assert (kept["outputs"].argmax(1) == kept["labels"]).mean() == pytest.approx(result["metrics"]["accuracy"])
-    predict([str(result_file.parent), str(some_images(images_folder, tmp_path)), "--device", "cpu"])
+    run_subcommand("predict", [str(result_file.parent), str(some_images(images_folder, tmp_path)), "--device", "cpu"])
     header, *rows = capsys.readouterr().out.splitlines()
     assert header == "index,prediction," + ",".join(f"p_{name}" for name in CLASSES)
     assert [row.split(",")[1] for row in rows] == [CLASSES[number] for number in kept["outputs"][:3].argmax(1)]
-    page = html(tabulate(results([result_file.parent])), "images")
+    page = html(tabulate(read_results([result_file.parent])), "images")
     assert all(base64.b64encode(sheet.read_bytes()).decode() in page for sheet in sheets)
 
 
@@ -203,7 +203,7 @@ def test_predictions_in_columns_teach_images_that_change(
 
 def test_the_students_that_pause_may_keep_their_checkpoints(run: Callable[..., Run]) -> None:
     paused = run("+stages.student.keep_checkpoints=true", method="nkd")
-    with pytest.raises(Paused):
+    with pytest.raises(TrainingPaused):
         paused.pipeline.build(paused.stage, pause_after=1)
     assert len(paused.metrics()["epochs"]) == 2
 
@@ -237,12 +237,12 @@ def test_the_data_that_select_are_chosen_for_all_tasks_at_once(
 def test_a_teacher_of_images_that_change_is_live_and_says_so(run: Callable[..., Run]) -> None:
     changing = run()
     (line,) = (line for line in plan(changing.stage, changing.store) if line.name == "targets")
-    assert line.what == "logits of teacher, live (training images look different in each epoch)"
+    assert line.summary == "logits of teacher, live (training images look different in each epoch)"
     with pytest.raises(UserError) as error:
         plan(changing.stage, changing.store, "cached")
     assert str(error.value) == (
         "runtime.targets=cached: training images look different in each epoch\n"
-        "  Take augment.views=8, for 8 fixed views of each image, or runtime.targets=auto or live."
+        "  Set augment.views=8, for 8 fixed views of each image, or runtime.targets to auto or live."
     )
 
 
@@ -323,7 +323,7 @@ def test_models_and_data_that_do_not_fit_are_refused(
         lambda: resolve(images.stages, "student", "fp32")
     )
     assert "task.mean=[0.5, 0.5, 0.5]: has 3 numbers for the 1 channels of mode L" in told(lambda: run("task.mode=L"))
-    assert "task.deviation=[0.5, 0, 0.5]: must be above 0" in told(lambda: run("task.deviation=[0.5,0,0.5]"))
+    assert "task.std=[0.5, 0, 0.5]: must be above 0" in told(lambda: run("task.std=[0.5,0,0.5]"))
     assert "model.architecture.depth=9: must be 6n + 2\n  Take 8 or 14." in told(lambda: run("student.depth=9"))
 
 

@@ -11,11 +11,9 @@ import torch
 from PIL import Image
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.images.config import Augment, Decoding
-from distill_runner.datasets.images.decode import decode
-from distill_runner.datasets.images.digits import digits, digits_fingerprint
-from distill_runner.datasets.images.pixels import Pixels
-from distill_runner.datasets.images.sheet import save_sheet
+from distill_runner.datasets.embedded import digit_images, digits_fingerprint
+from distill_runner.datasets.image_splits import ImageSplit
+from distill_runner.datasets.images import Augment, Decoding, decode_images, save_contact_sheet
 
 CIFAR = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
 
@@ -32,7 +30,7 @@ def encoded(pixels: np.ndarray, form: str = "PNG", mode: str | None = None) -> b
 
 def read(tmp_path: Path, values: list[Any], **how: Any) -> np.ndarray:
     file = tmp_path / "images.npy"
-    decode(values, Decoding(**how), "train", "img", file)
+    decode_images(values, Decoding(**how), "train", "img", file)
     found: np.ndarray = np.load(file)
     return found
 
@@ -94,12 +92,12 @@ CORRUPT = encoded(np.zeros((40, 40, 3), np.uint8) + noise(40, 40))
             lambda: [encoded(noise()), {"bytes": encoded(noise(7, 5)), "path": "dog/3.png"}],
             {},
             "task.resize=null: row 1 of split 'train' (dog/3.png) is 7x5 pixels (height x width), "
-            "row 0 of split 'train' 6x5\n  Scale all images to one size: task.resize=[6,5]",
+            "but row 0 of split 'train' is 6x5\n  Scale all images to one size: task.resize=[6,5]",
         ),
         (
             lambda: [encoded(noise()[:, :, 0])],
             {},
-            "task.mode=RGB: row 0 of split 'train' is grey (mode L)\n"
+            "task.mode=RGB: row 0 of split 'train' is gray (mode L)\n"
             "  task.convert=true converts every image to RGB, or task.mode=L if all images have that mode.",
         ),
         (
@@ -110,7 +108,7 @@ CORRUPT = encoded(np.zeros((40, 40, 3), np.uint8) + noise(40, 40))
         (
             lambda: [encoded(noise())],
             {"mode": "L"},
-            "task.mode=L: row 0 of split 'train' is in colour (mode RGB)\n"
+            "task.mode=L: row 0 of split 'train' is in color (mode RGB)\n"
             "  task.convert=true converts every image to L, or task.mode=RGB if all images have that mode.",
         ),
         (
@@ -127,12 +125,12 @@ CORRUPT = encoded(np.zeros((40, 40, 3), np.uint8) + noise(40, 40))
         (
             lambda: [{"bytes": None, "path": None}],
             {},
-            "task.columns=[img]: row 0 of split 'train' holds no image\n"
-            "  Take a column of PNG or JPEG bytes, or remove such rows.",
+            "task.columns=[img]: row 0 of split 'train' contains no image\n"
+            "  Use a column of PNG or JPEG bytes, or remove such rows.",
         ),
-        (lambda: [None], {}, "row 0 of split 'train' holds no image"),
-        (lambda: ["a cat"], {}, "row 0 of split 'train' holds a str instead of an image"),
-        (lambda: [3], {}, "row 0 of split 'train' holds a int instead of an image"),
+        (lambda: [None], {}, "row 0 of split 'train' contains no image"),
+        (lambda: ["a cat"], {}, "row 0 of split 'train' contains a str instead of an image"),
+        (lambda: [3], {}, "row 0 of split 'train' contains a int instead of an image"),
         (
             lambda: [Path("none/there.png")],
             {},
@@ -151,11 +149,11 @@ def test_what_is_no_image_of_the_task_is_refused_by_row(
     assert expected in refusal(tmp_path, values(), **how)
 
 
-def pixels(tmp_path: Path, augment: Augment, views: int | None = None, count: int = 40) -> Pixels:
+def pixels(tmp_path: Path, augment: Augment, views: int | None = None, count: int = 40) -> ImageSplit:
     rng = np.random.default_rng(1)
     np.save(tmp_path / "images.npy", rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8))
     np.save(tmp_path / "labels.npy", rng.integers(0, 10, count))
-    return Pixels(tmp_path, CIFAR, augment, views)
+    return ImageSplit(tmp_path, CIFAR, augment, views)
 
 
 STANDARD = Augment(pad=4, flip=True)
@@ -194,13 +192,13 @@ def test_a_live_teacher_sees_the_very_pictures_of_the_student(tmp_path: Path) ->
 
 def test_cached_views_are_the_pictures_of_the_epochs(tmp_path: Path) -> None:
     split = pixels(tmp_path, STANDARD, views=3)
-    views = split.taught
+    views = split.teacher_inputs
     assert len(views) == views.num_outputs == 120
     for epoch in range(7):
         batch = split.training_batch(np.array([39, 0, 12]), seed=epoch, epoch=epoch)
         assert batch.output_rows is not None
         assert torch.equal(batch.output_rows, torch.tensor([39, 0, 12]) + 40 * (epoch % 3))
-        assert torch.equal(views.batch(batch.places).pixels, batch.pixels)
+        assert torch.equal(views.batch(batch.output_index).pixels, batch.pixels)
     mixed = views.batch([5, 45, 119, 85])
     assert torch.equal(mixed.index, torch.tensor([5, 45, 119, 85]))
     for place, picture in zip([5, 45, 119, 85], mixed.pixels, strict=True):
@@ -209,8 +207,8 @@ def test_cached_views_are_the_pictures_of_the_epochs(tmp_path: Path) -> None:
 
 def test_plain_pictures_are_listed_once(tmp_path: Path) -> None:
     split = pixels(tmp_path, Augment(), views=8)
-    assert len(split.taught) == 40
-    assert torch.equal(split.taught.batch([7]).pixels, split.batch([7]).pixels)
+    assert len(split.teacher_inputs) == 40
+    assert torch.equal(split.teacher_inputs.batch([7]).pixels, split.batch([7]).pixels)
 
 
 @pytest.mark.parametrize("shape", [(8, 8, 1), (32, 32, 3), (300, 200, 3)])
@@ -218,7 +216,7 @@ def test_a_sheet_shows_every_image_at_the_size_of_a_tile(tmp_path: Path, shape: 
     images = [torch.full(shape, 20 * number, dtype=torch.uint8) for number in range(10)]
     captions = [f"a very long name of a class {number}\ntruth" for number in range(10)]
     for name in ("one", "two"):
-        save_sheet(tmp_path / "new" / f"{name}.png", images, captions)
+        save_contact_sheet(tmp_path / "new" / f"{name}.png", images, captions)
     assert (tmp_path / "new" / "one.png").read_bytes() == (tmp_path / "new" / "two.png").read_bytes()
     sheet = np.asarray(Image.open(tmp_path / "new" / "one.png"))
     tiles = [sheet[7 + row * 149 + 50, 7 + column * 119 + 30] for row in range(2) for column in range(8)]
@@ -226,7 +224,7 @@ def test_a_sheet_shows_every_image_at_the_size_of_a_tile(tmp_path: Path, shape: 
 
 
 def test_the_digits_are_divided_once_and_for_all() -> None:
-    splits = digits()
+    splits = digit_images()
     assert {name: len(labels) for name, (_, labels) in splits.items()} == {
         "train": 1258,
         "validation": 269,

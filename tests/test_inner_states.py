@@ -1,7 +1,6 @@
 """ALP's weights of the teacher's layers, states in a plane and distances: by hand, and from runs of tiny models."""
 
 import json
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -9,25 +8,26 @@ import numpy as np
 import pytest
 from transformers import AutoModel, AutoTokenizer
 
-from distill_runner.analysis import inner_states
-from distill_runner.analysis.finished import FinishedRun
-from distill_runner.commands import analyse
-from distill_runner.compose.config import RunConfig
-from distill_runner.datasets.examples import Examples
+from distill_runner.analysis import comparisons
+from distill_runner.analysis.finished_run import FinishedRun
+from distill_runner.commands.parser import run_subcommand
+from distill_runner.common.errors import UserError
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.tokenization import Examples
 
 
 def test_the_same_examples_are_drawn_again_and_few_are_the_first_of_many() -> None:
-    many = inner_states.sample(872, 100)
+    many = comparisons.sample(872, 100)
     assert len(set(many.tolist())) == 100
     assert many.max() < 872
-    assert inner_states.sample(872, 10).tolist() == many[:10].tolist()
-    assert sorted(inner_states.sample(5, 100).tolist()) == [0, 1, 2, 3, 4]
+    assert comparisons.sample(872, 10).tolist() == many[:10].tolist()
+    assert sorted(comparisons.sample(5, 100).tolist()) == [0, 1, 2, 3, 4]
 
 
 def test_the_plane_is_that_of_a_singular_value_decomposition() -> None:
     rng = np.random.default_rng(1)
     groups = [rng.normal(size=(20, 6)) * np.arange(1, 7), rng.normal(size=(10, 6)) + 3]
-    flat, explained = inner_states.principal_components(groups)
+    flat, explained = comparisons.principal_components(groups)
     together = np.concatenate(groups)
     left, values, _ = np.linalg.svd(together - together.mean(0), full_matrices=False)
     expected = left[:, :2] * values[:2]
@@ -41,17 +41,17 @@ def test_the_plane_is_that_of_a_singular_value_decomposition() -> None:
 def test_distances_by_hand() -> None:
     student = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [3.0, 4.0]])
     teacher = np.array([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0], [4.0, 3.0]])
-    np.testing.assert_allclose(inner_states.distances(student, teacher), [0, 1, 2, 1 - 24 / 25], atol=1e-12)
+    np.testing.assert_allclose(comparisons.distances(student, teacher), [0, 1, 2, 1 - 24 / 25], atol=1e-12)
 
 
 def test_numbers_as_markdown() -> None:
-    table = inner_states.markdown(["mean", "1", "2"], {"alp": [0.25, float("nan")]})
+    table = comparisons.number_table(["mean", "1", "2"], {"alp": [0.25, float("nan")]})
     assert table.splitlines() == ["| mean | 1 | 2 |", "| --- | ---: | ---: |", "| alp | 0.250 | – |"]
 
 
 def test_heat_maps_share_their_colours() -> None:
     sharp, even = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.5], [0.5, np.nan]])
-    figure = inner_states.draw_alpha({"two": {1: sharp}, "four": {1: even}}, np.array([7, 3]))
+    figure = comparisons.draw_alpha({"two": {1: sharp}, "four": {1: even}}, np.array([7, 3]))
     first, second = figure.axes[:2]
     assert first.get_title() == "two\nstudent layer 1"
     assert [label.get_text() for label in second.get_yticklabels()] == ["7", "3"]
@@ -64,13 +64,13 @@ def test_states_and_distances_stand_above_each_other() -> None:
     rng = np.random.default_rng(2)
     teacher = {1: rng.normal(size=(5, 4)), 3: rng.normal(size=(5, 4))}
     students = {name: {1: teacher[1] + 0.1, 2: rng.normal(size=(5, 4))} for name in ("pkd", "alp")}
-    figure = inner_states.draw_states({1: 1, 2: 3}, teacher, students)
+    figure = comparisons.draw_states({1: 1, 2: 3}, teacher, students)
     assert [axes.get_title() for axes in figure.axes[:2]] == [
         "student layer 1, teacher layer 1",
         "student layer 2, teacher layer 3",
     ]
     drawn = figure.axes[3].lines[0].get_ydata()
-    np.testing.assert_allclose(np.asarray(drawn), inner_states.distances(students["pkd"][2], teacher[3]))
+    np.testing.assert_allclose(np.asarray(drawn), comparisons.distances(students["pkd"][2], teacher[3]))
     assert figure.axes[2].get_ylim() == figure.axes[3].get_ylim()
     assert figure.axes[3].get_ylim()[1] > np.max(drawn)
 
@@ -129,11 +129,6 @@ def test_weights_are_those_of_equation_6(finished: MakeRun, tiny_examples: dict[
             np.testing.assert_allclose(states, student[:, j - 1], atol=1e-4)
 
 
-def analysed(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["distill-run-analyse", *map(str, arguments)])
-    analyse.main()
-
-
 @pytest.mark.slow
 def test_runs_are_drawn_or_refused(
     finished: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -143,7 +138,7 @@ def test_runs_are_drawn_or_refused(
     short = finished("short", "method=alp", "student.num_layers=2")
     other = finished("other", "method=alp", "teacher.optim.lr=1e-3")
     capsys.readouterr()
-    analysed(monkeypatch, "alpha", alp, short, "--samples", 4, "--out", tmp_path / "alpha.png")
+    run_subcommand("analyze", [*map(str, ("alpha", alp, short, "--samples", 4, "--out", tmp_path / "alpha.png"))])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "4 of the 40 examples of validation, drawn with seed 0"
     assert [line.split(" |")[0] for line in lines[3:5]] == [
@@ -152,7 +147,7 @@ def test_runs_are_drawn_or_refused(
     ]
     for line in lines[3:5]:
         assert sum(map(float, line.split("|")[2:-1])) == pytest.approx(1, abs=2e-3)
-    analysed(monkeypatch, "states", alp, pkd, "--out", tmp_path / "states.png")
+    run_subcommand("analyze", [*map(str, ("states", alp, pkd, "--out", tmp_path / "states.png"))])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "40 of the 40 examples of validation, drawn with seed 0"
     assert lines[1] == "| mean cosine distance | layer 1 against teacher layer 1 | layer 2 against teacher layer 3 |"
@@ -169,10 +164,9 @@ def test_runs_are_drawn_or_refused(
             "no teacher layer belongs to this student layer\n  Layers that have one: 1, 2.",
         ),
     ):
-        with pytest.raises(SystemExit) as caught:
-            analysed(monkeypatch, *arguments, "--out", tmp_path / "none.png")
-        assert caught.value.code == 2
-        assert message in capsys.readouterr().err
+        with pytest.raises(UserError) as caught:
+            run_subcommand("analyze", [*map(str, (*arguments, "--out", tmp_path / "none.png"))])
+        assert message in str(caught.value)
     assert not (tmp_path / "none.png").exists()
 
 
@@ -181,12 +175,12 @@ def test_tokens_are_those_of_the_students_own_folder(
     finished: MakeRun, tiny_examples: dict[str, Examples], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else has them where the vocabulary was made of the run's corpus."""
-    from distill_runner.analysis.finished import FinishedRun
+    from distill_runner.analysis.finished_run import FinishedRun
     from distill_runner.models import sources
 
     run = FinishedRun.read(finished("run", "method=rkd"))
-    folder, read, asked = run.pipeline.store.path(run.stage.spec) / "model", sources.read_tokenizer, list[str]()
-    monkeypatch.setattr(sources, "read_tokenizer", lambda source: (asked.append(source), read(source))[1])  # type: ignore[func-returns-value]
+    folder, read, asked = run.pipeline.store.path(run.stage.spec) / "model", sources.resolve_source, list[str]()
+    monkeypatch.setattr(sources, "resolve_source", lambda name: (asked.append(name), read(name))[1])  # type: ignore[func-returns-value]
     texts = (column[3] for column in tiny_examples["validation"].texts)
     expected = AutoTokenizer.from_pretrained(folder)(*texts, truncation=True, max_length=48).tokens()
     assert run.words(3) == expected

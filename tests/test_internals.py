@@ -1,7 +1,6 @@
 """Agreement with the teacher, scores by epoch and attention maps: by hand, and from a run's folder."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from distill_runner.analysis.finished import FinishedRun
-from distill_runner.analysis.internals import (
+from distill_runner.analysis.comparisons import (
     ScoreHistory,
     agreement,
     agreement_table,
@@ -21,10 +19,13 @@ from distill_runner.analysis.internals import (
     draw_histories,
     samples_table,
 )
-from distill_runner.commands import analyse
-from distill_runner.compose.config import RunConfig
-from distill_runner.kinds.classification import ClassificationTask
-from distill_runner.kinds.verdicts import Verdicts
+from distill_runner.analysis.finished_run import FinishedRun
+from distill_runner.commands import analyze
+from distill_runner.commands.parser import run_subcommand
+from distill_runner.common.errors import UserError
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.tasks.classification import ClassificationTask
+from distill_runner.tasks.task import ExamplePredictions
 
 TASK = ClassificationTask(
     name="t", version=1, dataset="d", columns=["text"], label="label", labels=["no", "yes"], metrics=["accuracy"],
@@ -32,8 +33,9 @@ TASK = ClassificationTask(
 )  # fmt: skip
 
 
-def verdicts(probabilities: Any, labels: Any) -> Verdicts:
-    return TASK.verdicts(np.log(np.asarray(probabilities)), SimpleNamespace(labels=np.asarray(labels)))
+def example_predictions(probabilities: Any, labels: Any) -> ExamplePredictions:
+    split: Any = SimpleNamespace(labels=np.asarray(labels))
+    return TASK.example_predictions(np.log(np.asarray(probabilities)), split)
 
 
 def test_agreement_by_hand() -> None:
@@ -53,20 +55,20 @@ def test_agreement_by_hand() -> None:
 
 def test_disputed_examples_by_hand() -> None:
     labels = np.array([0, 1, 1, 0, 1])
-    teacher = verdicts([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.1, 0.9], [0.4, 0.6]], labels)
-    one = verdicts([[0.4, 0.6], [0.9, 0.1], [0.3, 0.7], [0.9, 0.1], [0.7, 0.3]], labels)
-    two = verdicts([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.2, 0.8], [0.9, 0.1]], labels)
+    teacher = example_predictions([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.1, 0.9], [0.4, 0.6]], labels)
+    one = example_predictions([[0.4, 0.6], [0.9, 0.1], [0.3, 0.7], [0.9, 0.1], [0.7, 0.3]], labels)
+    two = example_predictions([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.2, 0.8], [0.9, 0.1]], labels)
     # 2: both are right; 3: the teacher is wrong; 4: both are wrong. The gap is 0.8 in example 1 and 0.5 in example 0.
     assert disputed(teacher, [one, two]).tolist() == [1, 0]
     assert disputed(teacher, [two]).tolist() == [4]
-    assert (one.said(1), one.truth(1)) == ("no (0.9000)", "yes")
-    np.testing.assert_allclose(one.of_truth, [0.4, 0.1, 0.7, 0.9, 0.3])
+    assert (one.prediction_text(1), one.label_text(1)) == ("no (0.9000)", "yes")
+    np.testing.assert_allclose(one.label_probability, [0.4, 0.1, 0.7, 0.9, 0.3])
 
 
 def test_a_table_of_samples_keeps_its_columns() -> None:
     table = samples_table(["a | b\nc"], ["yes"], {"teacher": ["yes (0.9000)"], "soft": ["no (0.8000)"]}, [7])
     header, _, row = table.splitlines()
-    assert header == "| no. | example | truth | teacher | soft |"
+    assert header == "| no. | example | label | teacher | soft |"
     assert row == r"| 7 | a \| b c | yes | yes (0.9000) | no (0.8000) |"
 
 
@@ -124,10 +126,10 @@ def test_seeds_are_one_entry_and_a_student_that_two_folders_hold_counts_once(
         return FinishedRun(folder, "nkd", student, pipeline)
 
     monkeypatch.setattr(FinishedRun, "read", read)
-    runs = analyse._read([*map(Path, seeds)])
+    runs = analyze._read_runs([*map(Path, seeds)])
     assert [run.folder.name for run in runs] == ["run0", "run1"]
     assert "run2: holds the same student as run0" in capsys.readouterr().err
-    assert analyse._by_setting(analyse._named(runs)) == {"nkd, 2 seeds": runs}
+    assert analyze._seeds_by_name(analyze._with_unique_names(runs)) == {"nkd, 2 seeds": runs}
 
 
 def test_attention_maps_stand_side_by_side() -> None:
@@ -142,16 +144,10 @@ def test_attention_maps_stand_side_by_side() -> None:
     assert len(titles) == 6
 
 
-def analysed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["distill-run-analyse", *arguments])
-    analyse.main()
-
-
 @pytest.mark.slow
-def test_a_run_is_analysed(
+def test_a_run_is_analyzed(
     compose: Callable[..., RunConfig],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from distill_runner.running import run_stage
@@ -161,26 +157,21 @@ def test_a_run_is_analysed(
     settings = json.loads(run.model_dump_json()) | {"method": {"name": run.method}}
     run_stage(run, tmp_path / "run", settings)
     capsys.readouterr()
-    analysed(monkeypatch, "agreement", str(tmp_path / "run"))
+    run_subcommand("analyze", ["agreement", str(tmp_path / "run")])
     row = capsys.readouterr().out.splitlines()[-1]
     cells = [int(cell) for cell in row.split("|")[2:-1]]
     assert sum(cells) == 40
-    analysed(monkeypatch, "samples", str(tmp_path / "run"), "--samples", "2")
+    run_subcommand("analyze", ["samples", str(tmp_path / "run"), "--samples", "2"])
     said, *table = capsys.readouterr().out.splitlines()
     assert said.endswith("examples of validation that the teacher gets right, a student wrong")
     assert len(table) == 2 + int(said.split()[0])
     for what in ("history", "attention"):
-        analysed(monkeypatch, what, str(tmp_path / "run"), "--out", str(tmp_path / f"{what}.png"))
+        run_subcommand("analyze", [what, str(tmp_path / "run"), "--out", str(tmp_path / f"{what}.png")])
         assert (tmp_path / f"{what}.png").stat().st_size > 10_000
-    with pytest.raises(SystemExit):
-        analysed(monkeypatch, "attention", str(tmp_path / "run"), "--head", "4")
-    assert "--head=4: there are" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--head=4: there are"):
+        run_subcommand("analyze", ["attention", str(tmp_path / "run"), "--head", "4"])
 
 
-def test_a_folder_that_is_no_run_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        analysed(monkeypatch, "agreement", str(tmp_path))
-    assert caught.value.code == 2
-    assert "is not the folder of a run" in capsys.readouterr().err
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        run_subcommand("analyze", ["agreement", str(tmp_path)])

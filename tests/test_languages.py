@@ -13,11 +13,11 @@ import pytest
 from command import distill_run
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora.corpus import Corpus, quotas
-from distill_runner.kinds import make_task
-from distill_runner.kinds.task import Task
-from distill_runner.pipeline.hub_commits import hub_commits
-from distill_runner.report.collect import results
+from distill_runner.pipeline.inputs import hub_commits
+from distill_runner.report.collect import read_results
 from distill_runner.report.rows import tabulate
+from distill_runner.tasks import make_task
+from distill_runner.tasks.task import Task
 from words import WORDS
 
 
@@ -67,11 +67,11 @@ def made(tmp_path: Path, **fields: object) -> Task:
 
 def test_what_selects_has_the_names_of_the_metrics(tmp_path: Path) -> None:
     scores = {"en": {"accuracy": 0.9}, "sw": {"accuracy": 0.5}}
-    mean = made(tmp_path, select_on="mean").named(scores)
+    mean = made(tmp_path, select_on="mean").combined_metrics(scores)
     assert mean == pytest.approx({"accuracy": 0.7, "en/accuracy": 0.9, "sw/accuracy": 0.5})
     assert next(iter(mean)) == "accuracy"
-    assert made(tmp_path, select_on="sw").named(scores) == {"accuracy": 0.5, "en/accuracy": 0.9}
-    by_split = made(tmp_path, select_on="en", by_split=True).named(scores)
+    assert made(tmp_path, select_on="sw").combined_metrics(scores) == {"accuracy": 0.5, "en/accuracy": 0.9}
+    by_split = made(tmp_path, select_on="en", by_split=True).combined_metrics(scores)
     assert by_split == {"accuracy": 0.9, "en/accuracy": 0.9, "sw/accuracy": 0.5}
 
 
@@ -87,8 +87,8 @@ def test_what_selects_has_the_names_of_the_metrics(tmp_path: Path) -> None:
 def test_which_split_selects_and_which_is_scored(
     select_on: str, selects: str, scored_on: list[str], tmp_path: Path
 ) -> None:
-    used = made(tmp_path, select_on=select_on).used
-    assert (used["select_on"], used["scored_on"], used["validation"]) == (selects, scored_on, LANGUAGES)
+    summary = made(tmp_path, select_on=select_on).data_summary
+    assert (summary["select_on"], summary["scored_on"], summary["validation"]) == (selects, scored_on, LANGUAGES)
 
 
 def test_a_missing_language_is_refused(tmp_path: Path) -> None:
@@ -97,9 +97,10 @@ def test_a_missing_language_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_commits_of_all_data_sets_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill_runner.pipeline.hub_commits.on_hub", lambda place: f"commit of {place.dataset}")
+    monkeypatch.setattr("distill_runner.pipeline.inputs.hub_commit", lambda place: f"commit of {place.dataset}")
     task = made(tmp_path, train="en:train", test={"xnli": "acme/xnli@v2:sw:test"})
-    stage: Any = SimpleNamespace(config=SimpleNamespace(given=True, corpus=None, transfer=None, task=task), upstream=[])
+    config = SimpleNamespace(prediction_source=True, corpus=None, transfer=None, task=task)
+    stage: Any = SimpleNamespace(config=config, upstream=[], model_source=None, tokenizer=None)
     assert hub_commits(stage) == {str(tmp_path): f"commit of {tmp_path}", "acme/xnli@v2": "commit of acme/xnli"}
 
 
@@ -124,7 +125,7 @@ def test_trained_in_one_language_and_judged_in_two(tmp_path: Path, tiny_bert_fol
     given += ["method=rkd", "student.num_layers=2", "teacher=base", f"teacher.source={tiny_bert_folder}"]
     ended = distill_run(tmp_path, *given, "runtime.device=cpu")
     assert ended.code == 0, ended.err
-    (result,) = results([tmp_path / "outputs" / "runs"])
+    (result,) = read_results([tmp_path / "outputs" / "runs"])
     scores = [result["splits"][language]["score"] for language in LANGUAGES]
     assert result["score"] == pytest.approx(sum(scores) / 2)
     assert result["score"] == pytest.approx(max(epoch["accuracy"] for epoch in result["history"]))

@@ -27,7 +27,7 @@ time.sleep(60)
 
 @pytest.fixture(autouse=True)
 def nothing_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "_FOUND", {})
+    monkeypatch.setattr(locks, "_WORKS", {})
 
 
 def mounted(folder: Path, kind: str, options: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_the_store_and_runs_work_with_files_that_are_refreshed(monkeypatch: pyte
     assert store.has(spec)
     assert store.delete(artifact)
     assert not store.has(spec)
-    with status.going(tmp_path / "run") as known:
+    with status.locked_run(tmp_path / "run") as known:
         assert known is None
-        status.write(tmp_path / "run", "running", {})
-        assert (status.read(tmp_path / "run") or {})["status"] == "running"
-    assert (status.read(tmp_path / "run") or {})["status"] == "killed"
+        status.write_status(tmp_path / "run", "running", {})
+        assert (status.read_run(tmp_path / "run") or {})["status"] == "running"
+    assert (status.read_run(tmp_path / "run") or {})["status"] == "killed"

@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.schema import typed
-from distill_runner.methods.layer_mapping import Attention, LayerMapping
+from distill_runner.common.schema import validate_config
+from distill_runner.methods.hidden_states import Attention
+from distill_runner.methods.layer_mapping import LayerMapping
 
 CONF = Path(__file__).parent.parent / "conf"
 EVERY = list(range(1, 13))
@@ -40,13 +41,13 @@ def span(first: int, last: int) -> list[int]:
     ],
 )
 def test_the_papers_tables(rule: Any, m: int, expected: list[list[int]]) -> None:
-    assert LayerMapping(rule=rule).between(m, 12) == expected
+    assert LayerMapping(rule=rule).teacher_layers(m, 12) == expected
 
 
 @pytest.mark.parametrize("layer", [1, 6, 12])
 def test_a_given_layer(layer: int) -> None:
-    assert LayerMapping(rule="layer", layer=layer).between(2, 12) == [[layer], []]
-    assert LayerMapping(rule="layer", layer=layer).between(3, 12) == [[layer], [layer], []]
+    assert LayerMapping(rule="layer", layer=layer).teacher_layers(2, 12) == [[layer], []]
+    assert LayerMapping(rule="layer", layer=layer).teacher_layers(3, 12) == [[layer], [layer], []]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_a_given_layer(layer: int) -> None:
     ],
 )
 def test_supervising_the_last_layer_makes_m_buckets(rule: Any, expected: list[list[int]]) -> None:
-    assert LayerMapping(rule=rule, supervise_last=True).between(4, 12) == expected
+    assert LayerMapping(rule=rule, supervise_last=True).teacher_layers(4, 12) == expected
 
 
 @st.composite
@@ -72,7 +73,7 @@ def depths(draw: st.DrawFn) -> tuple[int, int]:
 @given(st.sampled_from(DERIVED), depths(), st.booleans())
 def test_any_depths(rule: Any, m_n: tuple[int, int], supervise_last: bool) -> None:
     m, n = m_n
-    layers = LayerMapping(rule=rule, supervise_last=supervise_last).between(m, n)
+    layers = LayerMapping(rule=rule, supervise_last=supervise_last).teacher_layers(m, n)
     assert len(layers) == m
     supervised = layers if supervise_last else layers[:-1]
     assert all(supervised)
@@ -83,7 +84,7 @@ def test_any_depths(rule: Any, m_n: tuple[int, int], supervise_last: bool) -> No
 @given(depths(), st.booleans())
 def test_one_layer_rules_rise_without_repetition(m_n: tuple[int, int], supervise_last: bool) -> None:
     for rule in ("skip", "last"):
-        layers = LayerMapping(rule=rule, supervise_last=supervise_last).between(*m_n)
+        layers = LayerMapping(rule=rule, supervise_last=supervise_last).teacher_layers(*m_n)
         picked = [entry[0] for entry in layers if entry]
         assert all(len(entry) <= 1 for entry in layers)
         assert picked == sorted(set(picked))
@@ -92,12 +93,12 @@ def test_one_layer_rules_rise_without_repetition(m_n: tuple[int, int], supervise
 @given(depths())
 def test_no_partitions_and_po_adds_the_next_first(m_n: tuple[int, int]) -> None:
     m, n = m_n
-    buckets = LayerMapping(rule="no").between(m, n)[:-1]
+    buckets = LayerMapping(rule="no").teacher_layers(m, n)[:-1]
     assert [k for bucket in buckets for k in bucket] == (span(1, n) if buckets else [])
     sizes = [len(bucket) for bucket in buckets]
     assert sizes == sorted(sizes, reverse=True)
     assert not sizes or sizes[0] - sizes[-1] <= 1
-    overlapping = LayerMapping(rule="po").between(m, n)[:-1]
+    overlapping = LayerMapping(rule="po").teacher_layers(m, n)[:-1]
     for bucket, after, both in zip(buckets[:-1], buckets[1:], overlapping[:-1], strict=True):
         assert both == [*bucket, after[0]]
     assert overlapping[-1:] == buckets[-1:]
@@ -107,19 +108,19 @@ def test_no_partitions_and_po_adds_the_next_first(m_n: tuple[int, int]) -> None:
 def test_skip_takes_the_first_of_each_bucket_where_they_are_equal(m_n: tuple[int, int]) -> None:
     m, n = m_n
     if m > 1 and n % (m - 1) == 0:
-        buckets = LayerMapping(rule="no").between(m, n)
-        assert LayerMapping(rule="skip").between(m, n) == [bucket[:1] for bucket in buckets]
+        buckets = LayerMapping(rule="no").teacher_layers(m, n)
+        assert LayerMapping(rule="skip").teacher_layers(m, n) == [bucket[:1] for bucket in buckets]
 
 
 @given(depths())
 def test_all_sees_everything(m_n: tuple[int, int]) -> None:
     m, n = m_n
-    assert LayerMapping(rule="all").between(m, n) == [span(1, n)] * (m - 1) + [[]]
+    assert LayerMapping(rule="all").teacher_layers(m, n) == [span(1, n)] * (m - 1) + [[]]
 
 
 def test_explicit_may_have_any_depths() -> None:
     layers = [[3, 1], [], [2]]
-    assert LayerMapping(rule="explicit", layers=layers).between(3, 3) == layers
+    assert LayerMapping(rule="explicit", layers=layers).teacher_layers(3, 3) == layers
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_explicit_may_have_any_depths() -> None:
 )
 def test_impossible_pairs(keys: dict[str, Any], m: int, n: int, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        LayerMapping(**keys).between(m, n)
+        LayerMapping(**keys).teacher_layers(m, n)
     assert str(caught.value) == message
 
 
@@ -204,7 +205,7 @@ def test_shipped_mappings(path: Path) -> None:
     whole = OmegaConf.create({"mapping": OmegaConf.load(path), "teacher": {"relations": {"layer": None}}})
     mapping = LayerMapping.model_validate(OmegaConf.to_container(whole.mapping, resolve=True))
     assert mapping.rule == path.stem.partition("_")[0] or mapping.rule == path.stem
-    assert len(mapping.between(4, 12)) == 4
+    assert len(mapping.teacher_layers(4, 12)) == 4
 
 
 def test_every_rule_is_shipped() -> None:
@@ -215,9 +216,9 @@ def test_every_rule_is_shipped() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("dot", Attention(kind="dot")),
-        ("kqv1", Attention(kind="kqv", heads=1, scale="sqrt_dim")),
-        ("kqv4", Attention(kind="kqv", heads=4, scale="sqrt_dim")),
+        ("dot", Attention(type="dot")),
+        ("kqv1", Attention(type="kqv", heads=1, scale="sqrt_dim")),
+        ("kqv4", Attention(type="kqv", heads=4, scale="sqrt_dim")),
     ],
 )
 def test_shipped_attentions(name: str, expected: Attention) -> None:
@@ -226,9 +227,9 @@ def test_shipped_attentions(name: str, expected: Attention) -> None:
 
 
 def test_attention_keys_are_checked() -> None:
-    with pytest.raises(UserError, match=r"attention\.heads=4: attention\.kind=dot does not use it"):
-        Attention(kind="dot", heads=4)
+    with pytest.raises(UserError, match=r"attention\.heads=4: attention\.type=dot does not use it"):
+        Attention(type="dot", heads=4)
     with pytest.raises(UserError, match=r"attention\.heads=0: must be at least 1"):
-        typed(Attention, {"kind": "kqv", "heads": 0}, "attention.")
-    assert Attention(kind="kqv") == Attention(kind="kqv", heads=1, values="per_layer")
-    assert Attention(kind="dot").heads is None
+        validate_config(Attention, {"type": "kqv", "heads": 0}, "attention.")
+    assert Attention(type="kqv") == Attention(type="kqv", heads=1, values="per_layer")
+    assert Attention(type="dot").heads is None

@@ -12,9 +12,9 @@ import pytest
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
 from distill_runner.compose.explain import explain
 from distill_runner.compose.folders import choices
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.models.config import Init
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve

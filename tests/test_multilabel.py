@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from command import distill_run
-from distill_runner.commands.predict import predict
+from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import MULTILABEL_METRICS
-from distill_runner.datasets.reading.split_table import SplitTable
-from distill_runner.kinds import make_task
+from distill_runner.datasets.readers.tables import SplitTable
 from distill_runner.methods.base import Progress
 from distill_runner.methods.outputs import LabelSets
 from distill_runner.methods.predictions import SoftLabels, SoftLabelsPerClass
 from distill_runner.models.features import Features
+from distill_runner.tasks import make_task
 
 SAID = {"soup": "food", "waiter": "service", "bill": "price"}
 TEXTS = ["the soup and the bill", "a waiter", "nothing at all", "the bill , the waiter and the soup"] * 6
@@ -70,7 +70,7 @@ SHAPES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
 
 
 def task(dataset: Path, **fields: Any) -> Any:
-    given = {"name": "own", "kind": "multilabel", "dataset": str(dataset), "metrics": None, "max_length": 32}
+    given = {"name": "own", "type": "multilabel", "dataset": str(dataset), "metrics": None, "max_length": 32}
     split = {"validation": {"validation": "validation"}, "split_off": 0.25, "epochs": 1}
     return make_task(**given | split | fields).resolved()
 
@@ -93,8 +93,8 @@ def test_labels_are_read_as_they_lie_there(tmp_path: Path, shape: str) -> None:
         (flags, {"label": ["food", "text"], "columns": ["text"]}, "in a column of 0 and 1"),
         (flags, {"label": NAMES, "labels": ["one", "other"]}, "names 2 labels, but task.label names 3 columns"),
         (lists, {"labels": ["food", "price"]}, "has the label service, which is not among these labels"),
-        (lists, {"labels": ["food"]}, "there must be two labels or more"),
-        (lists, {"metrics": ["accuracy"]}, "task.kind=multilabel has no such metric\n.*f1_micro"),
+        (lists, {"labels": ["food"]}, "needs two classes or more"),
+        (lists, {"metrics": ["accuracy"]}, "task.type=multilabel has no such metric\n.*f1_micro"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, make: Any, fields: dict[str, Any], said: str) -> None:
@@ -132,7 +132,7 @@ def test_losses_are_those_of_bernoulli_variables() -> None:
     batch: Any = SimpleNamespace(labels=labels)
     p = 1 / (1 + np.exp(-student.numpy()))
     expected = -np.where(labels.numpy() > 0, np.log(p), np.log(1 - p)).mean()
-    assert LabelSets().gold(student, batch).item() == pytest.approx(expected, rel=1e-12)
+    assert LabelSets().label_loss(student, batch).item() == pytest.approx(expected, rel=1e-12)
     term = SoftLabels(temperature=3.0)
     term.outputs = LabelSets()
     student.requires_grad_()
@@ -140,38 +140,38 @@ def test_losses_are_those_of_bernoulli_variables() -> None:
     p, q = (1 / (1 + np.exp(-values.detach().numpy() / 3)) for values in (teacher, student))
     divergence = 9 * (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean()
     entropy = -9 * (p * np.log(p) + (1 - p) * np.log(1 - p)).mean()
-    assert term.observed["divergence"].item() == pytest.approx(divergence, rel=1e-9)
+    assert term.diagnostics["divergence"].item() == pytest.approx(divergence, rel=1e-9)
     assert loss.item() == pytest.approx(divergence + entropy, rel=1e-9)
     per_class = SoftLabelsPerClass(temperature=3.0)  # it is a mean over the labels already
     per_class.outputs = LabelSets()
     assert per_class(Features(student), Features(teacher), batch, Progress(0, 0, 1, 1)).item() == loss.item()
-    assert torch.autograd.gradcheck(lambda z: LabelSets().soft(z, teacher, batch, 3.0, True), student)
+    assert torch.autograd.gradcheck(lambda z: LabelSets().soft_label_loss(z, teacher, batch, 3.0, True), student)
 
 
 def test_several_teachers_say_the_mean_of_their_probabilities() -> None:
     one, other = torch.logit(torch.tensor([[0.2, 0.9]])), torch.logit(torch.tensor([[0.6, 0.5]]))
-    mean = LabelSets().mean([one, other], [0.75, 0.25])
+    mean = LabelSets().ensemble_mean([one, other], [0.75, 0.25])
     torch.testing.assert_close(mean.sigmoid(), torch.tensor([[0.3, 0.8]]))
 
 
 def test_probabilities_in_columns_are_the_sigmoid_of_what_is_learned(tmp_path: Path) -> None:
     found = task(flags(tmp_path / "d.csv"), label=NAMES, probabilities=NAMES)
-    logits = found.given_logits(found.train)
+    logits = found.column_logits(found.train)
     np.testing.assert_allclose(
         1 / (1 + np.exp(-logits.astype(np.float64))), found.examples(found.train).labels, atol=1e-7
     )
     with pytest.raises(UserError, match=r"not all from 0 to 1"):
-        found.as_logits(np.array([[0.5, 1.5, 0.0]]), "train")
+        found.to_logits(np.array([[0.5, 1.5, 0.0]]), "train")
 
 
 def test_right_and_wrong_by_hand(tmp_path: Path) -> None:
     judged = task(lists(tmp_path / "d.jsonl"))
     logits, labels = np.log([[3.0, 1 / 4, 1.0], [1 / 3, 1 / 9, 1 / 4]]), np.array([[1.0, 0, 1], [0, 0, 0]])
-    found = judged.verdicts(logits, SimpleNamespace(labels=labels))
-    assert found.right.tolist() == [False, True]
-    np.testing.assert_allclose(found.of_truth, [0.75 * 0.8 * 0.5, 0.75 * 0.9 * 0.8])
-    assert [found.said(number) for number in (0, 1)] == ["food (0.3000)", "no label (0.5400)"]
-    assert [found.truth(number) for number in (0, 1)] == ["food;service", "no label"]
+    found = judged.example_predictions(logits, SimpleNamespace(labels=labels))
+    assert found.correct.tolist() == [False, True]
+    np.testing.assert_allclose(found.label_probability, [0.75 * 0.8 * 0.5, 0.75 * 0.9 * 0.8])
+    assert [found.prediction_text(number) for number in (0, 1)] == ["food (0.3000)", "no label (0.5400)"]
+    assert [found.label_text(number) for number in (0, 1)] == ["food;service", "no label"]
 
 
 def test_metrics_by_hand() -> None:
@@ -191,7 +191,7 @@ def test_a_file_becomes_a_student_that_names_its_labels(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     flags(tmp_path / "d.csv")
-    how = ["task=custom", "task.dataset=d.csv", "task.kind=multilabel", "task.label=[food,price,service]"]
+    how = ["task=custom", "task.dataset=d.csv", "task.type=multilabel", "task.label=[food,price,service]"]
     how += [
         "task.split_off=0.25",
         "task.max_length=32",
@@ -207,7 +207,9 @@ def test_a_file_becomes_a_student_that_names_its_labels(
     assert result["metric"] == "f1_micro"
     config = json.loads((folder / "model" / "config.json").read_text())
     assert config["problem_type"] == "multi_label_classification"
-    predict([str(folder), str(tmp_path / "d.csv"), "--out", str(tmp_path / "said.csv"), "--device", "cpu"])
+    run_subcommand(
+        "predict", [str(folder), str(tmp_path / "d.csv"), "--out", str(tmp_path / "said.csv"), "--device", "cpu"]
+    )
     with (tmp_path / "said.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(TEXTS)

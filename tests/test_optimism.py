@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill_runner.report.cells import GRID
 from distill_runner.report.compare import optimism, sentence
-from distill_runner.report.figures.scores import BEST, score_figure
-from distill_runner.report.lines import lines, notes
-from distill_runner.report.rows import tabulate
+from distill_runner.report.figures import BEST, score_figure
+from distill_runner.report.lines import notes, table_lines
+from distill_runner.report.rows import GRID, tabulate
+from fake_results import with_specs
 
 LABELS = np.array([0, 1] * 50)
 
@@ -22,12 +22,13 @@ def run(folder: Path, lr: float, right: int, held_out: float | None = None, **mo
     said = np.where(np.arange(100) < right, LABELS, 1 - LABELS)
     np.savez(place / "predictions-validation.npz", outputs=np.eye(2)[said], labels=LABELS)
     selection = None if held_out is None else {"on": "held_out examples", "score": held_out}
-    return {
+    made = {
         **{"task": "rte", "method": "rkd", "status": "done", "seed": 1, "metric": "accuracy", "teacher": "large"},
         **{"score": right / 100, "selection": selection, "teacher_score": 0.9, "student": {"num_layers": 2}},
         **{"settings": {"optim.lr": lr}, "key": place.name, "folder": str(place), "num_params": 10, "epochs": 1},
         **{"published": None, "dataset": "d", **more},
     }
+    return with_specs(made)
 
 
 @pytest.fixture
@@ -44,12 +45,12 @@ def test_each_column_chooses_by_its_own_scores(results: list[dict[str, Any]]) ->
     cells = table.rows[0].cells
     assert {name: cell.value for name, cell in cells.items()} == {"rte": 80.0, "rte, held out": 72.0}
     assert [cell.kind for cell in cells.values()] == [GRID, "chosen by held_out examples"]
-    assert cells["rte, held out"].chosen_settings == {"optim.lr": 1e-5}
+    assert cells["rte, held out"].best_settings == {"optim.lr": 1e-5}
 
 
 def test_the_difference_is_the_optimism_with_its_interval(results: list[dict[str, Any]]) -> None:
     table = tabulate(results)
-    assert lines(table)[0] == ["rte", "rte, held out"], "two columns of one task have no average"
+    assert table_lines(table)[0] == ["rte", "rte, held out"], "two columns of one task have no average"
     (found,) = optimism(table)
     assert found.difference == pytest.approx(8.0)
     assert found.examples is not None
@@ -58,7 +59,7 @@ def test_the_difference_is_the_optimism_with_its_interval(results: list[dict[str
         found
     )
     assert found.remarks[-1] == "the best of 2 and of 1 points were chosen on these examples: p is too small"
-    by_name = {line.name: line for line in lines(table)[1]}
+    by_name = {line.name: line for line in table_lines(table)[1]}
     assert by_name["optimism"].text("rte") == "+8.00"
     assert any("chosen by these scores" in note for note in notes(table))
 
@@ -79,7 +80,7 @@ def test_the_figure_has_a_panel_for_runs_selected_on_held_out_examples(results: 
 
 def test_a_score_of_zero_has_an_optimism(tmp_path: Path) -> None:
     table = tabulate([run(tmp_path, 1e-5, 10), run(tmp_path, 1e-5, 0, held_out=0.9)])
-    assert {line.name: line for line in lines(table)[1]}["optimism"].text("rte") == "+10.00"
+    assert {line.name: line for line in table_lines(table)[1]}["optimism"].text("rte") == "+10.00"
 
 
 def test_a_second_metric_that_a_paper_prints_has_a_column(tmp_path: Path) -> None:
@@ -96,5 +97,5 @@ def test_a_second_metric_that_a_paper_prints_has_a_column(tmp_path: Path) -> Non
     assert accuracy.value == 70.0, "of the run that F1 has chosen, not the best accuracy"
     assert accuracy.published == printed
     assert accuracy.kind == "chosen by f1_weighted"
-    assert lines(table)[0] == ["rte", "rte accuracy"]
+    assert table_lines(table)[0] == ["rte", "rte accuracy"]
     assert table.teachers[0].scores["rte accuracy"] == 80.0

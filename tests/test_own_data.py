@@ -15,8 +15,8 @@ from distill_runner.api import compose, run
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
-from distill_runner.datasets.reading.slices import Slice, parse, share_rows
-from distill_runner.kinds import make_task
+from distill_runner.datasets.readers.dataset import SplitSlice, parse_split, splits_overlap
+from distill_runner.tasks import make_task
 
 TEXTS = [f"text number {number}" for number in range(40)]
 NAMES = ["good" if number % 4 else "bad" for number in range(40)]
@@ -118,18 +118,18 @@ def test_a_part_that_is_split_off_is_drawn_and_the_same_every_time(tmp_path: Pat
     ],
 )
 def test_nothing_is_judged_on_what_it_was_trained_on(tmp_path: Path, train: str, other: str, shared: bool) -> None:
-    assert share_rows(train, other) == shared
+    assert splits_overlap(train, other) == shared
     if shared:
         with pytest.raises(UserError, match=r"the model would be evaluated on training examples\n.*task.split_off=0.1"):
             task(tmp_path, train=train, validation={"validation": other})
 
 
 def test_parts_are_those_of_datasets() -> None:
-    assert parse("train[10%:20%]")[1] == Slice("10%", "20%", False)
-    assert parse("train") == ("train", None)
-    np.testing.assert_array_equal(Slice("", "25%", False).rows(8), [0, 1])
-    np.testing.assert_array_equal(Slice("6", "", False).rows(8), [6, 7])
-    parts = [Slice("", "70%", True).rows(10), Slice("70%", "", True).rows(10)]
+    assert parse_split("train[10%:20%]")[1] == SplitSlice("10%", "20%", False)
+    assert parse_split("train") == ("train", None)
+    np.testing.assert_array_equal(SplitSlice("", "25%", False).rows(8), [0, 1])
+    np.testing.assert_array_equal(SplitSlice("6", "", False).rows(8), [6, 7])
+    parts = [SplitSlice("", "70%", True).rows(10), SplitSlice("70%", "", True).rows(10)]
     assert sorted(np.concatenate(parts).tolist()) == list(range(10))
 
 
@@ -156,7 +156,7 @@ def test_results_of_map_and_filter_beside_saved_data_are_not_read(tmp_path: Path
 def test_the_type_of_a_column_follows_from_all_rows(tmp_path: Path) -> None:
     parts: dict[str, Any] = {"train": "train[10:]", "validation": {"validation": "train[:10]"}}
     file = table(tmp_path / "scores.csv", [(f"text {n}", str(n % 6)) for n in range(11_000)] + [("the last", "2.5")])
-    scores = task(file, kind="regression", **parts | {"metrics": ["pearson"]})
+    scores = task(file, type="regression", **parts | {"metrics": ["pearson"]})
     assert scores.examples(scores.train).labels[-1] == 2.5
     file = table(tmp_path / "names.csv", [(f"text {n}", str(n % 3)) for n in range(11_000)] + [("the last", "other")])
     assert task(file, **parts).labels == ["0", "1", "2", "other"]
@@ -229,7 +229,7 @@ def test_balanced_weights_make_classes_count_the_same(tmp_path: Path) -> None:
     batch: Any = SimpleNamespace(labels=torch.from_numpy(labels))
     single = -logits.log_softmax(-1)[torch.arange(30), batch.labels]
     expected = sum(single[batch.labels == c].mean() / 2 for c in (0, 1))
-    assert found.outputs.gold(logits, batch).item() == pytest.approx(float(expected), rel=1e-5)
+    assert found.outputs.label_loss(logits, batch).item() == pytest.approx(float(expected), rel=1e-5)
     with pytest.raises(UserError, match="must be balanced, or 2 numbers"):
         task(tmp_path / "a.csv", split_off=0.25, class_weights=[1.0, 2.0, 3.0])
 

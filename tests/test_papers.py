@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "papers"
 PAPERS: dict[str, dict[str, Any]] = yaml.safe_load((PAGES / "rows.yaml").read_text())
 HOURS: dict[str, dict[str, float]] = yaml.safe_load((PAGES / "hours.yaml").read_text())
-HOWS = {"command": "by command", "stand-in": "by stand-in", "set": "in the configuration", "drawing": "drawing"}
+HOWS = {"command": "command", "stand-in": "stand-in", "set": "in the configuration", "drawing": "drawing"}
 
 PLACES = {  # as the captions of the papers count
     "alp_kd": (range(1, 11), range(1, 5)),
@@ -31,33 +31,32 @@ PLACES = {  # as the captions of the papers count
 
 def page(paper: str) -> str:
     """The page of a paper."""
-    known = PAPERS[paper]
-    counts = Counter(row[1] for row in known["rows"].values())
+    about, rows = PAPERS[paper]["about"], PAPERS[paper]["rows"]
+    counts = Counter(row[1] for row in rows.values())
     lines = [
-        f"# {known['title']}",
+        f"# {PAPERS[paper]['title']}",
         "",
-        known["about"],
+        about,
         "",
-        f"{len(known['rows'])} tables and figures. "
-        + "; ".join(f"{words}: {counts[how]}" for how, words in HOWS.items() if counts[how]).capitalize()
+        f"There are {len(rows)} tables and figures, reproduced as follows: "
+        + ", ".join(f"{words} {counts[how]}" for how, words in HOWS.items() if counts[how])
         + ".",
         "",
-        "Hours are counted, not measured: for one NVIDIA A100 at 40 % of its peak in bf16, one run at a time",
-        "(`python -m benchmarks.paper_hours`). For the hours on your machine, add `plan=true` to a sweep.",
+        "Hours are computed, not measured: for one NVIDIA A100 at 40% of its peak in bf16, one run at a time.",
+        "The command is `python -m benchmarks.paper_hours`.",
+        "For the hours on your machine, add `plan=true` to a sweep.",
         "",
-        "| | shows | repeated by | trainings | hours | what differs | measured at small scale |",
+        "| | shows | reproduced by | training runs | hours | what differs | measured at small scale |",
         "| --- | --- | --- | --- | ---: | --- | --- |",
     ]
-    for place, (shows, how, by, trainings, differs, measured) in known["rows"].items():
-        every = [command for command in str(by).split("; ") if command]
-        typed = "<br>".join(f"`{command}`" for command in every)
-        told = typed if how == "command" else f"{HOWS[how]}{': ' if typed else ''}{typed}"
-        hours = sum(HOURS[command]["hours"] for command in every if command in HOURS)
+    for place, (shows, how, source, runs, differs, measured) in rows.items():
+        row_commands = [command for command in str(source).split("; ") if command]
+        code = "<br>".join(f"`{command}`" for command in row_commands)
+        label = code if how == "command" else f"{HOWS[how]}{': ' if code else ''}{code}"
+        hours = sum(HOURS[command]["hours"] for command in row_commands if command in HOURS)
         link = ", ".join(f"[{name}](../results/{name}.md)" for name in measured.split())
         cost = f"{hours:,.{0 if hours >= 10 else 1}f}" if hours else ""
-        lines.append(
-            f"| {place.replace(' ', '&nbsp;')} | {shows} | {told} | {trainings} | {cost} | {differs} | {link} |"
-        )
+        lines.append(f"| {place.replace(' ', '&nbsp;')} | {shows} | {label} | {runs} | {cost} | {differs} | {link} |")
     return "\n".join(lines) + "\n"
 
 

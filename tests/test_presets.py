@@ -43,7 +43,7 @@ PRINTED: dict[str, dict[str, list[float]]] = {
 def test_alp_kds_recipe_is_the_printed_hyper_parameters() -> None:
     """Read by a YAML 1.1 loader, to which 2e-5 would be a string."""
     recipe = yaml.safe_load(ALP_KD.read_text())
-    assert set(recipe) == {*PRINTED, "paper", "says", "tasks", "readings"}
+    assert set(recipe) == {*PRINTED, "paper", "says", "tasks", "assumptions"}
     for method, columns in PRINTED.items():
         assert list(recipe[method]) == TASKS
         for index, task in enumerate(TASKS):
@@ -62,7 +62,7 @@ def test_a_recipe_is_well_formed(file: Path) -> None:
     assert set(recipe["tasks"]) <= tasks
     methods = {path.stem for path in (CONF / "method").glob("*.yaml")} | {"teacher", "task", "every"}
     for name, of_tasks in recipe.items():
-        if name not in ("paper", "says", "tasks", "readings"):
+        if name not in ("paper", "says", "tasks", "assumptions"):
             assert name in methods, name
             assert set(of_tasks) <= {*tasks, "every"}, name
             for key, value in ((key, value) for chosen in of_tasks.values() for key, value in chosen.items()):

@@ -16,14 +16,20 @@ from transformers import AutoTokenizer
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets import corpora
-from distill_runner.datasets.array_file import ArrayFile
-from distill_runner.datasets.batches import Tokens
-from distill_runner.datasets.corpora import Corpus, CorpusPart, CorpusTokens, TransferSet, write_examples
-from distill_runner.datasets.corpora.text_examples import IS_NEXT, Documents, Frame, packed, pairs, passages
+from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet, write_examples
+from distill_runner.datasets.corpora.examples import (
+    IS_NEXT,
+    Documents,
+    packed_examples,
+    pair_examples,
+    passage_examples,
+)
+from distill_runner.datasets.splits import CorpusSplit, TokenSplit
+from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens
+from distill_runner.training.data import CorpusData
 from distill_runner.training.devices import Device
-from distill_runner.training.text_data import CorpusData
 
-CPU = Device.of("cpu", "fp32")
+CPU = Device.from_name("cpu", "fp32")
 EMBEDDED = CorpusPart(dataset="embedded:text", columns=["text"], validation="validation", document_column="topic")
 
 
@@ -118,7 +124,7 @@ def test_an_array_grows_on_disk(tmp_path: Path) -> None:
 @given(LENGTHS, st.integers(1, 20))
 def test_packing_loses_no_token(lengths: list[list[int]], room: int) -> None:
     source = documents(lengths)
-    blocks = [first for first, _, _ in packed(source, room, separator=0)]
+    blocks = [first for first, _, _ in packed_examples(source, room, separator=0)]
     assert all(len(block) == room for block in blocks[:-1])
     assert 1 <= len(blocks[-1]) <= room
     together = np.concatenate(blocks)
@@ -128,7 +134,7 @@ def test_packing_loses_no_token(lengths: list[list[int]], room: int) -> None:
 
 @given(LENGTHS, st.integers(1, 20))
 def test_passages_are_texts_cut_to_the_length(lengths: list[list[int]], room: int) -> None:
-    found = [len(first) for first, _, _ in passages(documents(lengths), room)]
+    found = [len(first) for first, _, _ in passage_examples(documents(lengths), room)]
     assert found == [min(length, room) for document in lengths for length in document]
 
 
@@ -136,7 +142,7 @@ def test_passages_are_texts_cut_to_the_length(lengths: list[list[int]], room: in
 def test_pairs_are_neighbours_or_of_two_documents(lengths: list[list[int]], room: int, short: float) -> None:
     source = documents(lengths)
     starts = source.sentences[source.documents]
-    for first, second, label in pairs(source, room, short):
+    for first, second, label in pair_examples(source, room, short):
         assert second is not None
         assert len(first) >= 1
         assert len(second) >= 1
@@ -153,14 +159,14 @@ def test_pairs_are_neighbours_or_of_two_documents(lengths: list[list[int]], room
 def test_documents_without_a_token_give_no_pairs() -> None:
     filled = [[5] * 9, [3, 4] * 5, [7] * 8]
     with_empty = [[0], filled[0], [0, 0], filled[1], [], filled[2], [0]]
-    found = [[*map(str, pairs(documents(lengths), 20, 0.1))] for lengths in (filled, with_empty)]
+    found = [[*map(str, pair_examples(documents(lengths), 20, 0.1))] for lengths in (filled, with_empty)]
     assert found[0] == found[1]
-    assert list(pairs(documents([[0], [0]]), 20, 0.1)) == []
+    assert list(pair_examples(documents([[0], [0]]), 20, 0.1)) == []
 
 
 def test_half_of_the_pairs_are_neighbours_and_all_sentences_are_used() -> None:
     source = documents([[5] * 4000] * 5)
-    found = list(pairs(source, 60, short=0.1))
+    found = list(pair_examples(source, 60, short=0.1))
     assert np.mean([label == IS_NEXT for _, _, label in found]) == pytest.approx(0.5, abs=0.03)
     first = {int(token) for a, b, label in found for token in [*a, *(b if label == IS_NEXT and b is not None else [])]}
     assert len(first) > 0.97 * len(source.ids)
@@ -170,7 +176,7 @@ def test_examples_on_disk_are_framed_as_by_the_tokenizer(tokenizer: Any, tmp_pat
     for examples in ("passages", "packed", "pairs"):
         (tmp_path / examples).mkdir()
         write_examples(tmp_path / examples, corpus(examples=examples), "validation", tokenizer)
-        tokens = Tokens(tmp_path / examples)
+        tokens = TokenSplit(tmp_path / examples)
         lengths = np.diff(tokens.offsets)
         assert lengths.max() == 32
         assert sorted(file.suffix for file in (tmp_path / examples).iterdir()) == [".npy"] * (3 + (examples == "pairs"))
@@ -187,7 +193,7 @@ def test_examples_on_disk_are_framed_as_by_the_tokenizer(tokenizer: Any, tmp_pat
 
 def test_passages_are_what_the_tokenizer_gives(tokenizer: Any, tmp_path: Path) -> None:
     write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
-    tokens, texts = Tokens(tmp_path), list(corpus().texts("validation"))
+    tokens, texts = TokenSplit(tmp_path), list(corpus().texts("validation"))
     assert len(tokens) == len(texts)
     for number in (0, 1, len(texts) - 1):
         expected = tokenizer(texts[number], truncation=True, max_length=32)["input_ids"]
@@ -204,10 +210,10 @@ def test_roberta_has_two_separators_between_segments() -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=raw, unk_token="<unk>", pad_token="<pad>", cls_token="<s>", sep_token="</s>"
     )
-    frame = Frame.of(tokenizer)
+    frame = SpecialTokens.from_tokenizer(tokenizer)
     assert frame.pair == ([0], [1, 1], [1])
-    assert frame.room(10, pair=True) == 6
-    ids, segments = frame.put(np.array([4, 5]), np.array([5]))
+    assert frame.max_text_tokens(10, pair=True) == 6
+    ids, segments = frame.add_to(np.array([4, 5]), np.array([5]))
     assert ids.tolist() == [0, 4, 5, 1, 1, 5, 1]
     assert segments.tolist() == [0, 0, 0, 0, 0, 0, 0]  # RoBERTa knows no segments
 
@@ -222,8 +228,8 @@ def test_a_tokenizer_that_puts_nothing_before_a_text_is_refused(template: str | 
     if template:
         raw.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("</s>", 1)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", eos_token="</s>")
-    with pytest.raises(UserError, match=r"model.tokenizer=.*: puts no special token before a text"):
-        Frame.of(tokenizer)
+    with pytest.raises(UserError, match=r"model.tokenizer=.*: adds no special token before a text"):
+        SpecialTokens.from_tokenizer(tokenizer)
 
 
 # Masks.
@@ -283,7 +289,7 @@ def test_masking_with_probability_zero_and_one() -> None:
 def test_an_example_is_masked_the_same_in_any_company(tokenizer: Any, tmp_path: Path) -> None:
     mine = corpus(examples="pairs", whole_word=True)
     write_examples(tmp_path, mine, "validation", tokenizer)
-    data = CorpusData(mine, CorpusTokens(tmp_path), CorpusTokens(tmp_path), tokenizer, 7, CPU)
+    data = CorpusData(mine, CorpusSplit(tmp_path), CorpusSplit(tmp_path), tokenizer, 7, CPU)
     alone = {number: data.batch(np.array([number]), 0) for number in range(6)}
     together = data.batch(np.arange(6), 0)
     assert together.is_next is not None

@@ -14,19 +14,18 @@ from hypothesis import strategies as st
 
 import built
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
-from distill_runner.methods.checkpoint_schedule import EpochsPerStep
 from distill_runner.methods.config import TermConfig
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.methods.predictions import LogitMatching
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest, Features
-from distill_runner.pipeline.caches import targets_spec
+from distill_runner.methods.schedules import EpochsPerStep
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.stages import Stage
-from distill_runner.report.result import finished
+from distill_runner.pipeline.targets import targets_spec
+from distill_runner.report.result import run_result
 from distill_runner.training.teachers import CheckpointTargets
 
 Compose = Callable[..., RunConfig]
@@ -93,7 +92,7 @@ def test_temperatures_fall_by_one_to_1(tau_max: int, each: int, warmup: int) -> 
 
 
 def test_a_temperature_below_the_number_of_checkpoints_stays_at_1() -> None:
-    term = LogitMatching(2, "divide", EpochsPerStep(epochs=[1, 2, 1], warmup=0), followed=3)
+    term = LogitMatching(2, "divide", EpochsPerStep(epochs=[1, 2, 1], warmup=0), num_checkpoints=3)
     assert [term.temperature(progress(epoch)) for epoch in range(4)] == [2, 1, 1, 1]
 
 
@@ -106,17 +105,17 @@ def test_the_gradient_is_the_students_alone() -> None:
 def test_temperatures_go_by_the_checkpoints_that_are_followed(compose: Compose, fewer: str) -> None:
     """Of whatever recipe: seven are followed in that of BERT-small."""
     phase1 = compose("experiment=pro_kd/bert_small", "task=rte", "method=prokd", fewer, tiny=False).stages["phase1"]
-    (term,) = phase1.method.make().active()
+    (term,) = phase1.method.make().named_terms().values()
     assert isinstance(term, LogitMatching)
     assert phase1.optim.epochs == 4
     assert [term.temperature(progress(epoch, 4)) for epoch in range(4)] == [3, 3, 2, 1]
-    assert "followed" not in phase1.method.spec(Classes())["logits"]
+    assert "num_checkpoints" not in phase1.method.spec(Classes())["logits"]
 
 
 def test_temperatures_that_would_not_fall_to_1_are_refused() -> None:
-    LogitMatching(3, "divide", EpochsPerStep(epochs=1), followed=3)
-    with pytest.raises(UserError, match=r"^loss\.tau_max=4: .* the 3 checkpoints followed") as raised:
-        LogitMatching(4, "divide", EpochsPerStep(epochs=1), followed=3)
+    LogitMatching(3, "divide", EpochsPerStep(epochs=1), num_checkpoints=3)
+    with pytest.raises(UserError, match=r"^loss\.tau_max=4: .* the 3 checkpoints") as raised:
+        LogitMatching(4, "divide", EpochsPerStep(epochs=1), num_checkpoints=3)
     assert "loss.tau_max=3" in raised.value.remedy
 
 
@@ -212,7 +211,7 @@ def test_phases_and_their_epochs(prokd: Run) -> None:
 
 def test_steps_in_all_are_those_of_both_phases(compose: Compose, prokd: Run, used: Run, tmp_path: Path) -> None:
     def steps() -> tuple[int, int | None]:
-        result = finished(compose(*PROKD), prokd.stage, used.store, tmp_path)
+        result = run_result(compose(*PROKD), prokd.stage, used.pipeline, tmp_path)
         return result["steps"], result["steps_in_all"]
 
     of_an_epoch, in_all = steps()
@@ -259,16 +258,16 @@ def test_the_plan_names_checkpoints_and_their_targets(compose: Compose, prokd: R
     lines = plan(fresh.stage, fresh.store)
     assert [line.name for line in lines] == ["teacher", "checkpoints", *["targets"] * 3, "phase1", "student"]
     assert not any(line.hit for line in lines)
-    assert "logits of teacher after its epoch 2" in lines[3].what
+    assert "logits of teacher after its epoch 2" in lines[3].summary
     shutil.rmtree(used.store.path(used.stage.spec))
     shutil.rmtree(used.store.path(used.phase1.spec))
     used.forget("targets")
     lines = plan(used.stage, used.store)
-    assert (lines[1].name, lines[1].hit, lines[1].what) == ("checkpoints", True, "of teacher")
+    assert (lines[1].name, lines[1].hit, lines[1].summary) == ("checkpoints", True, "of teacher")
     used.forget("checkpoints")
     lines = plan(used.stage, used.store)
     assert [(line.name, line.hit) for line in lines[:2]] == [("teacher", True), ("checkpoints", False)]
-    assert "trains the teacher again" in lines[1].what
+    assert "trains the teacher again" in lines[1].summary
 
 
 def test_checkpoints_may_be_deleted(prokd: Run, used: Run) -> None:
@@ -380,7 +379,7 @@ def test_scores_are_followed_as_classes_are(compose: Compose, tmp_path: Path, ti
         lines = (tiny_task_folder / f"{split}.csv").read_text().splitlines()
         scores = [line.replace(",yes", ",4.5").replace(",no", ",0.5") for line in lines]
         (tmp_path / f"{split}.csv").write_text("\n".join(scores) + "\n")
-    kind = [f"task.dataset={tmp_path}", "task.labels=null", "task.kind=regression", "task.metrics=[pearson_spearman]"]
+    kind = [f"task.dataset={tmp_path}", "task.labels=null", "task.type=regression", "task.metrics=[pearson_spearman]"]
     run = Run(compose("method=prokd", *kind, "optim.epochs=1"))
     assert run.phase1.shape.num_labels == 1
     run.build()

@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import run_qa
-from distill_runner.kinds.questions.answers import answer_texts, best_spans, null_margin
-from distill_runner.kinds.questions.scores import best_over_thresholds, normalised, question_scores
-from distill_runner.kinds.questions.verdicts import verdicts
-from distill_runner.kinds.questions.windows import Windows
+from distill_runner.tasks.questions import QuestionsTask
+from distill_runner.tasks.questions.answers import (
+    answer_texts,
+    best_over_thresholds,
+    best_spans,
+    normalize_answer,
+    null_margin,
+    question_scores,
+)
+from distill_runner.tasks.questions.windows import Windows
 from made_questions import Row, made_rows, real_rows, windows_of
 
 
@@ -55,7 +61,7 @@ def same_answers(windows: Windows, rows: list[Row], features: list[Row], seed: i
 def test_answers_are_those_of_run_qa(
     wordpiece: Any, tmp_path: Path, unanswerable: bool, portion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distill_runner.kinds.questions.answers.TOKENS_AT_ONCE", portion)
+    monkeypatch.setattr("distill_runner.tasks.questions.answers.TOKENS_AT_ONCE", portion)
     rows = made_rows(60)
     windows = windows_of(tmp_path, rows, wordpiece, 96, tokens=24)
     features = run_qa.features(wordpiece, rows, 96, 24)
@@ -89,20 +95,21 @@ def test_right_and_wrong_of_answers(wordpiece: Any, tmp_path: Path) -> None:
     windows = windows_of(tmp_path, rows, wordpiece, 96, tokens=24)
     spans = best_spans(made_logits(windows, 1), windows, unanswerable=True)
     golds = [row["answers"]["text"] for row in rows]
-    exact, _ = question_scores(answer_texts(spans, windows, 0.0), golds, None, True)
-    found = verdicts(spans, windows, exact, 0.0)
-    assert 0 < found.right.sum() < 20
+    fields = {"name": "toy", "dataset": "d", "columns": ["question", "context"], "epochs": 1, "metrics": ["f1"]}
+    task = QuestionsTask(**fields, validation={"validation": "validation"}, unanswerable=True)
+    found = task.example_predictions(made_logits(windows, 1), windows)
+    assert 0 < found.correct.sum() < 20
     for number, row in enumerate(rows):
         words = {" ".join(official_words(gold, None)) for gold in golds[number]}
         texts = [row["context"][b:e] for b, e in zip(spans["begin"][number], spans["end"][number], strict=True)]
         matching = [p for p, text in zip(spans["probability"][number], texts, strict=True)
                     if p and " ".join(official_words(text, None)) in words]  # fmt: skip
         expected = sum(matching) if words else spans["null_probability"][number]
-        assert found.of_truth[number] == pytest.approx(expected, abs=1e-6)
-        answer, _, probability = found.said(number).rpartition(" ")
+        assert found.label_probability[number] == pytest.approx(expected, abs=1e-6)
+        answer, _, probability = found.prediction_text(number).rpartition(" ")
         assert (answer == "no answer") == (spans["null"][number] > spans["score"][number, 0])
         assert 0 <= float(probability.strip("()")) <= 1
-        assert found.truth(number) == (" / ".join(dict.fromkeys(golds[number])) or "no answer")
+        assert found.label_text(number) == (" / ".join(dict.fromkeys(golds[number])) or "no answer")
 
 
 def test_with_a_step_an_answer_begins_where_its_token_has_most_context(wordpiece: Any, tmp_path: Path) -> None:
@@ -110,7 +117,7 @@ def test_with_a_step_an_answer_begins_where_its_token_has_most_context(wordpiece
     logits = np.random.default_rng(0).normal(size=(len(windows.ids), 2))
     spans = best_spans(logits, windows)
     for question in range(windows.num_questions):
-        first, last = windows.windows[question : question + 2]
+        first, last = windows.window_offsets[question : question + 2]
         tokens = slice(windows.offsets[first], windows.offsets[last])
         allowed = set(np.asarray(windows.begins[tokens])[np.asarray(windows.may_start[tokens])].tolist())
         found = [begin for begin in spans["begin"][question].tolist() if begin >= 0]
@@ -227,7 +234,7 @@ def test_scores_are_the_official_ones(answer: str, golds: list[str], language: s
     for version_2 in (False, True):
         (exact,), (f1,) = question_scores([answer], [golds], language, version_2)
         assert (exact, f1) == pytest.approx(official(answer, golds, language, version_2))
-    assert normalised(answer, language) == " ".join(official_words(answer, language))
+    assert normalize_answer(answer, language) == " ".join(official_words(answer, language))
 
 
 def official_threshold(

@@ -5,24 +5,24 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForQuestionAnswering
 
-from distill_runner.datasets.batches import Tokens
-from distill_runner.kinds.questions import losses
-from distill_runner.models.encoders import PACKED_FAMILIES
+from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.extract import extract
+from distill_runner.models.families import PACKED
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.padded import extract_padded
+from distill_runner.tasks.questions import losses
 from families import config_of
 
 
-@pytest.mark.parametrize("family", [*sorted(PACKED_FAMILIES - {"nomic_bert", "modernbert"}), "mpnet"])
-def test_packed_is_padded_in_float64(family: str, tokens: Tokens) -> None:
+@pytest.mark.parametrize("family", [*sorted(PACKED.keys() - {"nomic_bert", "modernbert"}), "mpnet"])
+def test_packed_is_padded_in_float64(family: str, tokens: TokenSplit) -> None:
     """The logits, the gold loss and all gradients, against ``AutoModelForQuestionAnswering``'s own loss."""
     torch.manual_seed(1)
     model = AutoModelForQuestionAnswering.from_config(config_of(family, num_labels=2)).to(torch.float64).eval()
     batch = tokens.batch(range(12))
     bounds = torch.cat([batch.starts, torch.tensor([len(batch.input_ids)])])
     labels = torch.stack([(bounds.diff() - 1) // 3, (bounds.diff() - 1) // 2], dim=1)
-    batch = type(batch)(**{**vars(batch), "rows": torch.arange(len(batch.input_ids))})
+    batch = type(batch)(**{**vars(batch), "head_tokens": torch.arange(len(batch.input_ids))})
     needs = FeatureRequest(logits=True, cls=frozenset({1, 3}))
     ours = extract(model, batch, needs)
     theirs = extract_padded(model, batch, needs)
@@ -33,7 +33,7 @@ def test_packed_is_padded_in_float64(family: str, tokens: Tokens) -> None:
         torch.testing.assert_close(ours.cls[layer], theirs.cls[layer], rtol=1e-10, atol=1e-10)
     loss = losses.span_cross_entropy(ours.logits, bounds, labels)
     packed = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-    input_ids, segments, mask = batch.padded()
+    input_ids, segments, mask = batch.to_padded()
     inputs = {"input_ids": input_ids, "attention_mask": mask}
     inputs |= {"token_type_ids": segments} if getattr(model.config, "type_vocab_size", 0) > 1 else {}
     output = model(**inputs)

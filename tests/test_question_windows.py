@@ -14,11 +14,8 @@ from transformers import AutoTokenizer
 
 import run_qa
 from distill_runner.common.errors import UserError
-from distill_runner.kinds.questions import cutting
-from distill_runner.kinds.questions.cutting import window_starts, write_windows
-from distill_runner.kinds.questions.reading import Question, QuestionColumns, read_questions, squad_json
-from distill_runner.kinds.questions.windowing import Windowing
-from distill_runner.kinds.questions.windows import OUTSIDE, Windows
+from distill_runner.tasks.questions.data import Question, QuestionColumns, Windowing, read_questions, squad_json
+from distill_runner.tasks.questions.windows import OUTSIDE, Windows, window_starts, write_windows
 from made_questions import Row, made_rows, real_rows, windows_of
 from words import WORDS
 
@@ -27,7 +24,7 @@ def same_as_run_qa(windows: Windows, features: list[Row]) -> None:
     bounds = np.asarray(windows.offsets)
     assert windows.labels is not None
     assert len(windows) == len(features)
-    question_of = np.repeat(np.arange(windows.num_questions), np.diff(windows.windows))
+    question_of = np.repeat(np.arange(windows.num_questions), np.diff(windows.window_offsets))
     assert question_of.tolist() == [feature["question"] for feature in features]
     for number, feature in enumerate(features):
         tokens = slice(bounds[number], bounds[number + 1])
@@ -76,7 +73,7 @@ def test_a_step_moves_the_window_and_gives_each_token_the_window_with_most_conte
             if start + length == len(ids):
                 break
             start += min(length, max(24, room // 4))
-        first, last = windows.windows[number : number + 2]
+        first, last = windows.window_offsets[number : number + 2]
         assert last - first == len(spans)
         for place, (start, length) in enumerate(spans):
             tokens = slice(windows.offsets[first + place], windows.offsets[first + place + 1])
@@ -118,13 +115,13 @@ def test_a_batch_reads_all_tokens_and_knows_its_outputs(wordpiece: Any, tmp_path
     windows = windows_of(tmp_path, made_rows(20), wordpiece, 48, tokens=8)
     index = np.array([5, 0, 7])
     batch = windows.batch(index)
-    assert batch.rows is not None
+    assert batch.head_tokens is not None
     assert batch.labels is not None
     assert windows.labels is not None
-    assert batch.rows.tolist() == list(range(len(batch.input_ids)))
+    assert batch.head_tokens.tolist() == list(range(len(batch.input_ids)))
     assert batch.labels.tolist() == windows.labels[batch.index.numpy()].tolist()
     assert batch.labels.dtype == torch.int64
-    assert windows.ids[batch.places].tolist() == batch.input_ids.tolist()
+    assert windows.ids[batch.output_index].tolist() == batch.input_ids.tolist()
 
 
 def test_questions_are_read_back(wordpiece: Any, tmp_path: Path) -> None:
@@ -139,7 +136,7 @@ def test_questions_are_read_back(wordpiece: Any, tmp_path: Path) -> None:
 
 
 def test_a_context_in_two_portions_is_one(wordpiece: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "CHARACTERS_AT_ONCE", 1)
+    monkeypatch.setattr("distill_runner.tasks.questions.windows.CHARACTERS_AT_ONCE", 1)
     rows = made_rows(4)
     rows = [rows[0], {**rows[0], "id": "again"}, rows[3], {**rows[0], "id": "and again"}]
     assert windows_of(tmp_path, rows, wordpiece, 48, tokens=8).contexts.tolist() == [0, 0, 1, 0]
@@ -220,11 +217,11 @@ def test_bad_rows_are_refused(name: str) -> None:
     assert str(error.value).count("\n") == 1
 
 
-def test_unanswerable_and_unlabelled_questions_are_read_where_they_may_be() -> None:
+def test_unanswerable_and_unlabeled_questions_are_read_where_they_may_be() -> None:
     none = row(answers={"text": [], "answer_start": []})
     (question,) = read_questions([none], QuestionColumns(unanswerable=True))
     assert question.answers == ()
-    (question,) = read_questions([row(answers=None)], QuestionColumns(labelled=False))
+    (question,) = read_questions([row(answers=None)], QuestionColumns(labeled=False))
     assert question.answers == ()
 
 
@@ -250,4 +247,4 @@ def test_a_slow_tokenizer_is_refused(wordpiece: Any, tmp_path: Path) -> None:
         is_fast = False
 
     with pytest.raises(UserError, match="does not give the characters of each token"):
-        write_windows(tmp_path, [], Slow(), 48, Windowing(), labelled=True)
+        write_windows(tmp_path, [], Slow(), 48, Windowing(), labeled=True)

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from command import distill_run
-from distill_runner.common.errors import Paused, UserError
-from distill_runner.compose.config import RunConfig
+from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
-from distill_runner.kinds import make_task
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
+from distill_runner.tasks import make_task
 from made_questions import as_json, made_rows
 
 Compose = Callable[..., RunConfig]
@@ -33,7 +33,7 @@ def squad(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TASK = [
-    "task.kind=questions",
+    "task.type=questions",
     "task.columns=[question,context]",
     "task.label=answers",
     "task.labels=null",
@@ -125,7 +125,7 @@ def built(run: RunConfig, pause_after: int | None = None) -> dict[str, torch.Ten
     pipeline = Pipeline(Store(run.store.dir), run.runtime)
     stage = resolve(run.stages, "student", run.runtime.precision)
     if pause_after is not None:
-        with pytest.raises(Paused):
+        with pytest.raises(TrainingPaused):
             pipeline.build(stage, pause_after)
     return load_file(pipeline.build(stage) / "model" / "model.safetensors")
 
@@ -171,19 +171,21 @@ def test_a_student_answers_by_id_and_two_are_compared_over_contexts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from distill_runner.commands.analyse import analyse
-    from distill_runner.commands.submit import submit
-    from distill_runner.kinds.questions.scores import question_scores
-    from distill_runner.report.collect import results
+    from distill_runner.commands.parser import run_subcommand
+    from distill_runner.report.collect import read_results
     from distill_runner.report.compare import compare
     from distill_runner.report.rows import tabulate
+    from distill_runner.tasks.questions.answers import question_scores
 
     for method in ("nkd", "rkd"):
         assert distill_run(tmp_path, *arguments, f"method={method}").code == 0
-    found = results([tmp_path / "outputs" / "runs"])
+    found = read_results([tmp_path / "outputs" / "runs"])
     (nkd,) = (result for result in found if result["method"] == "nkd")
-    submit([nkd["folder"], "--out", str(tmp_path / "answers.json"), "--device", "cpu"])
+    run_subcommand("submit", [nkd["folder"], "--out", str(tmp_path / "answers.json"), "--device", "cpu"])
     answers = json.loads((tmp_path / "answers.json").read_text())
+    file = str(squad / "validation.json")
+    run_subcommand("predict", [nkd["folder"], file, "--out", str(tmp_path / "predictions.json"), "--device", "cpu"])
+    assert json.loads((tmp_path / "predictions.json").read_text()) == answers
     asked = [
         (qa["id"], [answer["text"] for answer in qa["answers"]])
         for paragraph in json.loads((squad / "validation.json").read_text())["data"][0]["paragraphs"]
@@ -198,11 +200,11 @@ def test_a_student_answers_by_id_and_two_are_compared_over_contexts(
     assert 100 * comparison.examples.difference == pytest.approx(comparison.difference)
     (rkd,) = (result for result in found if result["method"] == "rkd")
     monkeypatch.chdir(tmp_path)
-    analyse(["agreement", str(rkd["folder"])])
+    run_subcommand("analyze", ["agreement", str(rkd["folder"])])
     counts = [int(cell) for cell in capsys.readouterr().out.splitlines()[-1].split("|")[2:-1]]
     assert sum(counts) == len(asked)
     assert counts[0] + counts[2] == round(rkd["metrics"]["exact_match"] * len(asked))
-    analyse(["samples", str(rkd["folder"])])
+    run_subcommand("analyze", ["samples", str(rkd["folder"])])
     said, *table = capsys.readouterr().out.splitlines()
     assert int(said.split()[2]) == counts[1]
     assert len(table) == 2 + min(counts[1], 4)
@@ -220,7 +222,7 @@ def test_a_part_of_a_split_has_its_rows(squad: Path, placed: str) -> None:
             "columns": ["question", "context"],
             "validation": {"validation": part},
         }
-        task = make_task(name="toy", kind="questions", dataset=str(squad), train=f"{of}train", **fields)
+        task = make_task(name="toy", type="questions", dataset=str(squad), train=f"{of}train", **fields)
         return [question.id for question in task.examples(part)]
 
     whole, first, rest = (ids(f"{of}{part}") for part in ("validation", "validation[:40%]", "validation[40%:]"))

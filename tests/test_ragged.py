@@ -5,9 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from distill_runner.datasets.batches import Tokens
-from distill_runner.models.attention import PackedAttention
-from distill_runner.models.ragged import RaggedAttention
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.models.attention import PackedAttention, RaggedAttention
 from fake_cuda import flash
 
 HEADS, SIZE = 3, 8
@@ -25,7 +24,7 @@ def _kernels() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("window", [None, 5])
-def test_ragged_attention_is_the_padded_one(window: int | None, tokens: Tokens) -> None:
+def test_ragged_attention_is_the_padded_one(window: int | None, tokens: TokenSplit) -> None:
     batch = tokens.batch(range(12), None)
     bounds = torch.tensor([*batch.starts.tolist(), batch.num_tokens], dtype=torch.int32)
     found = []
@@ -41,6 +40,6 @@ def test_ragged_attention_is_the_padded_one(window: int | None, tokens: Tokens) 
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
 
 
-def test_a_cpu_pads(tokens: Tokens) -> None:
+def test_a_cpu_pads(tokens: TokenSplit) -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        assert RaggedAttention.of(tokens.batch(range(4), None)) is None
+        assert RaggedAttention.for_batch(tokens.batch(range(4), None)) is None

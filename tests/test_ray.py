@@ -57,7 +57,7 @@ def test_points_of_a_cluster_share_targets_that_a_job_computes_first() -> None:
             config = compose("config", [f"hydra/launcher={name}"], return_hydra_config=True)
         sweeper = GridSweeper.__new__(GridSweeper)
         sweeper.config = config
-        found[name] = sweeper._workers_here()
+        found[name] = sweeper._local_workers()
     assert found == {"basic": 1, "ray": None}
 
 
@@ -141,7 +141,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 def command(parent: Path, tiny_task: Path, tiny_bert: Path, name: str, *more: str) -> list[str]:
     folder = parent / name
     return [
-        *(sys.executable, "-m", "distill_runner.cli", "-m", "task=custom", f"task.dataset={tiny_task}"),
+        *(sys.executable, "-m", "distill_runner", "-m", "task=custom", f"task.dataset={tiny_task}"),
         *("task.columns=[sentence1,sentence2]", "task.max_length=48", "teacher=base", f"teacher.source={tiny_bert}"),
         *("teacher.optim.epochs=1", "student.num_layers=2", "optim.batch_size=16", "optim.epochs=12", "method=rkd"),
         *("optim.lr=1e-3,3e-3", "runtime.device=cpu", "runtime.threads=1", "runtime.checkpoint_steps=10"),

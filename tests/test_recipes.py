@@ -1,4 +1,4 @@
-"""Every paper's methods bring their own paper's recipe, whoever calls them.
+"""The methods of each paper bring the recipe of that paper, whoever calls them.
 
 ``python tests/test_recipes.py`` makes docs/papers/recipes.md.
 """
@@ -14,8 +14,8 @@ from omegaconf.errors import InterpolationResolutionError
 
 from distill_runner.compose import resolvers
 from distill_runner.compose.folders import config_folder
-from distill_runner.compose.hydra_private import ReadOnce, read_once
-from distill_runner.compose.recipe import beside_the_paper
+from distill_runner.compose.hydra_private import CachedFiles, cache_files
+from distill_runner.compose.run_config import paper_comparison
 
 PAGE = Path(__file__).parents[1] / "docs" / "papers" / "recipes.md"
 SHOWN = (
@@ -30,14 +30,14 @@ SHOWN = (
 
 
 @cache
-def repository() -> ReadOnce:
-    return ReadOnce(GlobalHydra.instance().config_loader())
+def repository() -> CachedFiles:
+    return CachedFiles(GlobalHydra.instance().config_loader())
 
 
 def composed(*overrides: str) -> DictConfig:
     resolvers.register()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        read_once(GlobalHydra.instance().config_loader(), repository())
+        cache_files(GlobalHydra.instance().config_loader(), repository())
         return compose("config", list(overrides))
 
 
@@ -156,27 +156,28 @@ def test_a_resnet_is_trained_alike_as_teacher_and_as_student() -> None:
 
 def test_a_recipe_stands_beside_what_its_paper_says() -> None:
     settings = OmegaConf.to_container(composed("task=cola", "method=minilmv2", "teacher=bert_large"), resolve=True)
-    lines = beside_the_paper(settings)  # type: ignore[arg-type]
+    lines = paper_comparison(settings)  # type: ignore[arg-type]
     assert lines[0].split() == ["recipe", "this", "run", "MiniLMv2"]
     assert "optim.epochs 25 chosen from 3, 5, 10; CoLA 25; SQuAD 2.0 3, XNLI 10, MLQA 4 (appendix C)" in [
         " ".join(line.split()) for line in lines
     ]
     of_alp = OmegaConf.to_container(composed("task=rte", "method=nkd"), resolve=True)
-    assert not any("stages.distil" in line for line in beside_the_paper(of_alp))  # type: ignore[arg-type]
+    assert not any("stages.distil" in line for line in paper_comparison(of_alp))  # type: ignore[arg-type]
 
 
 def page() -> str:
     """What ``plan=true`` prints first, of some runs of each paper."""
     lines = [
-        "# The recipe of a run, beside its paper",
+        "# The recipe of a run, compared with its paper",
         "",
-        "`plan=true` prints the recipe that a method brings, beside what its paper says, and then the stages.",
-        f"Here are the recipes of {len(SHOWN)} commands. A value given on the command line goes before the recipe's.",
+        "`plan=true` first prints the recipe that a method brings, next to what its paper says, and then the stages.",
+        f"These are the recipes of {len(SHOWN)} commands.",
+        "A value on the command line overrides the recipe's.",
     ]
     for overrides in SHOWN:
         settings = OmegaConf.to_container(composed(*overrides.split()), resolve=True)
         lines += ["", "```text", f"$ distill-run {overrides} plan=true"]
-        lines += [*beside_the_paper(settings), "```"]  # type: ignore[arg-type]
+        lines += [*paper_comparison(settings), "```"]  # type: ignore[arg-type]
     return "\n".join(lines) + "\n"
 
 

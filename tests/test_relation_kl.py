@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from distill_runner.datasets.batches import Batch, Tokens
-from distill_runner.methods.relation_kl import relation_kl, row_weights
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.methods.attention import relation_kl, row_weights
 
 Array = NDArray[np.float64]
 RAGGED = (1, 3, 5, 16, 17, 20, 40)
@@ -25,7 +26,7 @@ def pack(lengths: Sequence[int], folder: Path, length_multiple: int | None = 16)
     np.save(folder / "ids.npy", np.arange(sum(lengths), dtype=np.int32))
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
     np.save(folder / "segments.npy", np.zeros(sum(lengths), dtype=np.int8))
-    return Tokens(folder).batch(range(len(lengths)), length_multiple)
+    return TokenSplit(folder).batch(range(len(lengths)), length_multiple)
 
 
 def sides(batch: Batch, width: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -96,7 +97,7 @@ def test_gradients_are_the_numerical_ones(same: bool, tmp_path: Path) -> None:
     weights = row_weights(batch, "token")
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        return 3 * relation_kl(teacher, (x, x if same else y), 2, batch.groups, weights, block=700)
+        return 3 * relation_kl(teacher, (x, x if same else y), 2, batch.groups, weights, block_size=700)
 
     assert gradcheck(loss, (x, y))
     assert gradcheck(lambda y: loss(x.detach(), y), (y,))
@@ -106,7 +107,7 @@ def test_gradients_equal_those_of_autograd_through_padded_attention(tmp_path: Pa
     """Against what a first script would write: padded, masked, both distributions whole."""
     batch, heads = pack(RAGGED, tmp_path), 4
     teacher, student = sides(batch, 8, 0), sides(batch, 12, 1)
-    _, _, mask = batch.padded()
+    _, _, mask = batch.to_padded()
 
     def relation(x: Tensor, y: Tensor) -> Tensor:
         padded = [torch.zeros(*mask.shape, x.shape[1], dtype=x.dtype) for _ in "xy"]

@@ -14,29 +14,30 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, EuroBertConfig, PreTrainedModel
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
-from distill_runner.datasets.batches import Batch, Tokens
-from distill_runner.methods.attention_relations import AttentionRelationLoss
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.methods.attention import AttentionRelationLoss
 from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes
-from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.extract import extract
-from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features, Projection
+from distill_runner.models.families import PROJECTIONS, Projection
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.models.padded import extract_padded
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
+from distill_runner.pipeline.targets import uncacheable_reason
 from distill_runner.running import run_stage
-from distill_runner.sweeping.estimate import START_SECONDS, Estimator
-from distill_runner.training.cache_choice import why_live
+from distill_runner.sweeping.plan import START_SECONDS, Estimator
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import LiveTargets
 from families import config_of, make
 
 Compose = Callable[..., RunConfig]
-CPU = Device.of("cpu", "fp32")
+CPU = Device.from_name("cpu", "fp32")
 PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
 TOP = LayerMapping(rule="group_top", supervise_last=True)
 
@@ -50,7 +51,7 @@ def bert(num_layers: int, heads: int = 4, width: int = 32, seed: int = 1) -> Pre
 
 
 def bound(term: LossTerm, student: PreTrainedModel, teacher: PreTrainedModel) -> Any:
-    term.bind(EncoderShape.of(student.config), EncoderShape.of(teacher.config), Classes())
+    term.bind(EncoderShape.from_config(student.config), EncoderShape.from_config(teacher.config), Classes())
     return term
 
 
@@ -70,7 +71,7 @@ def probabilities(model: PreTrainedModel, batch: Batch, example: int) -> list[Te
     return [attention[0] for attention in attentions]
 
 
-def test_kl_is_that_of_the_attention_probabilities(tokens: Tokens) -> None:
+def test_kl_is_that_of_the_attention_probabilities(tokens: TokenSplit) -> None:
     student, teacher, batch = bert(2), bert(4, seed=2), tokens.batch(range(9))
     expected = {"mean": 0.0, "sum": 0.0}
     with torch.no_grad():
@@ -86,7 +87,7 @@ def test_kl_is_that_of_the_attention_probabilities(tokens: Tokens) -> None:
     assert expected["mean"] > 0.01
 
 
-def test_minilmv2_for_unequal_widths_and_heads(tokens: Tokens) -> None:
+def test_minilmv2_for_unequal_widths_and_heads(tokens: TokenSplit) -> None:
     """A student of 18 with 3 heads and a teacher of 24 with 4, in 6 relation heads, against rows written out."""
     student, teacher, batch = bert(2, heads=3, width=18), bert(4, heads=4, width=24, seed=2), tokens.batch(range(7))
     pairs, last = ["QQ", "KK", "VV", "QK"], LayerMapping(rule="top", layer=3)
@@ -114,7 +115,7 @@ def test_minilmv2_for_unequal_widths_and_heads(tokens: Tokens) -> None:
 
 
 @pytest.mark.parametrize("pairs", [["QK"], ["QQ", "KK", "VV"]])
-def test_equal_models_are_at_no_distance(tokens: Tokens, pairs: Any) -> None:
+def test_equal_models_are_at_no_distance(tokens: TokenSplit, pairs: Any) -> None:
     model, batch = bert(3), tokens.batch(range(20))
     identity = LayerMapping(rule="explicit", layers=[[1], [2], [3]])
     for term in (
@@ -159,7 +160,7 @@ ALL = FeatureRequest(logits=True, cls=frozenset({1, 3}), projections=EVERY)
 )
 @pytest.mark.parametrize("length_multiple", [16, None])
 def test_packed_projections_are_the_padded_ones(
-    tokens: Tokens, needs: FeatureRequest, length_multiple: int | None
+    tokens: TokenSplit, needs: FeatureRequest, length_multiple: int | None
 ) -> None:
     model, batch = bert(3), tokens.batch(range(20), length_multiple)
     results = []
@@ -176,7 +177,7 @@ def test_packed_projections_are_the_padded_ones(
         torch.testing.assert_close(ours, reference, rtol=1e-8, atol=1e-8)
 
 
-def test_other_families_give_their_projections_too(tokens: Tokens) -> None:
+def test_other_families_give_their_projections_too(tokens: TokenSplit) -> None:
     model = make("mobilebert", dtype=torch.float64)
     batch = tokens.batch(range(12))
     seen: dict[str, Tensor] = {}
@@ -186,30 +187,32 @@ def test_other_families_give_their_projections_too(tokens: Tokens) -> None:
         before = extract(model, batch, FeatureRequest(logits=True))
         features = extract(model, batch, FeatureRequest(logits=True, projections=frozenset({("key", 2)})))
     handle.remove()
-    _, _, mask = batch.padded()
+    _, _, mask = batch.to_padded()
     torch.testing.assert_close(features.projections["key", 2], seen["key"][mask.bool()])
     torch.testing.assert_close(features.logits, before.logits)
 
 
 def test_a_family_without_them_is_refused_before_training() -> None:
-    shape = EncoderShape.of(config_of("deberta-v2"))
+    shape = EncoderShape.from_config(config_of("deberta-v2"))
     method = Method({"kl": AttentionRelationLoss(LayerMapping(rule="top"), ["QK"])}, {"kl": 1.0})
     with pytest.raises(UserError, match="a student of type deberta-v2 does not expose its queries"):
-        method.bind(shape, EncoderShape.of(config_of("bert")), Classes())
+        method.bind(shape, EncoderShape.from_config(config_of("bert")), Classes())
     with pytest.raises(UserError, match="a teacher of type mpnet does not"):
-        method.bind(EncoderShape.of(config_of("albert")), EncoderShape.of(config_of("mpnet")), Classes())
+        method.bind(
+            EncoderShape.from_config(config_of("albert")), EncoderShape.from_config(config_of("mpnet")), Classes()
+        )
 
 
 def test_heads_that_share_keys_are_refused_before_training() -> None:
-    shape = EncoderShape.of(EuroBertConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=2))
+    shape = EncoderShape.from_config(EuroBertConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=2))
     method = Method({"kl": AttentionRelationLoss(LayerMapping(rule="top"), ["KK"])}, {"kl": 1.0})
     with pytest.raises(UserError, match="several heads of a teacher of type eurobert share their keys and values"):
-        method.bind(EncoderShape.of(config_of("bert")), shape, Classes())
+        method.bind(EncoderShape.from_config(config_of("bert")), shape, Classes())
     each_its_own = EuroBertConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=4)
-    method.bind(EncoderShape.of(config_of("bert")), EncoderShape.of(each_its_own), Classes())
+    method.bind(EncoderShape.from_config(config_of("bert")), EncoderShape.from_config(each_its_own), Classes())
 
 
-def test_a_model_stops_at_what_is_read_of_its_last_layer(tokens: Tokens) -> None:
+def test_a_model_stops_at_what_is_read_of_its_last_layer(tokens: TokenSplit) -> None:
     model, ran = bert(4), []
     for name, module in model.named_modules():
         if name.endswith(".intermediate"):
@@ -224,7 +227,7 @@ def test_a_model_stops_at_what_is_read_of_its_last_layer(tokens: Tokens) -> None
     assert read == {"query", "value"}
 
 
-def test_a_live_teacher_gives_projections_in_the_order_of_the_batch(tokens: Tokens) -> None:
+def test_a_live_teacher_gives_projections_in_the_order_of_the_batch(tokens: TokenSplit) -> None:
     teacher, needs = bert(3), FeatureRequest(projections=frozenset({("query", 2)}), cls=frozenset({3}))
     live, batch = LiveTargets(teacher, tokens, needs, CPU), tokens.batch([7, 3, 39, 12, 0])
     with torch.no_grad():
@@ -268,10 +271,8 @@ def test_impossible_pairs_are_refused() -> None:
 
 def test_projections_are_never_cached() -> None:
     needs = FeatureRequest(logits=True, projections=frozenset({("query", 1)}))
-    assert why_live("auto", FeatureRequest(logits=True), text=False) is None
-    assert (why_live("auto", needs, text=False) or "").startswith("live (queries, keys and values are not cached")
-    with pytest.raises(UserError, match=r"runtime\.targets=cached: queries, keys and values are not cached"):
-        why_live("cached", needs, text=False)
+    assert uncacheable_reason(FeatureRequest(logits=True), corpus=False) is None
+    assert (uncacheable_reason(needs, corpus=False) or "").startswith("queries, keys and values are not cached")
 
 
 # On plain text.
@@ -368,16 +369,14 @@ def test_a_student_with_nothing_to_judge_it_is_refused(compose: Compose, tmp_pat
 
 
 def test_layers_of_text_are_not_cached() -> None:
-    assert (why_live("auto", FeatureRequest(cls=frozenset({1})), text=True) or "").startswith(
-        "live (nothing is cached for a corpus"
-    )
+    assert "nothing is cached for a corpus" in str(uncacheable_reason(FeatureRequest(cls=frozenset({1})), corpus=True))
 
 
 @pytest.mark.parametrize(("n", "m", "layers"), [(12, 6, [2, 4, 6, 8, 10, 12]), (12, 5, [2, 4, 7, 9, 12]), (4, 1, [4])])
 def test_group_top(n: int, m: int, layers: list[int]) -> None:
     from distill_runner.methods.layer_mapping import LayerMapping
 
-    assert LayerMapping(rule="group_top", supervise_last=True).between(m, n) == [[layer] for layer in layers]
-    assert LayerMapping(rule="group_top").between(m, n) == [*([layer] for layer in layers[:-1]), []]
-    assert LayerMapping(rule="top").between(m, n) == [*([] for _ in range(m - 1)), [n]]
-    assert LayerMapping(rule="top", layer=3).between(12, n) == [*([] for _ in range(11)), [3]]
+    assert LayerMapping(rule="group_top", supervise_last=True).teacher_layers(m, n) == [[layer] for layer in layers]
+    assert LayerMapping(rule="group_top").teacher_layers(m, n) == [*([layer] for layer in layers[:-1]), []]
+    assert LayerMapping(rule="top").teacher_layers(m, n) == [*([] for _ in range(m - 1)), [n]]
+    assert LayerMapping(rule="top", layer=3).teacher_layers(12, n) == [*([] for _ in range(11)), [3]]

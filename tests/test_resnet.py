@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForImageClassification
 
 from distill_runner.common.errors import UserError
 from distill_runner.models.build import count_parameters
+from distill_runner.models.images import CifarResNetConfig
 from distill_runner.models.resnet import CifarResNet
-from distill_runner.models.resnet_config import CifarResNetConfig
 
 
 def make(**sizes: object) -> CifarResNet:

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.config import parse_method
-from distill_runner.report.cells import telling_rows
-from distill_runner.report.result import _settings_of, described_by, printed
-from distill_runner.report.settings import settings_of
+from distill_runner.report.result import _variant, describe_run, published_number, settings_of
 
 Compose = Callable[..., RunConfig]
 
@@ -30,7 +28,7 @@ def test_a_run_finds_its_number_by_itself(
     overrides: tuple[str, ...], num_layers: int, value: float, compose: Compose
 ) -> None:
     run = compose("task=rte", *overrides, f"student.num_layers={num_layers}", tiny=False)
-    found = printed(run, num_layers, 768, "accuracy")
+    found = published_number(run, num_layers, 768, "accuracy")
     assert found is not None
     assert (found.value, found.comparable) == (value, True)
 
@@ -43,7 +41,7 @@ def test_the_settings_of_a_method() -> None:
         "kl": {"term": "attention_relations", **relations},
     }
     method = {"terms": terms, "weights": {"hard": 0, "soft": 1, "kl": 1}, "schedule": {"rule": "sid", "share": 0.7}}
-    assert _settings_of(parse_method(method)) == {
+    assert _variant(parse_method(method)) == {
         "terms": ["soft", "kl"],
         "temperature": 1.0,
         "scale_by_t2": True,
@@ -59,21 +57,18 @@ def test_the_settings_of_a_method() -> None:
         "schedule.watch": "cos",
         "schedule.classification": "at_end",
         "schedule.trains": "all",
+        "schedule.trains_at_end": "head",
     }
 
 
 def test_a_run_of_another_variant_finds_none(compose: Compose) -> None:
-    assert printed(compose("task=rte", "method=pkd", "mapping=all", tiny=False), 4, 768, "accuracy") is None
+    assert published_number(compose("task=rte", "method=pkd", "mapping=all", tiny=False), 4, 768, "accuracy") is None
 
 
-def test_settings_name_all_that_a_student_needs(compose: Compose) -> None:
-    known = settings_of(compose("method=prokd"))
-    assert known["stages"] == ["phase1", "teacher"]
-    assert {"ce.weight": 1, "optim.lr": 3e-3, "share": 1.0, "transfer": None, "route": None}.items() <= known.items()
-    assert (known["phase1.logits.soften"], known["teacher.optim.lr"]) == ("divide", 3e-3)
-    assert not [name for name in known if name.endswith("seed")]
-    untaught = settings_of(compose("method=nkd", "stages.student.views=8"))
-    assert (untaught["stages"], untaught["views"]) == ([], None), "it reads no teacher"
+def test_settings_are_those_of_the_student_and_its_phases(compose: Compose) -> None:
+    settings = settings_of(compose("method=prokd"))
+    assert {"ce.weight": 1, "optim.lr": 3e-3, "phase1.logits.soften": "divide"}.items() <= settings.items()
+    assert not [name for name in settings if name.endswith("seed") or name.startswith("teacher")]
 
 
 DATA = {
@@ -101,53 +96,5 @@ DATA = {
 def test_a_result_names_the_data_that_a_student_uses(
     overrides: list[str], used: dict[str, Any], compose: Compose
 ) -> None:
-    described = described_by(compose(*overrides))
+    described = describe_run(compose(*overrides))
     assert described["data"] == {**DATA, "scored_on": ["validation"], **used}
-
-
-def test_a_result_names_the_seed_of_the_teacher_that_it_reads(compose: Compose) -> None:
-    seeds = [
-        described_by(compose(name, "teacher.seed=7", "seed=1"))["teacher_seed"] for name in ("method=rkd", "method=nkd")
-    ]
-    assert seeds == [7, None]
-
-
-RELATIONS = ("method=minilmv2", "student=fresh_tiny", "relations.heads=2")
-PRETRAINED = ("method=pd", "student=fresh_tiny")
-ENSEMBLE = ("method=rkd", "teacher=ensemble", "teacher.sources=[a,b]")
-LABELLED = ("method=rkd", "teacher=labels", "task.probabilities=[a,b]")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "change", "names"),
-    [
-        (RELATIONS, "relations.pairs=[QK,VV]", ["distil.relations.pairs"]),
-        (RELATIONS, "relations.heads=1", ["distil.relations.heads"]),
-        (RELATIONS, "mapping.layer=1", ["distil.relations.mapping.layer"]),
-        (RELATIONS, "corpus.max_length=48", ["distil.corpus.max_length", "encoder.corpus.max_length"]),
-        (RELATIONS, "corpus.stream=true", []),
-        (("method=prokd",), "loss.annealed_temperature=false", ["phase1.logits.soften"]),
-        (("method=rco",), "route.checkpoints=[1]", ["route.checkpoints"]),
-        (("method=takd",), "assistant.num_layers=3", ["assistant.model.num_layers"]),
-        (("method=rkd",), "teacher.optim.lr=1e-4", ["teacher.optim.lr"]),
-        (("method=rkd",), "stages.student.share=0.5", ["share"]),
-        (("method=rkd",), "teacher.outputs=float16", ["teacher_outputs"]),
-        (("method=rkd",), "stages.student.views=8", ["views"]),
-        (PRETRAINED, "pretraining.optim.max_steps=3", ["pretrain.optim.max_steps"]),
-        ((*PRETRAINED, "transfer=imdb"), "transfer.size=200", ["transfer_size"]),
-        (PRETRAINED, "transfer=imdb", ["transfer"]),
-        (("method=nkd", "student=fresh_tiny"), "student.heads=1", ["architecture.num_attention_heads"]),
-        (PRETRAINED, "student.heads=1", ["pretrain.model.architecture.num_attention_heads"]),
-        (ENSEMBLE, "teacher.weights=[1,2]", ["teacher.given.weights"]),
-        (LABELLED, "task.probabilities=[c,d]", ["teacher.given.columns"]),
-        (("method=nkd",), "task.class_weights=balanced", []),
-        (("method=prokd",), "optim.lr=1e-4", []),
-        (("method=prokd",), "seed=7", []),
-    ],
-)
-def test_what_differs_before_the_student_is_found(
-    overrides: tuple[str, ...], change: str, names: list[str], compose: Compose
-) -> None:
-    every = [settings_of(compose(*overrides)), settings_of(compose(*overrides, change))]
-    assert telling_rows(every) == names
-    assert (every[0] == every[1]) == (change in ("seed=7", "corpus.stream=true"))

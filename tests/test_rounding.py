@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from distill_runner.datasets.batches import Tokens
+from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.training.devices import Device
-from distill_runner.training.rounding import rounded
+from distill_runner.training.precision import rounded_weights
 from families import make
 
 NEEDS = FeatureRequest(logits=True, cls=frozenset({1, 2, 3}))
@@ -20,8 +20,8 @@ READ_ALONE = {"bert.encoder.layer.2.attention.self.value.bias", "distilbert.tran
 BF16 = Device(torch.device("cpu"), "bf16")
 
 
-def learned(model: Any, tokens: Tokens, context: Any) -> tuple[Tensor, dict[str, Tensor | None]]:
-    batch = replace(tokens.batch(range(16), 32), noise=1)
+def learned(model: Any, tokens: TokenSplit, context: Any) -> tuple[Tensor, dict[str, Tensor | None]]:
+    batch = replace(tokens.batch(range(16), 32), dropout_seed=1)
     torch.manual_seed(1)
     model.zero_grad()
     with context:
@@ -33,7 +33,7 @@ def learned(model: Any, tokens: Tokens, context: Any) -> tuple[Tensor, dict[str,
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert", "mpnet"])
-def test_loss_and_gradients_are_autocasts(family: str, tokens: Tokens) -> None:
+def test_loss_and_gradients_are_autocasts(family: str, tokens: TokenSplit) -> None:
     """Bit for bit, with one exception; a weight without a gradient has none here either."""
     model = make(family).train()
     loss, gradients = learned(model, tokens, BF16.autocast())
@@ -49,7 +49,7 @@ def test_loss_and_gradients_are_autocasts(family: str, tokens: Tokens) -> None:
             assert (same - one).abs().max() <= tolerance, name
 
 
-def test_layers_computed_twice_stay(tokens: Tokens) -> None:
+def test_layers_computed_twice_stay(tokens: TokenSplit) -> None:
     loss, gradients = learned(make("bert").train(), tokens, BF16.autocast())
     model = make("bert").train()
     model.gradient_checkpointing_enable()
@@ -64,12 +64,12 @@ def test_shared_weights_stay_and_all_come_back() -> None:
     model: Any = make("bert", masked_lm=True)
     before = dict(model.named_parameters())
     layer, decoder = model.bert.encoder.layer[0].output.dense, model.cls.predictions.decoder
-    with rounded(model, torch.float16):
+    with rounded_weights(model, torch.float16):
         assert layer.weight.dtype == layer.bias.dtype == torch.float16
         assert layer.weight.equal(before["bert.encoder.layer.0.output.dense.weight"].half())
         assert decoder.weight is model.bert.embeddings.word_embeddings.weight
         assert decoder.weight.dtype == torch.float32
-    with pytest.raises(KeyError, match="on the way"), rounded(model, torch.float16):
+    with pytest.raises(KeyError, match="on the way"), rounded_weights(model, torch.float16):
         raise KeyError("on the way")
     after = dict(model.named_parameters())
     assert after.keys() == before.keys()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.resolvers import count, phase_epochs
-from distill_runner.methods.checkpoint_schedule import CheckpointSchedule, EpochsPerStep
+from distill_runner.methods.schedules import CheckpointSchedule, EpochsPerStep
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_every_checkpoint_has_its_epochs_and_the_first_its_warmup(
 ) -> None:
     each = [epochs] * number if isinstance(epochs, int) else epochs
     total = phase_epochs(len(each), epochs, warmup)
-    route = CheckpointSchedule(epochs=epochs, warmup=warmup).by_epoch(len(each), total)
+    route = CheckpointSchedule(epochs=epochs, warmup=warmup).epoch_checkpoints(len(each), total)
     assert len(route) == total == sum(each) + warmup
     runs = [(checkpoint, len(list(group))) for checkpoint, group in itertools.groupby(route)]
     assert runs == [(i, n + warmup * (i == 1)) for i, n in enumerate(each, start=1)]
@@ -49,7 +49,7 @@ def test_every_checkpoint_has_its_epochs_and_the_first_its_warmup(
 
 @given(anchors=st.lists(st.integers(1, 9), min_size=1, max_size=6, unique=True), more=st.integers(0, 20))
 def test_shared_out_no_epoch_is_lost(anchors: list[int], more: int) -> None:
-    route = CheckpointSchedule(checkpoints=anchors).by_epoch(9, len(anchors) + more)
+    route = CheckpointSchedule(checkpoints=anchors).epoch_checkpoints(9, len(anchors) + more)
     assert len(route) == len(anchors) + more
     assert list(dict.fromkeys(route)) == anchors
     shares = [route.count(anchor) for anchor in anchors]
@@ -74,7 +74,7 @@ def test_a_route_that_cannot_be_walked_is_refused(
     route: dict[str, Any], teacher_epochs: int, student_epochs: int, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        CheckpointSchedule(**route).by_epoch(teacher_epochs, student_epochs)
+        CheckpointSchedule(**route).epoch_checkpoints(teacher_epochs, student_epochs)
 
 
 def test_the_resolvers_of_the_configuration() -> None:
@@ -89,7 +89,7 @@ def test_the_resolvers_of_the_configuration() -> None:
 
 def test_the_teacher_at_the_beginning_of_its_epochs() -> None:
     """Pro-KD's theta(i) by the words of Eqs. 2 and 3: one epoch less behind it, at first none."""
-    schedule = CheckpointSchedule(checkpoints=[1, 3], epochs=2, warmup=1, at="beginning")
-    assert schedule.by_epoch(3, 5) == (0, 0, 0, 2, 2)
-    assert CheckpointSchedule(epochs=1).by_epoch(3, 3) == (1, 2, 3)
-    assert CheckpointSchedule(epochs=1, at="beginning").by_epoch(3, 3) == (0, 1, 2)
+    schedule = CheckpointSchedule(checkpoints=[1, 3], epochs=2, warmup=1, moment="beginning")
+    assert schedule.epoch_checkpoints(3, 5) == (0, 0, 0, 2, 2)
+    assert CheckpointSchedule(epochs=1).epoch_checkpoints(3, 3) == (1, 2, 3)
+    assert CheckpointSchedule(epochs=1, moment="beginning").epoch_checkpoints(3, 3) == (0, 1, 2)

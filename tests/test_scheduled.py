@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.config import parse_method
-from distill_runner.methods.layer_schedule import LayerSchedule, ScheduledMethod
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.methods.predictions import HardLabels, SoftLabels
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.methods.schedules import LayerSchedule, ScheduledMethod
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
@@ -60,7 +59,7 @@ def layers_by_epoch(made: ScheduledMethod, num_epochs: int) -> list[tuple[int, s
     states = []
     for epoch in range(num_epochs):
         made.begin_epoch(at(epoch, num_epochs))
-        states.append((made.layer, "".join(name[0] for name in made.running())))
+        states.append((made.layer, "".join(name[0] for name in made.current_terms())))
     return states
 
 
@@ -73,6 +72,22 @@ def test_layers_follow_their_limits() -> None:
     left_out = [(1, internal), (3, internal), (3, internal), (0, soft)]
     assert layers_by_epoch(method(rule="pid", limits=[1, 0, 2]), 4) == left_out
     assert layers_by_epoch(method(rule="pid", limits=0), 2) == [(0, soft)] * 2
+    assert layers_by_epoch(method(rule="together", limits=2), 3) == [(3, internal)] * 2 + [(0, soft)]
+
+
+def test_layers_together_take_the_epochs_of_all_layers() -> None:
+    """Whoever compares schedules: the control would have another number of epochs for the layers than SID."""
+    for num_layers, num_epochs in itertools.product(range(1, 7), range(2, 51)):
+        (together,) = LayerSchedule(rule="together").step_limits(num_layers, num_epochs)
+        assert together == sum(LayerSchedule(rule="sid").step_limits(num_layers, num_epochs))
+
+
+def test_layers_together_are_all_supervised_in_every_epoch() -> None:
+    """The control would be another method if a layer were missing, or came later."""
+    made = method(rule="together", limits=2)
+    for epoch, supervised in enumerate([[1, 2, 3], [1, 2, 3], []]):
+        made.begin_epoch(at(epoch, 3))
+        assert sorted(made.terms["kl"].current_layers) == supervised  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +102,7 @@ def test_layers_follow_their_limits() -> None:
     ],
 )
 def test_without_limits_layers_share_four_fifths(num_layers: int, num_epochs: int, limits: list[int]) -> None:
-    assert LayerSchedule(rule="pid").limits_of(num_layers, num_epochs) == limits
+    assert LayerSchedule(rule="pid").step_limits(num_layers, num_epochs) == limits
 
 
 def test_layers_leave_an_epoch_for_the_predictions() -> None:
@@ -111,7 +126,7 @@ def test_only_what_is_supervised_is_read() -> None:
         return student, teacher
 
     for rule, in_second in (("pid", range(2, 3)), ("sid", range(1, 3))):
-        made = method(rule=rule, limits=1)
+        made = method(rule=rule, limits=1, trains_at_end="all")
         logits = FeatureRequest(logits=True)
         everything = tuple(need | logits for need in needs(rule, range(1, 4)))
         assert made.needs == everything
@@ -151,7 +166,7 @@ def test_a_layer_is_left_below_its_threshold() -> None:
         layers.append(made.layer)
         for angle in angles:
             update(made, epoch, angle)
-        assert made.observed()["schedule/layer"].item() == made.layer
+        assert made.diagnostics()["schedule/layer"].item() == made.layer
     # Layer 1 at (0.93), then (0.83 + 0.04) / 2 < 0.5; layer 2 stacked: twice that, 0.87, then 0.02; layer 3 likewise.
     assert layers == [1, 1, 2, 2, 3, 0, 0]
 
@@ -212,6 +227,11 @@ def test_a_temperature_that_regression_does_not_read_determines_nothing() -> Non
         ({"rule": "pid", "limit": 3}, None, ".method.schedule.limit: there is no such key"),
         ({"rule": "pid", "limits": -1}, None, ".method.schedule.limits.0=-1: must be at least 0"),
         ({"rule": "pid", "limits": [1, 2]}, None, ".method.schedule.limits=[1, 2]: has 2 entries, but 3 layers are"),
+        (
+            {"rule": "together", "limits": [1, 2]},
+            None,
+            ".method.schedule.limits=[1, 2]: has 2 entries, but 3 layers are",
+        ),
         ({"rule": "pid", "thresholds": 0.1, "watch": "soft"}, None, ".method.schedule.watch=soft: is not a term of"),
         ({"rule": "sid"}, {"soft": SOFT}, ".method.schedule.rule=sid: none of the method's terms (soft) supervises"),
         ({"rule": "sid"}, {"cos": COS}, ".method.schedule.rule=sid: none of the method's terms (cos) reads the"),
@@ -276,6 +296,7 @@ def test_limits_of_0_are_soft_labels_alone(compose: Compose, tmp_path: Path) -> 
             f"schedule={rule}",
             "schedule.limits=0",
             "schedule.trains=all",
+            "schedule.trains_at_end=all",
             f"schedule.classification={classification}",
         )
         assert scheduled.folder != reference.folder
@@ -325,7 +346,7 @@ def test_a_share_of_the_examples(compose: Compose, tmp_path: Path) -> None:
         data = Pipeline(Store(tmp_path), run.runtime).inputs.data(stage)
         assert isinstance(data, TaskData)
         assert ("share" in stage.spec) == (share < 1)
-        chosen[share] = set(data.chosen.tolist())
+        chosen[share] = set(data.indices.tolist())
         assert len(data) == 64 * share
         assert set(data.batch(torch.arange(len(data)).numpy(), 0).index.tolist()) == chosen[share]
     assert chosen[0.25] < chosen[0.5] < chosen[1.0] == set(range(64))
@@ -338,13 +359,13 @@ def test_what_goes_before_a_student_sees_its_share_of_the_examples(compose: Comp
 
 
 def test_a_plan_measures_all_layers_at_once(compose: Compose, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from distill_runner.sweeping.estimate import Estimator
+    from distill_runner.sweeping.plan import Estimator
 
     costs = []
     for schedule in ("all", "pid"):
         run = compose("method=internal", f"schedule={schedule}", f"store.dir={tmp_path}")
         estimator = Estimator(Pipeline(Store(tmp_path), run.runtime))
-        with caplog.at_level("INFO", "distill_runner.methods.layer_schedule"):
+        with caplog.at_level("INFO", "distill_runner.methods.schedules"):
             costs.append(estimator.cost(resolve(run.stages, "student", "fp32")))
     assert min(cost.seconds for cost in costs) > 0
     assert "finished after" not in caplog.text

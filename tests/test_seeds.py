@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from distill_runner.common.seeds import random_state, restore_random_state, seed_all, undisturbed
+from distill_runner.common.seeds import random_state, restore_random_state, seed_all, preserved_random_state
 
 
 def drawn() -> tuple[float, float, float]:
@@ -17,7 +17,7 @@ def test_what_is_drawn_within_leaves_no_trace() -> None:
     seed_all(3)
     expected = drawn()
     seed_all(3)
-    with undisturbed():
+    with preserved_random_state():
         assert drawn() == expected
     assert drawn() == expected
 

@@ -13,16 +13,16 @@ import torch
 from safetensors.torch import load_file
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
-from distill_runner.datasets.examples import Examples
+from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.caches import read_by, targets_spec
-from distill_runner.pipeline.hub_commits import hub_commits
+from distill_runner.pipeline.inputs import hub_commits
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
+from distill_runner.pipeline.targets import targets_spec, with_teacher_tokenizer
 from distill_runner.sweeping.plan import cost_of_run
 
 Compose = Callable[..., RunConfig]
@@ -58,7 +58,7 @@ def test_a_column_of_the_teachers_outputs_is_the_teacher_to_the_bit(
     data = with_columns(tmp_path / "data", tiny_examples, columns)
     again, other = student(compose(*SHORT, "teacher=labels", f"task.dataset={data}", "task.logits=[z0,z1]"))
     assert again.key != stage.key
-    assert "teacher" not in {part.name for part in again.upstream if part.config.given is None}
+    assert "teacher" not in {part.name for part in again.upstream if part.config.prediction_source is None}
     weights = load_file(other.build(again) / "model" / "model.safetensors")
     assert weights.keys() == reference.keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in reference.items())
@@ -139,13 +139,13 @@ def test_a_teacher_may_read_other_tokens_where_only_predictions_are_read(
     how = [*SHORT, f"teacher.source={other_vocabulary}", f"student.init.source={tiny_bert_folder}"]
     stage, pipeline = student(compose(*how))
     assert stage.teacher is not None
-    assert stage.tokenizer == str(tiny_bert_folder)
-    assert stage.teacher.tokenizer == str(other_vocabulary)
+    names = [getattr(each.tokenizer, "name", None) for each in (stage, stage.teacher)]
+    assert names == [str(tiny_bert_folder), str(other_vocabulary)]
     pipeline.build(stage)
     said = np.load(pipeline.store.get(targets_spec(stage, None), lambda folder: None) / "logits.npy")
     from distill_runner.models.build import build
     from distill_runner.models.config import ModelConfig
-    from distill_runner.training.evaluate import predict
+    from distill_runner.training.data import predict
 
     model = build(ModelConfig(source=str(pipeline.build(stage.teacher) / "model"), head="keep"), stage.head)
     own = predict(model, pipeline.inputs.split(stage.teacher, "train"), pipeline.device)
@@ -170,10 +170,10 @@ def test_an_ensemble_is_the_mean_of_its_teachers(
         assert alone.teacher is not None
         assert stage.teacher.members[number - 1].spec["data"] == alone.teacher.spec["data"]
         member = stage.teacher.members[number - 1]
-        view = read_by(stage, member)
+        view = with_teacher_tokenizer(stage, member)
         from distill_runner.models.build import build
         from distill_runner.models.config import ModelConfig
-        from distill_runner.training.evaluate import predict
+        from distill_runner.training.data import predict
 
         model = build(ModelConfig(source=str(pipeline.build(member) / "model"), head="keep"), stage.head)
         powers = np.exp(predict(model, pipeline.inputs.split(view, "train"), pipeline.device).astype(np.float64))
@@ -222,9 +222,9 @@ def test_impossible_ensembles_are_told(compose: Compose, values: list[str], said
 
 def test_means_of_outputs_by_hand() -> None:
     one, two = torch.tensor([[0.0, 0.0]]), torch.tensor([[np.log(3.0), 0.0]])
-    mean = Classes().mean([one, two], [0.5, 0.5])
+    mean = Classes().ensemble_mean([one, two], [0.5, 0.5])
     torch.testing.assert_close(mean.exp(), torch.tensor([[0.625, 0.375]], dtype=mean.dtype))
-    assert Score().mean([torch.tensor([[2.0]]), torch.tensor([[4.0]])], [0.25, 0.75]).item() == 3.5
+    assert Score().ensemble_mean([torch.tensor([[2.0]]), torch.tensor([[4.0]])], [0.25, 0.75]).item() == 3.5
 
 
 def test_the_divergence_is_what_is_left_to_learn() -> None:
@@ -241,6 +241,6 @@ def test_the_divergence_is_what_is_left_to_learn() -> None:
     term(Features(student), Features(teacher), batch, progress)
     p, q = np.exp(teacher.numpy() / 2), np.exp(student.numpy() / 2)
     p, q = p / p.sum(), q / q.sum()
-    assert term.observed["divergence"].item() == pytest.approx(4 * float((p * np.log(p / q)).sum()), rel=1e-9)
+    assert term.diagnostics["divergence"].item() == pytest.approx(4 * float((p * np.log(p / q)).sum()), rel=1e-9)
     term(Features(teacher), Features(teacher), batch, progress)
-    assert term.observed["divergence"].item() == 0
+    assert term.diagnostics["divergence"].item() == 0

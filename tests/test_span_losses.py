@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from distill_runner.kinds.questions import losses
+from distill_runner.tasks.questions import losses
 
 LENGTHS = [5, 3, 9, 1]
 BOUNDS = torch.tensor([0, *LENGTHS]).cumsum(0)

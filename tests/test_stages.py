@@ -15,13 +15,13 @@ from transformers import AutoModel, AutoTokenizer, LongformerConfig, LongformerM
 
 from built import Run, student
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.predictions import HardLabels
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
-from distill_runner.models.source_config import read_config, read_shape, with_padding
+from distill_runner.models.sources import read_config, read_shape, with_padding
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
@@ -182,7 +182,8 @@ def test_a_student_reads_the_words_of_its_teacher(
     with pytest.raises(UserError, match="its tokenizer is not that of the teacher"):
         stage("method=internal", f"student.init.source={other}")
     own = stage("method=rkd", f"student.init.source={other}")  # which reads predictions alone
-    assert (own.tokenizer, own.teacher and own.teacher.tokenizer) == (str(other), str(tiny_bert_folder))
+    names = [getattr(each and each.tokenizer, "name", None) for each in (own, own.teacher)]
+    assert names == [str(other), str(tiny_bert_folder)]
 
 
 def test_a_student_keeps_the_segments_that_its_teacher_does_not_read(
@@ -193,7 +194,7 @@ def test_a_student_keeps_the_segments_that_its_teacher_does_not_read(
     file = teacher / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_input_names": ["input_ids", "attention_mask"]}))
     own = stage("method=rkd", f"teacher.source={teacher}", f"student.init.source={tiny_bert_folder}")
-    assert own.tokenizer == str(tiny_bert_folder)
+    assert getattr(own.tokenizer, "name", None) == str(tiny_bert_folder)
 
 
 @pytest.fixture
@@ -204,20 +205,6 @@ def without_segments(tiny_bert_folder: Path, tmp_path: Path) -> Path:
     own = {"model_input_names": ["input_ids", "attention_mask"], "pad_token": "[MASK]"}
     file.write_text(json.dumps(json.loads(file.read_text()) | own))
     return folder
-
-
-def test_pairs_of_a_tokenizer_without_segments_are_no_longer_those_with_segments(
-    compose: Compose, without_segments: Path, tiny_bert_folder: Path
-) -> None:
-    def tokenizer_of(source: Path, *overrides: str) -> dict[str, Any]:
-        given = ("student=fresh", "student.width=32", "student.heads=2", f"teacher.source={source}")
-        spec = resolve(compose(*given, *overrides).stages, "pretrain", "fp32").data.tokenizer_spec
-        assert spec is not None
-        return dict(spec)
-
-    pairs, single = ("method=pf", "pretraining=mlm_nsp"), ("method=pf", "pretraining=mlm")
-    assert tokenizer_of(without_segments, *pairs) == tokenizer_of(without_segments, *single) | {"segments": False}
-    assert tokenizer_of(tiny_bert_folder, *pairs) == tokenizer_of(tiny_bert_folder, *single)
 
 
 def test_a_new_model_pads_with_the_token_of_its_tokenizer(

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.files import file_sha256
 from distill_runner.pipeline import store as store_module
 from distill_runner.pipeline.store import Store, key_of
 
@@ -152,14 +153,13 @@ def test_a_large_file_is_read_once_while_nobody_writes_to_it(store: Store, monke
 
     def counted(file: Path) -> str:
         read.append(file.name)
-        return checksum(file)
+        return file_sha256(file)
 
     def build(folder: Path) -> None:
         (folder / "large").write_bytes(bytes(2**20))
         (folder / "small").write_bytes(b"1")
 
-    checksum = store_module._checksum
-    monkeypatch.setattr(store_module, "_checksum", counted)
+    monkeypatch.setattr(store_module, "file_sha256", counted)
     monkeypatch.setattr(store_module, "_VERIFIED", store.folder / "verified")
     large = store.get(SPEC, build) / "large"
     for expected in (["large"], ["large"]):  # written just now, it may change within a tick of the clock

@@ -13,13 +13,20 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from distill_runner.commands.store import main
-from distill_runner.pipeline.inventory import entries, freed, occupied, unused, users
+from distill_runner.commands.parser import run_subcommand
+from distill_runner.common.errors import UserError
+from distill_runner.pipeline.inventory import (
+    dependent_entries,
+    freed_bytes,
+    list_entries,
+    occupied_bytes,
+    unused_entries,
+)
 from distill_runner.pipeline.store import Store, key_of
 from fake_results import run_folder
 
 VOCABULARY = {"kind": "vocabulary", "schema": 1}
-TOKENS = {"kind": "tokens", "schema": 1, "split": "train", "tokenizer": VOCABULARY, "data": {"kind": "regression"}}
+TOKENS = {"kind": "tokens", "schema": 1, "split": "train", "tokenizer": VOCABULARY, "data": {"type": "regression"}}
 TEACHER = {"kind": "stage", "schema": 1, "stage": "teacher", "tokenizer": VOCABULARY, "teacher": None}
 CHECKPOINTS = {"kind": "checkpoints", "schema": 1, "stage": key_of(TEACHER)}
 TARGETS = {"kind": "targets", "schema": 1, "teacher": key_of(TEACHER), "tokens": TOKENS, "checkpoint": 2}
@@ -64,10 +71,12 @@ def command(store: Store, *arguments: str, answer: str | None = None) -> tuple[i
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(out):
         patch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
         patch.chdir(store.folder.parent)
-        patch.setattr(sys, "argv", ["distill-run-store", "--store=store", "--runs=runs", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return int(ended.value.code or 0), out.getvalue()
+        try:
+            code = run_subcommand("store", ["--store=store", "--runs=runs", *arguments])
+        except UserError as error:
+            code = error.exit_code
+            print(error)
+    return code, out.getvalue()
 
 
 def there(store: Store) -> list[dict[str, Any]]:
@@ -89,13 +98,13 @@ def test_everything_is_listed_with_what_it_was_made_from(store: Store) -> None:
 
 
 def test_a_file_of_two_names_is_counted_once_and_freed_with_the_second(store: Store) -> None:
-    known = {entry.key: entry for entry in entries(store.folder)}
+    known = {entry.key: entry for entry in list_entries(store.folder)}
     teacher, checkpoints = known[key_of(TEACHER)], known[key_of(CHECKPOINTS)]
-    apart = occupied([teacher]) + occupied([checkpoints])
-    assert occupied([teacher, checkpoints]) == apart - 1000
-    assert occupied([teacher]) - freed([teacher]) == 1000
-    assert freed([teacher, checkpoints]) == occupied([teacher, checkpoints])
-    assert {entry.key for entry in users(list(known.values()), [teacher])} == {
+    apart = occupied_bytes([teacher]) + occupied_bytes([checkpoints])
+    assert occupied_bytes([teacher, checkpoints]) == apart - 1000
+    assert occupied_bytes([teacher]) - freed_bytes([teacher]) == 1000
+    assert freed_bytes([teacher, checkpoints]) == occupied_bytes([teacher, checkpoints])
+    assert {entry.key for entry in dependent_entries(list(known.values()), [teacher])} == {
         key_of(spec) for spec in (CHECKPOINTS, TARGETS, STUDENT, OTHER)
     }
 
@@ -148,7 +157,7 @@ def test_what_is_left_of_builds_is_told_and_deleted(store: Store) -> None:
     with pytest.raises(KeyboardInterrupt):
         store.get(TEACHER | {"seed": 3}, interrupted)
     (store.path(TARGETS) / "content").write_bytes(b"")
-    states = {entry.key: entry.state for entry in entries(store.folder)}
+    states = {entry.key: entry.state for entry in list_entries(store.folder)}
     assert (states[key_of(TARGETS)], states[key_of(TEACHER | {"seed": 3})]) == ("damaged", "partial")
     assert command(store, "delete", "--partial", "--yes")[0] == 0
     assert not list(store.folder.glob("*/*.partial"))
@@ -180,7 +189,7 @@ def test_cut_off_midway_nothing_half_is_taken_for_an_artifact(store: Store, monk
         store.delete(store.path(STUDENT))
     monkeypatch.undo()
     assert not store.path(STUDENT).exists()
-    (left,) = (entry for entry in entries(store.folder) if entry.key == key_of(STUDENT))
+    (left,) = (entry for entry in list_entries(store.folder) if entry.key == key_of(STUDENT))
     assert left.state == "partial"
     store.get(STUDENT, filled(100))
     assert command(store, "delete", "--partial", "--yes")[0] == 0
@@ -189,16 +198,16 @@ def test_cut_off_midway_nothing_half_is_taken_for_an_artifact(store: Store, monk
 
 
 def test_nothing_is_unused_that_a_run_was_made_from(store: Store) -> None:
-    known = entries(store.folder)
-    idle = {entry.key for entry in unused(known, store.folder.parent / "runs")}
+    known = list_entries(store.folder)
+    idle = {entry.key for entry in unused_entries(known, store.folder.parent / "runs")}
     assert idle.isdisjoint({key_of(spec) for spec in (STUDENT, TEACHER, VOCABULARY)})
 
 
 def test_what_a_run_of_another_stage_made_is_used_too(store: Store) -> None:
     runs = store.folder.parent / "runs"
-    assert key_of(TARGETS) in {entry.key for entry in unused(entries(store.folder), runs)}
+    assert key_of(TARGETS) in {entry.key for entry in unused_entries(list_entries(store.folder), runs)}
     run_folder(runs, "distil", status={"status": "done", "key": key_of(TARGETS), "stage": "distil"})
-    assert key_of(TARGETS) not in {entry.key for entry in unused(entries(store.folder), runs)}
+    assert key_of(TARGETS) not in {entry.key for entry in unused_entries(list_entries(store.folder), runs)}
 
 
 def test_it_imports_neither_hydra_nor_torch() -> None:

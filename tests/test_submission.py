@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import yaml
 
-from distill_runner.commands import submit as submission
-from distill_runner.commands.predict import predict
-from distill_runner.commands.submit import FILES, submit
+from distill_runner.commands import predict as submission
+from distill_runner.commands.parser import run_subcommand
+from distill_runner.commands.predict import FILES
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.run_config import RunConfig
 
 CONF = Path(__file__).parent.parent / "conf" / "task"
 SENTENCES = ["the green river", "a heavy stone over the garden", "slowly", "the letter found under a window", "bright"]
@@ -106,7 +106,7 @@ def test_names_numbers_and_scores(
 ) -> None:
     folders = {task: student(task) for task in ("rte", "cola", "stsb")}
     out = tmp_path / "submission.zip"
-    submit([*map(str, folders.values()), "--out", str(out), "--device", "cpu"])
+    run_subcommand("submit", [*map(str, folders.values()), "--out", str(out), "--device", "cpu"])
     pairs = (SENTENCES, SENTENCES[::-1])
     rte = np.array(["entailment", "not_entailment"])[expected_logits(folders["rte"], *pairs).argmax(1)]
     cola = expected_logits(folders["cola"], SENTENCES).argmax(1)
@@ -126,7 +126,7 @@ def test_one_student_of_mnli_predicts_three_files_by_name(glue: Path, student: S
     """Also if its head has the classes in another order than the task."""
     names = ["contradiction", "entailment", "neutral"]
     folder, out = student("mnli", names), tmp_path / "submission.zip"
-    submit([str(folder), "--out", str(out), "--device", "cpu"])
+    run_subcommand("submit", [str(folder), "--out", str(out), "--device", "cpu"])
     for name, premises in (
         ("AX.tsv", SENTENCES),
         ("MNLI-m.tsv", SENTENCES),
@@ -141,7 +141,7 @@ def test_filled_files_are_whole_and_equal_archives_have_equal_bytes(
 ) -> None:
     folder, out, again = student("rte"), tmp_path / "a.zip", tmp_path / "b.zip"
     for file in (out, again):
-        submit([str(folder), "--out", str(file), "--fill", "--device", "cpu"])
+        run_subcommand("submit", [str(folder), "--out", str(file), "--fill", "--device", "cpu"])
     assert out.read_bytes() == again.read_bytes()
     assert sorted(ZipFile(out).namelist()) == [file.name for file in FILES]
     assert all(len(read_tsv(out, file.name)) == 6 for file in FILES)
@@ -152,7 +152,7 @@ def test_a_split_that_is_not_whole_is_told(
     glue: Path, student: Student, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(submission, "FILES", FILES)
-    submit([str(student("rte")), "--out", str(tmp_path / "a.zip"), "--device", "cpu"])
+    run_subcommand("submit", [str(student("rte")), "--out", str(tmp_path / "a.zip"), "--device", "cpu"])
     assert "RTE.tsv: 5 predictions" in (told := capsys.readouterr().out)
     assert "the server expects 3000" in told
 
@@ -164,7 +164,7 @@ def test_a_file_of_ones_own(student: Student, tmp_path: Path, capsys: pytest.Cap
     with file.open("w", newline="") as stream:
         csv.writer(stream).writerows([["sentence1", "sentence2"], *zip(SENTENCES, SENTENCES, strict=True)])
     (tmp_path / "mine-2.csv").write_text("of,another\n1,2\n")
-    predict([str(folder), str(file), "--out", str(out), "--device", "cpu"])
+    run_subcommand("predict", [str(folder), str(file), "--out", str(out), "--device", "cpu"])
     logits = expected_logits(folder, SENTENCES, SENTENCES).astype(np.float64)
     powers = np.exp(logits)
     shares = powers / powers.sum(1, keepdims=True)
@@ -173,7 +173,7 @@ def test_a_file_of_ones_own(student: Student, tmp_path: Path, capsys: pytest.Cap
     assert [row[1] for row in rows] == [["entailment", "not_entailment"][i] for i in logits.argmax(1)]
     np.testing.assert_allclose([[float(p) for p in row[2:]] for row in rows], shares, atol=2e-5)
     capsys.readouterr()
-    predict([str(folder), str(file), "--device", "cpu"])
+    run_subcommand("predict", [str(folder), str(file), "--device", "cpu"])
     assert capsys.readouterr().out == out.read_text()
 
 
@@ -188,14 +188,14 @@ def test_a_run_folder_suffices_and_labels_of_the_file_are_not_read(
     (folder / "result.json").write_text(json.dumps({"data": found, "labels": ["no", "yes"]}))
     file = tmp_path / "mine.csv"
     file.write_text("sentence1,sentence2,label\nthe river,a stone,maybe\na letter,bright,\n")
-    predict([str(folder), str(file), "--device", "cpu"])
+    run_subcommand("predict", [str(folder), str(file), "--device", "cpu"])
     assert capsys.readouterr().out.splitlines()[0] == "index,prediction,p_no,p_yes"
 
 
 def test_scores_of_a_file(student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("sentence1,sentence2\nthe river,a stone\n")
-    predict([str(student("stsb")), str(file), "--device", "cpu"])
+    run_subcommand("predict", [str(student("stsb")), str(file), "--device", "cpu"])
     assert capsys.readouterr().out.startswith("index,prediction\n0,")
 
 
@@ -205,7 +205,7 @@ def test_scores_of_a_file(student: Student, tmp_path: Path, capsys: pytest.Captu
 def test_files_that_cannot_be_predicted(student: Student, tmp_path: Path, file: str, said: str) -> None:
     (tmp_path / "a.yaml").write_text("")
     with pytest.raises(UserError, match=said):
-        predict([str(student("rte")), str(tmp_path / file)])
+        run_subcommand("predict", [str(student("rte")), str(tmp_path / file)])
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_files_that_cannot_be_predicted(student: Student, tmp_path: Path, file: 
 def test_mistakes_are_told(student: Student, tmp_path: Path, arguments: list[str], said: str) -> None:
     names = {"rte": student("rte"), "custom": student("wnli", dataset="my/data"), "tmp": tmp_path}
     with pytest.raises(UserError, match=said) as caught:
-        submit([argument.format(**names) for argument in arguments])
+        run_subcommand("submit", [argument.format(**names) for argument in arguments])
     assert len(str(caught.value).splitlines()) <= 2
 
 
@@ -231,24 +231,14 @@ def test_real_test_splits_are_as_long_as_the_server_expects(
     data_dir: Path, student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, name: str
 ) -> None:
     out = tmp_path / "submission.zip"
-    submit([str(student(task)), "--out", str(out), "--device", "cpu"])
+    run_subcommand("submit", [str(student(task)), "--out", str(out), "--device", "cpu"])
     (size,) = (file.size for file in FILES if file.name == name)
     assert len(read_tsv(out, name)) == size + 1
     assert "the server expects" not in capsys.readouterr().out
-
-
-def test_a_student_of_questions_is_sent_to_the_other_command(student: Student) -> None:
-    folder = student("rte")
-    task = {"name": "squad", "kind": "questions", "dataset": "squad", "columns": ["question", "context"], "epochs": 1}
-    task |= {"metrics": ["f1"], "validation": {"validation": "validation"}}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"stages": {"student": {"task": task}}}))
-    with pytest.raises(UserError, match="its student answers questions") as caught:
-        predict([str(folder), "a.csv"])
-    assert "distill-run-submit" in str(caught.value)
 
 
 def test_a_student_without_a_task_is_refused(student: Student) -> None:
     folder = student("rte")
     (folder / "config.yaml").write_text(yaml.safe_dump({"stages": {"student": {"task": None}}}))
     with pytest.raises(UserError, match="holds a student without a task"):
-        predict([str(folder), "a.csv"])
+        run_subcommand("predict", [str(folder), "a.csv"])

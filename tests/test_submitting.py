@@ -9,14 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline import status
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from distill_runner.sweeping import submitting
-from distill_runner.sweeping.config import SweepConfig
-from distill_runner.sweeping.points import Grid, GridPoint
-from distill_runner.sweeping.submitting import queued_jobs, submit_grid, submitter
+from distill_runner.sweeping import sweep
+from distill_runner.sweeping.points import Grid, GridPoint, SweepConfig
+from distill_runner.sweeping.sweep import queued_jobs, submit_grid, submitter
 
 Compose = Callable[..., RunConfig]
 
@@ -38,7 +37,7 @@ class Queue:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     made = Queue()
-    monkeypatch.setattr(submitting, "queued_jobs", lambda: made.alive)
+    monkeypatch.setattr(sweep, "queued_jobs", lambda: made.alive)
     return made
 
 
@@ -87,8 +86,8 @@ def test_a_larger_grid_leaves_alone_what_a_smaller_one_queued(grid: Grid, queue:
 def test_points_that_run_failed_or_are_done_are_left_alone(grid: Grid, queue: Queue, tmp_path: Path) -> None:
     going, failed = grid.points
     failed.fail("broken")
-    with status.going(going.folder):
-        status.write(going.folder, "running", going.names)
+    with status.locked_run(going.folder):
+        status.write_status(going.folder, "running", going.names)
         submit_grid(grid, queue, tmp_path, retry_failed=False)
     assert queue.arrays == []
     submit_grid(grid, queue, tmp_path, retry_failed=True)  # the first one was killed meanwhile

@@ -11,10 +11,10 @@ from hydra.types import RunMode
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.compose import hydra_private, resolvers
-from distill_runner.compose.composed import typed_run
 from distill_runner.compose.folders import config_folder
+from distill_runner.compose.run_config import typed_run
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.report.result import described_by
+from distill_runner.report.result import describe_run
 from distill_runner.sweeping import points as points_of_a_grid
 from distill_runner.sweeping.points import Grid, GridPoint, expand
 
@@ -49,15 +49,15 @@ def grid_of(fixed: Sequence[str], *varied: str) -> Grid:
 @pytest.fixture(autouse=True)
 def _data_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The hub knows every name, at one commit."""
-    hub.forget()
-    monkeypatch.setattr(hub, "_ask", lambda kind, name, revision: hub.Commit(kind, name, "a" * 40))
+    hub.forget_commits()
+    monkeypatch.setattr(hub, "request_commit", lambda kind, name, revision: hub.Commit(kind, name, "a" * 40))
     yield
-    hub.forget()
+    hub.forget_commits()
 
 
 def test_a_sweep_brings_its_settings_to_every_point() -> None:
     grid = points("demo/grid")
-    assert [point.described["task"] for point in grid.points] == ["demo_sentences"] * 12
+    assert [point.description["task"] for point in grid.points] == ["demo_sentences"] * 12
     assert {point.run.stages["student"].optim.lr for point in grid.points if point.run} == {2e-4, 5e-4, 1e-3}
 
 
@@ -79,9 +79,9 @@ def assert_composed(point: GridPoint) -> None:
     assert point.stage is not None
     command = {"command": point.run.command}  # of all overrides, those of the sweep too
     assert point.run == run.model_copy(update=command)
-    assert point.described == {**described_by(run), **command}
+    assert point.description == {**describe_run(run), **command}
     stage = resolve(run.stages, run.stage, run.runtime.precision)
-    assert (point.key, point.stage.spec, point.stage.needs) == (stage.key, stage.spec, stage.needs)
+    assert (point.key, point.stage.spec, point.stage.description) == (stage.key, stage.spec, stage.description)
     assert [before.key for before in point.stage.all_upstream] == [before.key for before in stage.all_upstream]
 
 
@@ -120,7 +120,7 @@ def test_a_point_whose_data_are_missing_leaves_the_others_alone(
     assert isinstance(broken.error, UserError)
     assert "wiki_paragraphs: no such folder" in str(broken.error)
     assert (broken.stage, broken.key) == (None, broken.folder.name)
-    assert broken.described["transfer"]["name"] == "wiki_paragraphs"
+    assert broken.description["transfer"]["name"] == "wiki_paragraphs"
 
 
 @pytest.mark.parametrize(

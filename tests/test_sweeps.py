@@ -25,18 +25,17 @@ from omegaconf import OmegaConf
 
 from command import Ended, distill_run
 from distill_runner.common.errors import UserError, exit_cause
-from distill_runner.compose.config import RunConfig
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline import status
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.caches import targets_spec
-from distill_runner.pipeline.planning import fillable
+from distill_runner.pipeline.planning import missing_caches
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
-from distill_runner.sweeping import estimate, isolation
-from distill_runner.sweeping.conditions import holds
+from distill_runner.pipeline.targets import targets_spec
+from distill_runner.sweeping import isolation, plan
 from distill_runner.sweeping.halving import by_cell, replay, rungs, survivors
-from distill_runner.sweeping.points import Grid, GridPoint
+from distill_runner.sweeping.points import Grid, GridPoint, holds
 from distill_runner.sweeping.sweep import missing_stages, run_grid
 from fake_results import failed
 
@@ -195,18 +194,18 @@ def test_halving_compares_points_that_differ_in_the_students_own_settings_alone(
 
 
 def test_a_run_whose_process_is_gone_reads_killed(tmp_path: Path) -> None:
-    assert status.read(tmp_path) is None
-    with status.going(tmp_path):
-        status.write(tmp_path, "running", {"method": "alp"})
-        running = status.read(tmp_path)
+    assert status.read_run(tmp_path) is None
+    with status.locked_run(tmp_path):
+        status.write_status(tmp_path, "running", {"method": "alp"})
+        running = status.read_run(tmp_path)
     assert running is not None
     assert (running["status"], running["method"]) == ("running", "alp")
-    assert (status.read(tmp_path) or {})["status"] == "killed"
-    status.write(tmp_path, "done", {})
+    assert (status.read_run(tmp_path) or {})["status"] == "killed"
+    status.write_status(tmp_path, "done", {})
     status.write_json(tmp_path / status.RESULT, {"score": 0.5, "status": "done"})
-    assert (status.read(tmp_path) or {})["score"] == 0.5
+    assert (status.read_run(tmp_path) or {})["score"] == 0.5
     (tmp_path / status.STATUS).write_text('{"status": "do')
-    assert status.read(tmp_path) is None
+    assert status.read_run(tmp_path) is None
 
 
 # What several points share, and what it costs.
@@ -261,7 +260,7 @@ def test_points_whose_teacher_did_not_fail_are_tried_again(
     def launch(overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         if ended is None:
             raise RuntimeError("the cluster refuses the job")
-        status.write(tmp_path / "teacher", ended, {"key": ""}, "it broke")
+        status.write_status(tmp_path / "teacher", ended, {"key": ""}, "it broke")
         return []
 
     grid = Grid(lambda overrides: GridPoint(tuple(overrides), tmp_path / "teacher", "", {}), points)
@@ -292,7 +291,7 @@ def test_targets_that_points_share_are_computed_before_them(
     points = [made("method=rkd", two), *(made("method=alp", f"loss.temperature={value}", two) for value in (3, 4))]
     live = [made("method=alp", f"loss.temperature={value}", "runtime.targets=live") for value in (5, 6)]
     stages = [each.stage for each in points if each.stage is not None]
-    assert [list(fillable(stage, store)) for stage in stages] == [[], [], []]  # there is no teacher yet
+    assert [list(missing_caches(stage, store)) for stage in stages] == [[], [], []]  # there is no teacher yet
     assert stages[0].teacher is not None
     store.get(stages[0].teacher.spec, lambda folder: None)
     monkeypatch.setattr("os.cpu_count", lambda: 64)
@@ -316,10 +315,10 @@ def test_targets_that_points_share_are_computed_before_them(
     # Those that a phase before the student reads count too, and are of no use to one that is built.
     annealing = made("method=annealing").stage
     assert annealing is not None
-    ((phase, [spec]),) = fillable(annealing, store)
+    ((phase, [spec]),) = missing_caches(annealing, store)
     assert (phase.name, spec) == ("phase1", targets_spec(phase, None))
     store.get(phase.spec, lambda folder: None)
-    assert list(fillable(annealing, store)) == []
+    assert list(missing_caches(annealing, store)) == []
 
     for stage in stages:
         store.get(targets_spec(stage, None), lambda folder: None)
@@ -329,31 +328,31 @@ def test_targets_that_points_share_are_computed_before_them(
 @pytest.fixture
 def fixed_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An update takes no time, a prediction a second, and a model 1000 bytes."""
-    speed = estimate._Speed(0.0, 1.0, 1000)
-    monkeypatch.setattr(estimate.Estimator, "_speed", lambda self, stage: speed)
+    speed = plan._Speed(0.0, 1.0, 1000)
+    monkeypatch.setattr(plan.Estimator, "_speed", lambda self, stage: speed)
 
 
-def cost(run: RunConfig, stage: str = "student") -> estimate.Cost:
-    found = estimate.Estimator(Pipeline(Store(run.store.dir), run.runtime)).cost(resolve(run.stages, stage, "fp32"))
-    return estimate.Cost(found.seconds - estimate.START_SECONDS, found.bytes)
+def cost(run: RunConfig, stage: str = "student") -> plan.Cost:
+    found = plan.Estimator(Pipeline(Store(run.store.dir), run.runtime)).cost(resolve(run.stages, stage, "fp32"))
+    return plan.Cost(found.seconds - plan.START_SECONDS, found.bytes)
 
 
 @pytest.mark.usefixtures("fixed_speed")
 def test_the_cost_of_a_student_that_follows_checkpoints(compose: Compose) -> None:
     """Each of 2 epochs judges 40 examples; a cache has 2 logits of 4 bytes for each of 64 examples."""
-    assert cost(compose("method=vanilla")) == estimate.Cost(2 * 40 + 64, 1000 + 64 * 8)
-    assert cost(compose("method=rco")) == estimate.Cost(2 * 40 + 2 * 64, 1000 + 2 * 64 * 8)
+    assert cost(compose("method=vanilla")) == plan.Cost(2 * 40 + 64, 1000 + 64 * 8)
+    assert cost(compose("method=rco")) == plan.Cost(2 * 40 + 2 * 64, 1000 + 2 * 64 * 8)
     # Targets are cached for the share that is trained on, and the teacher leaves a model for each epoch.
-    assert cost(compose("method=vanilla", "stages.student.share=0.5")) == estimate.Cost(2 * 40 + 32, 1000 + 32 * 8)
+    assert cost(compose("method=vanilla", "stages.student.share=0.5")) == plan.Cost(2 * 40 + 32, 1000 + 32 * 8)
     assert [cost(compose(f"method={name}"), "teacher").bytes for name in ("vanilla", "rco")] == [1000, 2000]
 
 
 @pytest.mark.usefixtures("fixed_speed")
 def test_targets_that_students_share_cost_once(compose: Compose) -> None:
     runs = [compose("method=vanilla", f"seed={seed}") for seed in (1, 2)]
-    estimator = estimate.Estimator(Pipeline(Store(runs[0].store.dir), runs[0].runtime))
+    estimator = plan.Estimator(Pipeline(Store(runs[0].store.dir), runs[0].runtime))
     costs = [estimator.cost(resolve(run.stages, "student", "fp32")) for run in runs]
-    assert [cost.seconds - estimate.START_SECONDS for cost in costs] == [2 * 40 + 64, 2 * 40]
+    assert [cost.seconds - plan.START_SECONDS for cost in costs] == [2 * 40 + 64, 2 * 40]
     assert [cost.bytes for cost in costs] == [1000 + 64 * 8, 1000]
 
 
@@ -362,13 +361,13 @@ def test_methods_that_differ_in_what_they_compute_are_measured_apart(
 ) -> None:
     measured: list[Stage] = []
 
-    def measure(_self: object, stage: Stage) -> estimate._Speed:
+    def measure(_self: object, stage: Stage) -> plan._Speed:
         measured.append(stage)
-        return estimate._Speed(0.0, 0.0, 0)
+        return plan._Speed(0.0, 0.0, 0)
 
-    monkeypatch.setattr(estimate.Estimator, "_measure", measure)
+    monkeypatch.setattr(plan.Estimator, "_measure", measure)
     store = f"store.dir={tmp_path}"
-    estimator = estimate.Estimator(Pipeline(Store(tmp_path), compose("method=rkd", store).runtime))
+    estimator = plan.Estimator(Pipeline(Store(tmp_path), compose("method=rkd", store).runtime))
 
     def count(stage: str, *overrides: str) -> int:
         estimator._speed(resolve(compose(*overrides, store).stages, stage, "fp32"))
@@ -388,18 +387,18 @@ def test_methods_that_differ_in_what_they_compute_are_measured_apart(
 
 
 def test_each_worker_takes_a_place_on_the_emptiest_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from distill_runner.training import gpus
+    from distill_runner.training import devices
 
     held: list[FileLock] = []
-    monkeypatch.setattr(gpus, "_HELD", held)
-    taken = [gpus.claim(["a", "b"], 2, tmp_path) for _ in range(4)]
+    monkeypatch.setattr(devices, "_CLAIMS", held)
+    taken = [devices.claim_gpu(["a", "b"], 2, tmp_path) for _ in range(4)]
     assert taken == [0, 1, 0, 1]
 
     def one_ends(_seconds: float) -> None:
         held.pop(1).release()
 
     monkeypatch.setattr(time, "sleep", one_ends)
-    assert gpus.claim(["a", "b"], 2, tmp_path) == 1
+    assert devices.claim_gpu(["a", "b"], 2, tmp_path) == 1
     assert len(held) == 4
 
 
@@ -442,7 +441,7 @@ def apart(tmp_path: Path, arguments: list[str], environment: dict[str, str]) -> 
     """The same in a process of its own."""
 
     def run(*overrides: str) -> Ended:
-        command = [sys.executable, "-m", "distill_runner.cli", *arguments, *overrides]
+        command = [sys.executable, "-m", "distill_runner", *arguments, *overrides]
         ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
@@ -453,7 +452,7 @@ def statuses(folder: Path) -> dict[str, list[str]]:
     """By status, the errors of the runs in ``folder``."""
     found: dict[str, list[str]] = {}
     for run in sorted(folder.glob("outputs/runs/*")):
-        read = status.read(run)
+        read = status.read_run(run)
         assert read is not None
         if read["stage"] == "student":
             found.setdefault(read["status"], []).append(str(read.get("error")))
@@ -464,7 +463,7 @@ def built(folder: Path, stage: str) -> list[str]:
     """The stages that the runs were asked for which built ``stage``, once for each time."""
     found = []
     for file in folder.glob("outputs/runs/*/distill-run.log"):
-        read = status.read(file.parent)
+        read = status.read_run(file.parent)
         assert read is not None
         found += [str(read["stage"])] * file.read_text().count(f"stage {stage}: building")
     return found
@@ -548,8 +547,8 @@ def of_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("before", "exitcode", "after"),
     [
-        ("paused", isolation.ENDED, "paused"),
-        ("done", isolation.ENDED, "done"),
+        ("paused", isolation.COMPLETED, "paused"),
+        ("done", isolation.COMPLETED, "done"),
         ("paused", -signal.SIGKILL, "failed"),
         ("failed", -signal.SIGKILL, "failed"),
         ("interrupted", 17, "failed"),
@@ -566,24 +565,24 @@ def test_how_a_point_ended_is_recorded(
 ) -> None:
     """Also if it was killed before it could replace the status of an earlier attempt."""
     if before:
-        status.write(of_point, before, {"seed": 1}, "of an earlier attempt" if before == "failed" else None)
+        status.write_status(of_point, before, {"seed": 1}, "of an earlier attempt" if before == "failed" else None)
     process = SimpleNamespace(exitcode=exitcode, join=lambda: None)
     monkeypatch.setattr(isolation, "_started", lambda *_: process)
-    ended = isolation.run_apart(lambda _: {}, OmegaConf.create({}), "distill_runner.warm")
+    ended = isolation.run_isolated(lambda _: {}, OmegaConf.create({}), "distill_runner.warm")
     assert (ended["status"], ended.get("seed")) == (after, 1 if before else None)
     assert ended["error"] == (exit_cause(exitcode) if after == "failed" else None)
 
 
 def test_a_point_that_fails_anew_tells_its_new_error(of_point: Path) -> None:
-    status.write(of_point, "failed", {"seed": 1}, "ValueError: of an earlier attempt")
+    status.write_status(of_point, "failed", {"seed": 1}, "ValueError: of an earlier attempt")
 
     def broken(_: Any) -> Any:
         raise UserError("task.dataset", "data", "does not exist")
 
     with pytest.raises(SystemExit) as ended:
-        isolation._apart(broken, OmegaConf.create({}), OmegaConf.create({"hydra": {"job_logging": {}}}))
+        isolation._run_point(broken, OmegaConf.create({}), OmegaConf.create({"hydra": {"job_logging": {}}}))
     assert ended.value.code == isolation.FAILED
-    found = status.read(of_point) or {}
+    found = status.read_run(of_point) or {}
     assert (found["status"], found["seed"]) == ("failed", 1)
     assert found["error"].startswith("UserError: task.dataset=data: does not exist")
 
@@ -684,7 +683,7 @@ def test_a_sweep_that_is_killed_goes_on_to_the_same_table(
     undisturbed = sweep(*grid, "store.dir=elsewhere", "hydra.sweep.dir=undisturbed/runs")
     assert undisturbed.code == 0, undisturbed.err
     for number in (signal.SIGKILL, signal.SIGINT):
-        command = [sys.executable, "-m", "distill_runner.cli", *arguments, *grid]
+        command = [sys.executable, "-m", "distill_runner", *arguments, *grid]
         log = (tmp_path / "log").open("w")
         process = subprocess.Popen(
             command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True

@@ -7,9 +7,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.report.model_card import model_card
+from distill_runner.report.result import model_card
 from distill_runner.report.rows import tabulate
-from distill_runner.report.table import result_row, terminal
+from distill_runner.report.formats import result_row, terminal
 from fake_results import failed, result
 
 TASKS = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]
@@ -72,7 +72,7 @@ def test_table_of_methods_and_tasks() -> None:
         "  difference             +0.00        +0.00            -            -",
         "alp all                  67.00        30.00      not run            -",
         "  sd over seeds           1.41            -            -            -",
-        "  95 % interval         ±12.71            -            -            -",  # 12.706 * 1.4142 / sqrt(2)
+        "  95% interval          ±12.71            -            -            -",  # 12.706 * 1.4142 / sqrt(2)
         "  seeds                      2            1            -            -",
         "  ALP-KD Table 1         67.15            -            -            -",
         "  difference             -0.15            -            -            -",
@@ -80,7 +80,7 @@ def test_table_of_methods_and_tasks() -> None:
         "  ALP-KD Table 1        (65.70)           -            -            -",
         "  difference            (-0.70)           -            -            -",
         "",
-        "In brackets: the paper's teacher, size or metric differs from the run's.",
+        "In parentheses: the paper's teacher, size or metric differs from the run's.",
         "",
         "pkd skip on cola, seed 1 failed: UserError: " + 35 * "x" + "…",
         "pkd skip on mrpc, seed 1 interrupted: repeat the command to resume",
@@ -139,8 +139,16 @@ def test_a_mean_never_shares_a_line_with_the_best_of_a_grid() -> None:
     assert second == ["alp", "all", "-", "31.00", "-"]
 
 
-def test_runs_of_one_seed_whose_difference_is_not_recorded_have_no_mean() -> None:
-    assert "alp all, best of grid  68.00" in terminal_of([result(key="1", score=0.66), result(key="2", score=0.68)])
+def test_a_seed_that_was_run_twice_counts_once_and_is_no_grid() -> None:
+    text = terminal_of([result(key="1", score=0.66), result(key="2", score=0.68), result(key="3", score=0.70, seed=2)])
+    assert "alp all             68.00" in text, "the mean of 66 and 70"
+    assert "grid" not in text
+
+
+def test_results_of_older_versions_stand_apart() -> None:
+    older = [{**result(key=key, seed=seed), "specs": {}} for seed, key in enumerate(("1", "2"))]
+    names = [row.name for row in tabulate([*older, result(key="3", seed=3)]).rows]
+    assert names == ["alp all, run 1", "alp all, run 2", "alp all"]
 
 
 def test_attention_and_mapping_make_rows_of_their_own() -> None:
@@ -225,8 +233,8 @@ def test_a_model_card_names_its_base_and_no_folder_of_a_machine() -> None:
 
 
 def test_model_card_without_readings_teacher() -> None:
-    _, body = card_parts(model_card(result(readings=[], teacher=None, teacher_score=None, published=None)))
-    assert "Readings" not in body
+    _, body = card_parts(model_card(result(assumptions=[], teacher=None, teacher_score=None, published=None)))
+    assert "Assumptions" not in body
     assert "Its teacher: `none`" in body
 
 

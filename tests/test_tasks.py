@@ -15,10 +15,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from distill_runner.common import hub as hub_requests
-from distill_runner.common.errors import UserError, as_list
-from distill_runner.datasets.reading.fingerprints import data_fingerprint
-from distill_runner.datasets.reading.folders import local_data
-from distill_runner.kinds import Task, make_task
+from distill_runner.common.errors import UserError, format_list
+from distill_runner.datasets.readers.files import local_data
+from distill_runner.datasets.readers.tables import data_fingerprint
+from distill_runner.tasks import Task, make_task
 from shipped import shipped_task
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -28,7 +28,7 @@ PAIRS: dict[str, list[Any]] = {"premise": ["a", "b"], "hypothesis": ["c", "d"], 
 
 @pytest.fixture(autouse=True)
 def _no_data_dir(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub_requests.forget()
+    hub_requests.forget_commits()
     if "data_dir" not in request.fixturenames:
         monkeypatch.delenv("DISTILL_DATA_DIR", raising=False)
 
@@ -181,7 +181,7 @@ def test_resolve_leaves_what_is_settled_alone() -> None:
 
 def test_regression(tmp_path: Path) -> None:
     write(tmp_path / "train.csv", {"sentence": ["a", "b"], "label": [-1, 2.5]})
-    labels = make(tmp_path, kind="regression", labels=None, metrics=["pearson"]).examples("train").labels
+    labels = make(tmp_path, type="regression", labels=None, metrics=["pearson"]).examples("train").labels
     assert labels is not None
     assert labels.dtype == np.float32
     assert labels.tolist() == [-1, 2.5]
@@ -193,7 +193,7 @@ def test_a_test_split_may_lack_labels(tmp_path: Path) -> None:
     task = make(tmp_path, test={"test": "test", "blind": "blind"})
     assert task.examples("test").labels is None
     assert task.examples("blind").labels is None
-    scores = make(tmp_path, kind="regression", labels=None, metrics=["pearson"], test={"test": "test"})
+    scores = make(tmp_path, type="regression", labels=None, metrics=["pearson"], test={"test": "test"})
     assert scores.examples("test").labels is None
 
 
@@ -269,8 +269,8 @@ def test_fingerprint_of_hub_and_demo_needs_no_library() -> None:
     assert pairs.startswith("embedded:pairs:")
     code = """if True:
         import sys
-        from distill_runner.datasets.reading.fingerprints import data_fingerprint
-        from distill_runner.kinds import Task, make_task
+        from distill_runner.datasets.readers.tables import data_fingerprint
+        from distill_runner.tasks import Task, make_task
         fields = dict(name="x", columns=["s"], max_length=8, epochs=1, metrics=["f1"], validation={"v": "v"})
         for dataset in ("a/b", "embedded:pairs"):
             data_fingerprint(make_task(dataset=dataset, revision="a" * 40, **fields))
@@ -298,7 +298,7 @@ MNLI = ["entailment", "neutral", "contradiction"]
     ],
 )
 def test_match_labels(tmp_path: Path, head: list[str], labels: list[str], expected: list[int]) -> None:
-    permutation = make(tmp_path, labels=labels).head.order(dict(enumerate(head)))
+    permutation = make(tmp_path, labels=labels).head.output_order(dict(enumerate(head)))
     assert permutation == expected
     logits = np.arange(len(head))[None]
     assert logits[:, permutation].tolist() == [expected]
@@ -306,38 +306,20 @@ def test_match_labels(tmp_path: Path, head: list[str], labels: list[str], expect
 
 def test_match_labels_refuses_what_it_would_have_to_guess(tmp_path: Path) -> None:
     task = make(tmp_path, labels=MNLI)
-    message = refusal(lambda: task.head.order({0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}))
+    message = refusal(lambda: task.head.output_order({0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}))
     assert "LABEL_0" in message
     assert "'teacher.labels=[entailment,neutral,contradiction]'" in message
-    assert "teacher.labels=" in refusal(lambda: task.head.order(None))
-    assert "2 outputs" in refusal(lambda: task.head.order({0: "entailment", 1: "neutral"}))
-    assert "[a,b,c]" in refusal(lambda: task.head.order({0: "a", 1: "b", 2: "c"}))
-    assert "neutral,neutral" in refusal(lambda: task.head.order({0: "neutral", 1: "neutral", 2: "contradiction"}))
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("questions", {"soft_ends": "sum", "n_best": 5, "max_answer": 9, "null_threshold": 0.5, "unanswerable": True}),
-        ("images", {"mean": (0.4,) * 3, "deviation": (0.2,) * 3, "convert": True, "class_weights": [1.0, 2.0]}),
-    ],
-)
-def test_options_that_change_a_result_tell_it_from_others(kind: str, options: dict[str, Any]) -> None:
-    columns = ["question", "context"] if kind == "questions" else ["image"]
-    plain = {"name": "t", "kind": kind, "dataset": "d", "columns": columns, "epochs": 1, "metrics": None}
-    plain |= {"validation": {"test": "test"}}
-    if kind == "images":
-        plain |= {"labels": ["a", "b"]}
-    default = make_task(**plain).settings
-    assert not default.keys() & options.keys(), "results of before the option stay in their rows"
-    for name, value in options.items():
-        assert make_task(**plain, **{name: value}).settings == default | {name: value}
+    assert "teacher.labels=" in refusal(lambda: task.head.output_order(None))
+    assert "2 outputs" in refusal(lambda: task.head.output_order({0: "entailment", 1: "neutral"}))
+    assert "[a,b,c]" in refusal(lambda: task.head.output_order({0: "a", 1: "b", 2: "c"}))
+    three = {0: "neutral", 1: "neutral", 2: "contradiction"}
+    assert "neutral,neutral" in refusal(lambda: task.head.output_order(three))
 
 
 def test_match_labels_of_a_regression_head() -> None:
-    assert shipped("stsb").head.order({0: "LABEL_0"}) == [0]
-    assert shipped("stsb").head.order(None) == [0]
-    assert "needs 1 (a score)" in refusal(lambda: shipped("stsb").head.order({0: "a", 1: "b"}))
+    assert shipped("stsb").head.output_order({0: "LABEL_0"}) == [0]
+    assert shipped("stsb").head.output_order(None) == [0]
+    assert "needs 1 (a score)" in refusal(lambda: shipped("stsb").head.output_order({0: "a", 1: "b"}))
 
 
 # Mistakes in the configuration
@@ -350,11 +332,11 @@ def test_match_labels_of_a_regression_head() -> None:
         ({"metrics": ["xyz"]}, ["Known: accuracy, f1,"]),
         ({"metrics": ["pearson"]}, ["task.metrics=pearson", "Known: accuracy, f1,"]),
         ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, ["task.metrics=f1", "two classes, but the task has 3"]),
-        ({"kind": "regression", "labels": None}, ["accuracy", "Known: pearson, spearman, pearson_spearman."]),
-        ({"kind": "regression", "metrics": ["pearson"]}, ["task.labels=[bad,good]", "task.labels=null"]),
+        ({"type": "regression", "labels": None}, ["accuracy", "Known: pearson, spearman, pearson_spearman."]),
+        ({"type": "regression", "metrics": ["pearson"]}, ["task.labels=[bad,good]", "task.labels=null"]),
         ({"labels": ["a"]}, ["task.labels=[a]", "two classes or more"]),
         ({"labels": ["a_b", "A-B"]}, ["task.labels=[a_b,A-B]", "two names differ only in case"]),
-        ({"dataset": "embedded:pears"}, ["task.dataset=embedded:pears", "embedded:pairs or embedded:sent"]),
+        ({"dataset": "embedded:pears"}, ["task.dataset=embedded:pears", "embedded:pairs, embedded:sent"]),
     ],
 )
 def test_contradictions_are_refused(fields: dict[str, Any], parts: list[str]) -> None:
@@ -371,7 +353,7 @@ def test_numbers_on_the_command_line_are_names() -> None:
     [["not equivalent", "equivalent"], ["a,b", "it's"], ["null", "-1", "true"], ['"x"', "007", "[é]: {"]],
 )
 def test_a_remedy_can_be_typed(names: list[str]) -> None:
-    assert shipped("custom", f"task.labels={as_list(names)}").labels == names
+    assert shipped("custom", f"task.labels={format_list(names)}").labels == names
 
 
 # Mistakes in the data
@@ -435,7 +417,7 @@ def case_broken_json(folder: Path) -> tuple[Task, list[str]]:
 
 def case_two_kinds(folder: Path) -> tuple[Task, list[str]]:
     write(folder / "train.csv", SENTENCES)
-    return toy(folder), ["more than one kind of file", "train.csv, train.parquet"]
+    return toy(folder), ["several file formats", "train.csv, train.parquet"]
 
 
 def case_number_outside(folder: Path) -> tuple[Task, list[str]]:
@@ -460,20 +442,20 @@ def case_unlabelled(folder: Path) -> tuple[Task, list[str]]:
 
 def case_missing_score(folder: Path) -> tuple[Task, list[str]]:
     columns = SENTENCES | {"label": [0.5, float("nan"), 1.0]}
-    task = toy(folder, columns, kind="regression", labels=None, metrics=["pearson"])
+    task = toy(folder, columns, type="regression", labels=None, metrics=["pearson"])
     return task, ["task.label=label: 1 of 3 rows of split 'train' have no label"]
 
 
 def case_infinite_score(folder: Path) -> tuple[Task, list[str]]:
     columns = SENTENCES | {"label": [0.5, float("inf"), 1.0]}
-    task = toy(folder, columns, kind="regression", labels=None, metrics=["pearson"])
+    task = toy(folder, columns, type="regression", labels=None, metrics=["pearson"])
     return task, ["holds inf, which is not a finite number"]
 
 
 def case_words_as_scores(folder: Path) -> tuple[Task, list[str]]:
     columns = SENTENCES | {"label": ["1", "high", "2"]}
-    task = toy(folder, columns, kind="regression", labels=None, metrics=["pearson"])
-    return task, ["holds 'high'", "task.kind=classification"]
+    task = toy(folder, columns, type="regression", labels=None, metrics=["pearson"])
+    return task, ["holds 'high'", "task.type=classification"]
 
 
 def case_no_text(folder: Path) -> tuple[Task, list[str]]:
@@ -525,7 +507,7 @@ def test_inferred_classes_must_fit(tmp_path: Path) -> None:
     task = toy(tmp_path, {"sentence": ["a", "b", "c"], "label": ["x", "y", "z"]}, labels=None, metrics=["f1"])
     assert "two classes, but the task has 3" in refusal(lambda: task.resolved())
     task = toy(tmp_path, {"sentence": ["a", "b"], "label": [0.5, 1.0]}, labels=None)
-    assert "task.kind=regression task.metrics=[pearson]" in refusal(lambda: task.resolved())
+    assert "task.type=regression task.metrics=[pearson]" in refusal(lambda: task.resolved())
     task = toy(tmp_path, {"sentence": ["a", "b"], "label": ["x", "x"]}, labels=None)
     assert "two classes or more" in refusal(lambda: task.resolved())
 
@@ -596,7 +578,13 @@ def test_every_task_is_complete_and_says_what_to_expect(file: Path) -> None:
     settings = shipped_task(file.stem)
     assert make_task(**settings).name == (file.stem if not file.stem.startswith("custom") else settings["dataset"])
     unnamed = set(type(make_task(**settings)).model_fields) - set(settings)
-    assert unnamed <= {"class_weights", "logits", "probabilities", "split_off", "readings"}  # of your own data, of some
+    assert unnamed <= {
+        "class_weights",
+        "logits",
+        "probabilities",
+        "split_off",
+        "assumptions",
+    }  # of your own data, of some
     header = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert any("distill-run " in line and f"task={file.stem} " in line and "->" in line for line in header)
 
@@ -625,7 +613,7 @@ def test_official_row_counts(data_dir: Path, name: str, train: int, validation: 
         assert len(examples) == rows
         assert examples.labels is not None
         assert len(examples.labels) == rows
-        top = 5 if task.kind == "regression" else len(task.labels or []) - 1
+        top = 5 if task.type == "regression" else len(task.labels or []) - 1
         assert (examples.labels.min(), examples.labels.max()) == (0, top)
 
 

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, PreTrainedModel
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.batches import Tokens
-from distill_runner.datasets.examples import Examples
-from distill_runner.kinds import make_task
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.base import Progress
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.store import Store
-from distill_runner.training.cache_choice import cache_bytes, choose
+from distill_runner.pipeline.targets import cache_bytes, choose_cache
+from distill_runner.tasks import make_task
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import (
     CachedTargets,
@@ -31,7 +30,7 @@ from distill_runner.training.teachers import (
     RoundedTargets,
 )
 
-CPU = Device.of("cpu", "fp32")
+CPU = Device.from_name("cpu", "fp32")
 PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
 NEEDS = FeatureRequest(logits=True, cls=frozenset({1, 3, 4}))
 
@@ -39,16 +38,16 @@ NEEDS = FeatureRequest(logits=True, cls=frozenset({1, 3, 4}))
 @pytest.fixture(scope="module")
 def tokens(
     tiny_bert_folder: Path, tiny_examples: dict[str, Examples], tmp_path_factory: pytest.TempPathFactory
-) -> Tokens:
+) -> TokenSplit:
     """61 examples, which no batch size below divides."""
     folder, examples = tmp_path_factory.mktemp("tokens"), tiny_examples["train"]
     some = Examples([column[:61] for column in examples.texts], None)
-    Tokens.write(folder, some, AutoTokenizer.from_pretrained(tiny_bert_folder), max_length=48)
-    return Tokens(folder)
+    TokenSplit.write(folder, some, AutoTokenizer.from_pretrained(tiny_bert_folder), max_length=48)
+    return TokenSplit(folder)
 
 
 @pytest.fixture(scope="module")
-def teacher(tokens: Tokens) -> PreTrainedModel:
+def teacher(tokens: TokenSplit) -> PreTrainedModel:
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 4, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}
     config: Any = BertConfig
@@ -56,7 +55,7 @@ def teacher(tokens: Tokens) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def live(teacher: PreTrainedModel, tokens: Tokens) -> LiveTargets:
+def live(teacher: PreTrainedModel, tokens: TokenSplit) -> LiveTargets:
     return LiveTargets(teacher, tokens, NEEDS, CPU)
 
 
@@ -77,12 +76,12 @@ def assert_same(first: Features, second: Features) -> None:
 
 
 def test_a_cache_in_float16_is_the_rounded_teacher_in_half_the_space(
-    tokens: Tokens, live: LiveTargets, cached: CachedTargets, tmp_path: Path
+    tokens: TokenSplit, live: LiveTargets, cached: CachedTargets, tmp_path: Path
 ) -> None:
     CachedTargets.write(tmp_path, live, "float16")
     rounded, batch = CachedTargets(tmp_path, CPU, NEEDS), tokens.batch([7, 3, 39, 12, 0])
     assert {str(array.dtype) for array in rounded.arrays.values()} == {"float16"}
-    shape = EncoderShape.of(live.model.config)
+    shape = EncoderShape.from_config(live.model.config)
     assert cache_bytes(NEEDS, shape, tokens, dtype="float16") * 2 == cache_bytes(NEEDS, shape, tokens)
     assert_same(rounded(batch), RoundedTargets(live)(batch))
     exact, close = cached(batch), rounded(batch)
@@ -92,7 +91,9 @@ def test_a_cache_in_float16_is_the_rounded_teacher_in_half_the_space(
         torch.testing.assert_close(close.cls[layer], cls, rtol=2**-11, atol=2**-25)  # half a unit in the last place
 
 
-def test_outputs_too_large_for_float16_are_refused(teacher: PreTrainedModel, tokens: Tokens, tmp_path: Path) -> None:
+def test_outputs_too_large_for_float16_are_refused(
+    teacher: PreTrainedModel, tokens: TokenSplit, tmp_path: Path
+) -> None:
     large: Any = copy.deepcopy(teacher)
     large.classifier.weight.data *= 1e7
     live = LiveTargets(large, tokens, FeatureRequest(logits=True), CPU)
@@ -103,7 +104,7 @@ def test_outputs_too_large_for_float16_are_refused(teacher: PreTrainedModel, tok
 @settings(max_examples=15)
 @given(index=st.lists(st.integers(0, 60), min_size=1, max_size=40, unique=True))
 def test_cached_is_live_for_any_batch(
-    tokens: Tokens, live: LiveTargets, cached: CachedTargets, index: list[int]
+    tokens: TokenSplit, live: LiveTargets, cached: CachedTargets, index: list[int]
 ) -> None:
     batch = tokens.batch(index)
     assert_same(live(batch, PROGRESS), cached(batch, PROGRESS))
@@ -111,7 +112,7 @@ def test_cached_is_live_for_any_batch(
 
 @pytest.mark.parametrize("batch_size", [1, 7, 16, 32, 61])
 def test_cached_is_live_for_every_example(
-    tokens: Tokens, live: LiveTargets, cached: CachedTargets, batch_size: int
+    tokens: TokenSplit, live: LiveTargets, cached: CachedTargets, batch_size: int
 ) -> None:
     order = np.random.default_rng(batch_size).permutation(61)
     for start in range(0, 61, batch_size):
@@ -120,11 +121,11 @@ def test_cached_is_live_for_every_example(
 
 
 def test_targets_are_the_teachers_own_in_the_order_of_the_batch(
-    teacher: PreTrainedModel, tokens: Tokens, cached: CachedTargets
+    teacher: PreTrainedModel, tokens: TokenSplit, cached: CachedTargets
 ) -> None:
     batch = tokens.batch([60, 3, 17, 44, 8])
     targets = cached(batch, PROGRESS)
-    input_ids, segments, mask = batch.padded()
+    input_ids, segments, mask = batch.to_padded()
     with torch.inference_mode():
         output = teacher(input_ids, attention_mask=mask, token_type_ids=segments, output_hidden_states=True)
     torch.testing.assert_close(targets.logits, output.logits, rtol=1e-5, atol=1e-5)
@@ -134,7 +135,7 @@ def test_targets_are_the_teachers_own_in_the_order_of_the_batch(
     assert output.logits.std(0).min() > 0.01
 
 
-def test_a_live_teacher_is_frozen_and_runs_as_far_as_needed(teacher: PreTrainedModel, tokens: Tokens) -> None:
+def test_a_live_teacher_is_frozen_and_runs_as_far_as_needed(teacher: PreTrainedModel, tokens: TokenSplit) -> None:
     ran: list[int] = []
     layers = teacher.base_model.encoder.layer  # type: ignore[union-attr]
     handles = [
@@ -155,13 +156,13 @@ def test_a_live_teacher_is_frozen_and_runs_as_far_as_needed(teacher: PreTrainedM
     (targets.cls[2] * weight).sum().backward()
 
 
-def test_a_cache_holds_what_is_needed_and_no_more(tokens: Tokens, live: LiveTargets, cached: CachedTargets) -> None:
+def test_a_cache_holds_what_is_needed_and_no_more(tokens: TokenSplit, live: LiveTargets, cached: CachedTargets) -> None:
     assert {name: array.shape for name, array in cached.arrays.items()} == {
         "logits": (61, 3),
         "cls": (61, 3, 48),
     }
     assert all(isinstance(array, np.memmap) and array.dtype == np.float32 for array in cached.arrays.values())
-    size = cache_bytes(NEEDS, EncoderShape.of(live.model.config), tokens)
+    size = cache_bytes(NEEDS, EncoderShape.from_config(live.model.config), tokens)
     assert size == sum(array.nbytes for array in cached.arrays.values()) == 4 * 61 * (3 + 3 * 48)
 
 
@@ -175,7 +176,7 @@ def test_a_cache_holds_what_is_needed_and_no_more(tokens: Tokens, live: LiveTarg
     ],
 )
 def test_the_size_of_a_cache_is_known_before(needs: FeatureRequest, size: int) -> None:
-    class Sized(Tokens):
+    class Sized(TokenSplit):
         def __init__(self) -> None:
             self.offsets = np.zeros(2491)
 
@@ -196,7 +197,7 @@ def test_targets_are_cached_while_they_take_less_than_half_of_the_free_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, size: int, expected: bool
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(2**40, 2**40 - 2**31, 2**31))
-    cached, why = choose(mode, size, tmp_path)  # type: ignore[arg-type]
+    cached, why = choose_cache(mode, size, tmp_path)  # type: ignore[arg-type]
     assert cached is expected
     assert why.startswith("cached" if expected else "live")
     assert "2 GiB free" in why
@@ -204,11 +205,11 @@ def test_targets_are_cached_while_they_take_less_than_half_of_the_free_disk(
 
 
 def test_a_cache_of_some_examples_has_their_features(
-    tokens: Tokens, live: LiveTargets, cached: CachedTargets, tmp_path: Path
+    tokens: TokenSplit, live: LiveTargets, cached: CachedTargets, tmp_path: Path
 ) -> None:
     """Bit for bit those of the whole cache, though other examples ran beside them."""
     chosen = np.array([1, 3, 8, 17, 44, 60])
-    CachedTargets.write(tmp_path, live, chosen=chosen)
+    CachedTargets.write(tmp_path, live, examples=chosen)
     assert [len(np.load(tmp_path / f"{name}.npy")) for name in ("logits", "cls")] == [6, 6]
     batch = tokens.batch([60, 3, 17, 44, 8])
     assert_same(CachedTargets(tmp_path, CPU, NEEDS)(batch), cached(batch))
@@ -216,7 +217,7 @@ def test_a_cache_of_some_examples_has_their_features(
 
 @pytest.mark.parametrize("needs", [FeatureRequest(cls=frozenset({3})), FeatureRequest(True, frozenset({1, 4}))])
 def test_a_larger_cache_serves(
-    needs: FeatureRequest, tokens: Tokens, live: LiveTargets, cached: CachedTargets, tmp_path: Path
+    needs: FeatureRequest, tokens: TokenSplit, live: LiveTargets, cached: CachedTargets, tmp_path: Path
 ) -> None:
     CachedTargets.write(tmp_path, live)
     batch = tokens.batch([60, 3, 17, 44, 8])
@@ -230,7 +231,7 @@ def test_a_larger_cache_serves(
 
 
 def test_a_damaged_cache_is_written_again(
-    tokens: Tokens, live: LiveTargets, cached: CachedTargets, tmp_path: Path
+    tokens: TokenSplit, live: LiveTargets, cached: CachedTargets, tmp_path: Path
 ) -> None:
     store, spec, written = Store(tmp_path), {"kind": "targets"}, []
 
@@ -251,7 +252,7 @@ def test_a_damaged_cache_is_written_again(
     assert len(written) == 2
 
 
-def test_without_a_teacher_there_are_no_features(tokens: Tokens) -> None:
+def test_without_a_teacher_there_are_no_features(tokens: TokenSplit) -> None:
     assert NoTeacher()(tokens.batch([0]), PROGRESS, FeatureRequest()) == Features()
 
 
@@ -268,8 +269,8 @@ def test_cached_is_live_for_a_real_teacher(minilm_folder: Path, tmp_path: Path) 
         validation={"validation": "validation"},
     )
     some = Examples([column[:37] for column in task.examples("validation").texts], None)
-    Tokens.write(tmp_path, some, AutoTokenizer.from_pretrained(minilm_folder), max_length=64)
-    tokens, needs = Tokens(tmp_path), FeatureRequest(logits=True, cls=frozenset(range(1, 7)))
+    TokenSplit.write(tmp_path, some, AutoTokenizer.from_pretrained(minilm_folder), max_length=64)
+    tokens, needs = TokenSplit(tmp_path), FeatureRequest(logits=True, cls=frozenset(range(1, 7)))
     live = LiveTargets(build(ModelConfig(source=str(minilm_folder)), task.head), tokens, needs, CPU)
     (tmp_path / "targets").mkdir()
     CachedTargets.write(tmp_path / "targets", live)

@@ -10,28 +10,28 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.batches import Batch, Tokens
-from distill_runner.methods.attention_scores import AttentionScoreLoss
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.methods.attention import AttentionScoreLoss
 from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.config import TermConfig
+from distill_runner.methods.hidden_states import EmbeddingLoss, TokenStateLoss
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes
-from distill_runner.methods.token_states import EmbeddingLoss, TokenStateLoss
-from distill_runner.models.encoders import EncoderShape
 from distill_runner.models.extract import extract
-from distill_runner.models.features import FeatureRequest
-from distill_runner.training.cache_choice import why_live
+from distill_runner.models.features import EncoderShape, FeatureRequest
+from distill_runner.pipeline.targets import uncacheable_reason
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import LiveTargets
 from families import config_of, make
 
-CPU = Device.of("cpu", "fp32")
+CPU = Device.from_name("cpu", "fp32")
 PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
 TOP = LayerMapping(rule="group_top", supervise_last=True)
 
 
 def shape(model: PreTrainedModel) -> EncoderShape:
-    return EncoderShape.of(model.config)
+    return EncoderShape.from_config(model.config)
 
 
 def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -55,7 +55,7 @@ def own_forward(model: Any, batch: Batch, **asked: bool) -> list[Any]:
     return outputs
 
 
-def test_hidden_states_and_embeddings_are_those_of_tinybert(tokens: Tokens) -> None:
+def test_hidden_states_and_embeddings_are_those_of_tinybert(tokens: TokenSplit) -> None:
     (student, teacher), batch = pair(), tokens.batch(range(7))
     torch.manual_seed(0)
     hidden, embeddings = TokenStateLoss(TOP).double(), EmbeddingLoss().double()
@@ -79,7 +79,7 @@ def test_hidden_states_and_embeddings_are_those_of_tinybert(tokens: Tokens) -> N
             assert expected > 0.1
 
 
-def test_the_cosine_is_that_of_distilbert(tokens: Tokens) -> None:
+def test_the_cosine_is_that_of_distilbert(tokens: TokenSplit) -> None:
     student, teacher = make("distilbert", dtype=torch.float64), make("bert", dtype=torch.float64, num_hidden_layers=4)
     batch = tokens.batch(range(6))
     term = TokenStateLoss(LayerMapping(rule="top"), "cosine", project=False)
@@ -88,14 +88,14 @@ def test_the_cosine_is_that_of_distilbert(tokens: Tokens) -> None:
     assert term.teacher_needs == FeatureRequest(states=frozenset({4}))
     assert not list(term.parameters())
     with torch.no_grad():
-        ids, segments, mask = batch.padded()
+        ids, segments, mask = batch.to_padded()
         one = student.base_model(ids, attention_mask=mask).last_hidden_state[mask.bool()].numpy()
         other = teacher.base_model(ids, mask, segments).last_hidden_state[mask.bool()].numpy()
         cosines = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
         assert value(term, student, teacher, batch).item() == pytest.approx((1 - cosines).mean(), rel=1e-9)
 
 
-def test_attention_scores_are_those_of_tinybert(tokens: Tokens) -> None:
+def test_attention_scores_are_those_of_tinybert(tokens: TokenSplit) -> None:
     """Before the softmax, from the layers' own weights; their softmax is the attention that transformers gives."""
     (student, teacher), batch = pair(), tokens.batch(range(9))
     term = AttentionScoreLoss(TOP)
@@ -130,7 +130,7 @@ def _scores(model: Any, output: Any) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     "term", [AttentionScoreLoss(TOP), TokenStateLoss(TOP), EmbeddingLoss()], ids=lambda t: type(t).__name__
 )
-def test_gradients_are_those_of_finite_differences(tokens: Tokens, term: LossTerm) -> None:
+def test_gradients_are_those_of_finite_differences(tokens: TokenSplit, term: LossTerm) -> None:
     (student, teacher), batch = pair(), tokens.batch([3, 5])
     term.bind(shape(student), shape(teacher), Classes())
     term.double()
@@ -149,7 +149,7 @@ def test_gradients_are_those_of_finite_differences(tokens: Tokens, term: LossTer
     assert torch.autograd.gradcheck(loss, given, fast_mode=True)
 
 
-def test_the_same_model_has_nothing_to_learn(tokens: Tokens) -> None:
+def test_the_same_model_has_nothing_to_learn(tokens: TokenSplit) -> None:
     model, batch = make("bert", dtype=torch.float64), tokens.batch(range(5))
     explicit = LayerMapping(rule="explicit", layers=[[1], [2], [3]])
     for term in (AttentionScoreLoss(explicit), TokenStateLoss(explicit, project=False), EmbeddingLoss(project=False)):
@@ -157,9 +157,9 @@ def test_the_same_model_has_nothing_to_learn(tokens: Tokens) -> None:
         assert value(term, model, model, batch).item() == 0
 
 
-def test_a_live_teacher_gives_states_in_the_order_of_the_batch(tokens: Tokens) -> None:
+def test_a_live_teacher_gives_states_in_the_order_of_the_batch(tokens: TokenSplit) -> None:
     teacher, needs = make("bert"), FeatureRequest(states=frozenset({0, 2}))
-    assert "the states of all tokens are not cached" in str(why_live("auto", needs, False))
+    assert "the states of all tokens are not cached" in str(uncacheable_reason(needs, corpus=False))
     live, batch = LiveTargets(teacher, tokens, needs, CPU), tokens.batch([7, 3, 39, 12, 0])
     given = live(batch, PROGRESS, needs)
     with torch.no_grad():
@@ -169,7 +169,10 @@ def test_a_live_teacher_gives_states_in_the_order_of_the_batch(tokens: Tokens) -
 
 
 def test_impossible_pairs_are_refused() -> None:
-    narrow, wide = EncoderShape(2, 24, 3, 2, 9, "bert"), EncoderShape.of(config_of("bert", num_hidden_layers=4))
+    narrow, wide = (
+        EncoderShape(2, 24, 3, 2, 9, "bert"),
+        EncoderShape.from_config(config_of("bert", num_hidden_layers=4)),
+    )
     with pytest.raises(UserError, match="it has 3 attention heads, the teacher 4"):
         AttentionScoreLoss(TOP).bind(narrow, wide, Classes())
     with pytest.raises(UserError, match="its states have 24 features, the teacher's 32"):

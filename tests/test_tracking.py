@@ -18,8 +18,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from distill_runner import tracking
-from distill_runner.common.errors import Paused, UserError
-from distill_runner.tracking import MetricsFile, TrackerConfig, flat, open_tracker, track_sweep
+from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.tracking import MetricsFile, TrackerConfig, flatten, open_tracker, track_sweep
 
 CONF = Path(__file__).parents[1] / "conf" / "tracker"
 KEY = "0123456789" * 4
@@ -162,12 +162,18 @@ def test_a_fault_is_logged_once_and_the_file_goes_on(
 
 
 def test_one_level_of_names() -> None:
-    nested = {"task": "rte", "weights": {"ce": 0.5, "kd": {"t": 2}}, "heads": None, "readings": ["a", "b"], "o.k": True}
-    assert flat(nested) == {"task": "rte", "weights/ce": 0.5, "weights/kd/t": 2, "readings": "a; b", "o/k": True}
+    nested = {
+        "task": "rte",
+        "weights": {"ce": 0.5, "kd": {"t": 2}},
+        "heads": None,
+        "assumptions": ["a", "b"],
+        "o.k": True,
+    }
+    assert flatten(nested) == {"task": "rte", "weights/ce": 0.5, "weights/kd/t": 2, "assumptions": "a; b", "o/k": True}
 
 
 def test_tags_are_added_once_as_far_as_they_are_known() -> None:
-    tags = TrackerConfig(tags=("mine", "rte")).tagged("rte", None, "x" * 70, "alp").tags
+    tags = TrackerConfig(tags=("mine", "rte")).with_tags("rte", None, "x" * 70, "alp").tags
     assert tags == ("mine", "rte", "x" * 64, "alp")
 
 
@@ -402,13 +408,13 @@ def test_wandb_without_a_network_goes_offline(
     assert "tracking offline" in said
 
 
-@pytest.mark.parametrize(("ending", "exit_code"), [(Paused([]), 0), (KeyboardInterrupt(), 1), (None, 0)])
+@pytest.mark.parametrize(("ending", "exit_code"), [(TrainingPaused([]), 0), (KeyboardInterrupt(), 1), (None, 0)])
 def test_a_pause_is_no_failure(
     ending: BaseException | None, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
     monkeypatch.setattr(MetricsFile, "finish", lambda _self, code: codes.append(code))
-    with contextlib.suppress(Paused, KeyboardInterrupt), open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill"):
+    with contextlib.suppress(TrainingPaused, KeyboardInterrupt), open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill"):
         if ending:
             raise ending
     assert codes == [exit_code]

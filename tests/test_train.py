@@ -26,25 +26,23 @@ from transformers import (
 )
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.schema import typed
+from distill_runner.common.process import deferred_interrupts
+from distill_runner.common.schema import validate_config
 from distill_runner.common.seeds import seed_all
-from distill_runner.datasets.batches import Batch, Tokens
-from distill_runner.datasets.examples import Examples
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import Classes, Outputs
 from distill_runner.methods.predictions import HardLabels
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest, Features
-from distill_runner.training.checkpoints import interrupts
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.training.config import Optim, Runtime
-from distill_runner.training.data import Data, Evaluation, TaskData
+from distill_runner.training.data import CorpusData, Data, Evaluation, TaskData, TextData
 from distill_runner.training.devices import Device
-from distill_runner.training.meter import Diverged, Log
-from distill_runner.training.optimizers import make_optimizer
-from distill_runner.training.parts import Learner, Machine, Procedure, Record
+from distill_runner.training.history import TrainingDiverged, Log
+from distill_runner.training.optimizer import make_optimizer
 from distill_runner.training.teachers import LiveTargets, NoTeacher
-from distill_runner.training.text_data import CorpusData, TextData
 from distill_runner.training.train import Training, fit, learning_rate
 from trainings import (
     CE,
@@ -67,21 +65,21 @@ from trainings import (
 @pytest.fixture(scope="module")
 def splits(
     tiny_bert_folder: Path, tiny_examples: dict[str, Examples], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Tokens]:
+) -> dict[str, TokenSplit]:
     tokenizer, folder = AutoTokenizer.from_pretrained(tiny_bert_folder), tmp_path_factory.mktemp("tokens")
     for split, examples in tiny_examples.items():
         (folder / split).mkdir()
-        Tokens.write(folder / split, examples, tokenizer, max_length=48)
-    return {split: Tokens(folder / split) for split in tiny_examples}
+        TokenSplit.write(folder / split, examples, tokenizer, max_length=48)
+    return {split: TokenSplit(folder / split) for split in tiny_examples}
 
 
 @pytest.fixture(scope="module")
-def data(splits: dict[str, Tokens]) -> TaskData:
+def data(splits: dict[str, TokenSplit]) -> TaskData:
     return TaskData(TASK, splits["train"], {"validation": splits["validation"]}, CPU)
 
 
 @pytest.fixture(scope="module")
-def live(splits: dict[str, Tokens]) -> LiveTargets:
+def live(splits: dict[str, TokenSplit]) -> LiveTargets:
     torch.manual_seed(11)
     teacher = BertForSequenceClassification(bert(4, initializer_range=0.2))
     return LiveTargets(teacher, splits["train"], FeatureRequest(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
@@ -112,13 +110,21 @@ def make(data: TaskData, live: LiveTargets, tmp_path_factory: pytest.TempPathFac
         model: Any = BertForSequenceClassification(bert(2, **config or {})).to(dtype)  # type: ignore[arg-type]
         if isinstance(method, str):
             method = parse_method(METHODS[method]).make()
-        method.bind(EncoderShape.of(model.config), EncoderShape.of(live.model.config), Classes())
-        teacher = Double(live) if dtype == torch.float64 else live if method.reads_teacher() else NoTeacher()
+        method.bind(EncoderShape.from_config(model.config), EncoderShape.from_config(live.model.config), Classes())
+        reads_teacher = any(term.reads_teacher for term in method.named_terms().values())
+        teacher = Double(live) if dtype == torch.float64 else live if reads_teacher else NoTeacher()
         return Training(
-            Learner(model, method.to(dtype=dtype), examples, teacher),
-            Procedure(Optim(**{"lr": 3e-3, "batch_size": 16, "epochs": 3} | optim), 5, select_best),
-            Machine(device, Runtime(**{"log_every": 1} | dict(runtime or {}))),
-            Record(folder or tmp_path_factory.mktemp("training"), report),
+            model,
+            method.to(dtype=dtype),
+            examples,
+            teacher,
+            optim=Optim(**{"lr": 3e-3, "batch_size": 16, "epochs": 3} | optim),
+            seed=5,
+            device=device,
+            runtime=Runtime(**{"log_every": 1} | dict(runtime or {})),
+            folder=folder or tmp_path_factory.mktemp("training"),
+            report=report,
+            select_best=select_best,
         )
 
     return training
@@ -224,19 +230,26 @@ def test_a_finished_training_is_not_trained_further(make: Make, whole: Callable[
     assert_same_result(whole("nkd"), again)
 
 
-def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder: Path, tmp_path: Path) -> None:
+def test_masked_passages_resume_too(splits: dict[str, TokenSplit], tiny_bert_folder: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
 
     def training(name: str, seed: int, report: Log) -> Training:
         seed_all(seed)
         (tmp_path / name).mkdir(exist_ok=True)
-        method = parse_method(METHODS["nkd"]).make().bind(EncoderShape.of(bert(2)), None, Classes())
+        method = parse_method(METHODS["nkd"]).make().bind(EncoderShape.from_config(bert(2)), None, Classes())
         text = CorpusData(TEXT, splits["train"], splits["validation"], tokenizer, 3, CPU)
         return Training(
-            Learner(BertForMaskedLM(bert(2)), method, text, NoTeacher()),
-            Procedure(Optim(lr=3e-3, batch_size=16, epochs=2), 5, select_best=True),
-            Machine(CPU, Runtime(log_every=1)),
-            Record(tmp_path / name, report),
+            BertForMaskedLM(bert(2)),
+            method,
+            text,
+            NoTeacher(),
+            optim=Optim(lr=3e-3, batch_size=16, epochs=2),
+            seed=5,
+            device=CPU,
+            runtime=Runtime(log_every=1),
+            folder=tmp_path / name,
+            report=report,
+            select_best=True,
         )
 
     rows: Logged = []
@@ -254,20 +267,20 @@ def test_masked_passages_resume_too(splits: dict[str, Tokens], tiny_bert_folder:
 
 def test_every_batch_of_passages_has_something_to_predict(tiny_bert_folder: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
-    Tokens.write(tmp_path, Examples([["a", "the river"]], None), tokenizer, max_length=16)
-    tokens = Tokens(tmp_path)
+    TokenSplit.write(tmp_path, Examples([["a", "the river"]], None), tokenizer, max_length=16)
+    tokens = TokenSplit(tmp_path)
     corpus = CorpusData(TEXT, tokens, tokens, tokenizer, 3, CPU)
     for epoch in range(30):
         batch = corpus.batch(np.array([0]), epoch)
-        assert batch.rows is not None
+        assert batch.head_tokens is not None
         assert batch.labels is not None
-        assert batch.rows.tolist() == [1]  # the only token that is not special
+        assert batch.head_tokens.tolist() == [1]  # the only token that is not special
         assert batch.labels.tolist() == [tokens.ids[1]]
 
 
 def test_a_second_signal_stops_at_once_and_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), interrupts() as received:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), deferred_interrupts() as received:  # noqa: PT012
         os.kill(os.getpid(), signal.SIGINT)
         assert received == [signal.SIGINT]
         os.kill(os.getpid(), signal.SIGINT)
@@ -296,7 +309,7 @@ class Bad(LossTerm):
 )
 def test_training_stops_where_a_loss_is_no_number(make: Make, runtime: dict[str, Any], tmp_path: Path) -> None:
     method = Method({"ce": HardLabels(), "bad": Bad()}, {"ce": 1.0, "bad": 0.5})
-    with pytest.raises(Diverged, match=r"^step 5: loss/bad is nan$"):
+    with pytest.raises(TrainingDiverged, match=r"^step 5: loss/bad is nan$"):
         fit(make(method, runtime=runtime, folder=tmp_path))
     # What lies there is from before.
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
@@ -306,7 +319,7 @@ def test_training_stops_where_a_loss_is_no_number(make: Make, runtime: dict[str,
 
 def test_half_precision_needs_a_gpu() -> None:
     with pytest.raises(UserError, match="needs a GPU"):
-        Device.of("cpu", "fp16")
+        Device.from_name("cpu", "fp16")
 
 
 # What is updated, and how.
@@ -464,7 +477,7 @@ def test_sgd_with_momentum_by_hand(make: Make, nesterov: bool) -> None:
 
 def test_convolutions_are_exact_unless_tf32_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # as torch has it
-    Device.of("cpu", "fp32")
+    Device.from_name("cpu", "fp32")
     assert not torch.backends.cudnn.allow_tf32
 
 
@@ -510,7 +523,7 @@ def test_what_an_optimiser_does_not_read_is_no_part_of_a_result() -> None:
 )
 def test_optimisers_that_there_are_not_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        typed(Optim, {"lr": 1, "batch_size": 1, "epochs": 1} | fields, "optim.")
+        validate_config(Optim, {"lr": 1, "batch_size": 1, "epochs": 1} | fields, "optim.")
 
 
 def test_few_updates_are_told_unless_they_are_asked_for(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -637,7 +650,7 @@ def test_the_best_or_the_last_epoch_is_kept(
     assert np.load(tmp_path / "predictions-validation.npy").tolist() == [scores[kept - 1]]
 
 
-def test_of_data_that_judge_nothing_the_last_epoch_is_kept(splits: dict[str, Tokens], make: Make) -> None:
+def test_of_data_that_judge_nothing_the_last_epoch_is_kept(splits: dict[str, TokenSplit], make: Make) -> None:
     points: Logged = []
     history = fit(make("alp", log_into(points), examples=TextData(splits["train"], CPU), select_best=True))
     assert (history.best, history.epochs) == (3, [{}] * 3)
@@ -662,11 +675,11 @@ def test_a_methods_parameters_are_trained_and_stay_with_it(make: Make, tmp_path:
 def test_a_term_of_weight_0_is_not_built() -> None:
     impossible = {"term": "soft_labels", "temperature": -1.0}
     node: dict[str, Any] = {"terms": {"ce": CE, "kd": impossible, "layers": CKD}}
-    method = parse_method(node | {"weights": {"ce": 1, "kd": 0, "layers": 0.0}}).make()
-    method.bind(EncoderShape.of(bert(2)), None, Classes())
+    config = parse_method(node | {"weights": {"ce": 1, "kd": 0, "layers": 0.0}})
+    method = config.build(EncoderShape.from_config(bert(2)), None, Classes())
     assert list(method.terms) == ["ce"]
     assert not list(method.parameters())
-    assert not method.reads_teacher()
+    assert not config.reads_teacher
     assert method.needs == (FeatureRequest(logits=True), FeatureRequest())
     with pytest.raises(UserError, match="must be greater than 0"):
         parse_method(node | {"weights": {"ce": 1, "kd": 0.1, "layers": 0.0}}).make()
@@ -692,7 +705,7 @@ def test_layers_computed_twice_give_the_same_numbers(make: Make, whole: Callable
     assert_same_result(training, whole("alp"))
 
 
-def test_training_learns_and_scores_what_it_predicts(make: Make, splits: dict[str, Tokens], tmp_path: Path) -> None:
+def test_training_learns_and_scores_what_it_predicts(make: Make, splits: dict[str, TokenSplit], tmp_path: Path) -> None:
     rows: Logged = []
     history = fit(make("nkd", log_into(rows), epochs=8, select_best=True, config=NO_DROPOUT, folder=tmp_path))
     losses = [values["loss"] for values, _, _ in rows if "loss" in values]
@@ -706,7 +719,7 @@ def test_training_learns_and_scores_what_it_predicts(make: Make, splits: dict[st
 def test_bf16_trains_with_weights_in_float32(make: Make, tmp_path: Path) -> None:
     rows: dict[str, Logged] = {"fp32": [], "bf16": []}
     for precision in ("fp32", "bf16"):
-        device, folder = Device.of("cpu", precision), tmp_path / precision
+        device, folder = Device.from_name("cpu", precision), tmp_path / precision
         folder.mkdir()
         fit(make("ckd", log_into(rows[precision]), device=device, folder=folder, config=NO_DROPOUT, max_steps=4))
     saved = load_file(tmp_path / "bf16" / "model" / "model.safetensors")
@@ -723,8 +736,9 @@ def test_freed_memory_comes_back_without_page_faults() -> None:
     script = """
 import contextlib, resource, sys
 import torch
-from distill_runner.training.devices import computing
-with computing() if len(sys.argv) > 1 else contextlib.nullcontext():
+import distill_runner.training.train  # the heap of a run; in that of torch alone, glibc reuses the block only sometimes
+from distill_runner.common.process import computation_mode
+with computation_mode() if len(sys.argv) > 1 else contextlib.nullcontext():
     for _ in range(8):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.zeros(2**24)
@@ -741,9 +755,9 @@ def test_denormals_are_zero_on_all_threads() -> None:
     """In a process of its own, whose threads are started after that."""
     script = """
 import torch
-from distill_runner.training.devices import computing
+from distill_runner.common.process import computation_mode
 torch.set_num_threads(2)
-with computing():
+with computation_mode():
     denormals = torch.full((4_000_000,), 1 << 16, dtype=torch.int32).view(torch.float32)
     print((denormals * 0.5).view(torch.int32).count_nonzero().item(), torch.get_num_threads())
     torch.set_num_threads(1)

@@ -9,14 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.caches import targets_spec
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from distill_runner.training.evaluate import predict
+from distill_runner.pipeline.targets import targets_spec
+from distill_runner.training.data import predict
 
 Compose = Callable[..., RunConfig]
 INTERNAL = ("method=internal", "student.init.layers=group_top", "optim.epochs=3", "teacher.optim.epochs=1")
@@ -54,22 +53,38 @@ def test_pid_optimises_one_layer_at_a_time(compose: Compose) -> None:
 
 def test_pid_may_let_gradients_through(compose: Compose) -> None:
     epochs = moved(compose, "schedule=pid", "++schedule.limits=1", "++schedule.trains=all")
-    assert epochs == [{"embeddings", "layer.0"}, {"embeddings", "layer.0", "layer.1"}, EVERY]
+    assert epochs == [{"embeddings", "layer.0"}, {"embeddings", "layer.0", "layer.1"}, HEAD]
 
 
 def test_sgd_takes_layers_that_learn_later(compose: Compose) -> None:
-    sgd = ("stages.student.optim.name=sgd", "++schedule.limits=1", "++schedule.trains=all")
+    sgd = ("stages.student.optim.name=sgd", "++schedule.limits=1", "++schedule.trains_at_end=all")
     assert moved(compose, "schedule=pid", *sgd)[2] == EVERY
 
 
-def test_sid_moves_all_layers_up_to_the_current_one(compose: Compose) -> None:
-    epochs = moved(compose, "schedule=sid", "++schedule.limits=1")
-    assert epochs == [{"embeddings", "layer.0"}, {"embeddings", "layer.0", "layer.1"}, EVERY]
+@pytest.mark.parametrize(("at_end", "last"), [("head", HEAD), ("all", EVERY)])
+def test_sid_moves_all_layers_up_to_the_current_one(compose: Compose, at_end: str, last: set[str]) -> None:
+    """Whoever repeats Figure 4, "after the L6 point, only the classification layer is trained", would train all."""
+    epochs = moved(compose, "schedule=sid", "++schedule.limits=1", f"++schedule.trains_at_end={at_end}")
+    assert epochs == [{"embeddings", "layer.0"}, {"embeddings", "layer.0", "layer.1"}, last]
 
 
-def test_sid_may_stop_at_the_embeddings_and_end_with_the_head(compose: Compose) -> None:
+def test_the_end_is_the_head_alone_in_every_experiment_with_a_schedule(compose: Compose) -> None:
+    """With a default of one row alone, the rows of Table 1 would differ in more than their names."""
+    for name in ("3_3", "3_4", "3_4_together", "3_5", "3_6"):
+        schedule = compose(f"experiment=internal/{name}").stages["student"].method.schedule
+        assert schedule is not None, name
+        assert schedule.trains_at_end == "head", name
+
+
+def test_sid_may_stop_at_the_embeddings(compose: Compose) -> None:
     epochs = moved(compose, "schedule=sid", "++schedule.limits=1", "++schedule.trains=supervised")
     assert epochs == [{"layer.0"}, {"layer.0", "layer.1"}, HEAD]
+
+
+def test_all_layers_together_and_then_the_head(compose: Compose) -> None:
+    """The control of the schedules: a test of the layers' order needs the same epochs and the same end."""
+    epochs = moved(compose, "schedule=together", "++schedule.limits=2")
+    assert epochs == [{"embeddings", "layer.0", "layer.1"}, {"embeddings", "layer.0", "layer.1"}, HEAD]
 
 
 def test_predictions_always_train_the_head_too(compose: Compose) -> None:
@@ -79,13 +94,13 @@ def test_predictions_always_train_the_head_too(compose: Compose) -> None:
 
 def test_a_family_that_runs_padded_is_refused() -> None:
     shape = EncoderShape(2, 32, 4, 2, 100, "albert")
-    with pytest.raises(UserError, match=r"schedule\.trains=all"):
+    with pytest.raises(UserError, match=r"schedule\.trains=all schedule\.trains_at_end=all"):
         shape.require(FeatureRequest(first_trained=1), "student")
 
 
 def test_the_first_checkpoint_at_the_beginning_is_the_untrained_teacher(compose: Compose) -> None:
     """Pro-KD Eq. 2: what the student's first epochs follow is the teacher before its first epoch."""
-    options = ("teacher.optim.epochs=2", "optim.epochs=1", "route.at=beginning", "route.epochs=1", "route.warmup=0")
+    options = ("teacher.optim.epochs=2", "optim.epochs=1", "route.moment=beginning", "route.epochs=1", "route.warmup=0")
     run = compose("method=prokd", *options)
     pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
     phase, teacher = stage.source, stage.first_teacher

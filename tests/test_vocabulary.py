@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
-from distill_runner.datasets.batches import Tokens
+from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
-from distill_runner.models.vocabulary import UsedRows, train_used_rows, whole
+from distill_runner.models.vocabulary import UsedRows, full_vocabulary, train_used_rows
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 150,
@@ -24,7 +24,7 @@ def bert() -> Any:
     return BertForSequenceClassification(BertConfig(**SIZES)).double()
 
 
-def trained(model: Any, tokens: Tokens) -> list[float]:
+def trained(model: Any, tokens: TokenSplit) -> list[float]:
     """The losses of a few AdamW steps with clipping."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=DECAY)
     losses = []
@@ -42,7 +42,7 @@ def trained(model: Any, tokens: Tokens) -> list[float]:
 
 
 @pytest.mark.parametrize("with_padding", [True, False])
-def test_rows_that_occur_alone_train_to_the_same_model(tokens: Tokens, with_padding: bool) -> None:
+def test_rows_that_occur_alone_train_to_the_same_model(tokens: TokenSplit, with_padding: bool) -> None:
     reference, model = bert(), bert()
     expected = trained(reference, tokens)
     used = torch.tensor(sorted({0} | set(tokens.ids.tolist())) if with_padding else sorted(set(tokens.ids.tolist())))
@@ -50,7 +50,7 @@ def test_rows_that_occur_alone_train_to_the_same_model(tokens: Tokens, with_padd
     train_used_rows(model, used)
     assert trained(model, tokens) == pytest.approx(expected, rel=1e-12)
     decay = float(torch.tensor([1 - rate * DECAY for rate in RATES], dtype=torch.float64).prod())
-    with whole(model, decay) as complete:
+    with full_vocabulary(model, decay) as complete:
         found = complete.state_dict()
         assert found.keys() == reference.state_dict().keys()
         for name, tensor in reference.state_dict().items():

@@ -106,7 +106,7 @@ def test_wandb_sync_uploads_a_point_and_its_sweep(
     wandb_home: Path, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    config = TrackerConfig(name="wandb", project="pilot", group="alp_kd/grid").tagged("rte", "rkd")
+    config = TrackerConfig(name="wandb", project="pilot", group="alp_kd/grid").with_tags("rte", "rkd")
     with open_tracker(config, wandb_home, "0a1b", {"optim": {"lr": 2e-5}}, "distill") as tracker:
         tracker.log({"loss/kd": 0.5}, step=1, epoch=0.5)
         tracker.log({"validation/accuracy": 0.75}, step=2, epoch=1.0)

@@ -14,23 +14,20 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
-from distill_runner.datasets.batches import Tokens
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.splits import TokenSplit
 from distill_runner.methods.base import Progress
 from distill_runner.methods.outputs import Classes
 from distill_runner.methods.predictions import NextSentence
 from distill_runner.models.build import build, count_parameters
-from distill_runner.models.config import ModelConfig
-from distill_runner.models.encoders import EncoderShape
+from distill_runner.models.config import LANGUAGE_MODEL, PRE_TRAINING, ModelConfig
 from distill_runner.models.extract import extract
-from distill_runner.models.features import FeatureRequest, Features
-from distill_runner.models.head import LANGUAGE_MODEL, PRE_TRAINING
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.pipeline.stage_data import TRANSFER
-from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.stages import TRANSFER, Stage
 from distill_runner.pipeline.store import Store
-from distill_runner.sweeping import estimate
+from distill_runner.sweeping import plan
 
 Compose = Callable[..., RunConfig]
 SMALL = ("student.layers=2", "student.width=16", "student.heads=2", "corpus.max_length=24", "task.max_length=24")
@@ -46,13 +43,13 @@ def run(compose: Compose, tiny_bert_folder: Path) -> Callable[..., RunConfig]:
 
 @pytest.mark.parametrize("pretraining", ["mlm_nsp", "mlm"])
 def test_what_pre_training_costs(run: Callable[..., RunConfig], pretraining: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(estimate, "SECONDS", 0.01)
+    monkeypatch.setattr(plan, "SECONDS", 0.01)
     options = run("method=pf", f"pretraining={pretraining}")
     student = resolve(options.stages, "student", "fp32")
     assert student.source is not None
-    estimator = estimate.Estimator(Pipeline(Store(options.store.dir), options.runtime))
+    estimator = plan.Estimator(Pipeline(Store(options.store.dir), options.runtime))
     cost = estimator.cost(student.source)
-    assert cost.seconds > estimate.START_SECONDS
+    assert cost.seconds > plan.START_SECONDS
     built = estimator.pipeline.build(student.source)
     assert cost.bytes == 4 * json.loads((built / "metrics.json").read_text())["num_params"]
 
@@ -273,7 +270,7 @@ def test_a_pre_trained_folder_or_stage_starts_any_method(run: Callable[..., RunC
         (["method=basic", "stages.student.transfer=${transfer}"], "its examples have no labels"),
         (["method=pf", "corpus.examples=packed"], "corpus.examples=packed: this method reads pairs"),
         (["method=pf", "corpus.max_length=1024"], "corpus.max_length=1024: the model reads at most 512 tokens"),
-        (["method=pretrain", "student.architecture.model_type=electra"], ".next_sentence: a model of the type electra"),
+        (["method=pretrain", "student.architecture.model_type=electra"], ".next_sentence: a model of type electra"),
         (["method=pf", "pretraining.optim.max_steps=null"], "optim.max_steps: needs a value if epochs is null"),
         (["method=pf", "corpus.vocab_size=null", "student.tokenizer=corpus"], "corpus.vocab_size"),
     ],
@@ -291,13 +288,13 @@ def test_next_sentence_is_what_transformers_computes(run: Callable[..., RunConfi
     built = Built(run("method=pretrain"))
     model = build(ModelConfig(source=str(built.folder / "model")), PRE_TRAINING).double().eval()
     tokens = built.pipeline.inputs.split(built.stage, "validation")
-    assert isinstance(tokens, Tokens)
+    assert isinstance(tokens, TokenSplit)
     batch = tokens.batch(range(12))
     term = NextSentence()
-    term.bind(EncoderShape.of(model.config), None, Classes())
-    batch = replace(batch, rows=torch.tensor([1, 2]))
+    term.bind(EncoderShape.from_config(model.config), None, Classes())
+    batch = replace(batch, head_tokens=torch.tensor([1, 2]))
     found = term(extract(model, batch, FeatureRequest(next_sentence=True)), Features(), batch, Progress(0, 0, 1, 1))
-    ids, segments, mask = batch.padded()
+    ids, segments, mask = batch.to_padded()
     reference: Any = model
     expected = reference(ids, mask, segments).seq_relationship_logits
     assert batch.is_next is not None
@@ -342,7 +339,7 @@ def test_the_students_of_minilm_v2(size: str, compose: Compose) -> None:
     with torch.device("meta"):
         built = build(model, LANGUAGE_MODEL)
     layers, width = map(int, size.split("x"))
-    shape = EncoderShape.of(built.config)
+    shape = EncoderShape.from_config(built.config)
     assert (shape.num_layers, shape.width, shape.num_heads) == (layers, width, 12)
     pooler = sum(p.numel() for name, p in built.base_model.named_parameters() if "pooler" in name)
     assert round((count_parameters(built.base_model) - pooler) / 1e6, 1) == BACKBONES[size]

@@ -12,15 +12,14 @@ from transformers import (
 
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.corpora import Corpus, CorpusPart
-from distill_runner.kinds import make_task
 from distill_runner.methods.base import Progress
 from distill_runner.models.features import FeatureRequest, Features
-from distill_runner.training.checkpoints import History
+from distill_runner.tasks import make_task
 from distill_runner.training.devices import Device
-from distill_runner.training.meter import Log
+from distill_runner.training.history import History, Log
 from distill_runner.training.teachers import TeacherTargets
 
-CPU = Device.of("cpu", "fp32")
+CPU = Device.from_name("cpu", "fp32")
 TASK = make_task(
     name="tiny",
     dataset="nowhere",
@@ -35,7 +34,7 @@ CE = {"term": "hard_labels"}
 KD = {"term": "soft_labels", "temperature": 5.0}
 CKD = {"term": "hidden_states", "mapping": {"rule": "no"}, "combine": "concatenate", "distance": "mse"}
 ALP = {"term": "hidden_states", "mapping": {"rule": "all"}, "combine": "attend", "distance": "mse"}
-KQV = {"kind": "kqv", "heads": 2}
+KQV = {"type": "kqv", "heads": 2}
 METHODS: dict[str, dict[str, Any]] = {
     "nkd": {"terms": {"ce": CE}, "weights": {"ce": 1.0}},
     "ckd": {"terms": {"ce": CE, "kd": KD, "layers": CKD}, "weights": {"ce": 0.3, "kd": 0.5, "layers": 0.2}},

@@ -1,4 +1,4 @@
-"""Competitors that are timed. A function in the module of each prepares the training and returns a ``Train``."""
+"""The timed competitors. In the module of each, a function prepares the training and returns a ``Train``."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -29,8 +29,8 @@ class Competitor:
 
     def make(self, setting: Setting, **options: Any) -> Train:
         module: Any = importlib.import_module(f"{__name__}.{self.module}")
-        made: Train = getattr(module, self.function)(setting, **self.options, **options)
-        return made
+        train: Train = getattr(module, self.function)(setting, **self.options, **options)
+        return train
 
 
 COMPETITORS = {
@@ -40,19 +40,21 @@ COMPETITORS = {
     "textbrewer_tuned": Competitor("TextBrewer, tuned: padded by batch, cached outputs", "textbrewer", {"tuned": True}),
     "torchdistill": Competitor("torchdistill, padded to the maximum", "torchdistill"),
     "torchdistill_tuned": Competitor("torchdistill, padded by batch", "torchdistill", {"tuned": True}),
-    "ours": Competitor("distill-run, fp32", "ours"),
-    "ours_bf16": Competitor("distill-run, bf16", "ours", {"precision": "bf16"}),
-    "ours_compiled": Competitor("distill-run, bf16, compiled", "ours", {"precision": "bf16", "compiled": True}),
+    "distill_run": Competitor("distill-run, fp32", "distill_run"),
+    "distill_run_bf16": Competitor("distill-run, bf16", "distill_run", {"precision": "bf16"}),
+    "distill_run_compiled": Competitor(
+        "distill-run, bf16, compiled", "distill_run", {"precision": "bf16", "compiled": True}
+    ),
 }
 
-BESIDE = {
+OTHER_COSTS = {
     "naive_teacher": Competitor("naive loop, its teacher", "naive", function="make_teacher"),
     "naive_evaluation": Competitor("naive loop, its evaluation", "naive", function="make_evaluation"),
 }
-"""Other parts of the cost of a whole grid: training the teacher, and evaluation."""
+"""Other parts of the cost of a full grid: training the teacher, and evaluation."""
 
 
 def competitor(name: str) -> tuple[Competitor, int]:
-    """Return the competitor and its number of processes from a name such as ``ours`` or ``ours*2``."""
+    """Return the competitor and its number of processes from a name such as ``distill_run`` or ``distill_run*2``."""
     base, _, workers = name.partition("*")
-    return (COMPETITORS | BESIDE)[base], int(workers or 1)
+    return (COMPETITORS | OTHER_COSTS)[base], int(workers or 1)

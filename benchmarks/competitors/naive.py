@@ -1,6 +1,6 @@
-"""Naive training loop of a first script: the teacher runs at every step, and all texts are padded to the maximum.
+"""Training loop of a first script: the teacher runs at every step, and all texts are padded to the maximum length.
 
-``make_teacher`` and ``make_evaluation`` make the other parts of such a script: training the teacher, and evaluation.
+``make_teacher`` and ``make_evaluation`` are the other parts of such a script: training the teacher, and evaluation.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from distill_runner.training.devices import Device
 
 
 def make(setting: Setting, dtype: torch.dtype = torch.float32, precision: Precision = "fp32") -> Train:
-    device = Device.of(setting.device, precision)
+    device = Device.from_name(setting.device, precision)
     teacher = device.place(setting.teacher().to(dtype))
     layers = setting.layers
 
@@ -25,11 +25,13 @@ def make(setting: Setting, dtype: torch.dtype = torch.float32, precision: Precis
         mask = inputs["attention_mask"]
         with device.autocast():
             with torch.no_grad():
-                taught = teacher(**inputs, output_hidden_states=True)
-            mine = student(**inputs, output_hidden_states=True)
-        learnt, wanted = ([state[:, 0].to(dtype) for state in side.hidden_states] for side in (mine, taught))
-        distances = [layer_distance(learnt[j], [wanted[k] for k in entry]) for j, entry in layers.items()]
-        return loss_of(logits_of(mine, mask).to(dtype), logits_of(taught, mask).to(dtype), labels, distances)
+                teacher_outputs = teacher(**inputs, output_hidden_states=True)
+            outputs = student(**inputs, output_hidden_states=True)
+        both = (outputs, teacher_outputs)
+        cls, teacher_cls = ([state[:, 0].to(dtype) for state in output.hidden_states] for output in both)
+        distances = [layer_distance(cls[j], [teacher_cls[k] for k in entry]) for j, entry in layers.items()]
+        logits, teacher_logits = (logits_of(output, mask).to(dtype) for output in both)
+        return loss_of(logits, teacher_logits, labels, distances)
 
     return _loop(setting, device, loss_of_both)
 
@@ -39,7 +41,7 @@ def make_teacher(setting: Setting) -> Train:
     teacher = setting.teacher().requires_grad_(True)
     loop = _loop(
         setting,
-        Device.of(setting.device, "fp32"),
+        Device.from_name(setting.device, "fp32"),
         lambda model, inputs, labels: cross_entropy(logits_of(model(**inputs), inputs["attention_mask"]), labels),
     )
     return lambda _, steps: loop(teacher, steps)
@@ -47,13 +49,13 @@ def make_teacher(setting: Setting) -> Train:
 
 def make_evaluation(setting: Setting) -> Train:
     """Return a function that runs the student on as many batches as there would be steps."""
-    device, batches = Device.of(setting.device, "fp32"), setting.padded(setting.max_length)
+    device, batches = Device.from_name(setting.device, "fp32"), setting.padded(setting.max_length)
 
     def evaluate(student: Any, steps: int) -> list[float]:
         device.place(student).eval()
         with torch.no_grad():
-            outputs = ((inputs, student(**inputs)) for inputs, _ in (_on(device, batch) for batch in batches[:steps]))
-            return [float(logits_of(output, inputs["attention_mask"]).mean()) for inputs, output in outputs]
+            inputs = (_to_device(device, batch)[0] for batch in batches[:steps])
+            return [float(logits_of(student(**batch), batch["attention_mask"]).mean()) for batch in inputs]
 
     return evaluate
 
@@ -65,7 +67,7 @@ def _loop(setting: Setting, device: Device, loss_on: Callable[[Any, Any, torch.T
         device.place(model).train()
         optimizer, curve = optimizer_of(model), []
         for batch in batches[:steps]:
-            loss = loss_on(model, *_on(device, batch))
+            loss = loss_on(model, *_to_device(device, batch))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -76,10 +78,10 @@ def _loop(setting: Setting, device: Device, loss_on: Callable[[Any, Any, torch.T
     return train
 
 
-def _on(device: Device, batch: dict[str, torch.Tensor]) -> tuple[Any, torch.Tensor]:
+def _to_device(device: Device, batch: dict[str, torch.Tensor]) -> tuple[Any, torch.Tensor]:
     """Return inputs and labels on the device."""
-    placed = {name: part.to(device.torch) for name, part in batch.items()}
-    return {name: placed[name] for name in INPUTS}, labels_of(placed)
+    batch = {name: part.to(device.torch) for name, part in batch.items()}
+    return {name: batch[name] for name in INPUTS}, labels_of(batch)
 
 
 def optimizer_of(student: Any) -> torch.optim.Optimizer:

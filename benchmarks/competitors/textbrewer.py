@@ -1,7 +1,7 @@
-"""TextBrewer 0.2.1: ALP-KD's layer loss as a custom intermediate match, the other loss terms as in the library.
+"""TextBrewer 0.2.1: ALP-KD's layer loss as a custom intermediate match, the library's own losses for the other terms.
 
-As in its examples, texts are padded to the maximum and the teacher runs at every step. ``tuned`` pads to the longest
-text of a batch and passes cached outputs of the teacher, under the key that its batches have for this purpose.
+As in its examples, texts are padded to the maximum length and the teacher runs at every step. ``tuned`` pads to the
+longest text of a batch and passes cached teacher outputs, under the key that the library reserves for them.
 """
 
 import tempfile
@@ -18,7 +18,7 @@ from benchmarks.loss import labels_of, layer_distance, logits_of
 from benchmarks.setting import BETA, ETA, LAMBDA, TEMPERATURE, Setting
 from distill_runner.training.devices import Device
 
-MATCH_LOSS_MAP["alp"] = lambda mine, taught, mask=None: layer_distance(mine[0][:, 0], [h[:, 0] for h in taught])
+MATCH_LOSS_MAP["alp"] = lambda student, teacher, mask=None: layer_distance(student[0][:, 0], [h[:, 0] for h in teacher])
 
 
 class Distiller(textbrewer.GeneralDistiller):
@@ -48,8 +48,8 @@ def make(setting: Setting, tuned: bool = False) -> Train:
 
     def train(student: Any, steps: int) -> list[float]:
         with tempfile.TemporaryDirectory() as folder:
-            running = textbrewer.TrainingConfig(output_dir=folder, device="cpu", ckpt_steps=steps)
-            distiller = Distiller(running, config, teacher, student.train(), _taught, _learnt)
+            training = textbrewer.TrainingConfig(output_dir=folder, device="cpu", ckpt_steps=steps)
+            distiller = Distiller(training, config, teacher, student.train(), _teacher_outputs, _student_outputs)
             distiller.tb_writer = curve = Curve()
             optimizer = optimizer_of(student)
             distiller.train(optimizer, batches, num_steps=steps, max_grad_norm=1.0, output_hidden_states=True)
@@ -58,12 +58,12 @@ def make(setting: Setting, tuned: bool = False) -> Train:
     return train
 
 
-def _learnt(batch: Any, output: Any) -> dict[str, Any]:
+def _student_outputs(batch: Any, output: Any) -> dict[str, Any]:
     logits = logits_of(output, batch["attention_mask"])
     return {"logits": logits, "hidden": output.hidden_states, "losses": cross_entropy(logits, labels_of(batch))}
 
 
-def _taught(batch: Any, output: Any) -> dict[str, Any]:
+def _teacher_outputs(batch: Any, output: Any) -> dict[str, Any]:
     mask = (batch or output)["attention_mask"]
     return {"logits": logits_of(output, mask), "hidden": output["hidden_states"]}
 
@@ -78,12 +78,13 @@ def _by_row(setting: Setting, logits: Any, mask: torch.Tensor) -> dict[str, torc
 
 def _with_outputs(setting: Setting) -> list[dict[str, Any]]:
     """Return TextBrewer's batches, padded to the longest text of each, with the cached outputs of the teacher."""
-    targets, whole = setting.targets(Device.of("cpu", "fp32")), []
+    targets, batches = setting.targets(Device.from_name("cpu", "fp32")), []
     for batch, inputs in zip(setting.batches(), setting.padded(None), strict=True):
-        taught = targets(batch)
-        states = [taught.cls[k][:, None] for k in sorted(taught.cls)]
+        features = targets(batch)
+        states = [features.cls[k][:, None] for k in sorted(features.cls)]
         # TextBrewer counts layers from the embeddings' output, 0. The loss does not read it, so any states will do.
         mask = inputs["attention_mask"]
-        cache = {"hidden_states": [states[0], *states], "attention_mask": mask, **_by_row(setting, taught.logits, mask)}
-        whole.append({"teacher": {}, "student": inputs, "teacher_cache": cache})
-    return whole
+        logits = _by_row(setting, features.logits, mask)
+        cache = {"hidden_states": [states[0], *states], "attention_mask": mask, **logits}
+        batches.append({"teacher": {}, "student": inputs, "teacher_cache": cache})
+    return batches

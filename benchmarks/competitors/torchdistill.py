@@ -1,16 +1,17 @@
-"""torchdistill 1.1.5: its distillation box, its hooks on layers, and ALP-KD's loss registered as one of its criteria.
+"""torchdistill 1.1.5: its distillation box, its hooks on layers, and ALP-KD's loss registered as a criterion.
 
-Texts are padded to the maximum or, with ``tuned``, to the longest text of a batch, as in its GLUE configurations.
+Texts are padded to the maximum length or, with ``tuned``, to the longest text of a batch, as in its GLUE examples.
 
-Its own GLUE loop gives the criterion no labels, and ``KDLoss`` then leaves out cross entropy and T². Here the criterion
+Its own GLUE loop passes no labels to the criterion, and ``KDLoss`` then omits cross entropy and T². Here the criterion
 gets the labels. ``accelerate`` is not used, since it does nothing in a step on a CPU.
 
-torchdistill uses torchvision for images only, and torchvision has no build for every torch. Empty classes replace
+torchdistill needs torchvision for images only, and torchvision has no build for every torch. Empty classes replace
 torchvision if it is missing.
 """
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -43,7 +44,7 @@ from torchdistill.losses.registry import register_mid_level_loss  # noqa: E402
 class AlpKd(torch.nn.Module):
     """ALP-KD's whole loss, computed from the outputs of modules, by their path."""
 
-    def __init__(self, layers: dict[int, list[int]]) -> None:
+    def __init__(self, layers: Mapping[int, list[int]]) -> None:
         super().__init__()
         self.layers = layers
 

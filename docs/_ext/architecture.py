@@ -1,4 +1,4 @@
-"""Draws the rooms of the package and what imports what, from the imports themselves."""
+"""Draw the packages of ``src/distill_runner`` and their imports, from the imports themselves."""
 
 import tomllib
 from pathlib import Path
@@ -13,35 +13,35 @@ PACKAGE = "distill_runner"
 
 
 def layers() -> list[str]:
-    """The rooms from top to bottom, as the import contract in pyproject.toml orders them."""
+    """Return the packages from top to bottom, as the import contract in pyproject.toml orders them."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     return next(contract["layers"] for contract in contracts if contract["type"] == "layers")
 
 
 def imports() -> dict[tuple[str, str], int]:
-    """How many modules of one room import modules of another one."""
-    graph, found = grimp.build_graph(PACKAGE, cache_dir=None), dict[tuple[str, str], int]()
+    """Count the modules of one package that import modules of another."""
+    graph, counts = grimp.build_graph(PACKAGE, cache_dir=None), dict[tuple[str, str], int]()
     for module in graph.modules:
         for imported in graph.find_modules_directly_imported_by(module):
-            pair = _room(module), _room(imported)
+            pair = _package(module), _package(imported)
             if pair[0] != pair[1] and all(pair):
-                found[pair] = found.get(pair, 0) + 1
-    return found
+                counts[pair] = counts.get(pair, 0) + 1
+    return counts
 
 
 def draw(file: Path) -> None:
-    """Rooms from top to bottom; an arrow goes to a room that is imported, thicker where more modules do."""
-    rooms = [room for layer in layers() for room in layer.split(" | ")]
-    height = {room: len(rooms) - number for number, room in enumerate(rooms)}
-    figure = Figure(figsize=(9, 0.5 * len(rooms)))
+    """Draw an arrow to each package that is imported, thicker if more modules import it."""
+    packages = [package for layer in layers() for package in layer.split(" | ")]
+    height = {package: len(packages) - number for number, package in enumerate(packages)}
+    figure = Figure(figsize=(9, 0.5 * len(packages)))
     axes = figure.subplots()
-    for (above, below), count in imports().items():
-        if above in height and below in height:
-            bend = 0.18 + 0.035 * (height[above] - height[below])
-            side = 1 if (height[above] - height[below]) % 2 else -1
+    for (importer, imported), count in imports().items():
+        if importer in height and imported in height:
+            bend = 0.18 + 0.035 * (height[importer] - height[imported])
+            side = 1 if (height[importer] - height[imported]) % 2 else -1
             arrow = FancyArrowPatch(
-                (0.5 + side * 0.09, height[above]),
-                (0.5 + side * 0.09, height[below]),
+                (0.5 + side * 0.09, height[importer]),
+                (0.5 + side * 0.09, height[imported]),
                 connectionstyle=f"arc3,rad={-side * min(bend, 0.6)}",
                 arrowstyle="-|>",
                 mutation_scale=8,
@@ -50,16 +50,16 @@ def draw(file: Path) -> None:
                 alpha=0.55,
             )
             axes.add_patch(arrow)
-    for room, y in height.items():
+    for package, y in height.items():
         box = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "#222222"}
-        axes.text(0.5, y, room, ha="center", va="center", family="monospace", fontsize=10, bbox=box)
+        axes.text(0.5, y, package, ha="center", va="center", family="monospace", fontsize=10, bbox=box)
     axes.set_xlim(-0.2, 1.2)
-    axes.set_ylim(0.3, len(rooms) + 0.7)
+    axes.set_ylim(0.3, len(packages) + 0.7)
     axes.axis("off")
     figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
 
 
-def _room(module: str) -> str:
+def _package(module: str) -> str:
     return module.removeprefix(PACKAGE).lstrip(".").partition(".")[0]
 
 

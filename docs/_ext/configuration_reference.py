@@ -1,4 +1,4 @@
-"""Writes the configuration reference from the schemas and from `conf/` each time the site is built."""
+"""Write the configuration reference from the schemas and from `conf/` each time the site is built."""
 
 import inspect
 import re
@@ -8,25 +8,23 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from distill_runner.common.errors import as_typed
+from distill_runner.common.errors import format_value
 from distill_runner.compose.folders import config_folder
 from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet
-from distill_runner.datasets.images.config import Augment
-from distill_runner.kinds import KINDS
-from distill_runner.kinds.questions.windowing import Windowing
-from distill_runner.methods.checkpoint_schedule import CheckpointSchedule
-from distill_runner.methods.layer_mapping import Attention, LayerMapping
-from distill_runner.methods.layer_schedule import LayerSchedule
+from distill_runner.methods.hidden_states import Attention
+from distill_runner.methods.layer_mapping import LayerMapping
+from distill_runner.methods.schedules import CheckpointSchedule, LayerSchedule
 from distill_runner.models.config import ModelConfig
-from distill_runner.pipeline.config import Given, StageConfig, StoreConfig
-from distill_runner.sweeping.config import SweepConfig
+from distill_runner.pipeline.config import PredictionSource, StageConfig, StoreConfig
+from distill_runner.report.assumptions_page import task_parts
+from distill_runner.sweeping.points import SweepConfig
+from distill_runner.tasks import TASK_TYPES
 from distill_runner.tracking import TrackerConfig
 from distill_runner.training.config import Optim, Runtime
 
 SCHEMAS: dict[str, type[BaseModel]] = {
-    **{f"task.* (kind {name})": kind for name, kind in KINDS.items()},
-    "task.augment.* (kind images)": Augment,
-    "task.windowing.* (kind questions)": Windowing,
+    **{f"task.* (type {name})": schema for name, schema in TASK_TYPES.items()},
+    **{f"{name}.*": schema for name, schema in task_parts() if name.startswith("task.")},
     "optim.*": Optim,
     "runtime.*": Runtime,
     "mapping.*": LayerMapping,
@@ -41,14 +39,14 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "sweep.*": SweepConfig,
     "stages.<name>.*": StageConfig,
     "stages.<name>.model.*": ModelConfig,
-    "stages.<name>.given.*": Given,
+    "stages.<name>.prediction_source.*": PredictionSource,
 }
-"""Part of the configuration, as typed on the command line -> the schema that checks it."""
+"""Schema by the part of the configuration that it checks, as typed on the command line."""
 
 
 def reference() -> str:
-    """The page, as Markdown."""
-    parts = ["# Configuration reference", "", INTRODUCTION, "", "## Keys", ""]
+    """Return the page as Markdown."""
+    parts = ["# Configuration reference", "", INTRODUCTION, "", "## Options", ""]
     for prefix, schema in SCHEMAS.items():
         parts += [f"### `{prefix}`", "", *_fields(schema), ""]
     parts += ["## Groups", "", "A choice is one file in `conf/`: `<group>=<name>`.", ""]
@@ -60,7 +58,7 @@ def reference() -> str:
 
 
 INTRODUCTION = """This page is generated from the schemas and from `conf/`.
-`distill-run <overrides> --cfg job` prints the whole configuration of a run."""
+`distill-run <overrides> --cfg job` prints the full configuration of a run."""
 
 
 def _choices(group: Path) -> list[Path]:
@@ -68,34 +66,34 @@ def _choices(group: Path) -> list[Path]:
 
 
 def _fields(schema: type[BaseModel]) -> list[str]:
-    told = described(schema)
+    meanings = described(schema)
     rows = []
     for name, field in schema.model_fields.items():
         default = "required" if field.default is PydanticUndefined and not field.default_factory else _default(field)
-        rows.append(f"| `{name}` | {default} | {_cell(told.get(name, ''))} |")
-    return ["| key | default | meaning |", "| --- | --- | --- |", *rows]
+        rows.append(f"| `{name}` | {default} | {_cell(meanings.get(name, ''))} |")
+    return ["| option | default | meaning |", "| --- | --- | --- |", *rows]
 
 
 def _default(field: Any) -> str:
     value = field.default_factory() if field.default_factory else field.default
     if value == {}:
         return "`{}`"
-    return f"`{as_typed(value) if isinstance(value, str | int | float | list | tuple | None) else 'see below'}`"
+    return f"`{format_value(value) if isinstance(value, str | int | float | list | tuple | None) else 'see below'}`"
 
 
 def described(schema: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings of a schema and of its bases say of each field."""
-    found: dict[str, str] = {}
-    for kind in reversed(schema.__mro__):
-        text = inspect.cleandoc(kind.__doc__ or "") if issubclass(kind, BaseModel) else ""
+    """Return the meaning of each field, from the docstrings of a schema and its bases."""
+    meanings: dict[str, str] = {}
+    for base in reversed(schema.__mro__):
+        text = inspect.cleandoc(base.__doc__ or "") if issubclass(base, BaseModel) else ""
         for section in re.findall(r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)", text, re.MULTILINE):
             for names, words in re.findall(r"^ {4}([\w, ]+): ((?:.*\n?)(?: {8}.*\n?)*)", section, re.MULTILINE):
-                found |= dict.fromkeys(re.split(r",\s*", names), " ".join(words.split()))
-    return found
+                meanings |= dict.fromkeys(re.split(r",\s*", names), " ".join(words.split()))
+    return meanings
 
 
 def _header(file: Path) -> str:
-    """The comment at the top of a file, its commands as code."""
+    """Return the comment at the top of a file without its commands."""
     lines = [line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#")]
     first = " ".join(line for line in lines if not line.startswith(("@package", "distill-run", "Command:", "->")))
     return _cell(first.split("Expected:")[0].strip())

@@ -1,65 +1,121 @@
-"""Words and long sentences of README and docs, here or at a commit: `python docs/_ext/prose.py [commit]`.
+"""The Markdown of this project: one sentence a line, and no banned words.
 
-Code, tables and headings are not counted as sentences; an item of a list is one at least.
+``python docs/_ext/prose.py`` prints what is wrong, and each page's share of long sentences. ``--write`` splits lines.
+Code, tables, headings, comments and directives are not prose.
 """
 
 import re
-import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+STYLE = ROOT / "docs" / "style.md"
 LONG = 25
-NOTEBOOK = ("docs/notebook.md", "docs/log.md", "docs/results/first-real-runs.md")
-"""The notebook; the last two pages were its predecessors, and exist only at older commits."""
+"""Number of words from which a sentence is long."""
+
+_VERBATIM = re.compile(r"\s*(\||#|!\[|<|\[\w+\]: |[-*_]{3,}$)")
+_ITEM = re.compile(r"(\s*)([-*+]|\d+\.)\s+")
+_ABBREVIATION = re.compile(r"(\b(e\.g|i\.e|al|cf|vs|Eq|Eqs|Fig|Figs|Sec|resp|approx)\.|\.\.\.)$")
+_END = re.compile(r"[.!?][*_\")\]]*$")
+_OPENING = re.compile(r"[A-Z0-9`]|[*_\"(\[]+\w")
 
 
-def sentences(text: str) -> list[int]:
-    """The number of words of each sentence of a page in Markdown."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^(\||#|!\[|    ).*$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"`[^`]*`", "code", text)
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    found = []
-    for block in re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s", text, flags=re.MULTILINE):
-        for sentence in re.split(r"(?<=[.!?:])[*\")\]]*\s+(?=[*\"(\[]*[A-Z`])", " ".join(block.split())):
-            if words := re.findall(r"[^\W_][\w.,%'-]*", sentence):
-                found.append(len(words))
-    return found
+def pages() -> list[Path]:
+    """Return every page of Markdown except the generated reference."""
+    names = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+    docs = sorted((ROOT / "docs").rglob("*.md"))
+    hand_written = (page for page in docs if "_build" not in page.parts and page.name != "configuration.md")
+    return [*(ROOT / name for name in names), *hand_written]
 
 
-def pages(commit: str | None) -> dict[str, str]:
-    """Name -> text of every page."""
-    if commit is None:
-        kept = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-        return {str(page.relative_to(ROOT)): page.read_text() for page in kept if "_build" not in page.parts}
-    listed = subprocess.run(
-        ["git", "ls-tree", "-r", "--name-only", commit], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    names = [name for name in listed if re.fullmatch(r"README\.md|docs/.*\.md", name)]
-    return {
-        name: subprocess.run(
-            ["git", "show", f"{commit}:{name}"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
-        for name in names
-    }
+def split(text: str) -> list[str]:
+    """Return the sentences of a paragraph."""
+    masked = re.sub(r"(`+).*?\1|\]\([^)]*\)", lambda match: re.sub(r"[^\]()`]", "x", match[0]), text)
+    result, start = [], 0
+    for space in re.finditer(" ", masked):
+        sentence, following = masked[start : space.start()], masked[space.end() :]
+        if _END.search(sentence) and not _ABBREVIATION.search(sentence) and _OPENING.match(following):
+            result.append(text[start : space.start()])
+            start = space.end()
+    return [*result, text[start:]]
+
+
+def blocks(text: str) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield the start, the lines and whether it is prose, of each paragraph, list item or other line.
+
+    The start is the indentation of a paragraph or the marker of an item; its lines come without it.
+    """
+    start, lines, fence, in_comment = "", list[str](), "", False
+    for line in text.splitlines():
+        opening = re.match(r"\s*(`{3,}|:{3,}|~{3,})", line)
+        in_comment = in_comment or "<!--" in line
+        is_prose = bool(line.strip()) and not (fence or opening or in_comment or _VERBATIM.match(line))
+        item = _ITEM.match(line)
+        if lines and (item or not is_prose):
+            yield start, lines, True
+            lines = []
+        if not is_prose:
+            yield "", [line], False
+            fence = "" if line.strip() == fence else fence or (opening[1] if opening else "")
+            in_comment = in_comment and "-->" not in line
+        elif lines:
+            lines.append(line.strip())
+        else:
+            start = item[0] if item else line[: len(line) - len(line.lstrip())]
+            lines = [line[len(start) :].strip()]
+    if lines:
+        yield start, lines, True
+
+
+def formatted(text: str) -> str:
+    """Return the page with each sentence of its prose on a line of its own."""
+    result = []
+    for start, lines, is_prose in blocks(text):
+        first, *rest = split(" ".join(lines)) if is_prose else lines
+        result += [start + first, *(" " * len(start) + line for line in rest)]
+    return "\n".join(result) + "\n"
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a page's prose."""
+    return [sentence for _, lines, is_prose in blocks(text) if is_prose for sentence in split(" ".join(lines))]
+
+
+@cache
+def banned_words() -> re.Pattern[str]:
+    """Return the words that prose must not have, from the table in docs/style.md."""
+    section = STYLE.read_text().partition("## Words that are not used")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (.+?) \|", section, re.MULTILINE)[2:]
+    words = [re.escape(word).replace(r"\*", r"\w*") for cell in cells for word in cell.split(", ")]
+    return re.compile(rf"(?<![\w-])({'|'.join(words)})(?![\w-])", re.IGNORECASE)
+
+
+def banned_in(text: str) -> list[str]:
+    """Return the banned words of a page, each with its sentence, row or heading."""
+    rows = re.findall(r"^[|#].*", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    plain = (re.sub(r"`[^`]*`|\]\([^)]*\)", "", line) for line in [*sentences(text), *rows])
+    return [f"{match[0]}: {line}" for line in plain for match in banned_words().finditer(line)]
+
+
+def word_count(sentence: str) -> int:
+    """Return the number of words in a sentence; inline code is one."""
+    return len(re.findall(r"[^\W_][\w.,%'-]*", re.sub(r"`[^`]*`", "code", sentence)))
 
 
 def main() -> None:
-    commit = sys.argv[1] if len(sys.argv) > 1 else None
-    groups: dict[str, list[int]] = {"README": [], "docs": [], "notebook": []}
-    for name, text in pages(commit).items():
-        group = "README" if name == "README.md" else "notebook" if name in NOTEBOOK else "docs"
-        groups[group] += (counted := sentences(text))
-        if commit is None and counted:
-            share = sum(words > LONG for words in counted) / len(counted)
-            print(f"  {name:44} {sum(counted):6} words, {100 * share:3.0f} % of {len(counted)} sentences long")
-    print(commit or "here")
-    for group, counted in groups.items():
-        share = sum(words > LONG for words in counted) / max(1, len(counted))
-        print(
-            f"{group:10} {sum(counted):6} words in {len(counted):5} sentences, {100 * share:.1f} % above {LONG} words"
-        )
+    for page in pages():
+        text = page.read_text()
+        if "--write" in sys.argv and text != formatted(text):
+            page.write_text(text := formatted(text))
+        words = [word_count(sentence) for sentence in sentences(text)]
+        share = sum(count >= LONG for count in words) / max(1, len(words))
+        problem = "" if text == formatted(text) else ", not one sentence a line"
+        print(f"{page.relative_to(ROOT)!s:36} {sum(words):6} words, {share:4.0%} of {len(words)} long{problem}")
+        if page != STYLE:
+            for problem in banned_in(text):
+                print(f"    {problem}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws README's picture of a terminal: `make readme-picture` runs the commands below and keeps what they print."""
+"""Draw README's picture of a terminal: `make readme-picture` runs the commands below and keeps their output."""
 
 import io
 import os
@@ -13,13 +13,13 @@ from rich.text import Text
 
 COMMANDS = (
     "distill-run experiment=demo seed=1",
-    "distill-run-table --compare kd nkd",
+    "distill-run table --compare kd nkd",
 )
 WIDTH, MOST_LINES = 100, 14
 
 
 def main() -> None:
-    """Run the commands in an empty folder; long outputs lose their middle."""
+    """Run the commands in an empty folder, and cut the middle of long outputs."""
     target = Path(__file__).parents[1] / "terminal.svg"
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -27,7 +27,7 @@ def main() -> None:
         for command in COMMANDS:
             print(command, flush=True)
             console.print(Text("$ ", style="bold green") + Text(command, style="bold"))
-            ran = subprocess.run(
+            completed = subprocess.run(
                 command.split(),
                 cwd=folder,
                 env=environment,
@@ -35,13 +35,13 @@ def main() -> None:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-            lines = ran.stdout.replace(str(Path(folder).resolve()), "~").rstrip().splitlines()
+            lines = completed.stdout.replace(str(Path(folder).resolve()), "~").rstrip().splitlines()
             if len(lines) > MOST_LINES:
                 lines = [*lines[: MOST_LINES // 3], "...", *lines[-(MOST_LINES - MOST_LINES // 3) :]]
             console.print(Text("\n".join(line[:WIDTH] for line in lines)))
             console.print()
-            if ran.returncode:
-                sys.exit(f"{command} ended with exit code {ran.returncode}:\n{ran.stdout[-2000:]}")
+            if completed.returncode:
+                sys.exit(f"{command} ended with exit code {completed.returncode}:\n{completed.stdout[-2000:]}")
     svg = console.export_svg(title="distill-run", unique_id="terminal")
     target.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))  # they would be fetched
     print(target)

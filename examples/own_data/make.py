@@ -1,4 +1,4 @@
-"""Small made-up files in the shapes of docs/tutorials/more-data.md, into the working folder: `python make.py`."""
+"""Write small made-up files in the formats of docs/tutorials/more-data.md into the working folder: `python make.py`."""
 
 import csv
 import json
@@ -7,19 +7,19 @@ from pathlib import Path
 
 from PIL import Image
 
-SAID = {
+SENTENCES = {
     "food": ["the soup was cold", "a wonderful cake", "the fish was fresh"],
     "price": ["far too expensive", "a fair bill", "cheap for what it is"],
     "service": ["a friendly waiter", "we waited an hour", "nobody came to the table"],
 }
-VERDICTS = {
+REVIEWS = {
     "en": {"good": ["a lovely place", "we will come again"], "bad": ["never again", "a sad evening"]},
     "de": {"good": ["ein schöner Ort", "wir kommen wieder"], "bad": ["nie wieder", "ein trauriger Abend"]},
 }
 draw = random.Random(0)
 
 
-def write(file: str, rows: list[dict[str, object]]) -> None:
+def write_rows(file: str, rows: list[dict[str, object]]) -> None:
     path = Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
@@ -34,8 +34,8 @@ def write(file: str, rows: list[dict[str, object]]) -> None:
 def tickets() -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for number in range(120):
-        subjects = draw.sample(sorted(SAID), draw.randint(0, 3))
-        text = f"visit {number}: " + ", ".join(draw.choice(SAID[subject]) for subject in subjects)
+        subjects = draw.sample(sorted(SENTENCES), draw.randint(0, 3))
+        text = f"visit {number}: " + ", ".join(draw.choice(SENTENCES[subject]) for subject in subjects)
         rows.append({"text": text, "labels": subjects})
     return rows
 
@@ -43,13 +43,13 @@ def tickets() -> list[dict[str, object]]:
 def reviews(language: str, number: int) -> list[dict[str, object]]:
     labels = [draw.choice(["good", "bad"]) for _ in range(number)]
     return [
-        {"text": f"{place}: {draw.choice(VERDICTS[language][label])}", "label": label}
+        {"text": f"{place}: {draw.choice(REVIEWS[language][label])}", "label": label}
         for place, label in enumerate(labels)
     ]
 
 
 def scored() -> list[dict[str, object]]:
-    """Reviews with what another model said of them."""
+    """Reviews with the probabilities that another model gives their classes."""
     rows = reviews("en", 100)
     for row in rows:
         good = round(draw.uniform(0.7, 0.99) if row["label"] == "good" else draw.uniform(0.01, 0.3), 4)
@@ -63,10 +63,10 @@ def squad(number: int) -> dict[str, object]:
     for place in range(number):
         name, year = draw.choice(["Ada", "Ben", "Cleo"]), str(draw.randint(1900, 2020))
         context = f"Bridge {place} was built by {name} in {year}. It is made of stone."
-        asked = {f"Who built bridge {place}?": name, f"When was bridge {place} built?": year}
+        answers = {f"Who built bridge {place}?": name, f"When was bridge {place} built?": year}
         qas = []
-        for nth, (question, said) in enumerate(asked.items()):
-            answer = {"text": said, "answer_start": context.index(said)}
+        for nth, (question, text) in enumerate(answers.items()):
+            answer = {"text": text, "answer_start": context.index(text)}
             qas.append({"id": f"{place}-{nth}", "question": question, "answers": [answer]})
         paragraphs.append({"context": context, "qas": qas})
     return {"version": "1.1", "data": [{"title": "Bridges", "paragraphs": paragraphs}]}
@@ -74,19 +74,19 @@ def squad(number: int) -> dict[str, object]:
 
 def pictures(folder: str, number: int) -> None:
     for place in range(number):
-        name, colour = draw.choice([("day", (200, 220, 255)), ("night", (10, 10, 40))])
-        image = Image.new("RGB", (16, 16), tuple(shade + draw.randint(-10, 10) for shade in colour))
+        name, color = draw.choice([("day", (200, 220, 255)), ("night", (10, 10, 40))])
+        image = Image.new("RGB", (16, 16), tuple(shade + draw.randint(-10, 10) for shade in color))
         path = Path(folder, name, f"{place}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path)
 
 
 if __name__ == "__main__":
-    write("tickets.jsonl", tickets())
-    write("scored.csv", scored())
-    write("reviews/en/train.csv", reviews("en", 100))
-    for language in VERDICTS:
-        write(f"reviews/{language}/validation.csv", reviews(language, 30))
+    write_rows("tickets.jsonl", tickets())
+    write_rows("scored.csv", scored())
+    write_rows("reviews/en/train.csv", reviews("en", 100))
+    for language in REVIEWS:
+        write_rows(f"reviews/{language}/validation.csv", reviews(language, 30))
     for split, size in (("train", 40), ("validation", 15)):
         Path("bridges").mkdir(exist_ok=True)
         Path("bridges", f"{split}.json").write_text(json.dumps(squad(size)))

@@ -1,4 +1,4 @@
-"""Relational distillation (Park et al. 2019, Eq. 4): distances between examples, whatever the widths of the models."""
+"""Relational distillation (Park et al. 2019, Eq. 4) compares distances between examples, so model widths may differ."""
 
 import torch
 from torch.nn import functional
@@ -8,10 +8,10 @@ from distill_runner.models.features import FeatureRequest
 
 
 class PairwiseDistances(LossTerm):
-    """Huber loss between the distances of all pairs of [CLS] states of a batch, each side over its mean distance.
+    """Huber loss on the distances between all pairs of [CLS] states in a batch, divided by each model's mean distance.
 
     Args:
-        delta: where the loss turns from squared to linear.
+        delta: distance at which the loss changes from squared to linear.
     """
 
     def __init__(self, delta: float = 1.0) -> None:
@@ -24,5 +24,5 @@ class PairwiseDistances(LossTerm):
 
     def forward(self, student, teacher, batch, progress) -> torch.Tensor:
         states = (next(iter(side.cls.values())) for side in (student, teacher))
-        mine, target = (distances / distances.mean() for distances in map(functional.pdist, states))
-        return functional.huber_loss(mine, target, delta=self.delta)
+        source, target = (distances / distances.mean() for distances in map(functional.pdist, states))
+        return functional.huber_loss(source, target, delta=self.delta)

@@ -1,9 +1,7 @@
-"""distill-run: repeat, compare and extend knowledge distillation of Transformers."""
+"""distill-run: reproduce, compare and extend knowledge distillation of Transformers."""
 
-import os
+from distill_runner.common.process import make_matrix_products_reproducible
 
 __version__ = "0.1.0"
 
-# With AVX-512, MKL divides long sums among its threads if matrices are small. Outputs would then depend on the number
-# of threads and on the number of texts in a batch. MKL reads this variable at its first matrix product.
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+make_matrix_products_reproducible()

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill_runner.common.errors import UserError
-from distill_runner.report.collect import Result, read
-from distill_runner.report.collect import results as _results
+from distill_runner.report.collect import Result, read_result, read_results
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
     from omegaconf import DictConfig
 
-    from distill_runner.compose.config import RunConfig
+    from distill_runner.compose.run_config import RunConfig
 
 __all__ = ["compose", "figure", "frame", "results", "run", "table"]
 
@@ -29,7 +28,7 @@ def compose(*overrides: str) -> "RunConfig":
     Raises:
         UserError: the command line would refuse an override; the message is the same.
     """
-    from distill_runner.compose.composed import typed_run
+    from distill_runner.compose.run_config import typed_run
 
     return typed_run(composed(*overrides), overrides)
 
@@ -46,27 +45,27 @@ def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
     Raises:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
         TrainingError: training cannot continue.
-        Paused: after ``runtime.pause_after`` epochs.
+        TrainingPaused: after ``runtime.pause_after`` epochs.
     """
-    from distill_runner.compose.composed import settings_of, typed_run
-    from distill_runner.compose.explain import in_words
+    from distill_runner.compose.explain import user_facing_error
     from distill_runner.compose.resolvers import run_key
+    from distill_runner.compose.run_config import resolved_settings, typed_run
     from distill_runner.running import run_stage
 
     outputs = Path(outputs).absolute()
-    given = [*overrides]
-    if not any(override.startswith("store.dir=") for override in given):
-        given.append(f"store.dir={outputs / 'store'}")
-    config = composed(*given)
+    all_overrides = [*overrides]
+    if not any(override.startswith("store.dir=") for override in overrides):
+        all_overrides.append(f"store.dir={outputs / 'store'}")
+    config = composed(*all_overrides)
     folder = outputs / "runs" / run_key(_root_=config)
     try:
-        found = run_stage(typed_run(config, given), folder, settings_of(config))
+        outcome = run_stage(typed_run(config, all_overrides), folder, resolved_settings(config))
     except UserError as error:
-        raise in_words(error, config, given) from error
-    if found["status"] == "planned":
-        return found
-    result = read(folder)
-    assert result is not None, "a run that ends without an error leaves its result"
+        raise user_facing_error(error, config, all_overrides) from error
+    if outcome["status"] == "planned":
+        return outcome
+    result = read_result(folder)
+    assert result is not None, "a run that ends without an error writes its result"
     return result
 
 
@@ -78,20 +77,20 @@ def results(*folders: Path | str) -> list[Result]:
     Returns:
         One result for each run: the content of ``result.json``, or of ``status.json`` for an unfinished run.
     """
-    return _results(map(Path, folders or ("outputs/runs",)))
+    return read_results(map(Path, folders or ("outputs/runs",)))
 
 
-def frame(found: Iterable[Result]) -> "pd.DataFrame":
+def frame(results: Iterable[Result]) -> "pd.DataFrame":
     """Return a data frame with a row for each run: names, scores times 100, cost, and a column for each setting.
 
     Args:
-        found: results as ``results`` returns them. Columns of settings have the setting's key, such as ``optim.lr``.
+        results: results as ``results`` returns them. Columns of settings have the setting's key, such as ``optim.lr``.
     """
     import pandas as pd
 
     names = ("task", "method", "mapping", "teacher", "seed", "status", "metric", "best_epoch", "seconds", "folder")
     rows = []
-    for result in found:
+    for result in results:
         row = {name: result.get(name) for name in names}
         row |= {"score": _percent(result.get("score")), "teacher_score": _percent(result.get("teacher_score"))}
         row |= {f"metrics.{name}": _percent(value) for name, value in (result.get("metrics") or {}).items()}
@@ -100,30 +99,29 @@ def frame(found: Iterable[Result]) -> "pd.DataFrame":
     return pd.DataFrame(rows)
 
 
-def table(found: Sequence[Result], style: str = "markdown") -> str:
-    """Return the table that ``distill-run-table`` prints, as text.
+def table(results: Sequence[Result], style: str = "markdown") -> str:
+    """Return the table that ``distill-run table`` prints, as text.
 
     Args:
-        found: results as ``results`` returns them.
+        results: results as ``results`` returns them.
         style: ``markdown``, ``latex``, ``csv`` or ``terminal``.
     Raises:
         UserError: there is no such style.
     """
-    from distill_runner.report.formats import as_csv, latex, markdown
+    from distill_runner.report.formats import as_csv, latex, markdown, terminal
     from distill_runner.report.rows import tabulate
-    from distill_runner.report.table import terminal
 
     styles = {"markdown": markdown, "latex": latex, "csv": as_csv, "terminal": terminal}
     if style not in styles:
         raise UserError("style", style, "there is no such style", f"Known: {', '.join(styles)}.")
-    return styles[style](tabulate(found))
+    return styles[style](tabulate(results))
 
 
-def figure(found: Sequence[Result]) -> "Figure":
+def figure(results: Sequence[Result]) -> "Figure":
     """Return a figure of the scores by task and method, with the published numbers and the teachers' scores."""
-    from distill_runner.report.figures.scores import score_figure
+    from distill_runner.report.figures import score_figure
 
-    return score_figure([result for result in found if result.get("score") is not None])
+    return score_figure([result for result in results if result.get("score") is not None])
 
 
 def _percent(value: float | None) -> float | None:
@@ -140,14 +138,15 @@ def composed(*overrides: str) -> "DictConfig":
     from hydra.core.global_hydra import GlobalHydra
 
     from distill_runner.compose import resolvers
-    from distill_runner.compose.command_line import shorthand
+    from distill_runner.compose.command_line import expand_shorthand
     from distill_runner.compose.explain import explain
     from distill_runner.compose.folders import config_folder
+    from distill_runner.compose.renamed import current_override
 
     resolvers.register()
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-            return hydra.compose("config", [shorthand(override) for override in overrides])
+            return hydra.compose("config", [expand_shorthand(current_override(override)) for override in overrides])
     except Exception as error:
         raise explain(error, overrides) or error from error

@@ -1,8 +1,11 @@
 """One run from a typed configuration to its result: plan, build, report."""
 
 import logging
+import math
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,26 +14,25 @@ import numpy as np
 import torch
 import yaml
 
-from distill_runner.common.errors import Paused, UserError
-from distill_runner.common.terminal import Stages, quiet
-from distill_runner.compose.config import RunConfig
-from distill_runner.compose.recipe import beside_the_paper, declared_readings
+from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.common.process import computation_mode, limit_threads, quiet_transformers
+from distill_runner.common.terminal import Stages
+from distill_runner.compose.run_config import RunConfig, assumptions_of_files, paper_comparison
 from distill_runner.datasets.batches import Batch
-from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.planning import missing, plan
+from distill_runner.pipeline.build import Pipeline, training_conditions
+from distill_runner.pipeline.planning import plan, position_warnings, stages_to_build
 from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.scoring import TEST_PREDICTIONS, FinalScores
 from distill_runner.pipeline.stages import Stage
-from distill_runner.pipeline.status import RESULT, going, read, write, write_json
+from distill_runner.pipeline.status import RESULT, locked_run, read_run, write_json, write_status
 from distill_runner.pipeline.store import Store, link_tree
-from distill_runner.report.cells import label
-from distill_runner.report.collect import PICTURES, pictures_of
-from distill_runner.report.environment import environment
-from distill_runner.report.model_card import model_card
-from distill_runner.report.result import described_by, finished, readings
-from distill_runner.report.table import result_row
-from distill_runner.tracking import Tracker, flat, open_tracker
-from distill_runner.training.devices import computing
-from distill_runner.training.meter import Log
+from distill_runner.report.collect import PICTURES, label, pictures_of, without_specs
+from distill_runner.report.formats import result_row
+from distill_runner.report.identity import recorded_identity
+from distill_runner.report.result import describe_run, environment, model_card, run_result, stage_assumptions
+from distill_runner.tasks.splits import OPTIONAL
+from distill_runner.tracking import Tracker, flatten, open_tracker
+from distill_runner.training.history import Log
 from distill_runner.training.train import PREDICTIONS
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ log = logging.getLogger(__name__)
 STUDENT = "student"
 
 
-@computing()
+@computation_mode()
 def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Build the stage ``run.stage`` with all stages that it needs, and report the result.
 
@@ -50,95 +52,190 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         The result; the names of the run with the status ``planned`` if nothing was trained.
     Raises:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
-        Paused: after ``runtime.pause_after`` epochs.
+        TrainingPaused: after ``runtime.pause_after`` epochs.
     """
-    quiet()
+    quiet_transformers()
     if run.plan:
-        for row in beside_the_paper(settings):
+        for row in paper_comparison(settings):
             log.info("%s", row)
     if run.runtime.threads:
-        torch.set_num_threads(run.runtime.threads)
+        limit_threads(run.runtime.threads)
     elif run.runtime.num_processes > 1:
-        torch.set_num_threads(max(1, torch.get_num_threads() // run.runtime.num_processes))
+        limit_threads(max(1, torch.get_num_threads() // run.runtime.num_processes))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
-    pipeline = Pipeline(Store(run.store.dir), run.runtime)
-    if stage.name == STUDENT and not stage.data.is_judged:
-        problem = "a student that learns from plain text alone has no score"
-        raise UserError(
-            "stages.student.corpus", None, problem, "Give the text to another stage, and end the run with that stage."
-        )
-    planned = plan(stage, pipeline.store, run.runtime.targets)
-    for line in planned:
-        log.info("%s", line)
-    if run.plan:
+    return _Run(run, stage, Pipeline(Store(run.store.dir), run.runtime), folder, settings).run()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run with its resolved stage."""
+
+    config: RunConfig
+    stage: Stage
+    pipeline: Pipeline
+    folder: Path
+    settings: Mapping[str, Any]
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """Names of the run, as in its result."""
+        return describe_run(self.config)
+
+    def run(self) -> Mapping[str, Any]:
+        """Plan the stage, build it unless it is done, and report the result."""
+        stage, pipeline, runtime = self.stage, self.pipeline, self.config.runtime
+        if stage.name == STUDENT and not stage.data.has_evaluation_data:
+            problem = "a student that learns from plain text alone has no score"
+            remedy = "Give the text to another stage, and end the run with that stage."
+            raise UserError("stages.student.corpus", None, problem, remedy)
+        artifacts = plan(stage, pipeline.store, runtime.targets)
+        for line in [*artifacts, *self._planned_tests()]:
+            log.info("%s", line)
+        for warning in position_warnings(stage):
+            log.warning("%s", warning)
+        if self.config.plan:
+            self._log_assumptions_and_cost()
+            return {"status": "planned", **self.description}
+        if artifacts[-1].hit and (recorded_run := read_run(self.folder)) and recorded_run["status"] == "done":
+            if self.config.tracker.name != "none":
+                log.info(
+                    "tracker=%s: this run had already finished, so nothing is sent again", self.config.tracker.name
+                )
+            return self._report()
+        pipeline.prepare(stage)
+        if stage.name == STUDENT:
+            for name in stage.config.task.test if stage.config.task else ():
+                if name not in self._tests.splits:
+                    log.info("task.test.%s has no labels: it is not scored", name)
+        if runtime.targets_only:
+            pipeline.fill_targets(stage)
+            return {"status": "planned", **self.description}
+        return self._build()
+
+    @cached_property
+    def _tests(self) -> FinalScores:
+        return FinalScores(self.stage, self.pipeline)
+
+    def _planned_tests(self) -> Iterator[str]:
+        """Yield lines on the test splits that the student is scored on: those found by their name, and the others."""
+        if self.stage.name != STUDENT or (task := self.stage.config.task) is None:
+            return
+        typed = self.config.stages[STUDENT].task
+        optional = {name for name, split in typed.test.items() if split.endswith(OPTIONAL)} if typed else set()
+        for name in [name for name in task.test if name in optional]:
+            found = f"task.test.{name}: {task.dataset} has a split {task.test[name]}"
+            yield f"{found}, which is scored once, at the end ('~task.test.{name}' leaves it out)"
+        if names := [name for name in task.test if name not in optional]:
+            yield f"task.test: {', '.join(names)} {'is' if len(names) == 1 else 'are'} scored once, at the end"
+
+    def _log_assumptions_and_cost(self) -> None:
         from distill_runner.sweeping.plan import cost_of_run
 
-        log.info(
-            "%s", "\n  ".join(["readings, where a paper is silent:", *declared_readings(settings), *readings(stage)])
-        )
-        log.info("%s", cost_of_run(stage, run.store.dir, run.runtime))
-        return {"status": "planned", **described_by(run)}
-    if planned[-1].hit and (before := read(folder)) and before["status"] == "done":
-        if run.tracker.name != "none":
-            log.info("tracker=%s: this run had already finished, so nothing is sent again", run.tracker.name)
-        return _report(run, stage, pipeline, folder, settings)
-    pipeline.prepare(stage)
-    if run.runtime.targets_only:
-        pipeline.fill_targets(stage)
-        return {"status": "planned", **described_by(run)}
-    described = {"key": stage.key, **described_by(run)}
-    with going(folder) as before:
-        if before and before["status"] == "done" and before.get("key") == stage.key and pipeline.store.has(stage.spec):
-            return _report(run, stage, pipeline, folder, settings)  # another process finished it meanwhile
-        write(folder, "running", described)
-        record(folder, settings)
-        try:
-            result = _tracked(run, stage, pipeline, folder, settings)
-        except Paused as pause:
-            write(folder, "paused", {**described, "history": pause.epochs})
-            raise
-        except KeyboardInterrupt:
-            write(folder, "interrupted", described)
-            raise
-        except BaseException as error:
-            write(folder, "failed", described, f"{type(error).__name__}: {error}")
-            raise
-        write(folder, "done", described)
-    return result
+        assumptions = [*assumptions_of_files(self.settings), *stage_assumptions(self.stage)]
+        log.info("%s", "\n  ".join(["assumptions, where a paper is silent:", *assumptions]))
+        log.info("%s", cost_of_run(self.stage, self.config.store.dir, self.config.runtime))
+
+    def _build(self) -> Mapping[str, Any]:
+        """Build the stage under the lock of the run's folder, which records the status."""
+        names = {**recorded_identity(self.stage, training_conditions(self.config.runtime)), **self.description}
+        with locked_run(self.folder) as recorded_run:
+            is_done = recorded_run and recorded_run["status"] == "done" and recorded_run.get("key") == self.stage.key
+            if is_done and self.pipeline.store.has(self.stage.spec):
+                return self._report()  # another process finished it meanwhile
+            write_status(self.folder, "running", names)
+            self._record_settings()
+            try:
+                result = self._build_with_tracker()
+            except TrainingPaused as pause:
+                write_status(self.folder, "paused", {**names, "history": pause.epochs})
+                raise
+            except KeyboardInterrupt:
+                write_status(self.folder, "interrupted", names)
+                raise
+            except BaseException as error:
+                write_status(self.folder, "failed", names, f"{type(error).__name__}: {error}")
+                raise
+            write_status(self.folder, "done", names)
+        return result
+
+    def _record_settings(self) -> None:
+        """Write the configuration and the environment to the run's folder, so that the run can be repeated."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(dict(self.settings), sort_keys=False))
+        write_json(self.folder / "environment.json", environment())
+
+    def _build_with_tracker(self) -> Mapping[str, Any]:
+        task, teacher = self.description["task"], self.config.teacher.name
+        config = self.config.tracker.with_tags(task, self.config.method, teacher)
+        settings = {**self.settings, "cell": f"{task} {label(self.description)}"}
+        with open_tracker(config, self.folder, self.stage.key, settings, job_type="distill") as tracker:
+            with Stages(_relative_work(self.stage, self.pipeline)) as stages:
+                self.pipeline.report = Reporter(tracker, stages).stage
+                self.pipeline.build(self.stage, self.config.runtime.pause_after)
+            result = self._report()
+            entries = flatten(without_specs(result))
+            tracker.summary(entries)
+            tracker.table("results", [entries])
+            for file in pictures_of(self.folder):
+                tracker.picture(file.stem, file)
+            tracker.model(self.folder / "model")
+        return result
+
+    def _report(self) -> dict[str, Any]:
+        """Write ``result.json``, put the student and its model card into ``model/``, and print the result.
+
+        For another stage than the student, only its model is put into ``model/``.
+        """
+        artifact, folder = self.pipeline.build(self.stage), self.folder
+        link_tree(artifact / "model", folder / "model")
+        if self.stage.name != STUDENT:
+            log.info("the model of stage %s is in %s", self.stage.name, folder / "model")
+            return {"status": "done", "key": self.stage.key, **self.description}
+        result = run_result(self.config, self.stage, self.pipeline, folder)
+        result["assumptions"] = [*assumptions_of_files(self.settings), *result["assumptions"]]
+        (folder / "model" / "README.md").write_text(model_card(result))
+        self._save_outputs(artifact)
+        write_json(folder / RESULT, result)
+        print(result_row(result))
+        return result
+
+    def _save_outputs(self, artifact: Path) -> None:
+        """Save predictions on the validation and test splits, for paired tests, and the first split's pictures."""
+        if (task := self.stage.config.task) is None:
+            return
+        shutil.rmtree(self.folder / PICTURES, ignore_errors=True)
+        for file in self.folder.glob(TEST_PREDICTIONS.format("*")):
+            file.unlink()
+        for name, split in self._tests.splits.items():
+            task.save_predictions(self.folder / TEST_PREDICTIONS.format(name), self._tests.outputs(name), split)
+        for number, (name, split_name) in enumerate(task.validation.items()):
+            outputs = np.load(artifact / PREDICTIONS.format(name))
+            split = self.pipeline.inputs.split(self.stage, split_name)
+            task.save_predictions(self.folder / f"predictions-{name}.npz", outputs, split)
+            if number == 0:
+                task.save_pictures(self.folder / PICTURES, self._first_examples(), outputs, split)
+
+    def _first_examples(self) -> Iterator[Batch]:
+        data = self.pipeline.inputs.data(self.stage)
+        for epoch in count():
+            yield data.batch(np.arange(min(4, len(data))), epoch)
 
 
-def _tracked(
-    run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path, settings: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    described = described_by(run)
-    config = run.tracker.tagged(described["task"], run.method, run.teacher.name)
-    shown = {**settings, "cell": f"{described['task']} {label(described)}"}
-    with open_tracker(config, folder, stage.key, shown, job_type="distill") as tracker:
-        with Stages(_work(stage, pipeline)) as stages:
-            pipeline.report = Reporter(tracker, stages).stage
-            pipeline.build(stage, run.runtime.pause_after)
-        result = _report(run, stage, pipeline, folder, settings)
-        tracker.summary(flat(result))
-        tracker.table("results", [flat(result)])
-        for file in pictures_of(folder):
-            tracker.picture(file.stem, file)
-        tracker.model(folder / "model")
-    return result
-
-
-def _work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
+def _relative_work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
     """Return the relative work of each stage to build, in build order, from the sizes of its matrix products.
 
     A trained model counts three times as much as one that only runs forward. Common factors are left out.
     """
     work = {}
-    for part in missing(stage, pipeline.store):
-        if part.config.given is not None:
+    for part in stages_to_build(stage, pipeline.store):
+        if part.config.prediction_source is not None:
             continue
-        optim, size = part.config.optim, part.shape.num_layers * part.shape.width**2
-        taught = part.teacher.shape.num_layers * part.teacher.shape.width**2 if part.teacher else 0
-        num_steps = optim.num_steps(-(-len(pipeline.inputs.data(part)) // optim.batch_size))
-        work[part.name] = float(num_steps * optim.batch_size * (3 * size + taught))
+        optim, shape = part.config.optim, part.shape
+        size = 3 * shape.num_layers * shape.width**2
+        if part.teacher is not None:
+            size += part.teacher.shape.num_layers * part.teacher.shape.width**2
+        num_steps = optim.num_steps(math.ceil(len(pipeline.inputs.data(part)) / optim.batch_size))
+        work[part.name] = float(num_steps * optim.batch_size * size)
     return work
 
 
@@ -157,51 +254,3 @@ class Reporter:
             self.tracker.log({f"{prefix}{key}": value for key, value in values.items()}, step=step, epoch=epoch)
 
         return report
-
-
-def record(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write the configuration and the environment to the run's folder, so that the run can be repeated."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False))
-    write_json(folder / "environment.json", environment())
-
-
-def _report(
-    run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Write ``result.json``, put the student and its model card into ``model/``, and print the result.
-
-    For another stage than the student, only its model is put into ``model/``.
-    """
-    artifact = pipeline.build(stage)
-    if stage.name != STUDENT:
-        link_tree(artifact / "model", folder / "model")
-        log.info("the model of stage %s is in %s", stage.name, folder / "model")
-        return {"status": "done", "key": stage.key, **described_by(run)}
-    result = finished(run, stage, pipeline.store, folder)
-    result["readings"] = [*declared_readings(settings), *result["readings"]]
-    link_tree(artifact / "model", folder / "model")
-    (folder / "model" / "README.md").write_text(model_card(result))
-    _save_outputs(stage, pipeline, artifact, folder)
-    write_json(folder / RESULT, result)
-    print(result_row(result))
-    return result
-
-
-def _save_outputs(stage: Stage, pipeline: Pipeline, artifact: Path, folder: Path) -> None:
-    """Save the predictions on each validation split, which paired tests compare, and the first split's pictures."""
-    if (task := stage.config.task) is None:
-        return
-    shutil.rmtree(folder / PICTURES, ignore_errors=True)
-    for number, (name, description) in enumerate(task.validation.items()):
-        outputs = np.load(artifact / PREDICTIONS.format(name))
-        split = pipeline.inputs.split(stage, description)
-        task.save_predictions(folder / f"predictions-{name}.npz", outputs, split)
-        if number == 0:
-            task.save_pictures(folder / PICTURES, _first_examples(stage, pipeline), outputs, split)
-
-
-def _first_examples(stage: Stage, pipeline: Pipeline) -> Iterator[Batch]:
-    data = pipeline.inputs.data(stage)
-    for epoch in count():
-        yield data.batch(np.arange(min(4, len(data))), epoch)

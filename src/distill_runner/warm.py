@@ -3,9 +3,9 @@
 No code here may compute with torch: threads that torch starts do not survive a fork.
 """
 
-from distill_runner.common.imports import importing
+from distill_runner.common.process import fast_imports
 
-with importing():
+with fast_imports():
     import sklearn.metrics
     from transformers import conversion_mapping
     from transformers.models.bert import modeling_bert

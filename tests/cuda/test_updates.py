@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from distill_runner.compose.config import RunConfig
 from distill_runner.compose.folders import choices
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
@@ -95,8 +95,8 @@ def test_a_gpus_losses_are_a_cpus(compose: Compose, tmp_path: Path, monkeypatch:
                 module.p = 0.0
         return model
 
-    built = Pipeline._initial
-    monkeypatch.setattr(Pipeline, "_initial", without_dropout)
+    built = Pipeline._initial_model
+    monkeypatch.setattr(Pipeline, "_initial_model", without_dropout)
     for method in ("alp", "minilmv2"):
         of: dict[str, list[Any]] = {}
         for name, device in (("cpu", "cpu"), ("uncompiled", "cuda:0"), ("compiled", "cuda:0")):
@@ -157,5 +157,5 @@ def test_old_gpus_have_no_units_for_bf16(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", list)
-    Device.of("cuda:0", precision)
+    Device.from_name("cuda:0", precision)
     assert ("its fast precision is fp16" in caplog.text) == warned

@@ -136,19 +136,14 @@ class NoFileAbove:
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.num_bytes, resource.RLIM_INFINITY))
 
 
-@dataclass(frozen=True)
-class ExitsIn:
-    """The code of a run ends the process by itself."""
+def exit_in_training() -> None:
+    """Let the code of a run end the process by itself."""
+    from distill_runner.training.train import Training
 
-    how: str
+    def step(*_: Any) -> None:
+        sys.exit(0)
 
-    def __call__(self) -> None:
-        from distill_runner.training.train import Training
-
-        def step(*_: Any) -> None:
-            os._exit(0) if self.how == "os._exit" else sys.exit(0)
-
-        Training.step = step  # type: ignore[method-assign, assignment]
+    Training.step = step  # type: ignore[method-assign, assignment]
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = PATIENCE) -> float:

@@ -10,7 +10,6 @@ import re
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -94,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, faults = unquote(urlsplit(self.path).path), self.server.faults
         self.server.requests.append(f"{self.command} {path}")
-        time.sleep(faults.seconds)
+        threading.Event().wait(faults.seconds)  # tests replace time.sleep
         if faults.statuses and re.search(faults.only, path):
             wait = {"Retry-After": str(faults.retry_after)} if faults.retry_after else {}
             self._answer(faults.statuses.pop(0), {"error": "out of order"}, wait)

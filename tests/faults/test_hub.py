@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     import datasets
     import huggingface_hub
 
-    from distill_runner.common import hub, hub_client
+    from distill_runner.common import hub
 
     place = tmp_path / "home"
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
@@ -38,10 +38,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place / "hub"))
-    monkeypatch.setattr(hub_client, "TRIES", 4)
+    monkeypatch.setattr(hub, "TRIES", 4)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(hub_client.PatientClient, "given_up", -1e9)
-    hub.forget()
+    hub.forget_commits()
     return place
 
 
@@ -75,7 +74,7 @@ def work(tmp_path: Path) -> Path:
 def planned(work: Path, *more: str) -> Ended:
     from distill_runner.common import hub
 
-    hub.forget()  # a command is a process of its own, but for these tests
+    hub.forget_commits()  # a command is a process of its own, but for these tests
     return distill_run(work, *RUN, *more, "plan=true")
 
 
@@ -144,13 +143,13 @@ def test_two_names_of_one_repository_are_one(hub: Hub, work: Path) -> None:
 def test_points_of_a_sweep_read_the_commit_of_its_plan(hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from distill_runner.common import hub as repositories
 
-    found = repositories.commit("model", "acme/tiny", None)
-    with repositories.shared():
+    found = repositories.resolve_commit("model", "acme/tiny", None)
+    with repositories.shared_commits():
         new_commit(hub, "models", "acme/tiny")
-        repositories.forget()
-        assert repositories.commit("model", "acme/tiny", None) == found
-    repositories.forget()
-    assert repositories.commit("model", "acme/tiny", None) != found
+        repositories.forget_commits()
+        assert repositories.resolve_commit("model", "acme/tiny", None) == found
+    repositories.forget_commits()
+    assert repositories.resolve_commit("model", "acme/tiny", None) != found
 
 
 @pytest.mark.faults
@@ -172,51 +171,86 @@ def test_a_file_that_breaks_off_is_gone_on_with(hub: Hub, work: Path, reset: boo
 def test_a_file_in_progress_is_gone_on_with_by_another_process(
     hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one that is ended, by Ctrl-C or worse, what it has is kept."""
+    """What a process that is ended, by Ctrl-C or worse, has downloaded is kept."""
     import huggingface_hub
 
     from distill_runner.common import hub as repositories
-    from distill_runner.common import large_files, terminal
 
-    monkeypatch.setattr(large_files, "LARGE", 1)
+    monkeypatch.setattr(repositories, "LARGE_FILE", 10_000)
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
     with monkeypatch.context() as patch:
-        patch.setattr(terminal.Fetching, "advance", interrupted_behind(30_000))
+        get = huggingface_hub.file_download.http_get
+        patch.setattr(
+            huggingface_hub.file_download,
+            "http_get",
+            lambda url, file, **options: get(url, InterruptedFile(file, 30_000), **options),
+        )
         assert distill_run(work, *RUN).code == 130
     assert hub.resumed == []
-    repositories.forget()
+    repositories.forget_commits()
     ended = distill_run(work, *RUN)
     assert ended.code == 0, ended.err
     assert hub.resumed == [30_000]
     assert not list((work.parent / "home").rglob("*.partial"))
 
 
-def interrupted_behind(num_bytes: int) -> Any:
-    """As ``Fetching.advance``, and Ctrl-C once so many bytes are there."""
+class InterruptedFile:
+    """A file that Ctrl-C interrupts before more than ``num_bytes`` are written."""
 
-    def advance(self: Any, more: int, total: int) -> None:
-        self.done += more
-        if self.done > num_bytes:
+    def __init__(self, file: Any, num_bytes: int) -> None:
+        self.file, self.num_bytes = file, num_bytes
+
+    def write(self, chunk: bytes) -> None:
+        if self.file.tell() + len(chunk) > self.num_bytes:
             raise KeyboardInterrupt
-
-    return advance
+        self.file.write(chunk)
 
 
 def test_a_file_in_progress_that_is_damaged_is_fetched_anew(
     hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from distill_runner.common import hub as repositories
-    from distill_runner.common import large_files
 
-    monkeypatch.setattr(large_files, "LARGE", 1)
+    monkeypatch.setattr(repositories, "LARGE_FILE", 10_000)
     file = hub.folder / "models/acme/tiny/main/model.safetensors"
     blobs = work.parent / "home/hub/models--acme--tiny/blobs"
     blobs.mkdir(parents=True)
     (blobs / f"{hashlib.sha256(file.read_bytes()).hexdigest()}.partial").write_bytes(b"x" * 1000)
     ended = distill_run(work, *RUN)
     assert (ended.code, "damaged during the download" in ended.err) == (1, True), ended.err
-    repositories.forget()
+    repositories.forget_commits()
     assert distill_run(work, *RUN).code == 0
+
+
+def test_progress_starts_the_count_of_tries_again(home: Path) -> None:
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
+    from distill_runner.common import hub as repositories
+
+    tries: list[int] = []
+
+    def request() -> str:
+        tries.append(1)
+        if len(tries) < 20:
+            raise httpx.ReadError("reset")
+        return "all of it"
+
+    with pytest.raises(httpx.ReadError):
+        repositories._with_retries(request)
+    assert len(tries) == repositories.TRIES
+    assert repositories._with_retries(request, lambda: len(tries)) == "all of it"
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``huggingface_hub`` itself lists files without a time limit."""
+    from distill_runner.common import hub as repositories
+    from distill_runner.common import process
+
+    commit = repositories.resolve_commit("model", "acme/tiny", None)
+    monkeypatch.setattr(process, "REQUEST_SECONDS", 0.2)
+    hub.faults = Faults(seconds=2)
+    with pytest.raises(repositories.HubError, match="ReadTimeout"):
+        repositories.download(commit, ["config.json"])
 
 
 @pytest.mark.faults
@@ -337,7 +371,7 @@ def test_a_configuration_of_many_is_fetched_alone(hub: Hub, work: Path, tiny_tas
 @pytest.mark.faults
 def test_the_script_in_a_process_of_its_own(hub: Hub, work: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    script = [sys.executable, "-m", "distill_runner.cli", *RUN]
+    script = [sys.executable, "-m", "distill_runner", *RUN]
     first = subprocess.run(script, cwd=work, env=environment, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
     hub.shutdown()

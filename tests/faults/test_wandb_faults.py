@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from distill_runner.tracking.wandb import answers
+from distill_runner.tracking.wandb import server_responds
 
 pytestmark = pytest.mark.faults
 PROGRAM = """
@@ -57,7 +57,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_a_server_that_does_not_answer_is_found_out(server: str) -> None:
-    assert not answers(server)
+    assert not server_responds(server)
 
 
 def test_a_silent_server_costs_seconds_once(server: str, tmp_path: Path) -> None:

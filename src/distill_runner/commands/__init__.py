@@ -1,1 +1,1 @@
-"""Commands: the console scripts other than ``distill-run``."""
+"""Subcommands of ``distill-run``, such as ``distill-run table``: their options, and what each one does."""

@@ -1,18 +1,17 @@
-"""``distill-run-dashboard``: create a view in a W&B project, with panels for distillation.
+"""``distill-run dashboard``: create a view in a W&B project, with panels for distillation.
 
 The panels use only names that every run logs. Nothing is read from the project, so the view can be created before the
 first run.
 """
 
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import yaml
 
-from distill_runner.commands.arguments import Parser, ended
-from distill_runner.common.errors import UserError, brief
+from distill_runner.common.errors import UserError, root_cause
 from distill_runner.datasets.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -33,36 +32,21 @@ COLUMNS = (
     "best_epoch",
     "seconds",
 )
-"""Columns of the table of runs: names of values in a result, as ``tracking.flat`` joins them."""
+"""Columns of the table of runs: names of values in a result, as ``tracking.flatten`` joins them."""
 CELL = "cell"
 """Name of a table cell: task, method, mapping and attention. Runs of a cell differ in seed or settings."""
 
 
-def main() -> None:
-    """Entry point of ``distill-run-dashboard``."""
-    ended(lambda: make(sys.argv[1:]))
-
-
-def make(arguments: Sequence[str]) -> None:
-    """Create or print the dashboard that ``arguments`` ask for.
+def make_dashboard(options: Namespace) -> None:
+    """Create or print the dashboard.
 
     Raises:
         UserError: a package or an account is missing, or the server refuses.
     """
-    parser = Parser("distill-run-dashboard", description="Make a dashboard in a W&B project.")
-    parser.add_argument(
-        "--project", default="distill-run", help="project, as in tracker.project (default: %(default)s)"
-    )
-    parser.add_argument("--entity", help="user or team, as in tracker.entity (default: the account's own)")
-    parser.add_argument("--sweep", help="show the runs of this sweep only")
-    parser.add_argument(
-        "--print", action="store_true", help="print the dashboard's JSON instead; needs neither account nor network"
-    )
-    given = parser.parse_args(arguments)
-    from distill_runner.compose.folders import folders
+    from distill_runner.compose.folders import all_folders
 
-    view = dashboard(given.project, given.entity or "", given.sweep, terms(*folders()))
-    print(as_json(view) if given.print else save(view))
+    view = dashboard(options.project, options.entity or "", options.sweep, terms(*all_folders()))
+    print(as_json(view) if options.print else save(view))
 
 
 def terms(*folders: Path) -> list[str]:
@@ -121,7 +105,7 @@ def save(view: "Workspace") -> str:
         return str(view.save().url)
     except Exception as error:  # raised by W&B, by its HTTP client, or because of the server's answer
         remedy = "Log in with: wandb login. --print needs no account."
-        raise UserError("distill-run-dashboard", None, brief(error), remedy) from error
+        raise UserError("distill-run dashboard", None, root_cause(error), remedy) from error
 
 
 def _sections(terms: Sequence[str]) -> "list[Section]":
@@ -141,9 +125,9 @@ def _results() -> "list[PanelTypes]":
     """Return bar charts by task and method, the sweep's table and pictures, and the table of all runs."""
     from wandb_workspaces.reports.v2 import interface as wr
 
-    def bars(title: str, of: Literal["mean", "max"]) -> "PanelTypes":
+    def bars(title: str, function: Literal["mean", "max"]) -> "PanelTypes":
         cells = wr.Config(CELL)
-        return wr.BarPlot(title=title, metrics=["score"], groupby=cells, groupby_aggfunc=of, max_bars_to_show=100)
+        return wr.BarPlot(title=title, metrics=["score"], groupby=cells, groupby_aggfunc=function, max_bars_to_show=100)
 
     return [
         bars("Score, mean of all runs of a task and method", "mean"),
@@ -178,7 +162,3 @@ def _search(terms: Sequence[str]) -> "list[PanelTypes]":
 def _weights(terms: Sequence[str]) -> list[str]:
     """Return the names of the loss weights. For ALP-KD: beta (ce), eta (kd) and lambda (intermediate)."""
     return [f"settings/{term}/weight" for term in terms]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,135 +1,110 @@
-"""``distill-run-store``: list or delete the artifacts in a store. Imports neither Hydra nor torch."""
+"""``distill-run store``: list or delete the artifacts in a store. Imports neither Hydra nor torch."""
 
-import os
 import sys
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from distill_runner.commands.arguments import Parser, ended
-from distill_runner.common.errors import UserError, nearest
-from distill_runner.pipeline.inventory import KINDS, Entry, entries, freed, occupied, unused, users
+from distill_runner.common.errors import UserError, suggestion
+from distill_runner.pipeline.inventory import (
+    KINDS,
+    Entry,
+    dependent_entries,
+    freed_bytes,
+    list_entries,
+    occupied_bytes,
+    unused_entries,
+)
 from distill_runner.pipeline.store import Store
 
-EXAMPLES = """\
-examples:
-  distill-run-store                                   list the artifacts, their sizes, and what each was made from
-  distill-run-store delete --kind checkpoints         delete the teachers' checkpoints
-  distill-run-store delete --key 1a2b --key 3c4d      delete two artifacts, named by the first digits of their keys
-  distill-run-store delete --unused                   delete what no finished run was made from
-  distill-run-store delete --damaged --partial --yes  delete what is not complete, without asking
-A run builds missing artifacts again. Files that a run's folder shares are freed when that folder is deleted.
-"""
+
+def manage_store(options: Namespace) -> int:
+    """List or delete artifacts. Return 1 if the user did not confirm, or an artifact is being built; else 0.
+
+    Raises:
+        UserError: there is no such store, or what to delete is not clear.
+    """
+    folder = Path(options.store)
+    if not folder.is_dir():
+        raise UserError("--store", folder, "there is no such folder", "Name the store of your runs (store.dir).")
+    store = list_entries(folder)
+    return _delete(options, store) if options.action == "delete" else _list(store)
 
 
-def main() -> None:
-    """Entry point. Exit codes: 0, 1 (not confirmed, or an artifact is being built), 2 (user error)."""
-    ended(lambda: sys.exit(_act(_parser().parse_args())))
-
-
-def _act(arguments: Namespace) -> int:
-    store = Path(arguments.store)
-    if not store.is_dir():
-        raise UserError("--store", store, "there is no such folder", "Name the store of your runs (store.dir).")
-    known = entries(store)
-    return _delete(arguments, known) if arguments.action == "delete" else _list(known)
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        "distill-run-store",
-        description="List or delete the artifacts in a store.",
-        epilog=EXAMPLES,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("action", nargs="?", choices=["list", "delete"], default="list")
-    store = os.environ.get("DISTILL_STORE_DIR", "outputs/store")
-    parser.add_argument("--store", default=store, help="folder of the store (default: %(default)s)")
-    parser.add_argument("--kind", action="append", default=[], help=f"all artifacts of this kind: {', '.join(KINDS)}")
-    parser.add_argument("--key", action="append", default=[], help="one artifact, named by the first digits of its key")
-    parser.add_argument("--unused", action="store_true", help="artifacts that no finished run in --runs was made from")
-    parser.add_argument(
-        "--damaged", action="store_true", help="artifacts whose files have changed since they were built"
-    )
-    parser.add_argument(
-        "--partial", action="store_true", help="unfinished artifacts, from which an interrupted run may resume"
-    )
-    parser.add_argument(
-        "--runs", default="outputs/runs", help="folder that contains the folders of runs (default: %(default)s)"
-    )
-    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    return parser
-
-
-def _list(known: Sequence[Entry]) -> int:
-    _show(known, known)
-    counts = Counter(entry.kind for entry in known)
+def _list(store: Sequence[Entry]) -> int:
+    _print_entries(store, store)
+    counts = Counter(entry.kind for entry in store)
     for kind, number in counts.items():
-        print(f"{kind:12} {number:5} {_bytes(occupied(entry for entry in known if entry.kind == kind)):>10}")
-    print(f"{'total':12} {len(known):5} {_bytes(occupied(known)):>10}  files with several names are counted once")
+        print(f"{kind:12} {number:5} {_bytes(occupied_bytes(entry for entry in store if entry.kind == kind)):>10}")
+    print(f"{'total':12} {len(store):5} {_bytes(occupied_bytes(store)):>10}  files with several names are counted once")
     return 0
 
 
-def _show(chosen: Sequence[Entry], known: Sequence[Entry]) -> None:
-    kinds = {entry.key: entry.kind for entry in known}
-    for entry in chosen:
+def _print_entries(selection: Sequence[Entry], store: Sequence[Entry]) -> None:
+    kinds = {entry.key: entry.kind for entry in store}
+    for entry in selection:
         print(_line(entry, kinds))
 
 
 def _line(entry: Entry, kinds: Mapping[str, str]) -> str:
     """Return the printed line of an artifact; ``kinds`` maps all keys in the store to their kinds."""
-    made_from = ", ".join(f"{kinds[key]} {key}" for key in sorted(entry.refers) if key in kinds)
-    notes = [entry.what, made_from and f"from {made_from}", "" if entry.state == "whole" else entry.state]
-    size, age = _bytes(occupied([entry])), _age(entry.age)
+    sources = ", ".join(f"{kinds[key]} {key}" for key in sorted(entry.references) if key in kinds)
+    notes = [entry.name, sources and f"from {sources}", "" if entry.state == "complete" else entry.state]
+    size, age = _bytes(occupied_bytes([entry])), _age(entry.age)
     return f"{entry.kind:12} {entry.key} {size:>10} {age:>6}  {'; '.join(filter(None, notes))}".rstrip()
 
 
-def _delete(arguments: Namespace, known: Sequence[Entry]) -> int:
-    chosen = _chosen(arguments, known)
-    if not chosen:
+def _delete(options: Namespace, store: Sequence[Entry]) -> int:
+    selection = _select(options, store)
+    if not selection:
         print("nothing to delete")
         return 0
-    _show(chosen, known)
-    if others := users(known, chosen):
-        print(f"{len(others)} others were made from these and stay complete")
-    print(f"{len(chosen)} to delete, which frees {_bytes(freed(chosen))}")
-    if not arguments.yes and not _confirmed():
+    _print_entries(selection, store)
+    if dependents := dependent_entries(store, selection):
+        print(f"{len(dependents)} others were made from these and stay complete")
+    print(f"{len(selection)} to delete, which frees {_bytes(freed_bytes(selection))}")
+    if not options.yes and not _confirm():
         print("nothing deleted")
         return 1
-    store = Store(Path(arguments.store))
-    busy = [entry for entry in chosen if not store.delete(entry.path)]
+    folder = Store(Path(options.store))
+    busy = [entry for entry in selection if not folder.delete(entry.path)]
     for entry in busy:
         print(f"{entry.kind} {entry.key} is being built and was not deleted")
     return 1 if busy else 0
 
 
-def _chosen(arguments: Namespace, known: Sequence[Entry]) -> list[Entry]:
-    states = [state for state in ("damaged", "partial") if getattr(arguments, state)]
-    if not (arguments.kind or arguments.key or arguments.unused or states):
+def _select(options: Namespace, store: Sequence[Entry]) -> list[Entry]:
+    """Return the artifacts that the options select.
+
+    Raises:
+        UserError: the options select nothing, or name a kind or key that the store does not have.
+    """
+    states = [state for state in ("damaged", "partial") if getattr(options, state)]
+    if not (options.kind or options.key or options.unused or states):
         raise UserError(
-            "delete", None, "nothing is selected", "Take --kind, --key, --unused, --damaged or --partial; see --help."
+            "delete", None, "nothing is selected", "Use --kind, --key, --unused, --damaged or --partial; see --help."
         )
-    kinds, keys = {*KINDS, *(entry.kind for entry in known)}, {entry.key for entry in known}
-    for kind in arguments.kind:
+    kinds, keys = {*KINDS, *(entry.kind for entry in store)}, {entry.key for entry in store}
+    for kind in options.kind:
         if kind not in kinds:
-            raise UserError("--kind", kind, "there is no such kind", nearest(kind, kinds))
-    for begin in arguments.key:
-        if len(found := [key for key in keys if key.startswith(begin)]) != 1:
-            problem = f"{len(found)} keys start with this" if found else "no key starts with this"
-            raise UserError("--key", begin, problem, nearest(begin, found or keys))
-    idle = {entry.path for entry in unused(known, Path(arguments.runs))} if arguments.unused else set()
+            raise UserError("--kind", kind, "there is no such kind", suggestion(kind, kinds))
+    for prefix in options.key:
+        if len(matches := [key for key in keys if key.startswith(prefix)]) != 1:
+            problem = f"{len(matches)} keys start with this" if matches else "no key starts with this"
+            raise UserError("--key", prefix, problem, suggestion(prefix, matches or keys))
+    idle = {entry.path for entry in unused_entries(store, Path(options.runs))} if options.unused else set()
     return [
         entry
-        for entry in known
-        if entry.kind in arguments.kind
-        or entry.key.startswith(tuple(arguments.key))
+        for entry in store
+        if entry.kind in options.kind
+        or entry.key.startswith(tuple(options.key))
         or entry.state in states
         or entry.path in idle
     ]
 
 
-def _confirmed() -> bool:
+def _confirm() -> bool:
     if not sys.stdin.isatty():
         raise UserError("delete", None, "needs a confirmation, and there is no terminal to ask on", "Add --yes.")
     return input("Delete them? [y/N] ").strip().lower() in ("y", "yes")
@@ -148,7 +123,3 @@ def _age(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(0, seconds):.0f} s"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,101 +1,72 @@
-"""``distill-run-table``: print the table of the runs in the given folders, at any time and without torch."""
+"""``distill-run table``, ``compare`` and ``curves``: read the results of runs, at any time and without torch."""
 
-import os
-import sys
-from argparse import RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
-from distill_runner.commands.arguments import Parser, ended, require_folder, write
+from distill_runner.commands.parser import write_file
 from distill_runner.common.errors import UserError
-from distill_runner.report.collect import Result, chosen
-from distill_runner.report.compare import compare, optimism
-from distill_runner.report.figures import drawable
-from distill_runner.report.figures.canvas import save
-from distill_runner.report.figures.scores import score_figure
-from distill_runner.report.formats import as_csv, latex, markdown
-from distill_runner.report.page import html
+from distill_runner.report import curves
+from distill_runner.report.collect import Result, select_results
+from distill_runner.report.compare import compare, optimism, sentence
+from distill_runner.report.figures import drawable, save, score_figure
+from distill_runner.report.formats import WIDTH, as_csv, html, latex, markdown, terminal
 from distill_runner.report.rows import tabulate
-from distill_runner.report.table import terminal
-
-RUNS = Path("outputs/runs")
-FORMATS = ("terminal", "markdown", "csv", "latex", "html", "picture")
-EXAMPLES = """examples:
-  distill-run-table                                   all runs in outputs/runs
-  distill-run-table --task rte mrpc --format latex --out table.tex
-  distill-run-table --method alp rkd --compare alp rkd
-  distill-run-table --format picture --out methods.png
-  distill-run-table --compare alp nkd rkd pkd ckd     four tests, with Holm's correction
-"""
 
 
-def main() -> None:
-    """Entry point of ``distill-run-table``."""
-    ended(lambda: show(sys.argv[1:]))
-
-
-def show(arguments: list[str]) -> None:
-    """Print or write the table that ``arguments`` ask for.
+def show_table(options: Namespace) -> None:
+    """Print or write the table of the runs in some folders.
 
     Raises:
         UserError: there are no runs, no run has a name that is asked for, or a file cannot be written.
     """
-    given = _parser().parse_args(arguments)
-    if given.out:
-        require_folder(given.out)
-    results = chosen(given.folders, {"task": given.task, "method": given.method})
-    if given.format == "picture":
-        return _picture(results, given.out)
+    results = select_results(options.folders, {"task": options.task, "method": options.method})
+    if options.format == "picture":
+        return _draw_scores(results, options.out)
     table = tabulate(results)
-    comparisons = [*optimism(table), *compare(table, *given.compare)]
+    comparisons = [*optimism(table), *compare(table, *options.compare)]
     formats = {
         "terminal": lambda: terminal(table, comparisons) + "\n",
         "markdown": lambda: markdown(table, comparisons),
         "csv": lambda: as_csv(table),
         "latex": lambda: latex(table, comparisons),
-        "html": lambda: html(table, given.title, comparisons, given.picture),
+        "html": lambda: html(table, options.title, comparisons, options.picture),
     }
-    text = formats[given.format]()
-    if given.out:
-        write(given.out, text)
+    text = formats[options.format]()
+    if options.out:
+        write_file(options.out, text)
     else:
-        _print(text)
+        print(text, end="")
 
 
-def _picture(results: Sequence[Result], file: Path | None) -> None:
+def show_comparison(options: Namespace) -> None:
+    """Print the tests of the first row against each of the others, on every task.
+
+    Raises:
+        UserError: there are no runs, or a name fits no row or several rows.
+    """
+    table = tabulate(select_results(options.runs, {"task": options.task, "method": options.method}))
+    try:
+        comparisons = compare(table, options.rows)
+    except UserError as error:
+        raise error.with_key("compare") if error.key == "--compare" else error from error
+    for comparison in comparisons:
+        print(fill(sentence(comparison), WIDTH, subsequent_indent="  "))
+
+
+def draw_curves(options: Namespace) -> None:
+    """Draw the scores of the runs in some folders against the size of the student or of the data.
+
+    Raises:
+        UserError: as for ``curves.draw``; there are no runs, or no run of the task.
+    """
+    curves.draw(select_results(options.folders, {"task": options.task}), options.by, options.out, options.order)
+
+
+def _draw_scores(results: Sequence[Result], file: Path | None) -> None:
     if file is None:
         raise UserError("--format", "picture", "is not text", "Give a file: --out scores.png")
-    if not (done := drawable(results)):
+    if not (scored := drawable(results)):
         raise UserError("--format", "picture", "no student has finished")
-    save(score_figure(done), file)
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        "distill-run-table", description=__doc__, epilog=EXAMPLES, formatter_class=RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folders", nargs="*", type=Path, default=[RUNS], help=f"folders of runs (default: {RUNS})")
-    parser.add_argument("--format", choices=FORMATS, default="terminal")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write instead of standard output")
-    parser.add_argument("--task", nargs="+", metavar="TASK", help="only these tasks")
-    parser.add_argument("--method", nargs="+", metavar="METHOD", help="only these methods")
-    parser.add_argument(
-        "--compare",
-        nargs="+",
-        action="append",
-        default=[],
-        metavar="ROW",
-        help="test the first row, or method, against the others; may be given several times",
-    )
-    parser.add_argument("--title", default="distill-run", help="title of the HTML page")
-    parser.add_argument(
-        "--picture", nargs="+", type=Path, default=[], metavar="FILE", help="pictures to embed in the HTML page"
-    )
-    return parser
-
-
-def _print(text: str) -> None:
-    try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:  # the reader, such as `| head`, is gone; the flush at exit would raise again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    save(score_figure(scored), file)

@@ -1,4 +1,4 @@
-"""Mistakes of the user and ways in which training can end, each reported in one or two lines without a traceback."""
+"""Errors that a user can cause or act on. Each is reported in one or two lines, without a traceback."""
 
 import difflib
 import re
@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 
 class UserError(Exception):
-    """Mistake in the configuration, the data or the environment, never a fault of the program.
+    """Mistake in the configuration, the data or the environment, never a bug of the program.
 
     The command line prints the error without a traceback and exits with ``exit_code``.
 
     Args:
         key: the configuration key (or file) at fault, as typed on the command line. A key that begins with a dot is
-            relative to the part of the configuration that is being read; ``within`` completes it.
+            relative to the part of the configuration that is being read; ``error_context`` completes it.
         value: the value of the key; ``None`` leaves the value out of the message.
         problem: what is wrong with the value.
         remedy: what to type or do instead.
@@ -29,11 +29,11 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         key = self.key.removeprefix(".")
-        subject = key if self.value is None else f"{key}={as_typed(self.value)}"
-        subject = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in subject)
+        subject = key if self.value is None else f"{key}={format_value(self.value)}"
+        subject = "".join(char if char.isprintable() else repr(char)[1:-1] for char in subject)
         return f"{subject}: {self.problem}" + (f"\n  {self.remedy}" if self.remedy else "")
 
-    def at(self, key: str) -> "UserError":
+    def with_key(self, key: str) -> "UserError":
         """Return the same error for another key."""
         return type(self)(key, self.value, self.problem, self.remedy)
 
@@ -45,18 +45,18 @@ class Unavailable(UserError):
 
 
 class TrainingError(Exception):
-    """Training cannot continue, through no fault of the program; the command line exits with code 1."""
+    """Training cannot continue, although the program has no bug; the command line exits with code 1."""
 
     remedy: ClassVar[str]
 
 
-class EndedItself(TrainingError):
-    """Code that the run calls has tried to end the process."""
+class UnexpectedExit(TrainingError):
+    """Something that the run calls has raised ``SystemExit``."""
 
     remedy = "A library or a loss term tried to end the process: HYDRA_FULL_ERROR=1 shows where."
 
 
-class Paused(Exception):
+class TrainingPaused(Exception):
     """Training has stopped at the requested epoch; its state is saved.
 
     Args:
@@ -72,14 +72,14 @@ class Paused(Exception):
 
 
 @contextmanager
-def within(part: str) -> Iterator[None]:
-    """Put ``part`` in front of the keys of errors that begin with a dot; the key ``.`` stands for ``part`` itself."""
+def error_context(key: str) -> Iterator[None]:
+    """Put ``key`` in front of the keys of errors that begin with a dot; the key ``.`` stands for ``key`` itself."""
     try:
         yield
     except UserError as error:
         if not error.key.startswith("."):
             raise
-        raise error.at((part + error.key).rstrip(".")) from error
+        raise error.with_key((key + error.key).rstrip(".")) from error
 
 
 def exit_cause(exitcode: int) -> str:
@@ -92,10 +92,10 @@ def exit_cause(exitcode: int) -> str:
     return f"the process was ended by {name}{hint}"
 
 
-def as_typed(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value in the notation of the command line: ``true``, ``null``, ``[a, b]``; floats keep all digits."""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(as_typed, value))}]"
+        return f"[{', '.join(map(format_value, value))}]"
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
@@ -104,7 +104,7 @@ def as_typed(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def as_list(names: list[str]) -> str:
+def format_list(names: list[str]) -> str:
     """Return a list in Hydra's command line syntax, with quotes around names where Hydra's grammar needs them."""
 
     def item(name: str) -> str:
@@ -118,9 +118,9 @@ def as_list(names: list[str]) -> str:
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield ``error``, the error that caused it, the cause of that error, and so on."""
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited = set[int]()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
@@ -130,7 +130,7 @@ def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def brief(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     """Return the type and the first line of the innermost cause, at most 160 characters.
 
     ``datasets`` and other libraries wrap the informative error in further errors.
@@ -141,9 +141,9 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}"[:160] if lines else type(error).__name__
 
 
-def nearest(name: Any, known: Iterable[Any]) -> str:
-    """Return a remedy for a misspelt name: the nearest known name, and all known names if there are at most 20."""
-    names = sorted(map(str, known))
+def suggestion(name: Any, candidates: Iterable[Any]) -> str:
+    """Return a remedy for a misspelled name: the closest candidate, and all candidates if there are at most 20."""
+    names = sorted(map(str, candidates))
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = [f"Did you mean '{close[0]}'?"] if close else []
     return " ".join([*hint, f"Known: {', '.join(names)}."] if 0 < len(names) <= 20 else hint)

@@ -8,25 +8,154 @@ import json
 import logging
 import os
 import re
-import uuid
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-from distill_runner.common import large_files
-from distill_runner.common.hub_errors import Kind, NotThere, is_offline, meaning
-from distill_runner.common.terminal import Fetching
+from filelock import FileLock
+
+from distill_runner.common.errors import Unavailable, UserError, causes, root_cause
+from distill_runner.common.files import DISK_FULL, atomic_replacement, file_sha256
+from distill_runner.common.process import REQUEST_SECONDS, configure_hub_client, environment_variable
 
 log = logging.getLogger(__name__)
 
-PINS = "DISTILL_HUB_COMMITS"
+RepoType = Literal["model", "dataset"]
+Value = TypeVar("Value")
+COMMITS = "DISTILL_HUB_COMMITS"
 """Environment variable that passes the commits resolved by a sweep to the processes of its points."""
-SECONDS_TO_ANSWER = 10.0
+LARGE_FILE = 10_000_000
+"""Size in bytes from which a later process resumes a download; smaller files start again."""
+TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+TRIES, TRIES_TO_CONNECT = 6, 2
+LONGEST_WAIT = 330.0
+"""Longest wait before a retry, in seconds. The hub counts requests in windows of five minutes."""
+_connect = cache(configure_hub_client)
+
+# Errors
+
+
+class HubError(Exception):
+    """Files of the hub are unavailable; ``problem`` says why in a message for the user.
+
+    Args:
+        temporary: whether the cause is not the user's mistake and may be gone later, such as a lost network.
+    """
+
+    def __init__(self, problem: str, remedy: str = "", temporary: bool = False) -> None:
+        self.problem, self.remedy, self.temporary = problem, remedy, temporary
+        super().__init__(problem)
+
+    def for_key(self, key: str, value: Any, remedy: str) -> UserError:
+        """Return the same problem as an error of ``key``; ``remedy`` is used if this error has no remedy."""
+        return (Unavailable if self.temporary else UserError)(key, value, self.problem, self.remedy or remedy)
+
+
+def is_offline(error: BaseException) -> bool:
+    """Return whether ``HF_HUB_OFFLINE`` prevented the request."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    return any(isinstance(cause, OfflineModeIsEnabled) for cause in causes(error))
+
+
+def hub_error(error: Exception, repo_type: RepoType, name: str, revision: str | None) -> HubError:
+    """Return the ``HubError`` that explains an error of the hub's libraries.
+
+    Raises:
+        OSError: ``error`` was caused by a full disk.
+    """
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, HubError):
+        return error
+    for cause in causes(error):
+        if isinstance(cause, GatedRepoError):
+            page = f"https://huggingface.co/{'datasets/' * (repo_type == 'dataset')}{name}"
+            problem = "is gated: you must accept its terms and log in to download it"
+            return HubError(problem, f"Accept at {page}, then: hf auth login")
+        if isinstance(cause, RevisionNotFoundError):
+            return HubError(f"has no revision '{revision}'", "Its branches, tags and commits are on the hub's page.")
+        if isinstance(cause, RepositoryNotFoundError | HFValidationError):
+            repository = "data set" if repo_type == "dataset" else repo_type
+            return HubError(f"neither a folder here nor a {repository} on the hub")
+        if isinstance(cause, OSError) and cause.errno in DISK_FULL:
+            raise cause
+        if isinstance(cause, HfHubHTTPError):
+            status = cause.response.status_code
+            reason = " (its rate limit is reached)" if status == 429 else ""
+            return HubError(f"the hub answers {status}{reason}", "Repeat the command later to resume.", True)
+    if is_offline(error):
+        return HubError("not downloaded before, and HF_HUB_OFFLINE forbids asking the hub")
+    return HubError(f"the hub cannot be reached ({root_cause(error)})", temporary=True)
+
+
+# Retries
+
+
+def _with_retries(request: Callable[[], Value], progress: Callable[[], int] = lambda: 0) -> Value:
+    """Return the result of ``request``, and repeat it after temporary failures, as late as the hub asks for.
+
+    ``huggingface_hub`` itself retries only some of its requests: it gives up when it looks up a revision, at the first
+    503 of a file, and when a connection is reset.
+
+    Args:
+        progress: number of bytes downloaded so far. After progress, the count of tries starts again.
+    """
+    tries, num_bytes = 0, progress()
+    while True:
+        try:
+            return request()
+        except Exception as error:
+            if progress() > num_bytes:
+                tries, num_bytes = 0, progress()
+            tries += 1
+            wait = _seconds_to_wait(error, tries)
+            if wait is None:
+                raise
+            if wait >= 2:
+                log.info("the hub: %s; trying again in %.0f s", root_cause(error), wait)
+            time.sleep(wait)
+
+
+def _seconds_to_wait(error: Exception, tries: int) -> float | None:
+    """Return the seconds to wait before the next try after ``tries`` failures; None if another try is of no use."""
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
+    backoff = min(2.0 ** (tries - 1), 8.0)
+    for cause in causes(error):
+        if isinstance(cause, HfHubHTTPError):
+            retries = TRIES if cause.response.status_code in TEMPORARY_STATUSES else 0
+            backoff = _requested_wait(cause.response.headers) or backoff
+        elif isinstance(cause, httpx.ConnectError | httpx.TimeoutException):
+            retries = TRIES_TO_CONNECT
+        elif isinstance(cause, httpx.NetworkError | httpx.RemoteProtocolError):
+            retries = TRIES
+        else:
+            continue
+        return backoff if tries < retries and backoff <= LONGEST_WAIT else None
+    return None
+
+
+def _requested_wait(headers: Any) -> float | None:
+    """Return the seconds to wait, from ``Retry-After`` or the hub's own rate limit header; None if neither is there."""
+    seconds, limit = headers.get("Retry-After", ""), re.search(r";t=(\d+)", headers.get("RateLimit", ""))
+    return float(seconds) if re.fullmatch(r"\d+", seconds) else float(limit[1]) if limit else None
+
+
+# Commits
 
 
 @dataclass(frozen=True)
@@ -37,200 +166,242 @@ class Commit:
     current name, which may differ from the requested one.
     """
 
-    kind: Kind
+    repo_type: RepoType
     name: str
     sha: str
 
     @property
     def folder(self) -> Path:
         """Folder in the cache that holds the commit's downloaded files."""
-        return _cache_of(self.kind, self.name) / "snapshots" / self.sha
+        return _cache_folder(self.repo_type, self.name) / "snapshots" / self.sha
 
 
-def commit(kind: Kind, name: str, revision: str | None) -> Commit:
+def resolve_commit(repo_type: RepoType, name: str, revision: str | None) -> Commit:
     """Return the commit that ``revision`` (``main`` by default) points to.
 
     The hub is asked once per process. The points of a sweep use the commits that the sweep has resolved.
 
     Raises:
-        NotThere: the revision does not exist, or neither the hub nor an earlier download can resolve it.
+        HubError: the revision does not exist, or neither the hub nor an earlier download can resolve it.
     """
-    found = _outcome(kind, name, revision or "main")
-    if isinstance(found, NotThere):
-        raise found
-    return found
+    outcome = _resolved_commit(repo_type, name, revision or "main")
+    if isinstance(outcome, HubError):
+        raise outcome
+    return outcome
 
 
 @contextmanager
-def shared() -> Iterator[None]:
+def shared_commits() -> Iterator[None]:
     """Pass the commits resolved so far on to processes that are started in this context."""
-    before = os.environ.get(PINS)
-    os.environ[PINS] = json.dumps({**_pins(), **_RESOLVED})
-    try:
+    with environment_variable(COMMITS, json.dumps({**_inherited_commits(), **_RESOLVED})):
         yield
-    finally:
-        if before is None:
-            del os.environ[PINS]
-        else:
-            os.environ[PINS] = before
 
 
 _RESOLVED: dict[str, str] = {}
-"""Commits resolved by this process: ``kind:name@revision`` -> ``name@sha``."""
+"""Commits resolved by this process: ``repo_type:name@revision`` -> ``name@sha``."""
 
 
-def _pins() -> dict[str, str]:
-    pins: dict[str, str] = json.loads(os.environ.get(PINS, "{}"))
-    return pins
+def _inherited_commits() -> dict[str, str]:
+    commits: dict[str, str] = json.loads(os.environ.get(COMMITS, "{}"))
+    return commits
 
 
-def forget() -> None:
+def forget_commits() -> None:
     """Forget the commits resolved by this process, so that the hub is asked again."""
-    _outcome.cache_clear()
+    _resolved_commit.cache_clear()
     _RESOLVED.clear()
 
 
 @cache
-def _outcome(kind: Kind, name: str, revision: str) -> Commit | NotThere:
-    key = f"{kind}:{name}@{revision}"
+def _resolved_commit(repo_type: RepoType, name: str, revision: str) -> Commit | HubError:
+    """Return the commit, or the error, which is cached as well so that a failing hub is not asked again."""
+    key = f"{repo_type}:{name}@{revision}"
     try:
-        if pinned := _pins().get(key):
-            found = Commit(kind, *pinned.split("@"))
+        if inherited := _inherited_commits().get(key):
+            commit = Commit(repo_type, *inherited.split("@"))
         elif re.fullmatch("[0-9a-f]{40}", revision):
-            found = Commit(kind, name, revision)
+            commit = Commit(repo_type, name, revision)
         else:
-            found = _ask(kind, name, revision)
-    except NotThere as error:
+            commit = request_commit(repo_type, name, revision)
+    except HubError as error:
         return error
-    _RESOLVED[key] = f"{found.name}@{found.sha}"
-    return found
+    _RESOLVED[key] = f"{commit.name}@{commit.sha}"
+    return commit
 
 
-def _ask(kind: Kind, name: str, revision: str) -> Commit:
+def request_commit(repo_type: RepoType, name: str, revision: str) -> Commit:
+    """Ask the hub for a commit; without an answer, return the commit of the last download with a warning."""
     from huggingface_hub import HfApi
 
-    known = _known_commit(kind, name, revision)
+    cached_sha = _cached_sha(repo_type, name, revision)
     try:
-        connect()
-        info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=SECONDS_TO_ANSWER)
+        _connect()
+        api = HfApi()
+        info = _with_retries(
+            lambda: api.repo_info(name, repo_type=repo_type, revision=revision, timeout=REQUEST_SECONDS)
+        )
     except Exception as error:
-        why = meaning(error, kind, name, revision)
-        if known is None or not (why.network or is_offline(error)):
-            raise why from error
-        if why.network:
-            log.warning("%s: %s; using the copy downloaded before, at commit %s", name, why.problem, known[:8])
-        return Commit(kind, name, known)
+        reason = hub_error(error, repo_type, name, revision)
+        if cached_sha is None or not (reason.temporary or is_offline(error)):
+            raise reason from error
+        if reason.temporary:
+            log.warning("%s: %s; using the copy downloaded before, at commit %s", name, reason.problem, cached_sha[:8])
+        return Commit(repo_type, name, cached_sha)
     assert info.sha is not None
-    if known not in (None, info.sha):
-        log.warning("%s: %s has moved from %s to %s since its download", name, revision, str(known)[:8], info.sha[:8])
-        log.warning("  use %s@%s, or revision=%s, to keep the old one", name, str(known)[:8], known)
-    if info.id != name and not (_cache_of(kind, name)).exists():  # lets an offline run find the cache by the old name
-        _cache_of(kind, info.id).mkdir(parents=True, exist_ok=True)
-        _cache_of(kind, name).symlink_to(_cache_of(kind, info.id).name)
-    return Commit(kind, info.id, info.sha)
+    if cached_sha not in (None, info.sha):
+        short = str(cached_sha)[:8]
+        log.warning("%s: %s has moved from %s to %s since its download", name, revision, short, info.sha[:8])
+        log.warning("  use %s@%s, or revision=%s, to keep the old one", name, short, cached_sha)
+    cache_folder, current = _cache_folder(repo_type, name), _cache_folder(repo_type, info.id)
+    if info.id != name and not cache_folder.exists():  # lets an offline run find the cache by the old name
+        current.mkdir(parents=True, exist_ok=True)
+        cache_folder.symlink_to(current.name)
+    return Commit(repo_type, info.id, info.sha)
 
 
-def fetch(of: Commit, patterns: Sequence[str], revision: str | None = None) -> Path:
+# Files
+
+
+def download(commit: Commit, patterns: Sequence[str], revision: str | None = None) -> Path:
     """Download the files that match ``patterns`` and are not in the cache; return the folder of the commit.
 
     Args:
         revision: the revision that was resolved to this commit. It is recorded for runs that cannot ask the hub.
     Raises:
-        NotThere: the files cannot be downloaded.
+        HubError: the files cannot be downloaded.
         OSError: the disk is full.
     """
-    from huggingface_hub import hf_hub_url, snapshot_download
+    from huggingface_hub import snapshot_download
+    from tqdm import tqdm
 
-    chosen: dict[str, Any] = {"repo_type": of.kind, "revision": of.sha, "allow_patterns": list(patterns)}
-    missing = _missing(of, patterns)
-    if missing == []:
-        return of.folder
-    connect()
-    _require_space(of, missing or [])
+    class NoBar(tqdm):
+        """Progress bar of ``snapshot_download`` that draws nothing: large files have bars of their own."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})
+
+    if (missing := _missing_files(commit, patterns)) == []:
+        return commit.folder
+    _connect()
+    size, started = sum(file.size for file in missing or []), time.monotonic()
+    _require_space(commit, size)
+    if size >= LARGE_FILE:
+        log.info("downloading %s: %.1f MB", commit.name, size / 1e6)
     try:
-        with Fetching(of.name, sum(file.size for file in missing or [])) as bar:
-            large = [file.path for file in missing or [] if file.size >= large_files.LARGE]
-            urls = [hf_hub_url(of.name, file, repo_type=of.kind, revision=of.sha) for file in large]
-            large_files.fetch_large(urls, of.folder.parents[1] / "blobs", bar.kind)
-            folder = Path(snapshot_download(of.name, tqdm_class=bar.kind, **chosen))
+        for file in missing or []:
+            if file.size >= LARGE_FILE:
+                _download_large_file(commit, file.path)
+        options: dict[str, Any] = {"repo_type": commit.repo_type, "revision": commit.sha, "tqdm_class": NoBar}
+        folder = _with_retries(lambda: snapshot_download(commit.name, allow_patterns=list(patterns), **options))
     except KeyboardInterrupt:
-        log.warning("the files downloaded so far are kept in %s: repeat the command to resume", of.folder.parents[1])
+        cache_folder = _cache_folder(commit.repo_type, commit.name)
+        log.warning("the files downloaded so far are kept in %s: repeat the command to resume", cache_folder)
         raise
     except Exception as error:
-        if of.folder.is_dir() and is_offline(error) and names(of) is None:
-            return of.folder  # downloaded by another program, which stored no list of files
-        raise meaning(error, of.kind, of.name, revision) from error
-    if revision and revision != of.sha:
-        _remember(of, revision)
-    return folder
+        if commit.folder.is_dir() and is_offline(error) and file_names(commit) is None:
+            return commit.folder  # downloaded by another program, which stored no list of files
+        raise hub_error(error, commit.repo_type, commit.name, revision) from error
+    if size >= LARGE_FILE:
+        log.info("downloaded %s in %.0f s", commit.name, time.monotonic() - started)
+    if revision and revision != commit.sha:
+        _record_revision(commit, revision)
+    return Path(folder)
 
 
-def names(of: Commit) -> list[str] | None:
+def _download_large_file(commit: Commit, path: str) -> None:
+    """Download a file so that a later process resumes where an earlier one was interrupted.
+
+    ``huggingface_hub`` drops an incomplete file when the process ends. Here it stays in the cache as
+    ``<checksum>.partial``, next to its final place, where ``huggingface_hub`` finds the complete file. A file for which
+    the hub has no SHA-256 checksum is left to ``huggingface_hub``.
+
+    Raises:
+        OSError: the disk is full, or the downloaded file has a wrong checksum.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    url = hf_hub_url(commit.name, path, repo_type=commit.repo_type, revision=commit.sha)
+    headers = build_hf_headers()
+    metadata = _with_retries(lambda: get_hf_file_metadata(url, headers=headers))
+    checksum = metadata.etag or ""
+    if not re.fullmatch("[0-9a-f]{64}", checksum):
+        return
+    blobs = _cache_folder(commit.repo_type, commit.name) / "blobs"
+    blobs.mkdir(parents=True, exist_ok=True)
+    blob, partial = blobs / checksum, blobs / f"{checksum}.partial"
+
+    def resume() -> None:
+        with partial.open("ab") as stream:
+            if stream.tell():
+                log.info("downloading %s: resuming after %.1f MB", commit.name, stream.tell() / 1e6)
+            options = {"headers": headers, "expected_size": metadata.size, "displayed_filename": path}
+            http_get(url, stream, resume_size=stream.tell(), **options)
+
+    with FileLock(f"{partial}.lock"):
+        if blob.exists():
+            return
+        _with_retries(resume, lambda: partial.stat().st_size if partial.exists() else 0)
+        if file_sha256(partial) != checksum:
+            partial.unlink()
+            raise OSError(f"{path} was damaged during the download")
+        partial.rename(blob)
+
+
+def file_names(commit: Commit) -> list[str] | None:
     """Return the paths of the commit's files; None if the cache holds no list of them."""
-    files = _files(of)
+    files = _listed_files(commit)
     return None if files is None else [file.path for file in files]
 
 
-def _files(of: Commit) -> list[Any] | None:
+def _listed_files(commit: Commit) -> list[Any] | None:
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        return get_cached_repo_tree(of.name, repo_type=of.kind, revision=of.sha)
+        return get_cached_repo_tree(commit.name, repo_type=commit.repo_type, revision=commit.sha)
     except CachedRepoTreeNotFoundError:
         return None
 
 
-def matching(files: Sequence[str], patterns: Sequence[str]) -> list[str]:
+def matching_files(files: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """Return the files that match any of ``patterns``."""
     return [file for file in files if any(fnmatch(file, pattern) for pattern in patterns)]
 
 
-def _missing(of: Commit, patterns: Sequence[str]) -> list[Any] | None:
+def _missing_files(commit: Commit, patterns: Sequence[str]) -> list[Any] | None:
     """Return the files that match ``patterns`` and are not in the cache; None if the cache holds no list of files."""
-    there = _files(of)
-    if there is None:
+    files = _listed_files(commit)
+    if files is None:
         return None
-    return [file for file in there if matching([file.path], patterns) and not (of.folder / file.path).exists()]
+    folder = commit.folder
+    return [file for file in files if matching_files([file.path], patterns) and not (folder / file.path).exists()]
 
 
-def _require_space(of: Commit, missing: Sequence[Any]) -> None:
-    place, needed = _cache_of(of.kind, of.name), sum(file.size for file in missing)
-    if place.exists() and needed > (free := disk_usage(place).free):
-        problem = f"needs {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free in {place.parent}"
-        raise NotThere(problem, "Make room, or set HF_HOME to a folder on a larger disk.", network=True)
+def _require_space(commit: Commit, size: int) -> None:
+    folder = _cache_folder(commit.repo_type, commit.name)
+    if folder.exists() and size > (free := disk_usage(folder).free):
+        problem = f"needs {size / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free in {folder.parent}"
+        raise HubError(problem, "Free some space, or set HF_HOME to a folder on a larger disk.", temporary=True)
 
 
-def _cache_of(kind: Kind, name: str) -> Path:
+def _cache_folder(repo_type: RepoType, name: str) -> Path:
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE).expanduser() / f"{kind}s--{name.replace('/', '--')}"
+    return Path(constants.HF_HUB_CACHE).expanduser() / f"{repo_type}s--{name.replace('/', '--')}"
 
 
-def _known_commit(kind: Kind, name: str, revision: str) -> str | None:
+def _cached_sha(repo_type: RepoType, name: str, revision: str) -> str | None:
     """Return the commit that ``revision`` pointed to at the last download; None if there was none."""
     try:
-        return (_cache_of(kind, name) / "refs" / revision).read_text().strip() or None
+        return (_cache_folder(repo_type, name) / "refs" / revision).read_text().strip() or None
     except OSError:
         return None
 
 
-def _remember(of: Commit, revision: str) -> None:
-    file = _cache_of(of.kind, of.name) / "refs" / revision
+def _record_revision(commit: Commit, revision: str) -> None:
+    file = _cache_folder(commit.repo_type, commit.name) / "refs" / revision
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}.tmp")
-    partial.write_text(of.sha)
-    partial.replace(file)
-
-
-@cache
-def connect() -> None:
-    """Make all libraries retry their requests to the hub, and silence their messages about these requests."""
-    from huggingface_hub.utils import logging as hub_logging
-
-    from distill_runner.common import hub_client
-
-    hub_client.connect()
-    hub_logging.set_verbosity(logging.CRITICAL)
-    for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    with atomic_replacement(file) as partial:
+        partial.write_text(commit.sha)

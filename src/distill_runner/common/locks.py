@@ -21,14 +21,14 @@ from distill_runner.common.errors import UserError
 
 log = logging.getLogger(__name__)
 
-LOCKS = "DISTILL_LOCKS"
+MECHANISM = "DISTILL_LOCKS"
 LEASE_SECONDS = 120.0
 MOUNTS = Path("/proc/self/mounts")
 SHARED = {"9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3"}
 """Types of file systems that several machines may see; for ``fuse.sshfs``, the part before the dot counts."""
 LOCAL = {"nolock", "local_lock=flock", "local_lock=all", "localflock"}
 """Mount options of NFS and Lustre with which other machines do not see an ``flock``."""
-_TRY = """import fcntl, sys
+_TRY_LOCK = """import fcntl, sys
 try:
     fcntl.flock(open(sys.argv[1], "a"), fcntl.LOCK_EX | fcntl.LOCK_NB)
 except OSError:
@@ -38,11 +38,11 @@ except OSError:
 
 class Mount(NamedTuple):
     point: str
-    kind: str
+    type: str
     options: frozenset[str]
 
 
-_FOUND: dict[Mount, bool] = {}
+_WORKS: dict[Mount, bool] = {}
 
 
 def lock(file: Path) -> BaseFileLock:
@@ -53,39 +53,41 @@ def lock(file: Path) -> BaseFileLock:
     Raises:
         UserError: ``DISTILL_LOCKS`` has another value.
     """
-    chosen = os.environ.get(LOCKS)
-    if chosen not in (None, "flock", "lease"):
-        raise UserError(LOCKS, chosen, "is not a way to lock files", "Set it to flock or lease, or unset it.")
-    if chosen == "flock" or (chosen is None and flock_works(mount_of(file.parent), file.parent)):
+    mechanism = os.environ.get(MECHANISM)
+    if mechanism not in (None, "flock", "lease"):
+        raise UserError(MECHANISM, mechanism, "is not a way to lock files", "Set it to flock or lease, or unset it.")
+    if mechanism == "flock" or (mechanism is None and flock_works(mount_of(file.parent), file.parent)):
         return FileLock(file)
     return SoftFileLease(file.with_suffix(".lease"), lease_duration=LEASE_SECONDS)
 
 
 def flock_works(mount: Mount, folder: Path) -> bool:
-    """Whether ``flock`` excludes other processes on this machine and, judged by the mount options, on other machines.
+    """Return whether ``flock`` excludes other processes here and, as the mount options tell, on other machines.
 
     Only types in ``SHARED`` are tested, once per process and mount, with a second process in ``folder``.
     """
-    if mount.kind.partition(".")[0] not in SHARED:
+    if mount.type.partition(".")[0] not in SHARED:
         return True
-    if mount not in _FOUND:
+    if mount not in _WORKS:
         local = ", ".join(sorted(mount.options & LOCAL))
-        why = f"mounted with {local}" if local else None if excludes(folder) else "a second process got the same lock"
-        if why:
-            where = f"{mount.point} ({mount.kind})"
-            log.info("locks on %s are renewed lease files, since flock does not work there: %s", where, why)
-        _FOUND[mount] = why is None
-    return _FOUND[mount]
+        reason = f"mounted with {local}" if local else None
+        if not local and not excludes(folder):
+            reason = "a second process got the same lock"
+        if reason:
+            where = f"{mount.point} ({mount.type})"
+            log.info("locks on %s are renewed lease files, since flock does not work there: %s", where, reason)
+        _WORKS[mount] = reason is None
+    return _WORKS[mount]
 
 
 def excludes(folder: Path) -> bool:
-    """Whether a second process cannot lock a file in ``folder`` that this process has locked."""
+    """Return whether a second process cannot lock a file in ``folder`` that this process has locked."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".locks-") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
-        return subprocess.run([sys.executable, "-S", "-E", "-c", _TRY, file.name], check=False).returncode == 3
+        return subprocess.run([sys.executable, "-S", "-E", "-c", _TRY_LOCK, file.name], check=False).returncode == 3
 
 
 def mount_of(folder: Path) -> Mount:
@@ -96,8 +98,10 @@ def mount_of(folder: Path) -> Mount:
         return Mount("/", "unknown", frozenset())
     # Spaces in mount points are written as \040. Of several mounts at one point, only the last one is visible.
     mounts = [
-        Mount(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), name), kind, frozenset(options.split(",")))
-        for _, name, kind, options, *_ in lines
+        Mount(
+            re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), name), file_system, frozenset(options.split(","))
+        )
+        for _, name, file_system, options, *_ in lines
     ]
-    over = [mount for mount in mounts if folder.resolve().is_relative_to(mount.point)]
-    return max(reversed(over), key=lambda mount: len(mount.point), default=Mount("/", "unknown", frozenset()))
+    matches = [mount for mount in mounts if folder.resolve().is_relative_to(mount.point)]
+    return max(reversed(matches), key=lambda mount: len(mount.point), default=Mount("/", "unknown", frozenset()))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from distill_runner.common.errors import UserError, nearest
+from distill_runner.common.errors import UserError, suggestion
 
 LARGEST = 2**63 - 1
 
@@ -20,14 +20,14 @@ class Schema(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Reject booleans in place of numbers, and integers above ``LARGEST``.
 
         No generator, clock or memory takes such integers.
         """
         annotation: Any = cls.model_fields[info.field_name].annotation if info.field_name else None
-        kinds = _kinds(annotation)
-        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+        types = _types(annotation)
+        if isinstance(value, bool) and types & {int, float} and bool not in types:
             raise ValueError("must be a number")
         if isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError(f"must be at most {LARGEST}")
@@ -36,7 +36,7 @@ class Schema(BaseModel):
 
 AnySchema = TypeVar("AnySchema", bound=Schema)
 
-PLAIN = {
+PLAIN_WORDS = {
     r", (unable|got|not) .*| after validation.*": "",  # the message shows the value already
     r"^Value error, ": "",
     r"^(Input|Value|List|Tuple|Dictionary) should ": "must ",
@@ -49,7 +49,7 @@ PLAIN = {
 """Patterns in pydantic's messages -> plainer words."""
 
 
-def typed(schema: type[AnySchema], values: Mapping[str, Any] | AnySchema, prefix: str = "") -> AnySchema:
+def validate_config(schema: type[AnySchema], values: Mapping[str, Any] | AnySchema, prefix: str = "") -> AnySchema:
     """Validate a part of a configuration, and return it in typed form.
 
     Args:
@@ -62,49 +62,45 @@ def typed(schema: type[AnySchema], values: Mapping[str, Any] | AnySchema, prefix
     except ValidationError as error:
         fault = error.errors()[0]
         key, value = prefix + ".".join(map(str, fault["loc"])), fault["input"]
-        shown = None if isinstance(value, Mapping) else value
+        value = None if isinstance(value, Mapping) else value
         match fault["type"]:
             case "extra_forbidden":
                 *parents, name = fault["loc"]
-                problem, remedy, shown = "there is no such key", nearest(name, _names(schema, parents)), None
+                problem, remedy, value = "there is no such key", suggestion(name, _names(schema, parents)), None
             case "missing":
-                problem, remedy, shown = "needs a value", "", None
+                problem, remedy, value = "needs a value", "", None
             case "literal_error":
                 problem = "there is no such choice"
-                remedy = nearest(value, re.findall(r"'([^']*)'", fault["ctx"]["expected"]))
+                remedy = suggestion(value, re.findall(r"'([^']*)'", fault["ctx"]["expected"]))
             case _:
                 problem, remedy = _plain(fault["msg"]), ""
-        raise UserError(key, shown, problem, remedy) from error
+        raise UserError(key, value, problem, remedy) from error
 
 
 def _plain(message: str) -> str:
-    for theirs, ours in PLAIN.items():
-        message = re.sub(theirs, ours, message)
+    for pattern, words in PLAIN_WORDS.items():
+        message = re.sub(pattern, words, message)
     return message
 
 
 def _names(schema: Any, path: Sequence[int | str]) -> list[str]:
     """Return the keys that a schema knows at ``path``."""
-    kind = next((part for part in (schema, *get_args(schema)) if _is_schema(part)), None)
-    if kind is None:
+    inner = next((part for part in (schema, *get_args(schema)) if _is_schema(part)), None)
+    if inner is None:
         return []
     if not path:
-        return list(kind.model_fields)
-    if kind is not schema and _is_mapping(schema):
-        return _names(kind, path[1:])
-    field = kind.model_fields.get(str(path[0]))
+        return list(inner.model_fields)
+    if inner is not schema and getattr(schema, "__origin__", None) is dict:
+        return _names(inner, path[1:])
+    field = inner.model_fields.get(str(path[0]))
     return _names(field.annotation, path[1:]) if field else []
 
 
 @cache
-def _kinds(annotation: Any) -> set[Any]:
+def _types(annotation: Any) -> set[Any]:
     """Return the types that a field accepts: ``annotation`` and, recursively, its type arguments."""
-    return {annotation, *chain(*(_kinds(part) for part in get_args(annotation)))}
+    return {annotation, *chain(*(_types(part) for part in get_args(annotation)))}
 
 
-def _is_schema(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Schema)
-
-
-def _is_mapping(kind: Any) -> bool:
-    return getattr(kind, "__origin__", None) is dict
+def _is_schema(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Schema)

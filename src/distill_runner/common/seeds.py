@@ -40,12 +40,12 @@ def restore_random_state(state: dict[str, Any]) -> None:
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
-        here = torch.cuda.device_count()  # the state may come from a machine with more GPUs
-        torch.cuda.set_rng_state_all(state["cuda"][:here])
+        num_gpus = torch.cuda.device_count()  # the state may come from a machine with more GPUs
+        torch.cuda.set_rng_state_all(state["cuda"][:num_gpus])
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def preserved_random_state() -> Iterator[None]:
     """Restore the state of all random number generators at the end of this context."""
     state = random_state()
     try:

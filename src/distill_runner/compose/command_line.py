@@ -1,8 +1,9 @@
-"""Between the console script and Hydra: rewrite the arguments for Hydra, and raise errors as they occurred."""
+"""Between the console script and Hydra: the help, the arguments for Hydra, and the errors that Hydra would hide."""
 
 import re
+import shutil
 import sys
-import warnings
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,11 +12,40 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from distill_runner.common.errors import EndedItself, UserError
+from distill_runner.common.errors import UnexpectedExit, UserError
+from distill_runner.common.process import quiet_launcher_warning
 from distill_runner.compose import folders
 from distill_runner.compose.hydra_private import parse_options
+from distill_runner.compose.renamed import current_override
 
 Job = Callable[[DictConfig], Any]
+HELP_TEXT = """\
+distill-run: reproduce, compare and extend knowledge distillation of Transformers.
+
+Groups (<group>=<name>):
+
+{groups}
+
+Keys (<key>=<value>): task.* teacher.* student.num_layers student.init loss.eta loss.lambda loss.temperature
+  optim.lr optim.batch_size optim.epochs optim.max_steps runtime.device runtime.precision runtime.targets
+  seed store.dir tracker.project plan; every key: distill-run --cfg job
+
+Examples:
+  distill-run experiment=demo                                   with and without a teacher; embedded data, offline
+  distill-run task=custom task.dataset=my_folder method=rkd     your own texts and labels
+  distill-run task=rte method=alp                               one cell of ALP-KD's Table 1
+  distill-run task=rte method=alp plan=true                     what that would train, and what is in the store
+  distill-run task=mrpc method=pkd mapping=last loss.lambda=0.5
+  distill-run task=rte method=alp teacher=minilm_l6 student.num_layers=3 tracker=wandb
+  distill-run -m task=rte method=nkd,rkd,pkd,ckd,alp seed=1,2,3
+
+Subcommands, each with --help:
+
+{subcommands}
+
+Tab completion:  eval "$(distill-run completion bash)"      or zsh
+Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FULL_ERROR=1
+"""
 
 
 def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
@@ -23,7 +53,7 @@ def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
 
     Raises:
         UserError: a key that nothing reads, a file that cannot be read, or arguments that cannot be composed.
-        EndedItself: ``job`` raised ``SystemExit``.
+        UnexpectedExit: ``job`` raised ``SystemExit``.
         BaseException: any other exception of ``job``, unchanged. Hydra would print its own traceback instead.
     """
     raised: list[BaseException] = []
@@ -34,13 +64,12 @@ def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
         try:
             return job(config)
         except SystemExit as error:
-            raised.append(EndedItself(f"the run ended itself with exit code {error.code or 0}"))
+            raised.append(UnexpectedExit(f"something called exit({error.code or 0}) before the run finished"))
         except BaseException as error:
             raised.append(error)
 
-    _look_at(arguments)
-    # conf/hydra/launcher/submitit_slurm.yaml has the plugin's name on purpose, so that the plugin's schema checks it.
-    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
+    _check_input(arguments)
+    quiet_launcher_warning()
     sys.argv[1:] = arguments  # Hydra reads its arguments here
     application = hydra.main(version_base="1.3", config_path=str(folders.config_folder()), config_name="config")(call)
     try:
@@ -53,40 +82,40 @@ def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
         raise raised.pop()
 
 
-def rewritten(given: Sequence[str]) -> list[str]:
-    """Return the arguments for Hydra: the overrides with shorthands expanded, then the options.
+def hydra_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments for Hydra: the overrides with current names and expanded shorthands, then the options.
 
     Hydra takes no overrides after an option.
 
     Raises:
         UserError: there is no such option, or no such configuration folder.
     """
-    known, behind = parse_options(given)
-    for argument in behind:
+    parsed, rest = parse_options(arguments)
+    for argument in rest:
         if argument.startswith("-"):
             raise UserError(argument, None, "there is no such option", "See distill-run --help.")
-    overrides = [*known.overrides, *behind]
-    folders.give(known.config_dir)  # Hydra would search it after the package's own folder
-    own = ("--config-dir", "-cd", known.config_dir, f"--config-dir={known.config_dir}", f"-cd={known.config_dir}")
-    options, multirun = [argument for argument in given if argument not in (*overrides, *own)], known.multirun
+    overrides, folder, multirun = [*parsed.overrides, *rest], parsed.config_dir, parsed.multirun
+    folders.use_folder(folder)  # Hydra would search it after the package's own folder
+    config_dir = ("--config-dir", "-cd", folder, f"--config-dir={folder}", f"-cd={folder}")
+    options = [argument for argument in arguments if argument not in (*overrides, *config_dir)]
     if not options and any(override.startswith("sweep=") for override in overrides):
         options, multirun = ["-m"], True  # the file says so too, but Hydra may fail before it reads the file
-    spelt_out = map(shorthand, overrides)
-    return [*(map(_axis, spelt_out) if multirun else spelt_out), *options]
+    overrides = [expand_shorthand(current_override(override)) for override in overrides]
+    return [*(map(_as_axis, overrides) if multirun else overrides), *options]
 
 
-def _look_at(arguments: Sequence[str]) -> None:
+def _check_input(arguments: Sequence[str]) -> None:
     """Check the overrides and the user's own files before anything is composed."""
     own = folders.own_folder()
     if own or any(argument.startswith("+") or "=[" in argument for argument in arguments):
-        from distill_runner.compose.given import check_files, check_given
+        from distill_runner.compose.typed_input import check_files, check_overrides
 
-        check_given(arguments)
+        check_overrides(arguments)
         if own:
             check_files(own)
 
 
-def shorthand(override: str) -> str:
+def expand_shorthand(override: str) -> str:
     """Expand the shorthands in an override.
 
     ``student.init=random`` stands for ``student.init.layers=random``, and ``task.columns=a,b`` for a list. Lists need
@@ -101,10 +130,18 @@ def shorthand(override: str) -> str:
     return re.sub(r"^student\.init=([\w,]+)$", r"student.init.layers=\1", override)
 
 
-def _axis(override: str) -> str:
+def _as_axis(override: str) -> str:
     """Turn ``a.b=1`` of a sweep into an axis with one value, which is set after the point has chosen ``a``."""
-    of_points = re.fullmatch(r"(?!(?:hydra|sweep|runtime|store|tracker)\.)(\w+(?:\.\w+)+)=([\w.+-]+)", override)
-    if not of_points:
+    match = re.fullmatch(r"(?!(?:hydra|sweep|runtime|store|tracker)\.)(\w+(?:\.\w+)+)=([\w.+-]+)", override)
+    if not match:
         return override
-    key, value = of_points.groups()
+    key, value = match.groups()
     return f"{key}=null,null" if value == "null" else f"{key}=choice({value})"  # choice() takes no null
+
+
+def help_text(subcommands: str) -> str:
+    """Return the help text with the subcommands and with the names in each group, wrapped to the terminal's width."""
+    columns = shutil.get_terminal_size((120, 24)).columns
+    wrapped = textwrap.TextWrapper(columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    lines = [wrapped.fill(f"{group}: {', '.join(folders.choices(group))}") for group in folders.groups()]
+    return HELP_TEXT.replace("{groups}", "\n".join(lines)).replace("{subcommands}", subcommands)

@@ -9,13 +9,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from distill_runner.common.disk import when_full
-from distill_runner.common.errors import UserError, causes, nearest
-from distill_runner.compose.composed import inherited
-from distill_runner.compose.folders import choices, folders
+from distill_runner.common.errors import UserError, causes, suggestion
+from distill_runner.common.files import disk_full_error
+from distill_runner.compose.folders import all_folders, choices
+from distill_runner.compose.resolvers import inherit_stages
 
 HELP = "See distill-run --help."
-COMPOSING = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError)
+COMPOSITION_ERRORS = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError)
 """Exceptions that are raised if a configuration cannot be composed."""
 
 
@@ -24,27 +24,28 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
     for cause in causes(error):
         if isinstance(cause, UserError):
             return cause
-    if full := when_full(error):
+    if full := disk_full_error(error):
         return full
     if isinstance(error, RecursionError):
         remedy = "Look at the defaults and interpolations of your own files."
         return UserError("configuration", None, "its parts refer to each other in a circle", remedy)
-    if not isinstance(error, COMPOSING):
+    if not isinstance(error, COMPOSITION_ERRORS):
         return None
     text = str(error)
     if isinstance(error, OverrideParseException):
-        return _unreadable(error.override)
+        return _cannot_parse(error.override)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_such_choice(error.missing_cfg_file, error.options or [], overrides)
     if text.startswith("Config group override must be"):
         pairs = (override.partition("=") for override in overrides)
         unknown = [f"{key}/{name}" for key, _, name in pairs if name not in (choices(key) or [name])]
         return _no_such_choice(unknown[0] if unknown else "", [], overrides)
-    if found := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'\n", text):
-        each, whole = f"distill-run -m {found[1]}={found[2]}", f"{found[1]}=[{found[2]}]"
-        return UserError(found[1], found[2], "has several values", f"One run for each value: {each}. One list: {whole}")
-    if found := re.search(r"(?:Could not override|Could not delete from config\.|Interpolation key) '([^'@]+)", text):
-        return _no_such_key(found[1])
+    if match := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'\n", text):
+        key, values = match.groups()
+        remedy = f"One run for each value: distill-run -m {key}={values}. One list: {key}=[{values}]"
+        return UserError(key, values, "has several values", remedy)
+    if match := re.search(r"(?:Could not override|Could not delete from config\.|Interpolation key) '([^'@]+)", text):
+        return _no_such_key(match[1])
     if isinstance(error, OSError) and error.filename:
         remedy = "Work in a folder that you may write to, or set hydra.run.dir and store.dir."
         return UserError(str(error.filename), None, error.strerror or "cannot be used", remedy)
@@ -54,19 +55,21 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
     return UserError("configuration", None, first, rest[0] if rest else "")
 
 
-def in_words(error: UserError | OmegaConfBaseException, config: DictConfig, overrides: Sequence[str]) -> Exception:
-    """Return an error in a composed configuration, under the key that the user sets."""
+def user_facing_error(
+    error: UserError | OmegaConfBaseException, config: DictConfig, overrides: Sequence[str]
+) -> Exception:
+    """Return an error in a composed configuration, for the key that the user sets."""
     if isinstance(error, UserError):
-        return _as_on_command_line(error, config)
+        return _at_source_key(error, config)
     return explain(error, overrides) or error
 
 
-def _as_on_command_line(error: UserError, config: DictConfig) -> UserError:
+def _at_source_key(error: UserError, config: DictConfig) -> UserError:
     """Follow interpolations back to the key that the value comes from, and return the error for that key."""
     if not error.key.startswith("stages."):
         return error
-    written: Any = OmegaConf.to_container(config, resolve=False)
-    plain, path = {**written, "stages": inherited(written)}, list[str]()
+    raw_settings: Any = OmegaConf.to_container(config, resolve=False)
+    plain, path = {**raw_settings, "stages": inherit_stages(raw_settings)}, list[str]()
     for part in error.key.split("."):
         path.append(part)
         while (raw := _select(plain, path)) and isinstance(raw, str) and re.fullmatch(r"\$\{.*\}", raw):
@@ -78,7 +81,7 @@ def _as_on_command_line(error: UserError, config: DictConfig) -> UserError:
             path = source.split(".")
     if OmegaConf.select(config, ".".join(path)) == "pretrained":
         path = ["teacher", "source"]
-    return error.at(".".join(path))
+    return error.with_key(".".join(path))
 
 
 def _select(node: Any, path: Sequence[str]) -> Any:
@@ -87,7 +90,7 @@ def _select(node: Any, path: Sequence[str]) -> Any:
     return node
 
 
-def _unreadable(override: str) -> UserError:
+def _cannot_parse(override: str) -> UserError:
     key, equals, value = override.partition("=")
     if not equals:
         return UserError(override, None, "is not of the form <key>=<value>", HELP)
@@ -95,26 +98,26 @@ def _unreadable(override: str) -> UserError:
     return UserError(key, value, "cannot be read", remedy)
 
 
-def _no_such_choice(file: str, known: Sequence[str], overrides: Sequence[str]) -> UserError:
+def _no_such_choice(file: str, names: Sequence[str], overrides: Sequence[str]) -> UserError:
     keys = [override.partition("=")[0].lstrip("+") for override in overrides]
     group = next((key for key in keys if file.startswith(f"{key}/")), file.rpartition("/")[0])
     name = file.removeprefix(f"{group}/")
-    return UserError(group, name, "there is no such choice", nearest(name, choices(group) or known) or HELP)
+    return UserError(group, name, "there is no such choice", suggestion(name, choices(group) or names) or HELP)
 
 
 def _no_such_key(key: str) -> UserError:
-    keys = list(known_keys())
-    if owners := [owner for known, owner in keys if known == key]:
+    keys = list(configuration_keys())
+    if owners := [owner for name, owner in keys if name == key]:
         return UserError(key, None, "the chosen configuration has no such key", f"It belongs to {' or '.join(owners)}.")
-    remedy = nearest(key, {known for known, _ in keys}) or HELP
+    remedy = suggestion(key, {name for name, _ in keys}) or HELP
     return UserError(key, None, "there is no such key or group", remedy)
 
 
-def known_keys() -> Iterator[tuple[str, str]]:
+def configuration_keys() -> Iterator[tuple[str, str]]:
     """Yield the groups and the dotted keys of all files, each with its origin, such as ``task=rte``."""
     import yaml
 
-    for file, folder in ((file, each) for each in folders() for file in sorted(each.rglob("*.yaml"))):
+    for file, folder in ((file, root) for root in all_folders() for file in sorted(root.rglob("*.yaml"))):
         text = file.read_text()
         group = file.relative_to(folder).parent.as_posix()
         yield group, group
@@ -129,4 +132,4 @@ def _flat(node: Mapping[str, Any]) -> Iterator[str]:
     for key, value in node.items():
         yield key
         if isinstance(value, Mapping):
-            yield from (f"{key}.{below}" for below in _flat(value))
+            yield from (f"{key}.{inner}" for inner in _flat(value))

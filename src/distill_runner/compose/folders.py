@@ -4,11 +4,11 @@ from pathlib import Path
 
 from distill_runner.common.errors import UserError
 
-OWN = "conf"
+OWN_FOLDER = "conf"
 """Name of the user's configuration folder, which is found in the working folder without an option."""
 
 
-class _Given:
+class _ConfigDir:
     """Folder that ``--config-dir`` names in this process: as an absolute path, and as it was typed."""
 
     folder: Path | None = None
@@ -21,7 +21,7 @@ def config_folder() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
 
 
-def give(folder: str | None) -> None:
+def use_folder(folder: str | None) -> None:
     """Use the user's configuration in ``folder`` instead of the working folder; None goes back to the working folder.
 
     Raises:
@@ -29,12 +29,12 @@ def give(folder: str | None) -> None:
     """
     if folder is not None and not Path(folder).is_dir():
         raise UserError("--config-dir", folder, "there is no such folder")
-    _Given.folder, _Given.typed = Path(folder).absolute() if folder is not None else None, folder
+    _ConfigDir.folder, _ConfigDir.typed = Path(folder).absolute() if folder is not None else None, folder
 
 
-def config_dir() -> list[str]:
-    """Return the option ``--config-dir`` as it was typed; an empty list if it was not given."""
-    return ["--config-dir", _Given.typed] if _Given.typed is not None else []
+def config_dir_option() -> list[str]:
+    """Return the option ``--config-dir`` as it was typed; an empty list if it was not typed."""
+    return ["--config-dir", _ConfigDir.typed] if _ConfigDir.typed is not None else []
 
 
 def own_folder() -> Path | None:
@@ -43,16 +43,16 @@ def own_folder() -> Path | None:
     A folder ``conf`` of another program is ignored: one with a ``config.yaml``, or without any of this package's
     groups.
     """
-    if _Given.folder is not None:
-        return _Given.folder
-    folder = Path.cwd() / OWN
+    if _ConfigDir.folder is not None:
+        return _ConfigDir.folder
+    folder = Path.cwd() / OWN_FOLDER
     if not folder.is_dir() or folder.samefile(config_folder()) or (folder / "config.yaml").exists():
         return None
     groups = {path.name for path in config_folder().iterdir() if path.is_dir()}
     return folder if any(path.name in groups for path in folder.iterdir() if path.is_dir()) else None
 
 
-def folders() -> list[Path]:
+def all_folders() -> list[Path]:
     """Return all configuration folders, the one that takes precedence first."""
     own = own_folder()
     return [*([own] if own else []), config_folder()]
@@ -60,11 +60,13 @@ def folders() -> list[Path]:
 
 def choices(group: str) -> list[str]:
     """Return the names that can be chosen in ``group``, sorted."""
-    places = [folder / group for folder in folders()]
-    return sorted({file.relative_to(at).with_suffix("").as_posix() for at in places for file in at.rglob("*.yaml")})
+    roots = [folder / group for folder in all_folders()]
+    return sorted(
+        {file.relative_to(root).with_suffix("").as_posix() for root in roots for file in root.rglob("*.yaml")}
+    )
 
 
 def groups() -> list[str]:
     """Return the groups with at least one name, sorted and without ``hydra``."""
-    names = {path.name for folder in folders() for path in folder.iterdir() if path.is_dir()}
+    names = {path.name for folder in all_folders() for path in folder.iterdir() if path.is_dir()}
     return [name for name in sorted(names - {"hydra"}) if choices(name)]

@@ -1,10 +1,11 @@
-"""OmegaConf resolvers of the configuration: derived values, values of a recipe, and names of folders."""
+"""Values that the configuration derives: OmegaConf resolvers, values of a recipe, and what stages inherit."""
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from distill_runner.common.errors import UserError, nearest
-from distill_runner.compose.composed import completed
+from distill_runner.common.errors import UserError, suggestion
 from distill_runner.compose.folders import choices
 
 
@@ -24,15 +24,15 @@ def beta(*weights: Any) -> float:
     Raises:
         UserError: another weight is not a number, or the other weights sum to more than 1.
     """
-    named = dict(zip(("loss.eta", "loss.lambda"), weights, strict=False))
-    for name, weight in named.items():
+    weight_of = dict(zip(("loss.eta", "loss.lambda"), weights, strict=False))
+    for name, weight in weight_of.items():
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not isfinite(weight):
             raise UserError(name, weight, "must be a number")
     rest = round(1 - sum(weights), 9)
     if rest < 0:
         remedy = "Choose weights that sum to at most 1."
         value = " + ".join(f"{weight:g}" for weight in weights)
-        raise UserError(" + ".join(named), value, "beta = 1 - the other weights would be negative", remedy)
+        raise UserError(" + ".join(weight_of), value, "beta = 1 - the other weights would be negative", remedy)
     return rest
 
 
@@ -41,8 +41,12 @@ def choose(value: Any, *pairs: Any) -> Any:
 
     If no name is equal to ``value``, return the default, an unpaired last item of ``pairs``; else ``value`` itself.
     """
-    table = dict(zip(map(_spelt, pairs[::2]), pairs[1::2], strict=False))
-    return table.get(_spelt(value), pairs[-1] if len(pairs) % 2 else value)
+    table = dict(zip(map(_as_name, pairs[::2]), pairs[1::2], strict=False))
+    return table.get(_as_name(value), pairs[-1] if len(pairs) % 2 else value)
+
+
+def _as_name(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def count(items: Any, otherwise: Any) -> Any:
@@ -54,54 +58,66 @@ def phase_epochs(steps: int, epochs: Any, warmup: Any) -> int:
     """Return the number of epochs of a phase with ``steps`` steps.
 
     Args:
-        epochs, warmup: as in ``checkpoint_schedule.EpochsPerStep``.
+        epochs, warmup: as in ``EpochsPerStep``, the schedule of checkpoints.
     Raises:
-        UserError: ``epochs`` or ``warmup`` is not a whole number, or ``epochs`` has not one number for each step.
+        UserError: ``epochs`` or ``warmup`` is not an integer, or ``epochs`` is a list of another length than ``steps``.
     """
-    each = [epochs] * steps if isinstance(epochs, int) else epochs
-    if not isinstance(each, Sequence) or not all(isinstance(number, int) for number in each):
+    epochs_by_step = [epochs] * steps if isinstance(epochs, int) else epochs
+    if not isinstance(epochs_by_step, Sequence) or not all(isinstance(number, int) for number in epochs_by_step):
         raise UserError("route.epochs", epochs, "must be a whole number, or a list of them")
-    if len(each) != steps:
-        raise UserError("route.epochs", epochs, f"has {len(each)} numbers for {steps} steps")
-    if min(each, default=1) < 1:
+    if len(epochs_by_step) != steps:
+        raise UserError("route.epochs", epochs, f"has {len(epochs_by_step)} numbers for {steps} steps")
+    if min(epochs_by_step, default=1) < 1:
         raise UserError("route.epochs", epochs, "each step needs at least 1 epoch")
     if not isinstance(warmup, int):
         raise UserError("route.warmup", warmup, "must be a whole number")
-    return sum(each) + warmup
+    return sum(epochs_by_step) + warmup
 
 
-def divide(value: Any, by: int) -> int:
-    """Return ``value`` divided by ``by``.
+def divide(width: Any, divisor: int) -> int:
+    """Return ``width`` divided by ``divisor``: the number of attention heads of a new student.
 
     Raises:
-        UserError: ``value`` is not a multiple of ``by``, or is 0.
+        UserError: ``width`` is not a multiple of ``divisor``, or is 0.
     """
-    if not isinstance(value, int) or value % by or not value:
-        raise UserError(
-            "student.width", value, f"must be a multiple of {by}", "Take such a width, or set student.heads."
-        )
-    return value // by
+    if not isinstance(width, int) or width % divisor or not width:
+        problem = f"must be a multiple of {divisor}"
+        raise UserError("student.width", width, problem, "Choose such a width, or set student.heads.")
+    return width // divisor
 
 
-def multiply(value: Any, by: int) -> int:
-    """Return the product of two whole numbers."""
-    return int(value) * by
+def multiply(value: Any, factor: int) -> int:
+    """Return the product of two integers."""
+    return int(value) * factor
 
 
-def named_by(dataset: Any) -> str:
-    """Return the name of a task on a user's own data: that of the folder or file, in letters, digits and ``_.-``.
+def single_stage(result: str) -> None:
+    """Check that pre-training is a single stage, which ``method=pretrain`` trains as its student.
 
-    The name of a configured task gets ``own_`` before it, since the published numbers of that task do not apply.
+    Raises:
+        UserError: pre-training has several stages.
+    """
+    if result != "stage:pretrain":
+        problem = f"takes several stages, up to {result.removeprefix('stage:')}, and this method trains only one"
+        remedy = f"The encoder alone: method=pf stage={result.removeprefix('stage:')}"
+        raise UserError("pretraining.result", result, problem, remedy)
+
+
+def own_task_name(dataset: Any) -> str:
+    """Return the name of a task on a user's own data: the name of its folder or file, in letters, digits and ``_.-``.
+
+    A name that equals that of a configured task gets the prefix ``own_``: that task's published numbers do not apply.
     """
     path = Path(str(dataset)).absolute()
     name = re.sub(r"[^\w.-]+", "_", path.stem if path.is_file() else path.name)
     return f"own_{name}" if name in choices("task") else name
 
 
-EVERY = "every"
+DEFAULT_ENTRY = "every"
+"""Entry of a recipe for all of the recipe's tasks, or for all methods."""
 
 
-def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig) -> Any:
+def recipe(key: str, default: Any, entry: str | None = None, *, _root_: DictConfig) -> Any:
     """Return the value of ``key`` in the paper's recipe (``conf/recipe``), else ``default``.
 
     The order of precedence is: the method on the task, the method on ``every`` task, ``every`` method. ``every`` task
@@ -109,68 +125,130 @@ def recipe(key: str, default: Any, of: str | None = None, *, _root_: DictConfig)
     that one in ``method.recipe`` to keep its numbers.
 
     Args:
-        of: entry to read instead of the method's: ``teacher``, or ``task`` for lengths and metrics. The entry of
+        entry: entry to read instead of the method's: ``teacher``, or ``task`` for lengths and metrics. The entry of
             ``every`` method is then not read.
     Raises:
         UserError: ``task.name`` is not text, or ``method.recipe`` names no method.
     """
-    of_recipe, task = _root_.recipe, _root_.task.name
+    numbers, task = _root_.recipe, _root_.task.name
     if not isinstance(task, str):
         raise UserError("task.name", task, "must be text")
-    tasks = [task, EVERY] if task in of_recipe.get("tasks", []) else [task]
-    kept = _root_.method.get("recipe")
-    if kept is not None and kept not in (methods := choices("method")):
-        remedy = nearest(kept, methods) if isinstance(kept, str) else ""
-        raise UserError("method.recipe", kept, "there is no such method", remedy)
-    for name in [of] if of else [kept or _root_.method.name, EVERY]:
-        for where in tasks:
-            chosen = ((of_recipe.get(name) or {}).get(where) or {}).get(key)
-            if chosen is not None:
-                return chosen
+    tasks = [task, DEFAULT_ENTRY] if task in numbers.get("tasks", []) else [task]
+    parent = _root_.method.get("recipe")
+    if parent is not None and parent not in (methods := choices("method")):
+        remedy = suggestion(parent, methods) if isinstance(parent, str) else ""
+        raise UserError("method.recipe", parent, "there is no such method", remedy)
+    for method in [entry] if entry else [parent or _root_.method.name, DEFAULT_ENTRY]:
+        for task in tasks:
+            value = ((numbers.get(method) or {}).get(task) or {}).get(key)
+            if value is not None:
+                return value
     return OmegaConf.create(default) if isinstance(default, list) else default  # --resolve takes no plain lists
 
 
 def run_key(*, _root_: DictConfig, stages: Any = None) -> str:
     """Return the name of the run's folder: task, method, and a hash of the configuration of the run's stages.
 
+    Test splits do not change the name: a finished run gets its test score in the same folder.
     If the run ends with another stage than the student, the stage's name takes the place of the method.
 
     Args:
         stages: resolved stages of the configuration; None if they are not resolved yet.
     """
     try:
-        read = ("stages", "template", "teacher")
-        parts = {} if stages else {key: OmegaConf.to_container(_root_[key], resolve=True) for key in read}
-        stages = stages or completed(parts)
+        keys = ("stages", "template", "teacher")
+        parts = {} if stages else {key: OmegaConf.to_container(_root_[key], resolve=True) for key in keys}
+        stages = stages or complete_stages(parts)
     except (OmegaConfBaseException, UserError):  # the run itself reports the error, in a separate folder
         stages = OmegaConf.to_container(_root_, resolve=False)
     stage = OmegaConf.select(_root_, "stage")
-    parts = {"stages": stages, "precision": OmegaConf.select(_root_, "runtime.precision"), "stage": stage}
+    parts = {"stages": {name: _without_test(part) for name, part in stages.items()}, "precision": OmegaConf.select(_root_, "runtime.precision"), "stage": stage}
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    what = OmegaConf.select(_root_, "method.name") if stage == "student" else stage
-    names = (OmegaConf.select(_root_, "task.name"), what)
+    method = OmegaConf.select(_root_, "method.name") if stage == "student" else stage
+    names = (OmegaConf.select(_root_, "task.name"), method)
     return "-".join([*(str(name) for name in names if name), digest])
 
 
-def of_plan(plan: Any) -> str:
-    """Return what makes a plan's folder its own: it is removed afterwards, and the same run may be under way."""
+def _without_test(stage: Any) -> Any:
+    task = stage.get("task") if isinstance(stage, Mapping) else None
+    return {**stage, "task": {**task, "test": None}} if isinstance(task, Mapping) else stage
+
+
+def plan_suffix(plan: Any) -> str:
+    """Return the suffix of a plan's folder. The folder is removed afterwards, so it must not be that of the run."""
     return f"-plan-{os.getpid()}" if plan is True else ""
 
 
-READS = {"recipe": ("recipe", "task.name", "method.name", "method.recipe")}
-"""Configuration keys that a resolver reads in addition to its arguments."""
-PURE = ("beta", "choose", "count", "divide", "multiply", "named_by", "phase_epochs", "oc.env")
-"""Resolvers that read nothing but their arguments."""
-
-
-def _spelt(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def register() -> None:
-    """Register the resolvers, and let ``stages`` take keys that are in no file, since stages may inherit them."""
-    open_stages = OmegaConf.create({"stages": {}})
-    OmegaConf.set_struct(open_stages.stages, False)
-    ConfigStore.instance().store(name="open_stages", node=open_stages)
-    for resolver in (beta, choose, count, divide, multiply, named_by, of_plan, phase_epochs, recipe, run_key):
+    """Register the resolvers, and let some options take keys that are in no file.
+
+    These are ``stages``, which may inherit options, and ``task.test``, whose keys are names of the user's choice.
+    """
+    open_options = OmegaConf.create({"stages": {}, "task": {"test": {}}})
+    for node in (open_options.stages, open_options.task.test):
+        OmegaConf.set_struct(node, False)
+    ConfigStore.instance().store(name="open_options", node=open_options)
+    resolvers = (beta, choose, count, divide, multiply, own_task_name, phase_epochs, plan_suffix, recipe, run_key)
+    for resolver in (*resolvers, single_stage):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
+
+
+TEMPLATE, INHERITS, FRESH_FROM = "template", "inherits", "fresh_from"
+
+
+def complete_stages(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stages with all that they inherit, and with the source of every model filled in.
+
+    The source ``pretrained`` stands for the teacher's source, and ``finetuned`` for the model of the teacher's stage. A
+    model without a source has new weights, unless ``fresh_from`` names a source.
+
+    Args:
+        settings: resolved configuration.
+    Raises:
+        UserError: a stage inherits from a name that does not exist.
+    """
+    stages = inherit_stages(settings)
+    sources = {"pretrained": settings["teacher"]["source"], "finetuned": "stage:teacher"}
+    for stage in stages.values():
+        if isinstance(stage, dict) and isinstance(model := stage.get("model"), Mapping):
+            source = model.get("source") or model.get(FRESH_FROM)
+            own = {key: value for key, value in model.items() if key != FRESH_FROM}
+            stage["model"] = {**own, "source": sources.get(str(source), source)}
+    return stages
+
+
+def inherit_stages(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stages with all that they inherit from the template or another stage; interpolations are kept."""
+    return {name: _with_base(name, settings, ()) for name in settings["stages"]}
+
+
+def _with_base(name: str, settings: Mapping[str, Any], heirs: tuple[str, ...]) -> Any:
+    """Return a stage with all that it inherits. ``heirs`` inherit from this stage, so it cannot inherit from them."""
+    stage = settings["stages"][name]
+    if not isinstance(stage, Mapping):
+        return stage
+    others = [other for other in settings["stages"] if other not in (name, *heirs)]
+    if not (base := stage.get(INHERITS)):
+        if "method" not in stage:
+            raise UserError(f"stages.{name}", None, "there is no such stage", suggestion(name, others))
+        return stage
+    if base not in (TEMPLATE, *others):
+        problem = "there is no stage of this name to inherit from"
+        raise UserError(f"stages.{name}.{INHERITS}", base, problem, suggestion(base, [TEMPLATE, *others]))
+    own = {key: value for key, value in stage.items() if key != INHERITS}
+    parent = dict(settings[TEMPLATE] if base == TEMPLATE else _with_base(base, settings, (*heirs, name)))
+    if isinstance(own.get("model"), Mapping) and "source" in own["model"]:
+        del parent["model"]
+    return _merge(parent, own, settings)
+
+
+def _merge(base: Any, override: Any, settings: Mapping[str, Any]) -> Any:
+    """Merge two values at every depth: ``override`` where it has a value, else ``base``."""
+    if not isinstance(override, Mapping):
+        return override
+    if isinstance(base, str) and (reference := re.fullmatch(r"\$\{([\w.]+)\}", base)):
+        keys = reduce(lambda node, key: node[key], reference[1].split("."), settings)
+        base = {key: f"${{{reference[1]}.{key}}}" for key in keys}
+    if not isinstance(base, Mapping):
+        return dict(override)
+    return {**base, **{key: _merge(base.get(key), value, settings) for key, value in override.items()}}

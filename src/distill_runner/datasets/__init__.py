@@ -1,1 +1,1 @@
-"""Datasets: reading files, building batches and computing the metrics of predictions."""
+"""Datasets: readers of files, batches of examples, and metrics of predictions."""

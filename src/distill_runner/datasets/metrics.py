@@ -12,10 +12,10 @@ Metric = Callable[[np.ndarray, np.ndarray], float]
 """Maps the outputs of a model, shape (N, C), and labels, shape (N,) or (N, C), to one number."""
 
 
-class NotFinite(TrainingError):
+class NonFiniteOutputs(TrainingError):
     """Outputs of a model are not finite: training has diverged."""
 
-    remedy = "Take a lower optim.lr, or runtime.precision=fp32."
+    remedy = "Use a lower optim.lr, or runtime.precision=fp32."
 
 
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -65,13 +65,13 @@ def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
     return _correlation(spearmanr, outputs, labels)
 
 
-def _correlation(corr: Callable[..., Any], outputs: np.ndarray, labels: np.ndarray) -> float:
+def _correlation(function: Callable[..., Any], outputs: np.ndarray, labels: np.ndarray) -> float:
     scores = outputs.reshape(len(labels)).astype(np.float64)
     if np.ptp(scores) == 0 or np.ptp(labels) == 0:
         return 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nearly constant input: the correlation is defined, but noisy
-        value = float(corr(scores, labels.astype(np.float64))[0])
+        value = float(function(scores, labels.astype(np.float64))[0])
     return 0.0 if np.isnan(value) else value
 
 
@@ -114,8 +114,8 @@ def mean_average_precision(outputs: np.ndarray, labels: np.ndarray) -> float:
     """
     from sklearn.metrics import average_precision_score
 
-    found = [average_precision_score(labels[:, c], outputs[:, c]) for c in np.flatnonzero(labels.any(axis=0))]
-    return float(np.mean(found)) if found else 0.0
+    areas = [average_precision_score(labels[:, c], outputs[:, c]) for c in np.flatnonzero(labels.any(axis=0))]
+    return float(np.mean(areas)) if areas else 0.0
 
 
 def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -127,8 +127,7 @@ def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
 
     probabilities = _softmax(outputs)
     classes = [1] if outputs.shape[-1] == 2 else range(outputs.shape[-1])
-    told = [c for c in classes if 0 < (labels == c).sum() < len(labels)]
-    areas = [roc_auc_score(labels == c, probabilities[:, c]) for c in told]
+    areas = [roc_auc_score(labels == c, probabilities[:, c]) for c in classes if 0 < (labels == c).sum() < len(labels)]
     return float(np.mean(areas)) if areas else 0.5
 
 
@@ -142,9 +141,9 @@ def brier(outputs: np.ndarray, labels: np.ndarray) -> float:
 def ece(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Expected calibration error (Guo et al. 2017) in 15 equal bins of the largest probability; lower is better."""
     probabilities = _softmax(outputs)
-    confidence, right = probabilities.max(axis=-1), probabilities.argmax(axis=-1) == labels
-    of_bin = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps = [abs(right[of_bin == b].sum() - confidence[of_bin == b].sum()) for b in range(BINS)]
+    confidence, correct = probabilities.max(axis=-1), probabilities.argmax(axis=-1) == labels
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = [abs(correct[bins == b].sum() - confidence[bins == b].sum()) for b in range(BINS)]
     return float(sum(gaps) / len(labels))
 
 
@@ -184,17 +183,17 @@ MULTILABEL_METRICS: dict[str, Metric] = {
 METRICS: dict[str, Metric] = CLASSIFICATION_METRICS | REGRESSION_METRICS | MULTILABEL_METRICS
 
 
-def score(metrics: Sequence[str], outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Return the named metrics, in the order given.
+def compute_metrics(metrics: Sequence[str], outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return the named metrics, in the order of ``metrics``.
 
     Args:
         metrics: keys of ``METRICS``.
         outputs: logits or regression outputs, shape (N, C), C = 1 for regression.
         labels: shape (N,), class indices or scores; (N, C) of 0 and 1 for multi-label tasks.
     Raises:
-        NotFinite: an output is infinite or not a number.
+        NonFiniteOutputs: an output is infinite or not a number.
     """
     if not np.isfinite(outputs).all():
         count = int((~np.isfinite(outputs)).any(axis=-1).sum())
-        raise NotFinite(f"{count} of {len(outputs)} outputs are not finite: the model has diverged")
+        raise NonFiniteOutputs(f"{count} of {len(outputs)} outputs are not finite: the model has diverged")
     return {name: METRICS[name](outputs, labels) for name in metrics}

@@ -1,17 +1,78 @@
-"""Outputs and running costs (latency, throughput) of several engines on the same examples."""
+"""What the forms of a model (torch, ONNX, ONNX in 8 bits) give and cost: outputs, score, size, latency, throughput."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-Inputs = Mapping[str, np.ndarray]
+from distill_runner.common.errors import UserError
+from distill_runner.common.terminal import markdown_table
+from distill_runner.deploy.onnx import FOLDER, PLAIN, Inputs, OnnxEngine, TorchEngine, export, quantize
+
+if TYPE_CHECKING:
+    from distill_runner.datasets.splits import Split
+    from distill_runner.tasks import Task
+
 Engine = Callable[[Inputs], np.ndarray]
 PERCENTILES = (50, 95, 99)
 WARM_UP, BATCH = 10, 32
 SHARES = (0.05, 0.35, 0.65, 0.95)
+EXACT, TOLERANCE = "ONNX", 1e-3
+"""The form in float32, and its largest allowed difference to torch's outputs, relative to max(1, largest output)."""
+HEADING = "## Deployment"
+
+
+class PaddedSplit:
+    """Examples of a split as padded batches, for engines.
+
+    Args:
+        split: the tokenized examples.
+        tokenizer: their tokenizer, which knows the names of the model's inputs and the padding token.
+    """
+
+    def __init__(self, split: "Split", tokenizer: Any) -> None:
+        self.split, self.names, self.padding = split, tokenizer.model_input_names, tokenizer.pad_token_id or 0
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def inputs(self, index: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """Return the examples with the numbers ``index``, shortest first, padded to the longest of them."""
+        return self._padded(self.split.batch(index))
+
+    def _padded(self, batch: Any) -> dict[str, np.ndarray]:
+        ids, segments, mask = batch.to_padded()
+        ids = ids.masked_fill(mask == 0, self.padding)
+        arrays = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
+        return {name: arrays[name].numpy() for name in self.names if name in arrays}
+
+    def batches(self) -> Iterator[np.ndarray]:
+        """Yield the indices of all examples, shortest first, in batches of 32."""
+        order = np.argsort(self.split.lengths, kind="stable")
+        yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))
+
+    def outputs(self, engine: Engine) -> np.ndarray:
+        """Return the outputs of ``engine`` for all examples, (``split.num_outputs``, C), in the order of the split."""
+        import torch
+
+        outputs = np.zeros((self.split.num_outputs, 0), dtype=np.float32)
+        for index in self.batches():
+            batch = self.split.batch(index)
+            logits = torch.from_numpy(engine(self._padded(batch)))
+            if batch.head_tokens is not None:  # a head on tokens
+                logits = batch.from_padded(logits)[batch.head_tokens]
+            if not outputs.size:
+                outputs = np.zeros((len(outputs), logits.shape[-1]), dtype=np.float32)
+            outputs[batch.output_index] = logits.numpy()
+        return outputs
+
+    def samples(self) -> np.ndarray:
+        """Return the indices of four examples that range from short to long."""
+        positions = [int(share * (len(self) - 1)) for share in SHARES]
+        return np.argsort(self.split.lengths, kind="stable")[positions]
 
 
 @dataclass(frozen=True)
@@ -27,78 +88,167 @@ class RunningCost:
     examples_per_second: float
 
 
-class PaddedTexts:
-    """Examples that are tokenised on demand; a batch is padded to its longest example.
-
-    Args:
-        texts: one list of N strings per text column.
-        max_length: number of tokens to which longer examples are truncated.
-    """
-
-    def __init__(self, tokenizer: Any, texts: Sequence[Sequence[str]], max_length: int) -> None:
-        self.tokenizer, self.texts, self.max_length = tokenizer, texts, max_length
-        self.lengths = np.array([sum(map(len, row)) for row in zip(*texts, strict=True)])
-
-    def __len__(self) -> int:
-        return len(self.texts[0])
-
-    def inputs(self, index: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        columns = [[column[i] for i in index] for column in self.texts]
-        how = {"truncation": True, "max_length": self.max_length, "padding": True, "return_tensors": "np"}
-        return {name: np.asarray(values, dtype=np.int64) for name, values in self.tokenizer(*columns, **how).items()}
-
-    def batches(self) -> Iterator[np.ndarray]:
-        """Yield the indices of all examples, sorted by number of characters, in batches of 32."""
-        order = np.argsort(self.lengths, kind="stable")
-        yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))
-
-    def outputs(self, engine: Engine) -> np.ndarray:
-        """Return the outputs of ``engine`` for all examples, (N, C), in the order of the examples."""
-        parts = [(index, engine(self.inputs(index))) for index in self.batches()]
-        outputs = np.zeros((len(self), parts[0][1].shape[1]), dtype=np.float32)
-        for index, values in parts:
-            outputs[index] = values
-        return outputs
-
-    def spread(self) -> np.ndarray:
-        """Return the indices of four examples that range from short to long (in characters)."""
-        places = [int(share * (len(self) - 1)) for share in SHARES]
-        return np.argsort(self.lengths, kind="stable")[places]
-
-
 def running_costs(
-    engines: Mapping[str, Engine], texts: Mapping[str, PaddedTexts], num_examples: int
+    engines: Mapping[str, Engine], examples: Mapping[str, PaddedSplit], num_examples: int
 ) -> dict[str, RunningCost]:
-    """Time every engine on the same randomly drawn examples; tokenisation is not timed.
+    """Time every engine on the same randomly drawn examples; tokenization is not timed.
 
     The engines take turns, so that a change in the machine's load affects all of them.
 
     Args:
         engines: engine by name.
-        texts: examples for each engine, by the engine's name; each engine has its own tokenizer.
+        examples: examples for each engine, by the engine's name; each model has its own tokenizer.
         num_examples: number of examples to draw; all examples if there are fewer.
     """
-    count = len(next(iter(texts.values())))
-    drawn = np.random.default_rng(0).choice(count, min(num_examples, count), replace=False)
-    parts = [drawn[start : start + BATCH] for start in range(0, len(drawn), BATCH)]
-    single = {name: [texts[name].inputs([int(i)]) for i in drawn] for name in engines}
-    batches = {name: [texts[name].inputs(part) for part in parts] for name in engines}
-    alone: dict[str, list[float]] = {name: [] for name in engines}
-    together: dict[str, float] = dict.fromkeys(engines, 0.0)
+    count = len(next(iter(examples.values())))
+    numbers = np.random.default_rng(0).choice(count, min(num_examples, count), replace=False)
+    parts = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
+    singles = {name: [examples[name].inputs([int(number)]) for number in numbers] for name in engines}
+    batches = {name: [examples[name].inputs(part) for part in parts] for name in engines}
+    single_seconds: dict[str, list[float]] = {name: [] for name in engines}
+    batch_seconds: dict[str, float] = dict.fromkeys(engines, 0.0)
     for name, engine in engines.items():
-        for inputs in (*single[name][:WARM_UP], batches[name][0]):
+        for inputs in (*singles[name][:WARM_UP], batches[name][0]):
             engine(inputs)
-    for number in range(len(drawn)):
+    for i in range(len(numbers)):
         for name, engine in engines.items():
-            alone[name].append(_seconds(engine, single[name][number]))
-    for number in range(len(parts)):
+            single_seconds[name].append(_seconds(engine, singles[name][i]))
+    for i in range(len(parts)):
         for name, engine in engines.items():
-            together[name] += _seconds(engine, batches[name][number])
-    latencies = {name: {p: 1000 * float(np.percentile(alone[name], p)) for p in PERCENTILES} for name in engines}
-    return {name: RunningCost(latencies[name], len(drawn) / together[name]) for name in engines}
+            batch_seconds[name] += _seconds(engine, batches[name][i])
+    latencies = {
+        name: {p: 1000 * float(np.percentile(seconds, p)) for p in PERCENTILES}
+        for name, seconds in single_seconds.items()
+    }
+    return {name: RunningCost(latencies[name], len(numbers) / batch_seconds[name]) for name in engines}
 
 
 def _seconds(engine: Engine, inputs: Inputs) -> float:
-    started = time.perf_counter()
+    start = time.perf_counter()
     engine(inputs)
-    return time.perf_counter() - started
+    return time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class ModelForm:
+    """Score, size and running cost of one model in one form.
+
+    Attributes:
+        model: ``student`` or ``teacher``.
+        form: ``torch``, ``ONNX`` or ``ONNX int8``.
+        score: the task's first metric on the first validation split.
+        num_bytes: size of the file, or of the parameters for torch.
+        cost: latency and throughput.
+        difference: largest absolute difference between the outputs of this form and of torch; None for torch itself.
+        agreement: fraction of the examples with the same prediction as torch; None for torch itself.
+    """
+
+    model: str
+    form: str
+    score: float
+    num_bytes: int
+    cost: RunningCost
+    difference: float | None = None
+    agreement: float | None = None
+
+
+class Evaluation:
+    """Evaluates models, in several forms each, on one split of a task.
+
+    Args:
+        task: the task of the models.
+        split: the split, as for ``Task.examples``.
+        threads: number of CPU threads of each engine.
+        folder: an existing folder, in which the split is saved as each model reads it.
+    """
+
+    def __init__(self, task: "Task", split: str, threads: int, folder: Path) -> None:
+        self.task, self.threads, self.folder, self.examples = task, threads, folder, task.examples(split)
+        self.splits: dict[str, PaddedSplit] = {}
+        self.engines: dict[tuple[str, str], Any] = {}
+
+    def add(self, name: str, model: Path, target: Path, int8: bool) -> None:
+        """Add a model: in torch, in ONNX and, if ``int8``, in ONNX with 8 bits.
+
+        Args:
+            name: ``student`` or ``teacher``.
+            model: folder of the model.
+            target: folder in which the ONNX files get a subfolder.
+            int8: whether to add the form in 8 bits.
+        """
+        from distill_runner.models.build import load_model
+        from distill_runner.models.sources import resolve_source
+
+        tokenizer, folder = resolve_source(str(model)).tokenizer(), self.folder / name
+        folder.mkdir()
+        self.task.write(folder, self.examples, tokenizer)
+        split = self.splits[name] = PaddedSplit(self.task.open(folder), tokenizer)
+        network = load_model(model, self.task.head)
+        path = export(network, split.inputs(split.samples()), target / FOLDER / PLAIN)
+        self.engines[name, "torch"] = TorchEngine(network)
+        self.engines[name, "ONNX"] = OnnxEngine(path, self.threads)
+        if int8:
+            self.engines[name, "ONNX int8"] = OnnxEngine(quantize(path), self.threads)
+
+    def rows(self, num_examples: int) -> list[ModelForm]:
+        """Return a row for each form of each model.
+
+        Args:
+            num_examples: number of examples that are timed.
+        Raises:
+            UserError: ONNX in float32 gives other outputs than torch.
+        """
+        outputs = {(model, form): self.splits[model].outputs(engine) for (model, form), engine in self.engines.items()}
+        engines = {" ".join(key): engine for key, engine in self.engines.items()}
+        examples = {" ".join(key): self.splits[key[0]] for key in self.engines}
+        costs, rows = running_costs(engines, examples, num_examples), []
+        for (model, form), form_outputs in outputs.items():
+            reference = outputs[model, "torch"]
+            difference = float(np.abs(form_outputs - reference).max())
+            if form == EXACT and difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
+                problem = f"{form} of its {model} gives outputs that differ from torch's by up to {difference:.1e}"
+                raise UserError("distill-run export", None, problem, "Do not deploy it; please report this.")
+            predictions = np.array(self.task.prediction_texts(form_outputs))
+            agreement = float((predictions == self.task.prediction_texts(reference)).mean())
+            comparison = (None, None) if form == "torch" else (difference, agreement)
+            score = self.task.score(form_outputs, self.splits[model].split)[self.task.metrics[0]]
+            num_bytes, cost = self.engines[model, form].num_bytes, costs[f"{model} {form}"]
+            rows.append(ModelForm(model, form, score, num_bytes, cost, *comparison))
+        return rows
+
+
+def table(rows: Sequence[ModelForm], metric: str) -> str:
+    """Return a Markdown table with one line per row."""
+    header = ["model", "form", f"{metric} ×100", "MB", *(f"p{p} ms" for p in PERCENTILES), f"examples/s at {BATCH}"]
+    cells = [
+        [
+            row.model,
+            row.form,
+            f"{100 * row.score:.2f}",
+            f"{row.num_bytes / 1e6:.1f}",
+            *(f"{row.cost.milliseconds[p]:.2f}" for p in PERCENTILES),
+            f"{row.cost.examples_per_second:.1f}",
+            "" if row.difference is None else f"{row.difference:.1e}",
+            "" if row.agreement is None else f"{100 * row.agreement:.2f} %",
+        ]
+        for row in rows
+    ]
+    return markdown_table([*header, "largest difference", "same prediction"], cells, text_columns=2)
+
+
+def section(rows: Sequence[ModelForm], metric: str, conditions: str, loading: str) -> str:
+    """Return the section on deployment for a model card, as Markdown; ``loading`` is a code block."""
+    return f"{HEADING}\n\n{table(rows, metric)}\n\n{conditions}\n\n{loading}\n"
+
+
+def as_json(rows: Sequence[ModelForm], conditions: str) -> dict[str, Any]:
+    return {"conditions": conditions, "rows": [asdict(row) for row in rows]}
+
+
+def with_section(card: str, text: str) -> str:
+    """Return ``card`` with the section ``text``, in place of an earlier section on deployment or at the end.
+
+    The earlier section ends with its code block (``section``). Text after that block stays.
+    """
+    start, _, end = card.partition(f"\n{HEADING}\n")
+    return start.rstrip("\n") + f"\n\n{text}" + end.partition("\n```\n")[2]

@@ -3,17 +3,15 @@
 The files are named as sentence-transformers names them on the hub.
 """
 
-import logging
 import platform
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, brief
+from distill_runner.common.errors import UserError, root_cause
+from distill_runner.common.process import suppressed_output
 
 FOLDER, PLAIN = "onnx", "model.onnx"
 EXTRA = "pip install 'distill-run[export]'"
@@ -31,7 +29,7 @@ def require_onnx() -> None:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError("distill-run-export", None, f"{error.name} is not installed", EXTRA) from error
+        raise UserError("distill-run export", None, f"{error.name} is not installed", EXTRA) from error
     del onnx, onnxruntime
 
 
@@ -41,13 +39,13 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
     The batch size and the sequence length of the exported model are dynamic.
 
     Args:
-        inputs: tokenised batch of a few examples of different lengths, which the exporter traces.
+        inputs: tokenized batch of a few examples of different lengths, which the exporter traces.
     Raises:
         UserError: the exporter cannot export this type of model.
     """
     import torch
 
-    with _quiet():
+    with suppressed_output():
         import onnx_ir
         from transformers.exporters.configs import OnnxConfig
         from transformers.exporters.exporter_onnx import OnnxExporter
@@ -56,39 +54,39 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
         try:
             exported = OnnxExporter().export(model.eval(), tensors, config=OnnxConfig(dynamic=True))
         except Exception as error:
-            problem = f"models of type {model.config.model_type} cannot be exported: {brief(error)}"
-            raise UserError("distill-run-export", None, problem) from error
+            problem = f"models of type {model.config.model_type} cannot be exported: {root_cause(error)}"
+            raise UserError("distill-run export", None, problem) from error
         path.parent.mkdir(parents=True, exist_ok=True)
         onnx_ir.save(exported.program, str(path))
     return path
 
 
-def quantise(path: Path) -> Path:
+def quantize(path: Path) -> Path:
     """Write a copy of the ONNX file ``path``, with 8-bit weights of matrix products and embeddings, to the same folder.
 
-    Activations are quantised dynamically, at run time. The integer type suits the processor of this machine. The file
+    Activations are quantized dynamically, at run time. The integer type suits the processor of this machine. The file
     name contains the integer type and the instruction set.
 
     Returns:
-        Path of the quantised file.
+        Path of the quantized file.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    kind, target = processor()
-    to = path.with_name(f"{path.stem}_{kind}_{target}.onnx")
+    weight_type, instructions = processor()
+    target = path.with_name(f"{path.stem}_{weight_type}_{instructions}.onnx")
     model = onnx.load(path)
     # Some shapes that the exporter records contradict the shapes that ``quantize_dynamic`` infers, which is an error.
     del model.graph.value_info[:]
-    with _quiet():
+    with suppressed_output():
         quantize_dynamic(
             model,
-            to,
-            weight_type=QuantType.QUInt8 if kind == "quint8" else QuantType.QInt8,
+            target,
+            weight_type=QuantType.QUInt8 if weight_type == "quint8" else QuantType.QInt8,
             per_channel=False,
             extra_options={"DefaultTensorType": 1},
         )
-    return to
+    return target
 
 
 def processor() -> tuple[str, str]:
@@ -106,7 +104,7 @@ def processor() -> tuple[str, str]:
 
 
 class OnnxEngine:
-    """Engine that runs an ONNX file with ONNX Runtime on ``threads`` CPU threads; its outputs are logits (N, C)."""
+    """Engine that runs an ONNX file with ONNX Runtime on ``threads`` CPU threads; its outputs are logits."""
 
     def __init__(self, path: Path, threads: int) -> None:
         import onnxruntime
@@ -115,20 +113,17 @@ class OnnxEngine:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
         self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self.names = {given.name for given in self.session.get_inputs()}
+        self.names = {node.name for node in self.session.get_inputs()}
         self.num_bytes = path.stat().st_size
 
     def __call__(self, inputs: Inputs) -> np.ndarray:
-        read = {name: values for name, values in inputs.items() if name in self.names}
-        outputs: np.ndarray = self.session.run(["logits"], read)[0]
+        arrays = {name: values for name, values in inputs.items() if name in self.names}
+        outputs: np.ndarray = self.session.run(["logits"], arrays)[0]
         return outputs
 
 
 class TorchEngine:
-    """Engine that runs a model's own ``forward`` on padded batches, as users of ``transformers`` do.
-
-    Its outputs are logits (N, C).
-    """
+    """Engine that runs a model's own ``forward`` on padded batches, as users of ``transformers`` do."""
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval()
@@ -138,24 +133,6 @@ class TorchEngine:
         import torch
 
         with torch.inference_mode():
-            outputs: np.ndarray = self.model(**{n: torch.from_numpy(v) for n, v in inputs.items()}).logits.numpy()
+            tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
+            outputs: np.ndarray = self.model(**tensors).logits.numpy()
         return outputs
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress prints, logs and warnings of the exporter, which reports each of its steps."""
-    import io
-    from contextlib import redirect_stderr, redirect_stdout
-
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "transformers", "onnxscript", "onnx_ir", "root")]
-    before = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, before, strict=True):
-                logger.setLevel(level)

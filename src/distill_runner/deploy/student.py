@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.reading.folders import READERS
+from distill_runner.datasets.readers.files import DATA_FORMATS
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from distill_runner.datasets.split import Split
-    from distill_runner.kinds import Task
+    from distill_runner.datasets.splits import Split
+    from distill_runner.datasets.tokenization import Examples
+    from distill_runner.tasks import Task
 
-Read = TypeVar("Read")
+Prediction = TypeVar("Prediction")
 TEST = "test"
 
 
@@ -41,53 +42,62 @@ class Student:
         Raises:
             UserError: the folder holds no finished run.
         """
-        from distill_runner.common.schema import typed
-        from distill_runner.kinds import kind_of
+        from distill_runner.common.schema import validate_config
+        from distill_runner.compose.renamed import current_file
+        from distill_runner.tasks import task_type
 
         remedy = "Name the folder of a finished run: outputs/runs/<name>."
         if not (folder / "model" / "config.json").is_file():
             raise UserError("folder", folder, "holds no student", remedy)
         try:
-            described = yaml.safe_load((folder / "config.yaml").read_text())["stages"]["student"]["task"]
+            config = current_file(yaml.safe_load((folder / "config.yaml").read_text()), "")
+            fields = config["stages"]["student"]["task"]
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError("folder", folder, "has no config.yaml of a run", remedy) from error
-        if described is None:
+        if fields is None:
             raise UserError("folder", folder, "holds a student without a task, such as one of method=pretrain", remedy)
-        kind = kind_of(described)
-        described |= _found_in_data(folder, described, kind.has_classes)
-        return cls(folder, typed(kind, described, "task.").resolved())
+        schema = task_type(fields)
+        fields |= _fields_of_result(folder, fields, schema.has_classes)
+        return cls(folder, validate_config(schema, fields, "task.").resolved())
 
     @property
     def model(self) -> Path:
         return self.folder / "model"
 
     def outputs(self, task: "Task", device: str) -> "np.ndarray":
-        """Return the outputs of the head for the test split of ``task``, (N, C), in the order of the split."""
-        return self.read_off(task, device, lambda outputs, _split: outputs)
+        """Return the outputs of the head for the test split of ``task``, in the order of the split."""
+        return self.predict(task, device, lambda outputs, *_: outputs)
 
-    def read_off(self, task: "Task", device: str, read: Callable[["np.ndarray", "Split"], Read]) -> Read:
-        """Run the student on the test split of ``task`` and return ``read(outputs, split)``.
+    def predict(
+        self, task: "Task", device: str, read: Callable[["np.ndarray", "Split", "Examples"], Prediction]
+    ) -> Prediction:
+        """Run the student on the test split of ``task`` and return ``read(outputs, split, examples)``.
 
-        The outputs of the head are (N, C). The split is on disk only during the call, hence the callback.
+        The split is on disk only during the call, hence the callback.
+
+        Args:
+            task: the student's task, with other data or the same.
+            device: name of the device.
+            read: function of the outputs of the head, the split, and the examples that the split was written from.
         """
-        from distill_runner.common.terminal import quiet
-        from distill_runner.models.build import build
-        from distill_runner.models.config import ModelConfig
-        from distill_runner.models.sources import read_tokenizer
+        from distill_runner.common.process import quiet_transformers
+        from distill_runner.models.build import load_model
+        from distill_runner.models.sources import resolve_source
+        from distill_runner.training.data import predict
         from distill_runner.training.devices import Device
-        from distill_runner.training.evaluate import predict
 
-        quiet()
-        place = Device.of(device, "fp32")
-        model = place.place(build(ModelConfig(source=str(self.model), head="keep"), task.head))
-        tokenizer = read_tokenizer(str(self.model)) if task.tokenized else None
+        quiet_transformers()
+        place = Device.from_name(device, "fp32")
+        model = place.place(load_model(self.model, task.head))
+        tokenizer = resolve_source(str(self.model)).tokenizer() if task.tokenized else None
         with TemporaryDirectory() as folder:
-            task.write(Path(folder), task.examples(task.test[TEST]), tokenizer)
+            examples = task.examples(task.test[TEST])
+            task.write(Path(folder), examples, tokenizer)
             split = task.open(Path(folder))
-            return read(predict(model, split, place), split)
+            return read(predict(model, split, place), split, examples)
 
-    def outputs_of_file(self, file: Path, device: str) -> "np.ndarray":
-        """Return the outputs of the head for the examples in ``file``, (N, C), in the order of the file.
+    def predict_file(self, file: Path, device: str) -> str | bytes:
+        """Return the predictions for the examples in ``file``, as the content of a prediction file.
 
         The columns of ``file`` must have the names of the task's columns.
 
@@ -96,28 +106,29 @@ class Student:
         """
         if not file.is_file():
             raise UserError("file", file, "there is no such file")
-        if file.suffix not in READERS:
-            raise UserError("file", file, "has a suffix that cannot be read", f"Known: {', '.join(READERS)}.")
+        if file.suffix not in DATA_FORMATS:
+            raise UserError("file", file, "has a suffix that cannot be read", f"Known: {', '.join(DATA_FORMATS)}.")
         # ``file`` is linked into an empty folder: a file beside it, such as test-2.csv, would belong to the same split.
         with TemporaryDirectory() as folder:
             (Path(folder) / file.name).with_stem(TEST).symlink_to(file.absolute())
             # Labels, which the file need not have, are not read.
-            place = {"dataset": folder, "config": None, "test": {TEST: TEST}, "validation": {}, "label": ""}
-            return self.outputs(self.task.model_copy(update=place), device)
+            data = {"dataset": folder, "config": None, "test": {TEST: TEST}, "validation": {}, "label": ""}
+            task = self.task.model_copy(update=data)
+            return self.predict(task, device, task.prediction_file)
 
 
-def _found_in_data(folder: Path, described: Mapping[str, Any], has_classes: bool) -> dict[str, Any]:
-    """Return the options of the task that the run found in its training data, which may be gone since."""
+def _fields_of_result(folder: Path, fields: Mapping[str, Any], has_classes: bool) -> dict[str, Any]:
+    """Return the fields that the run inferred from its training data, which may be gone since, from its result."""
     try:
         result = json.loads((folder / "result.json").read_text())
         columns, labels, names = result["data"]["columns"], result["data"]["labels"], result["labels"]
     except (OSError, ValueError, KeyError, TypeError):  # of an older version
         return {}
-    found: dict[str, Any] = {}
-    if not described.get("columns"):
-        found |= {"columns": columns, "label": labels if isinstance(described.get("label"), list) else labels[0]}
-    if has_classes and not described.get("labels"):
-        found["labels"] = names
-    if described.get("class_weights"):
-        found["class_weights"] = None  # only of training
-    return found
+    inferred: dict[str, Any] = {}
+    if not fields.get("columns"):
+        inferred |= {"columns": columns, "label": labels if isinstance(fields.get("label"), list) else labels[0]}
+    if has_classes and not fields.get("labels"):
+        inferred["labels"] = names
+    if fields.get("class_weights"):
+        inferred["class_weights"] = None  # only of training
+    return inferred

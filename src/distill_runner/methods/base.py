@@ -1,31 +1,36 @@
 """Extension point for methods: a method is a weighted sum of loss terms, and the training loop knows nothing else.
 
 A loss term declares what it reads of the models (``FeatureRequest``), builds its trained parameters in ``bind``, and
-returns a scalar in ``forward``. A new method is a new loss term in a file of this folder, or only a new combination of
-loss terms in ``conf/method/``.
+returns a scalar in ``forward``. A new method is a new loss term in a module of this package, or only a new combination
+of loss terms in ``conf/method/``.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from distill_runner.common.errors import UserError, within
+from distill_runner.common.errors import UserError, error_context
 from distill_runner.datasets.batches import Batch, Unit
-from distill_runner.methods.layer_mapping import LayerMapping
+from distill_runner.methods.layer_mapping import LayerMapping, one_to_one
 from distill_runner.methods.outputs import Outputs
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
+
+DIFFERENT_SIZES = {
+    "width": "its states have {} features, the teacher's {}",
+    "num_heads": "it has {} attention heads, the teacher {}",
+}
 
 
 @dataclass(frozen=True)
 class Progress:
     """Current epoch and step of training, for schedules of layers or temperatures.
 
-    ``epoch`` counts from 0; ``step`` counts optimiser steps from 0 over all epochs.
+    ``epoch`` counts from 0; ``step`` counts optimizer steps from 0 over all epochs.
     """
 
     epoch: int
@@ -35,7 +40,7 @@ class Progress:
 
 
 class LossTerm(nn.Module, ABC):
-    """One loss term of a method. Subclasses set their needs in ``bind``; the optimiser also trains their parameters.
+    """One loss term of a method. Subclasses set their needs in ``bind``; the optimizer also trains their parameters.
 
     Attributes:
         version: number to raise when the meaning of the term changes, so that stored results are not reused for it.
@@ -43,6 +48,8 @@ class LossTerm(nn.Module, ABC):
         reads_labels: names of the batch's own labels that the term reads: ``labels``, ``is_next``.
         mean_over: unit that the term is a mean over. It decides how much each batch of an update counts, so that the
             batches add up to the mean over the update.
+        student_needs, teacher_needs: features that ``forward`` reads of each model.
+        diagnostics: detached scalars of the last forward, logged with the losses.
     """
 
     version: ClassVar[int] = 1
@@ -54,8 +61,7 @@ class LossTerm(nn.Module, ABC):
         super().__init__()
         self.student_needs = FeatureRequest()
         self.teacher_needs = FeatureRequest()
-        self.observed: dict[str, Tensor] = {}
-        """Detached scalars of the last forward, logged beside the losses."""
+        self.diagnostics: dict[str, Tensor] = {}
 
     @classmethod
     def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:
@@ -64,6 +70,8 @@ class LossTerm(nn.Module, ABC):
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         """Set ``student_needs`` and ``teacher_needs``, and build projections, for this pair of models.
+
+        It may be called on the meta device, where parameters have no values, to find out what the term reads.
 
         Args:
             student, teacher: shapes of the two models; ``teacher`` is None in a stage without a teacher.
@@ -77,34 +85,52 @@ class LossTerm(nn.Module, ABC):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         """Return the unweighted term: a scalar, the mean over the batch's units ``mean_over``."""
 
+    @staticmethod
+    def require_equal(
+        size: Literal["width", "num_heads"], student: EncoderShape, teacher: EncoderShape, reason: str, remedy: str
+    ) -> None:
+        """Check that both models have the same width, or as many attention heads.
+
+        Raises:
+            UserError: they differ; ``reason`` says why this matters.
+        """
+        sizes = getattr(student, size), getattr(teacher, size)
+        if sizes[0] != sizes[1]:
+            raise UserError("student", None, DIFFERENT_SIZES[size].format(*sizes) + reason, remedy)
+
 
 class LayeredTerm(LossTerm):
     """Sum or mean over student layers, each compared with the teacher layers that a mapping assigns to it.
 
     A schedule can restrict the term to some of the student layers. Subclasses build their trained parameters in
-    ``build``, declare what given layers read in ``needs_of``, and compare the layers of ``supervised`` in ``forward``.
+    ``build``, name the features that they compare in ``layer_needs``, and compare the layers of ``current_layers`` in
+    ``forward``.
 
     Args:
         mapping: which teacher layers belong to which student layer.
-        over_layers: ``sum`` or ``mean`` over the supervised layers.
+        over_layers: ``sum`` or ``mean`` over the current layers.
+
+    Attributes:
+        one_to_one: whether the term compares each student layer with a single teacher layer.
+        layers: teacher layers of each student layer that can be supervised; empty before ``bind``.
+        current_layers: entries of ``layers`` that are compared in the current epoch.
     """
+
+    one_to_one: bool = True
 
     def __init__(self, mapping: LayerMapping, over_layers: Literal["sum", "mean"]) -> None:
         super().__init__()
         self.mapping, self.over_layers = mapping, over_layers
         self.layers: dict[int, list[int]] = {}
-        """Teacher layers of each student layer that can be supervised; empty before ``bind``."""
-        self.supervised: dict[int, list[int]] = {}
-        """The entries of ``layers`` that are compared in the current epoch."""
+        self.current_layers: dict[int, list[int]] = {}
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if teacher is None:
-            raise UserError(
-                "teacher", None, "an intermediate loss needs a teacher", "A method without a teacher: method=nkd."
-            )
+            remedy = "A method without a teacher: method=nkd."
+            raise UserError("teacher", None, "an intermediate loss needs a teacher", remedy)
         for side, shape in (("student", student), ("teacher", teacher)):
             shape.require(FeatureRequest(cls=frozenset({1})), side)
-        layers = self.mapping.between(student.num_layers, teacher.num_layers)
+        layers = self.mapping.teacher_layers(student.num_layers, teacher.num_layers)
         if not any(layers):
             raise UserError(
                 ".mapping",
@@ -112,36 +138,33 @@ class LayeredTerm(LossTerm):
                 f"supervises no layer of a {student.num_layers}-layer student",
                 "The last layer is left out by default; mapping.supervise_last=true includes it.",
             )
+        if self.one_to_one:
+            one_to_one(layers)
         self.layers = {j: entry for j, entry in enumerate(layers, start=1) if entry}
-        self.build(layers, student, teacher)
+        self.build(student, teacher)
         self.supervise(self.layers)
 
-    def build(self, layers: list[list[int]], student: EncoderShape, teacher: EncoderShape) -> None:
-        """Build the parameters for the comparison of these layers, and check that the two models fit.
+    def build(self, student: EncoderShape, teacher: EncoderShape) -> None:
+        """Build the parameters for the comparison of ``layers``, and check that the two models fit.
 
-        Args:
-            layers: the resolved mapping.
         Raises:
             UserError: the term does not work for this pair of models.
         """
 
     @abstractmethod
-    def needs_of(self, layers: Mapping[int, list[int]]) -> tuple[FeatureRequest, FeatureRequest]:
-        """Return what the comparison of these layers reads of the student and of the teacher.
-
-        Args:
-            layers: teacher layers by student layer.
-        """
+    def layer_needs(self, layers: Collection[int]) -> FeatureRequest:
+        """Return the features that the term compares, for these layers of a model."""
 
     def supervise(self, layers: Collection[int]) -> None:
         """Compare only these student layers from now on, and update the needs accordingly."""
-        self.supervised = {j: entry for j, entry in self.layers.items() if j in layers}
-        self.student_needs, self.teacher_needs = self.needs_of(self.supervised)
+        self.current_layers = {j: entry for j, entry in self.layers.items() if j in layers}
+        self.student_needs = self.layer_needs(self.current_layers)
+        self.teacher_needs = self.layer_needs(set(chain.from_iterable(self.current_layers.values())))
 
-    def reduced(self, values: list[Tensor]) -> Tensor:
-        """Reduce the values of the supervised layers to their sum or mean."""
-        stacked = torch.stack(values)
-        return stacked.sum() if self.over_layers == "sum" else stacked.mean()
+    def reduce_layers(self, values: list[Tensor]) -> Tensor:
+        """Reduce the values of the current layers to their sum or mean."""
+        losses = torch.stack(values)
+        return losses.sum() if self.over_layers == "sum" else losses.mean()
 
 
 class Method(nn.Module):
@@ -166,26 +189,32 @@ class Method(nn.Module):
         Raises:
             UserError: a term does not work for this pair of models.
         """
-        for name, term in self.by_name().items():
-            with within(f".method.terms.{name}"):
+        for name, term in self.named_terms().items():
+            with error_context(f".method.terms.{name}"):
                 term.bind(student, teacher, outputs)
                 student.require(term.student_needs, "student")
                 if teacher is not None:
                     teacher.require(term.teacher_needs, "teacher")
-        self.needs = self.union(self.active())
+        self.needs = self.combined_needs(self.named_terms().values())
         return self
 
-    def check_epochs(self, num_epochs: int) -> None:
-        """Check, after ``bind``, that a method that changes during training has all the epochs that it needs.
+    def named_terms(self) -> dict[str, LossTerm]:
+        """Return the terms by name, in the order of logging."""
+        return {name: term for name, term in self.terms.items() if isinstance(term, LossTerm)}
 
-        Raises:
-            UserError: ``num_epochs`` epochs are too few.
-        """
+    def current_terms(self) -> dict[str, LossTerm]:
+        """Return the terms that the next ``forward`` computes, by name."""
+        return self.named_terms()
+
+    def supervised_layers(self) -> list[int]:
+        """Return the student layers that any term can supervise, in ascending order."""
+        layered = [term for term in self.named_terms().values() if isinstance(term, LayeredTerm)]
+        return sorted({j for term in layered for j in term.layers})
 
     def begin_epoch(self, progress: Progress) -> None:
         """Prepare for the updates of an epoch; called again when training resumes within the epoch.
 
-        A method that changes during training changes here: the terms that ``running`` returns, and ``needs``, the
+        A method that changes during training changes here: the terms that ``current_terms`` returns, and ``needs``, the
         features that the next ``forward`` reads.
         """
 
@@ -200,27 +229,8 @@ class Method(nn.Module):
             num_examples: number of examples of the update.
         """
 
-    def reads_teacher(self) -> bool:
-        """Return whether any term of non-zero weight needs a teacher."""
-        return any(term.reads_teacher for term in self.active())
-
-    def reads_labels(self) -> frozenset[str]:
-        """Return the names of the batch's own labels that the terms read: ``labels``, ``is_next``."""
-        return frozenset().union(*(term.reads_labels for term in self.active()))
-
-    def by_name(self) -> dict[str, LossTerm]:
-        """Return the terms by name, in the order of logging."""
-        return {name: term for name, term in self.terms.items() if isinstance(term, LossTerm)}
-
-    def active(self) -> list[LossTerm]:
-        return list(self.by_name().values())
-
-    def running(self) -> dict[str, LossTerm]:
-        """Return the terms that the next ``forward`` computes, by name."""
-        return self.by_name()
-
     @staticmethod
-    def union(terms: Iterable[LossTerm]) -> tuple[FeatureRequest, FeatureRequest]:
+    def combined_needs(terms: Iterable[LossTerm]) -> tuple[FeatureRequest, FeatureRequest]:
         """Return all features that these terms read of the student and of the teacher."""
         student, teacher = FeatureRequest(), FeatureRequest()
         for term in terms:
@@ -234,13 +244,17 @@ class Method(nn.Module):
         """
         return {
             name: batch.weights.get(term.mean_over, 1.0) * term(student, teacher, batch, progress)
-            for name, term in self.running().items()
+            for name, term in self.current_terms().items()
         }
 
-    def weighted(self, means: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def weighted_losses(self, means: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the weighted losses by name. Their sum is the training loss, so the logged losses add up to it."""
         return {name: self.weights[name] * mean for name, mean in means.items()}
 
-    def observed(self) -> dict[str, Tensor]:
-        """Return the detached scalars that the running terms log beside their losses, by ``<term>/<name>``."""
-        return {f"{name}/{key}": value for name, term in self.running().items() for key, value in term.observed.items()}
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return the detached scalars that the current terms log with their losses, by ``<term>/<name>``."""
+        return {
+            f"{name}/{key}": value
+            for name, term in self.current_terms().items()
+            for key, value in term.diagnostics.items()
+        }

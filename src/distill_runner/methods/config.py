@@ -1,37 +1,75 @@
 """Typed configuration of a method: loss terms with arguments and weights, and an optional layer schedule.
 
-A configuration is parsed once; all later code uses its typed form.
+A configuration is parsed once; all later code uses its typed form. Terms are named by id, or by path for a user's own.
 """
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from math import isfinite
 from typing import Annotated, Any, ClassVar
 
+import torch
 from pydantic import BeforeValidator, SerializeAsAny, create_model, model_serializer
 
-from distill_runner.common.errors import UserError, within
-from distill_runner.common.schema import Schema, typed
+from distill_runner.common import plugins
+from distill_runner.common.errors import UserError, error_context, suggestion
+from distill_runner.common.schema import Schema, validate_config
+from distill_runner.methods.attention import AttentionRelationLoss, AttentionScoreLoss
 from distill_runner.methods.base import LossTerm, Method
-from distill_runner.methods.layer_schedule import LayerSchedule, ScheduledMethod
+from distill_runner.methods.hidden_states import EmbeddingLoss, HiddenStateLoss, TokenStateLoss
 from distill_runner.methods.outputs import Outputs
-from distill_runner.methods.terms import TERMS, find_term, source_of
+from distill_runner.methods.predictions import HardLabels, LogitMatching, NextSentence, SoftLabels, SoftLabelsPerClass
+from distill_runner.methods.schedules import LayerSchedule, ScheduledMethod
+from distill_runner.models.features import EncoderShape, FeatureRequest
 
+TERMS: dict[str, type[LossTerm]] = {
+    "hard_labels": HardLabels,
+    "soft_labels": SoftLabels,
+    "soft_labels_per_class": SoftLabelsPerClass,
+    "logit_matching": LogitMatching,
+    "hidden_states": HiddenStateLoss,
+    "attention_relations": AttentionRelationLoss,
+    "attention_scores": AttentionScoreLoss,
+    "token_states": TokenStateLoss,
+    "embeddings": EmbeddingLoss,
+    "next_sentence": NextSentence,
+}
+"""Built-in terms by id. Ids are part of keys in the store: a class may move, but its id must not change."""
+ENTRY_POINTS = "distill_runner.terms"
+"""Entry point group in which installed packages register loss terms: ``<id> = "<module>:<class>"``."""
 SCHEDULE = "method.schedule"
 """Key of the schedule among the terms of a spec. It cannot be a term's name: torch allows no dot in module names."""
+SPEC_KEYS = ("term", "version", "weight", "source")
+"""Keys of a term's spec besides its arguments."""
 EXAMPLE = "For example: {term: soft_labels, temperature: 5.0}"
 
 
-SPEC_KEYS = ("term", "version", "weight", "source")
-"""Keys of a term's spec beside its arguments."""
+def find_term(term: str) -> type[LossTerm]:
+    """Return the class of a term.
+
+    Args:
+        term: id, or ``<module>.<class>`` with a module that is installed or is in the working folder.
+    Raises:
+        UserError: there is no such term, it is no concrete ``LossTerm``, or its module cannot be imported. The error's
+            key is relative to the key of the term.
+    """
+    if term in TERMS:
+        return TERMS[term]
+    path = term if "." in term else plugins.entry_point(ENTRY_POINTS, term)
+    if path is None:
+        remedy = suggestion(term, TERMS) + " Your own: <module>.<class>, such as my_terms.MyTerm."
+        raise UserError(".term", term, "there is no such term", remedy.strip())
+    term_class: type[LossTerm] = plugins.load_class(".term", path, LossTerm)
+    return term_class
 
 
 class TermConfig(Schema):
     """One loss term of a method, with its weight and arguments.
 
     Args:
-        term: id in ``terms.TERMS`` or of an installed package, or ``<module>.<class>`` for any other class.
+        term: id in ``TERMS`` or of an installed package, or ``<module>.<class>`` for any other class.
         weight: weight of the term in the training loss, greater than 0.
         arguments: arguments of the term's constructor, with defaults filled in.
     """
@@ -48,17 +86,17 @@ class TermConfig(Schema):
             UserError: there is no such term, or it does not take these arguments. The error's key is relative to the
                 key of the term.
         """
-        given = dict(_mapping(node, ".", EXAMPLE))
-        if "_target_" in given:
-            path = str(given["_target_"])
-            known = [key for key, kind in TERMS.items() if path.endswith(f".{kind.__name__}")]
-            raise UserError("._target_", path, "terms are named by their ids now", f"Take term={[*known, path][0]}.")
-        term = given.pop("term", None)
+        arguments = dict(_require_mapping(node, ".", EXAMPLE))
+        if "_target_" in arguments:
+            path = str(arguments["_target_"])
+            ids = [key for key, term_class in TERMS.items() if path.endswith(f".{term_class.__name__}")]
+            raise UserError("._target_", path, "terms are named by their ids now", f"Take term={[*ids, path][0]}.")
+        term = arguments.pop("term", None)
         if not isinstance(term, str):
             raise UserError(".term", term, "needs the id of a term", f"Known: {', '.join(sorted(TERMS))}.")
-        found = find_term(term)
-        term = next((key for key, kind in TERMS.items() if kind is found), term)  # its id, even if given by path
-        return cls(term=term, weight=weight, arguments=typed(arguments_of(found), given, "."))
+        term_class = find_term(term)
+        term = next((key for key, built_in in TERMS.items() if built_in is term_class), term)  # the id of a path
+        return cls(term=term, weight=weight, arguments=validate_config(argument_schema(term_class), arguments, "."))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -71,20 +109,49 @@ class TermConfig(Schema):
         Raises:
             UserError: the constructor refuses the arguments.
         """
-        given = self.arguments
-        return find_term(self.term)(**{name: getattr(given, name) for name in type(given).model_fields})
+        return find_term(self.term)(
+            **{name: getattr(self.arguments, name) for name in type(self.arguments).model_fields}
+        )
 
     def spec(self, outputs: Outputs) -> dict[str, Any]:
         """Return what determines the term: id, version, weight, arguments, and the source of an outside term.
 
-        Arguments that equal their defaults are left out. A new argument, or a default that is spelt out, thus does not
-        change the spec. Arguments that have no effect for ``outputs`` are left out too.
+        Arguments that equal their defaults are left out. A new argument, or a default that is spelled out, thus does
+        not change the spec. Arguments that have no effect for ``outputs`` are left out too.
         """
-        loss = find_term(self.term)
-        ignored = set(loss.ignored_arguments(outputs))
-        given = self.arguments.model_dump(mode="json", exclude=ignored, exclude_defaults=True)
-        own = {"term": self.term, "version": loss.version, "weight": self.weight}
-        return {**given, **own, **source_of(self.term)}
+        term_class = find_term(self.term)
+        ignored = set(term_class.ignored_arguments(outputs))
+        arguments = self.arguments.model_dump(mode="json", exclude=ignored, exclude_defaults=True)
+        source = {} if self.term in TERMS else {"source": plugins.source_hash(term_class.__module__)}
+        return {**arguments, "term": self.term, "version": term_class.version, "weight": self.weight, **source}
+
+
+@dataclass(frozen=True)
+class MethodDescription:
+    """What a method reads of a pair of models and of their data, known without drawing any parameter.
+
+    Attributes:
+        student_needs, teacher_needs: features that the method reads of the student and of the teacher before its first
+            epoch: all that its terms ever read.
+        reads_labels: names of the batch's own labels that the terms read: ``labels``, ``is_next``.
+        layers: student layers that terms supervise, in ascending order.
+        schedule: when these layers are supervised; None supervises all layers in every epoch.
+    """
+
+    student_needs: FeatureRequest
+    teacher_needs: FeatureRequest
+    reads_labels: frozenset[str]
+    layers: tuple[int, ...]
+    schedule: LayerSchedule | None
+
+    def check_epochs(self, num_epochs: int) -> None:
+        """Check that a method that changes during training has all the epochs that it needs.
+
+        Raises:
+            UserError: ``num_epochs`` epochs are too few.
+        """
+        if self.schedule is not None:
+            self.schedule.check_epochs(len(self.layers), num_epochs)
 
 
 class MethodConfig(Schema):
@@ -99,7 +166,7 @@ class MethodConfig(Schema):
     schedule: LayerSchedule | None = None
 
     @model_serializer
-    def _as_written(self) -> dict[str, Any]:
+    def _as_plain_form(self) -> dict[str, Any]:
         """Return the form that ``parse_method`` reads, with defaults filled in."""
         return {
             "terms": {name: {"term": term.term, **term.options} for name, term in self.terms.items()},
@@ -107,18 +174,50 @@ class MethodConfig(Schema):
             "schedule": self.schedule.model_dump(mode="json") if self.schedule else None,
         }
 
+    @property
+    def reads_teacher(self) -> bool:
+        """Whether any term needs a teacher."""
+        return any(find_term(term.term).reads_teacher for term in self.terms.values())
+
+    @property
+    def reads_labels(self) -> frozenset[str]:
+        """Names of the batch's own labels that the terms read: ``labels``, ``is_next``."""
+        return frozenset().union(*(find_term(term.term).reads_labels for term in self.terms.values()))
+
     def make(self) -> Method:
-        """Build the method.
+        """Construct the terms and the method, which ``Method.bind`` then binds to a pair of models.
 
         Raises:
             UserError: a term refuses its arguments.
         """
-        made: dict[str, LossTerm] = {}
+        terms: dict[str, LossTerm] = {}
         for name, term in self.terms.items():
-            with within(f".method.terms.{name}"):
-                made[name] = term.make()
+            with error_context(f".method.terms.{name}"):
+                terms[name] = term.make()
         weights = {name: term.weight for name, term in self.terms.items()}
-        return ScheduledMethod(made, weights, self.schedule) if self.schedule else Method(made, weights)
+        return ScheduledMethod(terms, weights, self.schedule) if self.schedule else Method(terms, weights)
+
+    def build(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> Method:
+        """Return the method for a pair of models; its parameters are drawn from torch's global generator.
+
+        Args:
+            student, teacher: shapes of the two models; ``teacher`` is None in a stage without a teacher.
+            outputs: meaning of the heads' outputs.
+        Raises:
+            UserError: a term refuses its arguments, or does not work for this pair of models.
+        """
+        return self.make().bind(student, teacher, outputs)
+
+    def describe(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> MethodDescription:
+        """Return what the method reads, found by building it on the meta device, which draws nothing.
+
+        Raises:
+            UserError: as ``build``.
+        """
+        with torch.device("meta"):
+            method = self.build(student, teacher, outputs)
+        layers = tuple(method.supervised_layers())
+        return MethodDescription(*method.needs, self.reads_labels, layers, self.schedule)
 
     def spec(self, outputs: Outputs) -> dict[str, Any]:
         """Return what determines the method: its terms and its schedule, but not the name of the method.
@@ -126,7 +225,7 @@ class MethodConfig(Schema):
         Args:
             outputs: meaning of the heads' outputs, for which some arguments may have no effect.
         """
-        schedule = {SCHEDULE: self.schedule.spec()} if self.schedule else {}
+        schedule = {SCHEDULE: self.schedule.model_dump(mode="json")} if self.schedule else {}
         return schedule | {name: self.terms[name].spec(outputs) for name in sorted(self.terms)}
 
 
@@ -140,22 +239,23 @@ def parse_method(node: Any) -> MethodConfig:
     """
     if isinstance(node, MethodConfig):
         return node
-    node = _mapping(node, ".method", "method=rkd chooses a method; a stage's method is {terms: ..., weights: ...}")
+    remedy = "method=rkd chooses a method; a stage's method is {terms: ..., weights: ...}"
+    node = _require_mapping(node, ".method", remedy)
     if unknown := set(node) - {"terms", "weights", "schedule"}:
         raise UserError(f".method.{min(unknown)}", None, "there is no such key", "Known: schedule, terms, weights.")
-    terms = _mapping(node.get("terms"), ".method.terms", "One entry for each term: {ce: {term: hard_labels}}")
-    weights = _mapping(node.get("weights"), ".method.weights", "One number for each term: {ce: 1}")
+    terms = _require_mapping(node.get("terms"), ".method.terms", "One entry for each term: {ce: {term: hard_labels}}")
+    weights = _require_mapping(node.get("weights"), ".method.weights", "One number for each term: {ce: 1}")
     if set(terms) != set(weights):
         problem = f"must name the terms {', '.join(terms)}" if terms else "names terms that the method does not have"
         raise UserError(".method.weights", list(weights), problem)
     parsed = {}
     for name, term in terms.items():
         if weight := _weight(name, weights[name]):
-            with within(f".method.terms.{name}"):
+            with error_context(f".method.terms.{name}"):
                 parsed[name] = TermConfig.parse(term, weight)
     schedule = node.get("schedule")
     return MethodConfig(
-        terms=parsed, schedule=typed(LayerSchedule, schedule, ".method.schedule.") if schedule else None
+        terms=parsed, schedule=validate_config(LayerSchedule, schedule, ".method.schedule.") if schedule else None
     )
 
 
@@ -163,7 +263,7 @@ ParsedMethod = Annotated[MethodConfig, BeforeValidator(parse_method)]
 """Annotation for schema fields that hold a method; it parses the plain form."""
 
 
-def _mapping(node: Any, key: str, remedy: str) -> Mapping[str, Any]:
+def _require_mapping(node: Any, key: str, remedy: str) -> Mapping[str, Any]:
     if not isinstance(node, Mapping):
         raise UserError(key, "null" if node is None else node, "must be a mapping", remedy)
     return node
@@ -179,7 +279,7 @@ def _weight(name: str, weight: Any) -> float:
 
 
 class _Arguments(Schema):
-    """Base of the schemas that ``arguments_of`` creates.
+    """Base of the schemas that ``argument_schema`` creates.
 
     These classes cannot be imported by name in another process. Pickling therefore stores the class of the term.
     """
@@ -187,27 +287,27 @@ class _Arguments(Schema):
     term: ClassVar[type[LossTerm]]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _revived, (self.term, self.model_dump(exclude_unset=True))
+        return _unpickled_arguments, (self.term, self.model_dump(exclude_unset=True))
 
 
-def _revived(kind: type[LossTerm], values: dict[str, Any]) -> Schema:
-    return arguments_of(kind).model_validate(values)
+def _unpickled_arguments(term_class: type[LossTerm], values: dict[str, Any]) -> Schema:
+    return argument_schema(term_class).model_validate(values)
 
 
 @cache
-def arguments_of(kind: type[LossTerm]) -> type[Schema]:
-    """Return the signature of the constructor of ``kind`` as a schema.
+def argument_schema(term_class: type[LossTerm]) -> type[Schema]:
+    """Return the signature of the constructor of a loss term as a schema.
 
     Raises:
         UserError: an argument has a name that the spec of a term uses itself.
     """
     fields: dict[str, Any] = {
         name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
-        for name, parameter in inspect.signature(kind, eval_str=True).parameters.items()
+        for name, parameter in inspect.signature(term_class, eval_str=True).parameters.items()
     }
-    if taken := [name for name in SPEC_KEYS if name in fields]:
+    if reserved := [name for name in SPEC_KEYS if name in fields]:
         problem = "an argument of a loss term cannot have this name, which is a part of every term's spec"
-        raise UserError(f".{taken[0]}", None, problem, f"Rename the argument in {kind.__name__}.")
-    made = create_model(kind.__name__, __base__=_Arguments, **fields)
-    made.term = kind
-    return made
+        raise UserError(f".{reserved[0]}", None, problem, f"Rename the argument in {term_class.__name__}.")
+    schema = create_model(term_class.__name__, __base__=_Arguments, **fields)
+    schema.term = term_class
+    return schema

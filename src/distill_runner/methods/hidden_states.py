@@ -1,36 +1,38 @@
-"""Distillation of [CLS] states: one loss term for PKD, CKD and ALP-KD, which differ in options only (Eqs. 3-7).
+"""Distillation of hidden states: the [CLS] states of layers, the states of all tokens, and the embeddings.
 
-A ``Combination`` turns the states of several teacher layers into one target for a student layer: it selects,
-concatenates or attends. A distance compares the student layer with the target. The mapping, combination and distance of
-each method are in ``conf/method/{pkd,ckd,alp,pkd_original}.yaml``, and in ``internal.yaml`` for its term ``cos``.
+``HiddenStateLoss`` is one term for PKD, CKD and ALP-KD, which differ in options only (Eqs. 3-7), and for the term
+``cos`` of internal representations. A ``Combination`` turns the states of several teacher layers into one target for a
+student layer: it selects, concatenates or attends. ``TokenStateLoss`` and ``EmbeddingLoss`` are the terms of TinyBERT
+and DistilBERT. ``conf/method/{pkd,ckd,alp,pkd_original,internal,tinybert,distilbert}.yaml`` choose the options.
 
 Shapes: B examples, H features, K teacher layers, A attention heads of D features each.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
+from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError
-from distill_runner.common.readings import Reading
+from distill_runner.common.schema import Schema
 from distill_runner.datasets.batches import Batch
-from distill_runner.methods.attention_projections import KeysQueriesValues
-from distill_runner.methods.base import LayeredTerm, Progress
-from distill_runner.methods.layer_mapping import Attention, LayerMapping, single
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.methods.base import LayeredTerm, LossTerm, Progress
+from distill_runner.methods.layer_mapping import LayerMapping
+from distill_runner.methods.outputs import Outputs
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
 
 def normalized_squared_distance(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
-    """Squared distance of the L2-normalised states, 0 to 4 (ALP-KD Eq. 3, PKD): sum over features, mean over rows.
+    """Squared distance of the L2-normalized states, 0 to 4 (ALP-KD Eq. 3, PKD): sum over features, mean over rows.
 
-    ALP-KD prints a minus sign before the sum, which is a slip: the distance is minimised.
+    ALP-KD prints a minus sign before the sum, which is a slip: the distance is minimized.
     """
-    return (_normalized(student_BH) - _normalized(teacher_BH)).square().sum(dim=-1).mean()
+    return (_normalize(student_BH) - _normalize(teacher_BH)).square().sum(dim=-1).mean()
 
 
 def mean_squared_error(student_BH: Tensor, target_BH: Tensor) -> Tensor:
@@ -40,7 +42,7 @@ def mean_squared_error(student_BH: Tensor, target_BH: Tensor) -> Tensor:
 
 def normalized_mean_squared_error(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
     """``normalized_squared_distance`` as in PKD's published code: mean instead of sum over the features."""
-    return mean_squared_error(_normalized(student_BH), _normalized(teacher_BH))
+    return mean_squared_error(_normalize(student_BH), _normalize(teacher_BH))
 
 
 def cosine_distance(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
@@ -53,7 +55,7 @@ def attention_entropy(alpha_BK: Tensor) -> Tensor:
     return -torch.xlogy(alpha_BK, alpha_BK).sum(dim=-1).mean()
 
 
-def _normalized(states_BH: Tensor) -> Tensor:
+def _normalize(states_BH: Tensor) -> Tensor:
     return functional.normalize(states_BH, dim=-1)
 
 
@@ -65,65 +67,97 @@ DISTANCES = {
 }
 
 
+class Attention(Schema):
+    """Attention of a student layer over its teacher layers, by which ALP weighs them.
+
+    Args:
+        type: ``dot`` takes the states as they are, without parameters (ALP-KD Eq. 5). ``kqv`` trains projections to
+            keys, queries and values (appendix, Table 4).
+        heads: number of attention heads of ``kqv``, 1 by default. It must divide the student's width.
+        values: value projections of ``kqv``: ``per_layer``, the default, is a separate projection for each teacher
+            layer; ``shared`` is one projection for all teacher layers.
+        scale: ``sqrt_dim`` divides the scores by the square root of a head's width; ``none`` leaves them unscaled.
+        normalize: whether queries and keys, but not values, are L2-normalized, so that the scores are cosines.
+    Raises:
+        UserError: ``heads`` or ``values`` is set with ``type=dot``.
+    """
+
+    type: Annotated[
+        Literal["dot", "kqv"],
+        Assumption(
+            "no output projection after the heads, unlike Vaswani et al.: the paper names keys, queries and values",
+            "ALP-KD appendix",
+            "kqv",
+        ),
+    ] = "dot"
+    heads: int | None = Field(None, ge=1)
+    values: Annotated[
+        Literal["per_layer", "shared"] | None,
+        Assumption(
+            'a separate projection for each layer: "a dedicated value vector for each key"',
+            "ALP-KD appendix",
+            "per_layer",
+        ),
+    ] = None
+    scale: Annotated[
+        Literal["none", "sqrt_dim"],
+        Assumption("Eq. 5 has no scale; Vaswani et al., whom the appendix follows, have one", "ALP-KD Eq. 5"),
+    ] = "none"
+    normalize: Annotated[bool, Assumption("queries and keys are not normalized", "ALP-KD Eq. 5")] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options_of_type(cls, options: Any) -> Any:
+        if not isinstance(options, Mapping):
+            return options
+        if options.get("type") == "kqv":
+            return {"heads": 1, "values": "per_layer", **options}
+        for key in ("heads", "values"):
+            if options.get(key) is not None:
+                problem = "attention.type=dot does not use it"
+                raise UserError(f"attention.{key}", options[key], problem, "Take attention=kqv1 or kqv4.")
+        return options
+
+
 class Combination(nn.Module, ABC):
     """Base of modules that build, for each supervised student layer j, the two tensors to compare: state and target.
 
     Args:
-        layers: resolved mapping: one list of teacher layers per student layer.
-        width_student, width_teacher: number of features of the states of the two models.
-    Raises:
-        UserError: the widths differ, and the combination compares the states without a projection.
+        layers: teacher layers of each supervised student layer.
     """
 
-    name: str
-    same_width = True
-
-    def __init__(self, layers: list[list[int]], width_student: int, width_teacher: int) -> None:
+    def __init__(self, layers: Mapping[int, list[int]]) -> None:
         super().__init__()
-        self.layers = {j: entry for j, entry in enumerate(layers, start=1) if entry}
+        self.layers = layers
         self.alpha: dict[int, Tensor] = {}
         """Attention weights (B, A, K) of the last forward by student layer, detached; empty without attention."""
-        if self.same_width and width_student != width_teacher:
-            raise UserError(
-                "student",
-                None,
-                f"its states have {width_student} features, the teacher's {width_teacher}; "
-                f"{self.name} compares them without a projection",
-                "Take a student of the teacher's width, or a projection: method=ckd or attention=kqv1.",
-            )
 
     def forward(self, student: dict[int, Tensor], teacher: dict[int, Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
         """Return the pair (state, target) for each layer in ``student``. The inputs are states (B, H) by layer."""
         self.alpha.clear()
         return {
-            j: self.sides(j, student[j], torch.stack([teacher[k] for k in entry], dim=1))
+            j: self.compared_pair(j, student[j], torch.stack([teacher[k] for k in entry], dim=1))
             for j, entry in self.layers.items()
             if j in student
         }
 
     @abstractmethod
-    def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
+    def compared_pair(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
         """Return the pair (state, target) for student layer j, from its state and its K teacher layers' states."""
 
 
 class Select(Combination):
     """Combination that takes the single teacher layer of each student layer unchanged (PKD; ALP-KD Eq. 3)."""
 
-    name = "combine=select"
-
-    def __init__(self, layers: list[list[int]], width_student: int, width_teacher: int) -> None:
-        super().__init__(layers, width_student, width_teacher)
-        single(layers)
-
-    def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
+    def compared_pair(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
         return student_BH, teacher_BKH[:, 0]
 
 
 class Concatenate(Combination):
     """Concatenation of the teacher layers with a trained affine projection (CKD; ALP-KD Eq. 4). Widths may differ.
 
-    **reading**: each student layer has a separate projection: ALP-KD says "a single projection layer", but not for how
-    many buckets. The distance after the projection is a plain mean squared error (``distance``); ALP-KD names none.
+    Each student layer has a separate projection. The distance after it is a plain mean squared error (``distance``),
+    for which ALP-KD names none.
 
     Args:
         project: ``teacher`` projects the concatenation to the student's width, with ``W_j`` of shape (H, K * H), as
@@ -131,23 +165,21 @@ class Concatenate(Combination):
             published code of CKD does.
     """
 
-    same_width = False
-
     def __init__(
         self,
-        layers: list[list[int]],
+        layers: Mapping[int, list[int]],
         width_student: int,
         width_teacher: int,
         project: Literal["teacher", "student"],
     ) -> None:
-        super().__init__(layers, width_student, width_teacher)
+        super().__init__(layers)
         self.project = project
         self.projections = nn.ModuleDict()
         for j, entry in self.layers.items():
             widths = (len(entry) * width_teacher, width_student)
             self.projections[str(j)] = nn.Linear(*(widths if project == "teacher" else widths[::-1]))
 
-    def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
+    def compared_pair(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
         target, project = teacher_BKH.flatten(1), self.projections[str(j)]
         return (student_BH, project(target)) if self.project == "teacher" else (project(student_BH), target)
 
@@ -159,23 +191,56 @@ class Attend(Combination):
     every decoder layer in Vaswani et al.
     """
 
-    def __init__(self, layers: list[list[int]], width_student: int, width_teacher: int, attention: Attention) -> None:
-        self.same_width = attention.kind == "dot"
-        self.name = f"attention={attention.kind}"
-        super().__init__(layers, width_student, width_teacher)
+    def __init__(
+        self, layers: Mapping[int, list[int]], width_student: int, width_teacher: int, attention: Attention
+    ) -> None:
+        super().__init__(layers)
         self.attention = attention
-        own = self.layers.items() if attention.kind == "kqv" else ()
-        self.projections = nn.ModuleDict(
-            {str(j): KeysQueriesValues(width_student, width_teacher, len(entry), attention) for j, entry in own}
-        )
+        self.projections = nn.ModuleDict()
+        for j, entry in self.layers.items() if attention.type == "kqv" else ():
+            self.projections[str(j)] = KeysQueriesValues(width_student, width_teacher, len(entry), attention)
 
-    def sides(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
+    def compared_pair(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
         query_BAD, key_BAKD, value_BAKD = student_BH[:, None], teacher_BKH[:, None], teacher_BKH[:, None]
         if self.projections:
             query_BAD, key_BAKD, value_BAKD = self.projections[str(j)](student_BH, teacher_BKH)
         alpha_BAK = attention_weights(query_BAD, key_BAKD, self.attention.scale, self.attention.normalize)
         self.alpha[j] = alpha_BAK.detach()
         return student_BH, (alpha_BAK[..., None] * value_BAKD).sum(dim=2).flatten(1)
+
+
+class KeysQueriesValues(nn.Module):
+    """Trained projections to the student's width, without bias, split into attention heads (ALP-KD, appendix).
+
+    Args:
+        width_student, width_teacher: number of features of the states of the two models.
+        num_keys: number of teacher layers that the student layer attends to.
+        attention: number of heads, and whether each teacher layer has a separate value projection.
+    Raises:
+        UserError: the number of heads does not divide the student's width.
+    """
+
+    def __init__(self, width_student: int, width_teacher: int, num_keys: int, attention: Attention) -> None:
+        super().__init__()
+        self.heads = attention.heads or 1
+        if width_student % self.heads:
+            problem = f"must divide the student's width, {width_student}"
+            raise UserError("attention.heads", self.heads, problem)
+        self.query = nn.Linear(width_student, width_student, bias=False)
+        self.key = nn.Linear(width_teacher, width_student, bias=False)
+        num_values = num_keys if attention.values == "per_layer" else 1
+        self.values = nn.ModuleList(nn.Linear(width_teacher, width_student, bias=False) for _ in range(num_values))
+
+    def forward(self, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if len(self.values) == 1:
+            value_BKH = self.values[0](teacher_BKH)
+        else:
+            value_BKH = torch.stack([v(teacher_BKH[:, k]) for k, v in enumerate(self.values)], dim=1)
+        query_BAD = self.query(student_BH).unflatten(-1, (self.heads, -1))
+        return query_BAD, self._split(self.key(teacher_BKH)), self._split(value_BKH)
+
+    def _split(self, states_BKH: Tensor) -> Tensor:
+        return states_BKH.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 def attention_weights(query_BAD: Tensor, key_BAKD: Tensor, scale: str, normalize: bool) -> Tensor:
@@ -201,8 +266,8 @@ class HiddenStateLoss(LayeredTerm):
         attention: options of ``attend``; the parameter-free dot product by default. No other combination takes it.
         project: which side ``concatenate`` projects; the teacher by default. No other combination takes it.
 
-    ``observed`` has ``alpha_entropy_<j>`` in nats for each student layer j that attends. A value near 0 means that the
-    dot products saturate the softmax, and that one teacher layer has all the weight.
+    ``diagnostics`` has ``alpha_entropy_<j>`` in nats for each student layer j that attends. A value near 0 means that
+    the dot products saturate the softmax, and that one teacher layer has all the weight.
     """
 
     def __init__(
@@ -210,7 +275,11 @@ class HiddenStateLoss(LayeredTerm):
         mapping: LayerMapping,
         combine: Annotated[
             Literal["select", "concatenate", "attend"],
-            Reading("a separate projection for each student layer", "ALP-KD Eq. 4", "concatenate"),
+            Assumption(
+                'a separate projection for each student layer; the paper says "a single projection layer"',
+                "ALP-KD Eq. 4",
+                "concatenate",
+            ),
         ],
         distance: Literal["normalized", "mse", "normalized_mse", "cosine"],
         over_layers: Literal["sum", "mean"] = "sum",
@@ -225,26 +294,91 @@ class HiddenStateLoss(LayeredTerm):
         self.attention = attention or Attention()
         self.combine, self.project = combine, project or "teacher"
         self.distance = DISTANCES[distance]
+        self.one_to_one = combine == "select"
 
-    def build(self, layers: list[list[int]], student: EncoderShape, teacher: EncoderShape) -> None:
-        self.combination = self._combination(layers, student.width, teacher.width)
-
-    def needs_of(self, layers: Mapping[int, list[int]]) -> tuple[FeatureRequest, FeatureRequest]:
-        return FeatureRequest(cls=frozenset(layers)), FeatureRequest(
-            cls=frozenset(k for entry in layers.values() for k in entry)
-        )
-
-    def _combination(self, layers: list[list[int]], width_student: int, width_teacher: int) -> Combination:
+    def build(self, student: EncoderShape, teacher: EncoderShape) -> None:
+        if self.combine == "select" or (self.combine == "attend" and self.attention.type == "dot"):
+            name = "combine=select" if self.combine == "select" else "attention=dot"
+            reason = f"; {name} compares them without a projection"
+            remedy = "Take a student of the teacher's width, or a projection: method=ckd or attention=kqv1."
+            self.require_equal("width", student, teacher, reason, remedy)
         match self.combine:
             case "select":
-                return Select(layers, width_student, width_teacher)
+                self.combination: Combination = Select(self.layers)
             case "concatenate":
-                return Concatenate(layers, width_student, width_teacher, self.project)
+                self.combination = Concatenate(self.layers, student.width, teacher.width, self.project)
             case "attend":
-                return Attend(layers, width_student, width_teacher, self.attention)
+                self.combination = Attend(self.layers, student.width, teacher.width, self.attention)
+
+    def layer_needs(self, layers: Collection[int]) -> FeatureRequest:
+        return FeatureRequest(cls=frozenset(layers))
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        sides = self.combination({j: student.cls[j] for j in self.supervised}, teacher.cls)
+        pairs = self.combination({j: student.cls[j] for j in self.current_layers}, teacher.cls)
         alphas = self.combination.alpha.items()
-        self.observed = {f"alpha_entropy_{j}": attention_entropy(alpha) for j, alpha in alphas}
-        return self.reduced([self.distance(mine, target) for mine, target in sides.values()])
+        self.diagnostics = {f"alpha_entropy_{j}": attention_entropy(alpha) for j, alpha in alphas}
+        return self.reduce_layers([self.distance(state, target) for state, target in pairs.values()])
+
+
+class TokenStateLoss(LayeredTerm):
+    """Distance between student layers and their teacher layers, over the states of all tokens (TinyBERT, Eq. 8).
+
+    Args:
+        mapping: which teacher layer belongs to which student layer.
+        distance: ``mse``, mean over tokens and features (TinyBERT), or ``cosine``, 1 minus the cosine (DistilBERT).
+        project: whether to train a linear map from the student's to the teacher's width. All layers share one map, as
+            in TinyBERT's code; its paper has one symbol for it. Without a map both widths must be equal.
+        over_layers: ``sum`` (TinyBERT, Eq. 11 and Algorithm) or ``mean`` over the supervised layers.
+    """
+
+    mean_over = "token"
+
+    def __init__(
+        self,
+        mapping: LayerMapping,
+        distance: Literal["mse", "cosine"] = "mse",
+        project: bool = True,
+        over_layers: Literal["sum", "mean"] = "sum",
+    ) -> None:
+        super().__init__(mapping, over_layers)
+        self.distance, self.has_projection = DISTANCES[distance], project
+
+    def build(self, student: EncoderShape, teacher: EncoderShape) -> None:
+        self.project = _projection(student, teacher, self.has_projection)
+
+    def layer_needs(self, layers: Collection[int]) -> FeatureRequest:
+        return FeatureRequest(states=frozenset(layers))
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        pairs = [(student.states[j], teacher.states[k]) for j, (k,) in self.current_layers.items()]
+        return self.reduce_layers([self.distance(self.project(state), target) for state, target in pairs])
+
+
+class EmbeddingLoss(LossTerm):
+    """Distance between the embeddings: the inputs of the first layers, after positions and norm (TinyBERT, Eq. 9).
+
+    Args:
+        distance, project: as in ``TokenStateLoss``, but with a separate linear map.
+    """
+
+    mean_over = "token"
+
+    def __init__(self, distance: Literal["mse", "cosine"] = "mse", project: bool = True) -> None:
+        super().__init__()
+        self.distance, self.has_projection = DISTANCES[distance], project
+
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
+        assert teacher is not None
+        self.project = _projection(student, teacher, self.has_projection)
+        self.student_needs = self.teacher_needs = FeatureRequest(states=frozenset({0}))
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        return self.distance(self.project(student.states[0]), teacher.states[0])
+
+
+def _projection(student: EncoderShape, teacher: EncoderShape, is_trained: bool) -> nn.Module:
+    if is_trained:
+        return nn.Linear(student.width, teacher.width)
+    remedy = "Take a student of the teacher's width, or project=true."
+    LossTerm.require_equal("width", student, teacher, "", remedy)
+    return nn.Identity()

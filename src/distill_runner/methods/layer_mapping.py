@@ -1,17 +1,16 @@
-"""Configuration of which teacher layers each student layer learns from (``LayerMapping``) and how ALP weighs them.
+"""Mapping from student layers to the teacher layers that each of them learns from.
 
 A mapping is a list with one entry per student layer: the list of teacher layers, counted from 1, that the student layer
 is compared with. The entry is empty for a layer that is not supervised.
 In this module m is the number of student layers and n the number of teacher layers.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError
-from distill_runner.common.readings import Reading
 from distill_runner.common.schema import Schema
 
 
@@ -53,13 +52,15 @@ class LayerMapping(Schema):
 
     rule: Annotated[
         Literal["skip", "no", "po", "all", "layer", "last", "group_top", "top", "explicit"],
-        Reading(
+        Assumption(
             '12 layers to 6 gives teacher layers 1, 3, 5, 7, 9: "only every other layer is skipped"', "ALP-KD", "skip"
         ),
-        Reading("if the layers do not divide evenly, bucket sizes differ by one, larger first", "ALP-KD", "no"),
-        Reading("if the layers do not divide evenly, bucket sizes differ by one, larger first", "ALP-KD", "po"),
-        Reading("with more than two student layers it applies to every supervised layer", "ALP-KD Table 3", "layer"),
-        Reading("bounds of groups that do not divide evenly are rounded down", "internal representations", "group_top"),
+        Assumption("if the layers do not divide evenly, bucket sizes differ by one, larger first", "ALP-KD", "no"),
+        Assumption("if the layers do not divide evenly, bucket sizes differ by one, larger first", "ALP-KD", "po"),
+        Assumption("with more than two student layers it applies to every supervised layer", "ALP-KD Table 3", "layer"),
+        Assumption(
+            "bounds of groups that do not divide evenly are rounded down", "internal representations", "group_top"
+        ),
     ]
     layer: int | None = None
     layers: list[list[int]] | None = None
@@ -78,18 +79,18 @@ class LayerMapping(Schema):
             raise UserError("mapping.supervise_last", True, problem, _EXAMPLES["explicit"])
         return self
 
-    def between(self, student_layers: int, teacher_layers: int) -> list[list[int]]:
+    def teacher_layers(self, num_student: int, num_teacher: int) -> list[list[int]]:
         """Return the mapping for a student and a teacher with these numbers of layers: one entry per student layer.
 
         Raises:
             UserError: the mapping does not fit these depths.
         """
-        m, n = student_layers, teacher_layers
+        m, n = num_student, num_teacher
         if self.layers is not None:
-            return _checked(self.layers, m, n)
+            return _check_explicit(self.layers, m, n)
         if self.rule == "top":
             layer = n if self.layer is None else self.layer
-            _in_range("mapping.layer", layer, [layer], n)
+            _require_layers("mapping.layer", layer, [layer], n)
             return [*([] for _ in range(m - 1)), [layer]]
         if m >= n:
             raise UserError(
@@ -99,9 +100,9 @@ class LayerMapping(Schema):
                 f"Take student.num_layers below {n}, or mapping=explicit.",
             )
         count = m if self.supervise_last else m - 1
-        return self._derived(count, m, n) + [[]] * (m - count)
+        return self._layers_of_rule(count, m, n) + [[]] * (m - count)
 
-    def _derived(self, count: int, m: int, n: int) -> list[list[int]]:
+    def _layers_of_rule(self, count: int, m: int, n: int) -> list[list[int]]:
         match self.rule:
             case "skip":
                 return [[1 + j * (n // count)] for j in range(count)]
@@ -109,7 +110,7 @@ class LayerMapping(Schema):
                 return _buckets(n, count)
             case "po":
                 buckets = _buckets(n, count)
-                return [bucket + after[:1] for bucket, after in zip(buckets, [*buckets[1:], []], strict=False)]
+                return [bucket + upper[:1] for bucket, upper in zip(buckets, [*buckets[1:], []], strict=False)]
             case "all":
                 return [list(range(1, n + 1)) for _ in range(count)]
             case "last":
@@ -117,11 +118,11 @@ class LayerMapping(Schema):
             case "group_top":
                 return [[j * n // m] for j in range(1, count + 1)]
         assert self.layer is not None
-        _in_range("mapping.layer", self.layer, [self.layer], n)
+        _require_layers("mapping.layer", self.layer, [self.layer], n)
         return [[self.layer] for _ in range(count)]
 
 
-def single(layers: list[list[int]]) -> dict[int, int]:
+def one_to_one(layers: list[list[int]]) -> dict[int, int]:
     """Return the teacher layer of each supervised student layer, for methods that compare layers one to one.
 
     Raises:
@@ -154,7 +155,7 @@ def _buckets(n: int, count: int) -> list[list[int]]:
     return buckets
 
 
-def _checked(layers: list[list[int]], m: int, n: int) -> list[list[int]]:
+def _check_explicit(layers: list[list[int]], m: int, n: int) -> list[list[int]]:
     key = "mapping.layers"
     if len(layers) != m:
         raise UserError(
@@ -164,60 +165,13 @@ def _checked(layers: list[list[int]], m: int, n: int) -> list[list[int]]:
             "Give one list per student layer, [] for a layer that is not supervised.",
         )
     for entry in layers:
-        _in_range(key, layers, entry, n)
+        _require_layers(key, layers, entry, n)
         if len(set(entry)) < len(entry):
             raise UserError(key, layers, f"{entry} names a teacher layer twice")
     return layers
 
 
-def _in_range(key: str, value: object, entry: list[int], n: int) -> None:
+def _require_layers(key: str, value: object, entry: list[int], n: int) -> None:
     for k in entry:
         if not 1 <= k <= n:
             raise UserError(key, value, f"there is no teacher layer {k}", f"The teacher has layers 1 to {n}.")
-
-
-class Attention(Schema):
-    """Attention of a student layer over its teacher layers, by which ALP weighs them.
-
-    Args:
-        kind: ``dot`` takes the states as they are, without parameters (ALP-KD Eq. 5). ``kqv`` trains projections to
-            keys, queries and values (appendix, Table 4).
-        heads: number of attention heads of ``kqv``, 1 by default. It must divide the student's width.
-        values: value projections of ``kqv``: ``per_layer``, the default, is a separate projection for each teacher
-            layer; ``shared`` is one projection for all teacher layers.
-        scale: ``sqrt_dim`` divides the scores by the square root of a head's width; ``none`` leaves them unscaled.
-        normalize: whether queries and keys, but not values, are L2-normalised, so that the scores are cosines.
-    Raises:
-        UserError: ``heads`` or ``values`` is set with ``kind=dot``.
-    """
-
-    kind: Annotated[
-        Literal["dot", "kqv"], Reading("no projection after the attention heads", "ALP-KD appendix", "kqv")
-    ] = "dot"
-    heads: int | None = Field(None, ge=1)
-    values: Annotated[
-        Literal["per_layer", "shared"] | None,
-        Reading(
-            'a separate projection for each layer: "a dedicated value vector for each key"',
-            "ALP-KD appendix",
-            "per_layer",
-        ),
-    ] = None
-    scale: Annotated[
-        Literal["none", "sqrt_dim"],
-        Reading("Eq. 5 has no scale; Vaswani et al., whom the appendix follows, have one", "ALP-KD Eq. 5"),
-    ] = "none"
-    normalize: Annotated[bool, Reading("queries and keys are not normalised", "ALP-KD Eq. 5")] = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keys_of_the_kind(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        if given.get("kind") == "kqv":
-            return {"heads": 1, "values": "per_layer", **given}
-        for key in ("heads", "values"):
-            if given.get(key) is not None:
-                problem = "attention.kind=dot does not use it"
-                raise UserError(f"attention.{key}", given[key], problem, "Take attention=kqv1 or kqv4.")
-        return given

@@ -1,18 +1,17 @@
-"""Meaning of a head's outputs, with the losses on them; loss terms use it and need not know the kind of the task.
+"""Meaning of a head's outputs, with the losses on them; loss terms use it and need not know the type of the task.
 
 Shapes: O outputs per batch with C numbers each. O is the number of examples B if each example has one output.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from distill_runner.common.readings import Reading
 from distill_runner.datasets.batches import Batch, Unit
 
 
@@ -48,25 +47,34 @@ class Outputs(ABC):
 
     unit: ClassVar[Unit] = "output"
     has_temperature: ClassVar[bool] = True
-    readings: ClassVar[Mapping[str, Reading]] = {}
-    """Readings, by the id of the loss term: how a term applies to these outputs where its paper does not say."""
 
     @abstractmethod
-    def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
+    def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         """Return the loss against the batch's own labels: a scalar, the mean over ``unit``."""
 
     @abstractmethod
-    def soft(
+    def soft_label_loss(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
         """Return the loss against the teacher's predictions at a temperature: a scalar, the mean over ``unit``."""
 
-    def summed_over(self, logits_OC: Tensor) -> int:
-        """Return the number of classes that ``soft`` sums over per output; 1 if it takes a mean or has no classes."""
+    def num_summed_classes(self, logits_OC: Tensor) -> int:
+        """Return the number of classes that ``soft_label_loss`` sums over; 1 if it takes a mean or has no classes."""
         return 1
 
+    def logit_loss(
+        self, student_OC: Tensor, target_OC: Tensor, batch: Batch, reduction: Literal["sum", "mean"]
+    ) -> Tensor:
+        """Return the squared distance between the raw outputs: a scalar, the mean over ``unit``.
+
+        Args:
+            reduction: sum or mean over the C numbers of an output.
+        """
+        loss = (student_OC - target_OC).square().mean()
+        return loss * target_OC.shape[-1] if reduction == "sum" else loss
+
     @abstractmethod
-    def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the joint outputs (O, C) of several models.
 
         Args:
@@ -74,27 +82,18 @@ class Outputs(ABC):
             weights: weight of each model; the weights sum to 1.
         """
 
-    def match(self, student_OC: Tensor, target_OC: Tensor, batch: Batch, over: Literal["sum", "mean"]) -> Tensor:
-        """Return the squared distance between the raw outputs: a scalar, the mean over ``unit``.
-
-        Args:
-            over: sum or mean over the C numbers of an output.
-        """
-        loss = (student_OC - target_OC).square().mean()
-        return loss * target_OC.shape[-1] if over == "sum" else loss
-
 
 class Classes(Outputs):
     """Outputs that are logits of classes; the labels are class indices (O,).
 
     Args:
-        weights: weights of the classes in the loss on gold labels; None for equal weights.
+        weights: weights of the classes in the loss on labels; None for equal weights.
     """
 
     def __init__(self, weights: Sequence[float] | None = None) -> None:
         self.weights = weights
 
-    def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
+    def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         assert batch.labels is not None
         if self.weights is None:
             return cross_entropy(logits_OC, batch.labels)
@@ -102,15 +101,15 @@ class Classes(Outputs):
         # Not divided by the sum of the weights, so that the batches of an update add up to the update's loss.
         return (functional.cross_entropy(logits_OC, batch.labels, reduction="none") * weight_O).mean()
 
-    def soft(
+    def soft_label_loss(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
         return soft_cross_entropy(student_OC, teacher_OC, temperature, scale_by_t2)
 
-    def summed_over(self, logits_OC: Tensor) -> int:
+    def num_summed_classes(self, logits_OC: Tensor) -> int:
         return logits_OC.shape[-1]
 
-    def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the logarithms of the weighted mean of the models' probabilities."""
         logs = [one.log_softmax(-1) + math.log(weight) for one, weight in zip(logits, weights, strict=True)]
         return torch.stack(logs).logsumexp(0)
@@ -122,11 +121,11 @@ class LabelSets(Outputs):
     Losses are means over the labels as well as the examples, as in ``transformers``.
     """
 
-    def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
+    def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         assert batch.labels is not None
         return functional.binary_cross_entropy_with_logits(logits_OC, batch.labels.to(logits_OC))
 
-    def soft(
+    def soft_label_loss(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
         """Return the binary cross entropy per label, with both models at T; ``scale_by_t2`` multiplies it by T²."""
@@ -134,7 +133,7 @@ class LabelSets(Outputs):
         loss = functional.binary_cross_entropy_with_logits(student_OC / temperature, teacher)
         return loss * temperature**2 if scale_by_t2 else loss
 
-    def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the logits of the weighted mean probability of each label."""
         shares = [math.log(weight) for weight in weights]
         yes = [functional.logsigmoid(one) + share for one, share in zip(logits, shares, strict=True)]
@@ -146,19 +145,16 @@ class Score(Outputs):
     """Outputs that are scores (O, 1), for regression; the labels are scores (O,)."""
 
     has_temperature = False
-    readings: ClassVar[Mapping[str, Reading]] = {
-        "soft_labels": Reading("squared error of the two outputs, without a temperature", "ALP-KD")
-    }
 
-    def gold(self, logits_OC: Tensor, batch: Batch) -> Tensor:
+    def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         assert batch.labels is not None
         return squared_error(logits_OC, batch.labels)
 
-    def soft(
+    def soft_label_loss(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
         """Return the squared error between the two outputs. ALP-KD gives a T for STS-B, which has no effect here."""
         return squared_error(student_OC, teacher_OC.squeeze(-1))
 
-    def mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         return torch.stack([one * weight for one, weight in zip(logits, weights, strict=True)]).sum(0)

@@ -1,7 +1,7 @@
-"""Loss terms on a head's outputs: gold labels, the teacher's predictions (Hinton et al.) and logits (Pro-KD).
+"""Loss terms on a head's outputs: labels, the teacher's predictions (Hinton et al.) and its logits (Pro-KD).
 
 ``LogitMatching`` is phase I of Pro-KD and of Annealing-KD: the student matches logits that are softened less and less.
-The rest of these methods is configuration. ``checkpoint_schedule`` chooses the checkpoint for each epoch, and
+The rest of these methods is configuration. ``schedules`` chooses the checkpoint for each epoch, and
 ``conf/method/{vanilla,takd,rco,annealing,prokd}.yaml`` choose the stages.
 """
 
@@ -11,27 +11,21 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from distill_runner.common.errors import UserError, within
-from distill_runner.common.readings import Reading
+from distill_runner.common.assumptions import Assumption
+from distill_runner.common.errors import UserError, error_context
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
-from distill_runner.methods.checkpoint_schedule import EpochsPerStep
 from distill_runner.methods.outputs import Outputs, cross_entropy
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.methods.schedules import EpochsPerStep
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
 GRID = "The paper's grid is 1, 5, 10, 20."
-HOTTEST = 1e6
+MAX_TEMPERATURE = 1e6
 """Highest temperature allowed; above it the teacher's softened predictions are practically uniform."""
 
 
-SCALED = Reading(
-    "the term is multiplied by T^2, as in Hinton et al. and in the code of the authors' group", "ALP-KD Eq. 2"
-)
-
-
 class HardLabels(LossTerm):
-    """Loss against the gold labels, such as cross entropy for classes (ALP-KD Eq. 1) and squared error for scores."""
+    """Loss against the labels, such as cross entropy for classes (ALP-KD Eq. 1) and squared error for scores."""
 
     reads_teacher = False
     reads_labels = frozenset({"labels"})
@@ -42,13 +36,13 @@ class HardLabels(LossTerm):
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         assert student.logits is not None
-        return self.outputs.gold(student.logits, batch)
+        return self.outputs.label_loss(student.logits, batch)
 
 
 class NextSentence(LossTerm):
     """Cross entropy of next sentence prediction: does the second segment follow the first? (BERT, section 3.1, task 2).
 
-    Together with masked language modelling it is the MLM+ of the well-read students (Turc et al. 2019).
+    Together with masked language modeling it is the MLM+ of the well-read students (Turc et al. 2019).
     """
 
     reads_teacher = False
@@ -56,7 +50,7 @@ class NextSentence(LossTerm):
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if student.model_type != "bert":
-            problem = f"a model of the type {student.model_type} has no head for next sentence prediction"
+            problem = f"a model of type {student.model_type} has no head for next sentence prediction"
             raise UserError(".", None, problem, "pretraining=mlm pre-trains without it.")
         self.student_needs = FeatureRequest(next_sentence=True)
 
@@ -73,17 +67,27 @@ class SoftLabels(LossTerm):
         temperature: temperature T > 0 of student and teacher; unused for regression.
         scale_by_t2: whether the loss is multiplied by T², so that the size of the gradient does not depend on T.
 
-    ``observed`` has ``divergence``: the loss minus the lowest value that it can have for this teacher.
+    ``diagnostics`` has ``divergence``: the loss minus the lowest value that it can have for this teacher.
     """
 
     per_class: ClassVar[bool] = False
 
-    def __init__(self, temperature: float, scale_by_t2: Annotated[bool, SCALED] = True) -> None:
+    def __init__(
+        self,
+        temperature: float,
+        scale_by_t2: Annotated[
+            bool,
+            Assumption(
+                "the term is multiplied by T^2, as in Hinton et al. and in the code of the authors' group",
+                "ALP-KD Eq. 2",
+            ),
+        ] = True,
+    ) -> None:
         super().__init__()
         if temperature <= 0:
             raise UserError(".temperature", temperature, "must be greater than 0", GRID)
-        if temperature > HOTTEST:
-            raise UserError(".temperature", temperature, f"must be at most {HOTTEST:g}", GRID)
+        if temperature > MAX_TEMPERATURE:
+            raise UserError(".temperature", temperature, f"must be at most {MAX_TEMPERATURE:g}", GRID)
         self.temperature, self.scale_by_t2 = temperature, scale_by_t2
 
     @classmethod
@@ -97,12 +101,12 @@ class SoftLabels(LossTerm):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         assert student.logits is not None
         assert teacher.logits is not None
-        how = (batch, self.temperature, self.scale_by_t2)
-        share = self.outputs.summed_over(student.logits) if self.per_class else 1
-        loss = self.outputs.soft(student.logits, teacher.logits, *how) / share
-        # Cross entropy cannot fall below the teacher's entropy, so only the excess over it can still be learnt.
-        least = self.outputs.soft(teacher.logits, teacher.logits, *how) / share
-        self.observed = {"divergence": (loss - least).detach()}
+        options = (batch, self.temperature, self.scale_by_t2)
+        divisor = self.outputs.num_summed_classes(student.logits) if self.per_class else 1
+        loss = self.outputs.soft_label_loss(student.logits, teacher.logits, *options) / divisor
+        # Cross entropy cannot fall below the teacher's entropy, so only the excess over it can still be learned.
+        lowest_loss = self.outputs.soft_label_loss(teacher.logits, teacher.logits, *options) / divisor
+        self.diagnostics = {"divergence": (loss - lowest_loss).detach()}
         return loss
 
 
@@ -136,12 +140,12 @@ class LogitMatching(LossTerm):
         soften: name of the factor c(T): ``divide``, ``scale`` or ``none``, see ``SOFTENINGS``.
         steps: number of epochs at each temperature.
         over_classes: ``sum``, the norm that the papers print, or ``mean``, as in the code of Annealing-KD.
-        followed: number of teacher checkpoints that the student follows; None if it follows a single teacher. It must
-            not be smaller than ``tau_max``, or T would never reach 1.
+        num_checkpoints: number of teacher checkpoints that the student follows; None if it follows a single teacher. It
+            must not be smaller than ``tau_max``, or T would never reach 1.
     Raises:
-        UserError: ``tau_max`` is below 1 or above ``followed``, or ``steps`` does not fit the number of steps.
+        UserError: ``tau_max`` is below 1 or above ``num_checkpoints``, or ``steps`` does not fit the number of steps.
 
-    ``observed`` has ``temperature``.
+    ``diagnostics`` has ``temperature``.
     """
 
     def __init__(
@@ -151,25 +155,26 @@ class LogitMatching(LossTerm):
         steps: EpochsPerStep,
         over_classes: Annotated[
             Literal["sum", "mean"],
-            Reading("the norm is a sum over classes; the authors' code takes the mean", "Pro-KD Eq. 3"),
+            Assumption("the norm is a sum over classes; the authors' code takes the mean", "Pro-KD Eq. 3"),
         ] = "sum",
-        followed: int | None = None,
+        num_checkpoints: int | None = None,
     ) -> None:
         super().__init__()
         if tau_max < 1:
             remedy = "Pro-KD counts the teacher's epochs; an already fine-tuned one (teacher.fine_tuned=true) has none."
             raise UserError("loss.tau_max", tau_max, "must be at least 1", remedy)
-        if followed is not None and tau_max > followed:
-            problem = f"T falls by 1 with each of the {followed} checkpoints followed, and would never reach 1"
-            raise UserError("loss.tau_max", tau_max, problem, f"Take loss.tau_max={followed}, the default, or less.")
+        if num_checkpoints is not None and tau_max > num_checkpoints:
+            problem = f"T falls by 1 with each of the {num_checkpoints} checkpoints, and would never reach 1"
+            remedy = f"Take loss.tau_max={num_checkpoints}, the default, or less."
+            raise UserError("loss.tau_max", tau_max, problem, remedy)
         self.tau_max, self.soften, self.steps, self.over_classes = tau_max, soften, steps, over_classes
-        self.num_steps = followed or tau_max
-        with within(".steps"):
+        self.num_steps = num_checkpoints or tau_max
+        with error_context(".steps"):
             steps.spread(range(self.num_steps), num_epochs=1)
 
     @classmethod
     def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:
-        return frozenset({"followed"})
+        return frozenset({"num_checkpoints"})
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         self.outputs, self.mean_over = outputs, outputs.unit
@@ -177,14 +182,14 @@ class LogitMatching(LossTerm):
 
     def temperature(self, progress: Progress) -> int:
         """Return T in the current epoch; after the last step T stays at 1."""
-        falling = [max(1, self.tau_max - step) for step in range(self.num_steps)]
-        temperatures = self.steps.spread(falling, progress.num_epochs)
+        step_temperatures = [max(1, self.tau_max - step) for step in range(self.num_steps)]
+        temperatures = self.steps.spread(step_temperatures, progress.num_epochs)
         return temperatures[min(progress.epoch, len(temperatures) - 1)]
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         assert student.logits is not None
         assert teacher.logits is not None
         temperature = self.temperature(progress)
-        self.observed = {"temperature": torch.full((), float(temperature), device=student.logits.device)}
+        self.diagnostics = {"temperature": torch.full((), float(temperature), device=student.logits.device)}
         target_BC = teacher.logits * SOFTENINGS[self.soften](temperature, self.tau_max)
-        return self.outputs.match(student.logits, target_BC, batch, self.over_classes)
+        return self.outputs.logit_loss(student.logits, target_BC, batch, self.over_classes)

@@ -1,20 +1,23 @@
-"""Attention within each sequence of a pack. Sequences are processed in groups, which are padded only for the attention.
+"""Attention within each sequence of a pack: without padding on a recent GPU, else in groups padded for the attention.
 
 Shapes: a pack has T tokens in B sequences; there are N heads of d features; a group has n sequences padded to L tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.functional import dropout, scaled_dot_product_attention
+from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
 from distill_runner.datasets.batches import Batch, LengthGroup
-from distill_runner.datasets.noise import DropoutMasks
-from distill_runner.models.ragged import RaggedAttention
+from distill_runner.datasets.dropout import DropoutMasks
+
+_HEAD_SIZES = range(8, 129, 8)
+"""Features of a head that the kernels of all GPUs since Ampere take, forward and backward."""
 
 
 class PackedAttention:
@@ -28,58 +31,58 @@ class PackedAttention:
     def __init__(self, batch: Batch, num_heads: int, noise: DropoutMasks | None) -> None:
         self.groups, self.noise = batch.groups, noise
         self.heads = (None,) * num_heads  # a compiled graph has a length as a constant, but a number as a variable
-        self.ragged = RaggedAttention.of(batch)
+        self.ragged = RaggedAttention.for_batch(batch)
         self.layouts: dict[tuple[int, int], list[_Layout]] = {}
 
     @property
     def num_heads(self) -> int:
         return len(self.heads)
 
-    def attend(self, projected: Tensor, p: float, site: int, window: int | None = None) -> Tensor:
+    def attend(self, qkv: Tensor, p: float, site: int, window: int | None = None) -> Tensor:
         """Return the contexts (T, H) of all tokens.
 
         Args:
-            projected: queries, keys and values (T, 3 * H) side by side.
+            qkv: queries, keys and values, concatenated: (T, 3 * H).
             p: dropout probability of attention probabilities.
             site: number of this dropout's place in the model.
             window: maximum distance between a token and the tokens it attends to; None for all tokens.
         """
-        if self.ragged is not None and self.ragged.takes(projected.shape[1] // (3 * self.num_heads)):
-            return self.ragged.attend(projected, self.num_heads, p, window)
+        if self.ragged is not None and self.ragged.supports(qkv.shape[1] // (3 * self.num_heads)):
+            return self.ragged.attend(qkv, self.num_heads, p, window)
         contexts = []
-        for group, (queries, keys, values) in zip(self.groups, self._pad(projected, 3, self.num_heads), strict=True):
-            allowed = _allowed(group, window)
+        for group, (queries, keys, values) in zip(self.groups, self._pad(qkv, 3, self.num_heads), strict=True):
+            key_mask = _key_mask(group, window)
             if p and self.noise is not None:
-                scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), allowed, queries.shape[-1])
+                scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), key_mask, queries.shape[-1])
                 probabilities = scores.softmax(-1).unflatten(0, queries.shape[:2])
-                contexts.append(self.noise.attention(probabilities, group, p, site) @ values)
+                contexts.append(self.noise.drop_attention(probabilities, group, p, site) @ values)
             else:
-                contexts.append(scaled_dot_product_attention(queries, keys, values, allowed[:, None], dropout_p=p))
-        context_TH: Tensor = _Unpad.apply(self._layouts(1, self.num_heads), len(projected), *contexts)
+                contexts.append(scaled_dot_product_attention(queries, keys, values, key_mask[:, None], dropout_p=p))
+        context_TH: Tensor = _Unpad.apply(self._layouts(1, self.num_heads), len(qkv), *contexts)
         return context_TH
 
     def attend_first_projected(
-        self, projected: Tensor, q_BH: Tensor, p: float, site: int, window: int | None = None
+        self, kv: Tensor, q_BH: Tensor, p: float, site: int, window: int | None = None
     ) -> Tensor:
         """Return the contexts (B, H) of the first tokens, given their queries ``q_BH``.
 
         Args:
-            projected: keys and values (T, 2 * H) of all tokens, side by side.
+            kv: keys and values of all tokens, concatenated: (T, 2 * H).
         """
         size, contexts = q_BH.shape[1] // self.num_heads, []
-        of_groups = q_BH.unflatten(1, (-1, size)).split([len(group.real) for group in self.groups])
-        sides = self._pad(projected, 2, self.num_heads)
-        for group, queries, (keys, values) in zip(self.groups, of_groups, sides, strict=True):
-            allowed = _allowed(group, window)[:, :1]
-            scores = _scores(queries.flatten(0, 1)[:, None], keys.flatten(0, 1), allowed, size)
-            probabilities = self._dropped(scores.softmax(-1).unflatten(0, queries.shape[:2]), group, p, site)
+        group_queries = q_BH.unflatten(1, (-1, size)).split([len(group.is_token) for group in self.groups])
+        sides = self._pad(kv, 2, self.num_heads)
+        for group, queries, (keys, values) in zip(self.groups, group_queries, sides, strict=True):
+            key_mask = _key_mask(group, window)[:, :1]
+            scores = _scores(queries.flatten(0, 1)[:, None], keys.flatten(0, 1), key_mask, size)
+            probabilities = self._dropout(scores.softmax(-1).unflatten(0, queries.shape[:2]), group, p, site)
             contexts.append((probabilities @ values).flatten(1))
         return torch.cat(contexts)
 
-    def _dropped(self, probabilities: Tensor, group: LengthGroup, p: float, site: int) -> Tensor:
+    def _dropout(self, probabilities: Tensor, group: LengthGroup, p: float, site: int) -> Tensor:
         if self.noise is None:
             return dropout(probabilities, p)
-        return self.noise.attention(probabilities, group, p, site)
+        return self.noise.drop_attention(probabilities, group, p, site)
 
     def attend_first(
         self,
@@ -105,11 +108,11 @@ class PackedAttention:
         key_NdH, value_NdH = (weight.unflatten(0, (-1, size)) for weight, _ in (key, value))
         queries_BNH = (q_BH.unflatten(1, (-1, size)).transpose(0, 1) @ key_NdH).transpose(0, 1)
         means, sums = [], []
-        of_groups = queries_BNH.split([len(group.real) for group in self.groups])
-        for group, queries, padded in zip(self.groups, of_groups, self._pad(h_TH, 1, 1), strict=True):
-            states = padded[0, :, 0]
-            scores = _scores(queries, states, _allowed(group, None), size)
-            probabilities = self._dropped(scores.softmax(-1)[:, :, None], group, p, site)
+        group_queries = queries_BNH.split([len(group.is_token) for group in self.groups])
+        for group, queries, padded_states in zip(self.groups, group_queries, self._pad(h_TH, 1, 1), strict=True):
+            states = padded_states[0, :, 0]
+            scores = _scores(queries, states, _key_mask(group, None), size)
+            probabilities = self._dropout(scores.softmax(-1)[:, :, None], group, p, site)
             means.append(probabilities[:, :, 0] @ states)
             sums.append(probabilities.sum(-1))
         context_NBd = torch.cat(means).transpose(0, 1) @ value_NdH.transpose(1, 2)
@@ -118,38 +121,38 @@ class PackedAttention:
 
     def _pad(self, states: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
         """Return the states (T, parts * H) as (parts, n, heads, L, d) for each group."""
-        padded: tuple[Tensor, ...] = _Pad.apply(states, self._layouts(parts, num_heads))
-        return padded
+        padded_parts: tuple[Tensor, ...] = _Pad.apply(states, self._layouts(parts, num_heads))
+        return padded_parts
 
     def _layouts(self, parts: int, num_heads: int) -> list["_Layout"]:
         if torch.compiler.is_compiling():  # the graph computes indices where it copies, without memory for them
-            return [_Layout.of(group, parts, num_heads) for group in self.groups]
+            return [_Layout.for_group(group, parts, num_heads) for group in self.groups]
         if (parts, num_heads) not in self.layouts:
-            self.layouts[parts, num_heads] = [_Layout.of(group, parts, num_heads) for group in self.groups]
+            self.layouts[parts, num_heads] = [_Layout.for_group(group, parts, num_heads) for group in self.groups]
         return self.layouts[parts, num_heads]
 
 
-def _allowed(group: LengthGroup, window: int | None) -> Tensor:
+def _key_mask(group: LengthGroup, window: int | None) -> Tensor:
     """Return which keys each query attends to, (n, L, L), or (n, 1, L) if all queries attend to the same keys.
 
     A padded query, whose output is not used, attends to all real keys, because a row without any key gives NaN.
     """
-    length = group.real.shape[1]
-    real = group.real[:, None]
+    length = group.is_token.shape[1]
+    real = group.is_token[:, None]
     if window is None or length <= window + 1:
         return real
-    places = torch.arange(length, device=real.device)
-    near = (places[:, None] - places).abs() <= window
-    return real & (near | ~group.real[:, :, None])
+    positions = torch.arange(length, device=real.device)
+    in_window = (positions[:, None] - positions).abs() <= window
+    return real & (in_window | ~group.is_token[:, :, None])
 
 
-def _scores(queries: Tensor, keys: Tensor, allowed: Tensor, size: int) -> Tensor:
+def _scores(queries: Tensor, keys: Tensor, key_mask: Tensor, size: int) -> Tensor:
     """Return masked attention scores (n * heads, L, L) from queries and keys (n * heads, L, d).
 
     With one query per head (n, heads, H) and states (n, L, H), the scores are (n, heads, L). ``size`` is d, the number
     of features of a head. The mask is added, which is faster on a CPU than filling.
     """
-    mask = torch.zeros_like(allowed, dtype=keys.dtype).masked_fill_(~allowed, -torch.inf)
+    mask = torch.zeros_like(key_mask, dtype=keys.dtype).masked_fill_(~key_mask, -torch.inf)
     mask = mask.repeat_interleave(len(keys) // len(mask), 0)
     return torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=size**-0.5)
 
@@ -158,7 +161,7 @@ def _scores(queries: Tensor, keys: Tensor, allowed: Tensor, size: int) -> Tensor
 class _Layout:
     """Row indices to copy between the layout (T, parts, heads) of a pack and (parts, n, heads, L) of a group.
 
-    ``gather`` holds the pack's row for each place of the group, and ``scatter`` the group's row for each token.
+    ``gather`` holds the pack's row for each position of the group, and ``scatter`` the group's row for each token.
     Whole rows of d features are copied, so a single copy both pads and moves parts and heads to the front.
     """
 
@@ -166,10 +169,13 @@ class _Layout:
     scatter: Tensor
 
     @classmethod
-    def of(cls, group: LengthGroup, parts: int, num_heads: int) -> "_Layout":
+    def for_group(cls, group: LengthGroup, parts: int, num_heads: int) -> "_Layout":
         n, length = group.gather.shape
         part, head = (torch.arange(count, device=group.gather.device) for count in (parts, num_heads))
-        sequence, column = (group.tokens_padded // length)[:, None, None], (group.tokens_padded % length)[:, None, None]
+        sequence, column = (
+            (group.padded_positions // length)[:, None, None],
+            (group.padded_positions % length)[:, None, None],
+        )
         tokens = group.gather + group.tokens.start
         return cls(
             (tokens[:, None] * parts + part[:, None, None, None]) * num_heads + head[:, None],
@@ -205,34 +211,85 @@ class _Unpad(Function):
     """(n, heads, L, d) of each group -> (T, H)."""
 
     @staticmethod
-    def forward(ctx: Any, layouts: Sequence[_Layout], num_tokens: int, *padded: Tensor) -> Tensor:
+    def forward(ctx: Any, layouts: Sequence[_Layout], num_tokens: int, *padded_contexts: Tensor) -> Tensor:
         ctx.layouts = layouts
-        return _tokens(padded, layouts, num_tokens)
+        return _tokens(padded_contexts, layouts, num_tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        padded: list[Tensor | None] = [None, None]
-        *of_groups, _ = _of_groups(ctx.layouts[0].rows(gradient), ctx.layouts)
-        for layout, part in zip(ctx.layouts, of_groups, strict=True):
+        gradients: list[Tensor | None] = [None, None]
+        *group_rows, _ = _split_by_group(ctx.layouts[0].rows(gradient), ctx.layouts)
+        for layout, part in zip(ctx.layouts, group_rows, strict=True):
             gather = layout.gather[0]
             zeros = part.new_zeros(gather.numel(), part.shape[1])
-            padded.append(zeros.index_copy_(0, layout.scatter.flatten(), part).unflatten(0, gather.shape))
-        return tuple(padded)
+            gradients.append(zeros.index_copy_(0, layout.scatter.flatten(), part).unflatten(0, gather.shape))
+        return tuple(gradients)
 
 
-def _tokens(padded: Sequence[Tensor], layouts: Sequence[_Layout], num_tokens: int) -> Tensor:
+def _tokens(padded_parts: Sequence[Tensor], layouts: Sequence[_Layout], num_tokens: int) -> Tensor:
     """Return the rows of all groups' tokens as (T, parts * H), with zeros for tokens that belong to no group."""
     parts, _, heads, _ = layouts[0].gather.shape
-    rows = padded[0].new_empty(num_tokens * parts * heads, padded[0].shape[-1])
-    *of_groups, others = _of_groups(rows, layouts)
-    for states, layout, part in zip(padded, layouts, of_groups, strict=True):
+    rows = padded_parts[0].new_empty(num_tokens * parts * heads, padded_parts[0].shape[-1])
+    *group_rows, others = _split_by_group(rows, layouts)
+    for states, layout, part in zip(padded_parts, layouts, group_rows, strict=True):
         torch.index_select(states.flatten(0, -2), 0, layout.scatter.flatten(), out=part)
     if len(others):
         others.zero_()
     return rows.view(num_tokens, -1)
 
 
-def _of_groups(rows: Tensor, layouts: Sequence[_Layout]) -> tuple[Tensor, ...]:
+def _split_by_group(rows: Tensor, layouts: Sequence[_Layout]) -> tuple[Tensor, ...]:
     """Split ``rows`` by group; the last part holds the rows of tokens that belong to no group."""
     sizes = [layout.scatter.numel() for layout in layouts]
     return rows.split([*sizes, len(rows) - sum(sizes)])
+
+
+@dataclass(frozen=True)
+class RaggedAttention:
+    """Attention over the sequences of a batch without padding, by flash attention on a GPU since Ampere (sm_80).
+
+    It runs in bf16 or fp16. ``torch.nn.attention.varlen`` calls the same operation, but without dropout.
+
+    Attributes:
+        bounds: (B + 1,), int32, where each sequence begins and the last one ends.
+        longest: number of tokens of the longest sequence, at most.
+    """
+
+    bounds: Tensor
+    longest: int
+
+    @classmethod
+    def for_batch(cls, batch: Batch) -> "RaggedAttention | None":
+        """Return the attention for ``batch``, or None where it must be padded."""
+        device = batch.starts.device
+        if device.type != "cuda" or not torch.is_autocast_enabled("cuda") or not _has_kernels(device):
+            return None
+        bounds = pad(batch.starts.int(), (0, 1), value=batch.num_tokens)
+        return cls(bounds, max(group.is_token.shape[1] for group in batch.groups))
+
+    def supports(self, size: int) -> bool:
+        """Return whether there are kernels for heads of ``size`` features."""
+        return size in _HEAD_SIZES
+
+    def attend(self, qkv: Tensor, num_heads: int, p: float, window: int | None) -> Tensor:
+        """Return the contexts (T, H), as ``PackedAttention.attend`` does."""
+        queries, keys, values = qkv.unflatten(1, (3, num_heads, -1)).unbind(1)
+        context, *_ = torch.ops.aten._flash_attention_forward(
+            *(queries, keys, values, self.bounds, self.bounds, self.longest, self.longest, p, False, False),
+            window_size_left=window,
+            window_size_right=window,
+        )
+        return context.flatten(1)
+
+
+@cache
+def _has_kernels(device: torch.device) -> bool:
+    """Try one token, since builds of torch differ in their kernels."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    attention = RaggedAttention(torch.arange(2, dtype=torch.int32, device=device), 1)
+    try:
+        attention.attend(torch.zeros(1, 3 * 8, dtype=torch.bfloat16, device=device), 1, 0.0, None)
+    except (AttributeError, RuntimeError):
+        return False
+    return True

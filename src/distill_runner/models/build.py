@@ -1,4 +1,4 @@
-"""Build the models of a run from a hub id, a folder, an earlier stage or new weights, with fewer layers if asked."""
+"""Build the models of a run: from a source or with new weights, with fewer layers if asked, with a new or kept head."""
 
 from __future__ import annotations
 
@@ -9,103 +9,116 @@ import transformers
 from torch import nn
 from transformers import AutoModel, PreTrainedConfig
 
-from distill_runner.common.errors import UserError, brief
-from distill_runner.models.config import Init, ModelConfig, chosen_layers
-from distill_runner.models.head import Head
+from distill_runner.common.errors import UserError, root_cause
+from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.images import reads_images
-from distill_runner.models.source_config import read_config
-from distill_runner.models.sources import load, trusts_code
+from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from transformers import PreTrainedModel
 
 
-def build(model: ModelConfig, head: Head, vocab_size: int | None = None) -> PreTrainedModel:
+def build(
+    model: ModelConfig, head: Head, vocab_size: int | None = None, source: ModelSource | None = None
+) -> PreTrainedModel:
     """Build a model in float32 with a head.
 
     New weights are drawn from torch's global generator, so seed it first.
 
     Args:
         vocab_size: vocabulary size of a new model whose tokenizer was trained by the run itself.
+        source: the resolved ``model.source``; resolved here if it is None.
     Raises:
         UserError: the source is not available, or a kept head does not fit ``head``.
     """
     from distill_runner.models import resnet  # noqa: F401, registers it with AutoModelForImageClassification
 
+    if source is None and model.source is not None:
+        source = resolve_source(model.source)
     auto: Any = getattr(transformers, head.auto)
-    if model.head == "keep" and model.source is not None:
+    if model.head == "keep" and source is not None:
         if head.task:
-            return _fine_tuned(model, head, auto)
-        language_model: PreTrainedModel = load(auto.from_pretrained, model.source, dtype=torch.float32)
+            return _with_kept_head(source, model.labels, head, auto)
+        language_model: PreTrainedModel = source.load(auto.from_pretrained, dtype=torch.float32)
         return language_model
-    config = read_config(model)
-    if model.source is not None and reads_images(config):
-        return _whole_network(model, head, auto, config)
+    config = read_config(model, source)
+    if source is not None and reads_images(config):
+        return _image_network(source, model.layers, head, auto, config)
     if vocab_size is not None:
         config.vocab_size = vocab_size
     head.describe(config)
-    built = auto.from_config(config, dtype=torch.float32)
-    if model.source is not None and model.layers != "random":
-        source = load(AutoModel.from_pretrained, model.source, dtype=torch.float32)
-        _copy_layers(source, built, model.layers)
-    return built
+    network: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
+    if source is not None and model.layers != "random":
+        _copy_layers(source.load(AutoModel.from_pretrained, dtype=torch.float32), network, model.layers)
+    return network
 
 
-def require_cuttable(model: ModelConfig) -> None:
+def load_model(folder: Path, head: Head) -> PreTrainedModel:
+    """Return the model that a stage saved in ``folder``, with its head."""
+    return build(ModelConfig(source=str(folder), head="keep"), head)
+
+
+def require_cuttable(model: ModelConfig, source: ModelSource | None = None) -> None:
     """Check that the source of a model can be cut to its layers, without reading weights.
 
     A model whose code comes with it is not checked, since its class is known only after loading.
 
+    Args:
+        source: the resolved ``model.source``; resolved here if it is None.
     Raises:
         UserError: the family does not have the depth that is asked for, or names its layers in another way.
     """
     if model.source is None or model.num_layers is None or model.layers == "random" or trusts_code():
         return
-    cut, whole = read_config(model), read_config(model.model_copy(update={"num_layers": None}))
+    source = source or resolve_source(model.source)
+    cut_config = read_config(model, source)
     try:
         with torch.device("meta"):
-            _copy_layers(AutoModel.from_config(whole), AutoModel.from_config(cut), model.layers)
+            _copy_layers(AutoModel.from_config(source.config()), AutoModel.from_config(cut_config), model.layers)
     except Exception as error:  # each family refuses in its own way
-        why = error.problem if isinstance(error, UserError) else brief(error)
-        problem = f"a model of type {cut.model_type} cannot be cut to some of its layers ({why})"
+        reason = error.problem if isinstance(error, UserError) else root_cause(error)
+        problem = f"a model of type {cut_config.model_type} cannot be cut to some of its layers ({reason})"
         remedy = "Leave it out, or take a model of another family."
         raise UserError(".model.num_layers", model.num_layers, problem, remedy) from error
 
 
-def _whole_network(model: ModelConfig, head: Head, auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
-    """Build an image network with all of its layers and a new head; ``layers=random`` copies no weights."""
+def _image_network(source: ModelSource, init: Init, head: Head, auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
+    """Build an image network with all of its layers and a new head; ``random`` copies no weights."""
     head.describe(config)
-    if model.layers == "random":
-        return auto.from_config(config, dtype=torch.float32)
-    how: dict[str, Any] = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
-    built: PreTrainedModel = load(auto.from_pretrained, str(model.source), **how)
-    output = output_layer(built)
-    output.reset_parameters()  # with as many classes as the source, the weights would be those of another task
-    return built
+    network: PreTrainedModel
+    if init == "random":
+        network = auto.from_config(config, dtype=torch.float32)
+        return network
+    options: dict[str, Any] = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
+    network = source.load(auto.from_pretrained, **options)
+    output_layer(network).reset_parameters()  # with as many classes, the weights would be those of another task
+    return network
 
 
 def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -> None:
-    """Copy embeddings, the chosen layers and the pooler (**reading**: it comes with the backbone, as in PKD's code).
+    """Copy embeddings, some of the layers and the pooler, which comes with the backbone as in PKD's code.
 
     If the layers of a family share their weights (ALBERT), all weights are copied. ModernBERT's first layer has no norm
     before its attention, so a layer that becomes the first one loses this norm. A pooler that the source does not have
     (NomicBERT) gets new weights.
     """
-    chosen = chosen_layers(source.config.num_hidden_layers, target.config.num_hidden_layers, init)
-    place = {layer - 1: number for number, layer in enumerate(chosen)}
+    layers = layers_to_copy(source.config.num_hidden_layers, target.config.num_hidden_layers, init)
+    targets = {layer - 1: number for number, layer in enumerate(layers)}
     prefix = _layers_prefix(source)
     weights = {}
     for name, tensor in source.state_dict().items():
         if prefix and name.startswith(prefix):
             number, _, rest = name.removeprefix(prefix).partition(".")
-            if int(number) in place:
-                weights[f"{prefix}{place[int(number)]}.{rest}"] = tensor
-        elif chosen or name.startswith("embeddings."):
+            if int(number) in targets:
+                weights[f"{prefix}{targets[int(number)]}.{rest}"] = tensor
+        elif layers or name.startswith("embeddings."):
             weights[name] = tensor
     missing, unexpected = target.base_model.load_state_dict(weights, strict=False)
-    missing = [name for name in missing if chosen and not name.startswith("pooler.")]
-    left_out = ("pooler.", f"{prefix}0.attn_norm.")
-    unexpected = [name for name in unexpected if not name.startswith(left_out)]
+    missing = [name for name in missing if layers and not name.startswith("pooler.")]
+    ignored_prefixes = ("pooler.", f"{prefix}0.attn_norm.")
+    unexpected = [name for name in unexpected if not name.startswith(ignored_prefixes)]
     if missing or unexpected:
         problem = f"its weights do not fit: {', '.join([*missing, *unexpected][:3])}"
         raise UserError(".model.source", source.config.name_or_path, problem)
@@ -123,24 +136,23 @@ def _layers_prefix(backbone: PreTrainedModel) -> str | None:
     return f"{next(lists)}."
 
 
-def _fine_tuned(model: ModelConfig, head: Head, auto: Any) -> PreTrainedModel:
-    assert model.source is not None
-    built, info = load(auto.from_pretrained, model.source, dtype=torch.float32, output_loading_info=True)
+def _with_kept_head(source: ModelSource, labels: list[str] | None, head: Head, auto: Any) -> PreTrainedModel:
+    """Load a fine-tuned model; put the outputs of its head in the task's order by their names, or by ``labels``."""
+    network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True)
     if info["missing_keys"]:
         raise UserError(
             "teacher.fine_tuned",
             True,
-            f"{model.source} has no head for the task {head.task} (no {min(info['missing_keys'])})",
+            f"{source.name} has no head for the task {head.task} (no {min(info['missing_keys'])})",
             "Set teacher.fine_tuned=false to fine-tune it first.",
         )
-    names = dict(enumerate(model.labels)) if model.labels else built.config.id2label
-    if (order := head.order(names)) is not None:
-        outputs = output_layer(built)
+    if (order := head.output_order(dict(enumerate(labels)) if labels else source.label_names)) is not None:
+        outputs = output_layer(network)
         with torch.no_grad():
             outputs.weight.copy_(outputs.weight[order].clone())
             outputs.bias.copy_(outputs.bias[order].clone())
-    head.describe(built.config)
-    return built
+    head.describe(network.config)
+    return network
 
 
 def output_layer(model: nn.Module) -> nn.Linear:

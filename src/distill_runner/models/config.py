@@ -1,11 +1,26 @@
-"""Options for the source and the initial weights of a model."""
+"""Description of a model to build: options for its source and initial weights, the head it needs, and a size check."""
 
-from typing import Annotated, Any, Literal
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from distill_runner.common.readings import Reading
+from distill_runner.common.assumptions import Assumption
+from distill_runner.common.errors import UserError, format_list
 from distill_runner.common.schema import Schema
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
+COMMON_ACTIVATIONS = frozenset({"gelu", "gelu_new", "relu", "silu", "tanh"})
+"""Activations that are known without the list of ``transformers``, whose import takes seconds."""
 
 Init = Literal["first", "group_top", "alternate", "random", "embeddings_only"]
 
@@ -36,8 +51,10 @@ class ModelConfig(Schema):
     num_layers: int | None = Field(None, ge=1)
     layers: Annotated[
         Init,
-        Reading("bounds of groups that do not divide evenly are rounded down", "internal representations", "group_top"),
-        Reading("bounds of groups that do not divide evenly are rounded down", "DistilBERT", "alternate"),
+        Assumption(
+            "bounds of groups that do not divide evenly are rounded down", "internal representations", "group_top"
+        ),
+        Assumption("bounds of groups that do not divide evenly are rounded down", "DistilBERT", "alternate"),
     ] = "first"
     head: Literal["new", "keep"] = "new"
     labels: list[str] | None = None
@@ -49,7 +66,7 @@ class ModelConfig(Schema):
         return self.source is not None and self.layers not in ("random", "embeddings_only")
 
 
-def chosen_layers(source_layers: int, num_layers: int, init: Init) -> list[int]:
+def layers_to_copy(source_layers: int, num_layers: int, init: Init) -> list[int]:
     """Return the numbers (from 1) of the source's layers that a student of ``num_layers`` copies; empty if none.
 
     If ``num_layers`` does not divide ``source_layers``, the bounds of the groups are rounded down.
@@ -63,3 +80,131 @@ def chosen_layers(source_layers: int, num_layers: int, init: Init) -> list[int]:
         case "alternate":
             return [j * n // m + 1 for j in range(m)]
     return []
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head that a task or a corpus requires.
+
+    Attributes:
+        auto: name of the class of ``transformers`` that builds a model with this head.
+        names: names of the outputs, in the task's order; None if the outputs have no names.
+        num_labels: number of values in one output; 0 for a language model, whose outputs cover its vocabulary.
+        problem_type: ``problem_type`` of ``transformers``, for saved configurations.
+        task: name of the task, for messages. Empty for a language model, which may lack weights in the source.
+        keeps_order: whether the outputs of a kept head already have the task's order, whatever their names.
+    """
+
+    auto: str
+    names: tuple[str, ...] | None = None
+    num_labels: int = 0
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
+    task: str = ""
+    keeps_order: bool = False
+
+    def describe(self, config: "PreTrainedConfig") -> None:
+        """Write names, number and ``problem_type`` of the outputs, if they have names, into a model's configuration."""
+        if self.names is not None:
+            config.id2label = dict(enumerate(self.names))
+            config.label2id = {name: number for number, name in enumerate(self.names)}
+            config.problem_type = self.problem_type
+
+    def output_order(self, label_names: Mapping[int, str] | None) -> list[int] | None:
+        """Return the indices of a kept head's outputs in this head's order; None if the order stays unchanged.
+
+        Args:
+            label_names: names of the kept head's outputs by index (``id2label``); None if it has none.
+        Raises:
+            UserError: the kept head has other outputs.
+        """
+        if self.names is None or self.keeps_order:
+            return None
+        return _matching_outputs(label_names, None if self.problem_type == "regression" else self.names, self.task)
+
+
+LANGUAGE_MODEL = Head("AutoModelForMaskedLM")
+PRE_TRAINING = Head("AutoModelForPreTraining")
+"""BERT's two heads: masked language modelling and next sentence prediction."""
+
+
+def _matching_outputs(label_names: Mapping[int, str] | None, names: Sequence[str] | None, task: str) -> list[int]:
+    """Return the permutation ``p`` with ``logits_of_task = logits_of_head[:, p]``.
+
+    Args:
+        label_names: ``id2label`` of the kept head; None if the configuration has none.
+        names: names of the task's classes; None for a single score.
+    Returns:
+        For each class of the task, the index of the head's output with the same name; ``[0]`` for a score.
+    Raises:
+        UserError: the head has other classes, or classes without names (``LABEL_0``).
+    """
+    head = [label_names[i] for i in sorted(label_names)] if label_names else []
+    needed = 1 if names is None else len(names)
+    if head and len(head) != needed:
+        problem = f"its head has {len(head)} outputs {format_list(head)}, the task {task} needs {needed}"
+        problem += " (a score)" if names is None else f" {format_list(list(names))}"
+        raise UserError("teacher", None, problem, f"Choose a teacher fine-tuned on {task}.")
+    if names is None:
+        return [0]
+    outputs = {normalized_label(name): i for i, name in enumerate(head)}
+    if names and outputs.keys() == {normalized_label(name) for name in names}:
+        return [outputs[normalized_label(name)] for name in names]
+    problem = f"the outputs of its head {format_list(head)} are not named like the classes of {task}"
+    remedy = f"Name them in the head's own order, such as {shlex.quote(f'teacher.labels={format_list(list(names))}')}"
+    raise UserError("teacher", None, problem, remedy)
+
+
+def normalized_label(name: str) -> str:
+    """Return a class name in lower case, with ``_`` and ``-`` replaced by spaces (``-1`` and ``1`` still differ)."""
+    return re.sub(r"[\s_-]+", " ", name.strip()).casefold()
+
+
+def check_config(config: "PreTrainedConfig", key: str, value: Any) -> None:
+    """Check what ``transformers`` itself checks only when it builds a model: that the sizes are possible and fit.
+
+    Args:
+        key, value: the option of the run that names the model, for the message.
+    Raises:
+        UserError: a field is out of range, two fields do not fit each other, or the model does not fit into memory.
+    """
+    if problem := _config_problem(config):
+        raise UserError(key, value, f"its configuration {problem}", "Correct its config.json, or use another model.")
+
+
+def _config_problem(config: Any) -> str | None:
+    if getattr(config, "is_encoder_decoder", False):
+        return f"describes an encoder-decoder ({config.model_type}); only encoders are supported"
+    for name in (*SIZES, "max_position_embeddings"):
+        if isinstance(number := getattr(config, name, 1), int) and number < 1:
+            return f"has {name}={number}, which is not a whole number above 0"
+    for name in DROPOUTS:
+        if isinstance(share := getattr(config, name, 0.0), int | float) and not 0 <= share < 1:
+            return f"has {name}={share}, which is not a number from 0 to below 1"
+    for name in ACTIVATIONS:
+        if isinstance(activation := getattr(config, name, None), str) and not _is_activation(activation):
+            return f"has {name}={activation[:40]}, which is not a known activation"
+    width, heads = getattr(config, "hidden_size", 1), getattr(config, "num_attention_heads", 1)
+    if getattr(config, "true_hidden_size", width) % heads:
+        return f"has {heads} heads, which do not divide its width, {width}"
+    needed, memory = 4 * _num_parameters(config), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        return f"needs {needed / 1e9:,.0f} GB, and this machine has {memory / 1e9:.0f} GB of memory"
+    return None
+
+
+def _is_activation(name: str) -> bool:
+    if name in COMMON_ACTIVATIONS:
+        return True
+    from transformers.activations import ACT2FN
+
+    return name in ACT2FN
+
+
+def _num_parameters(config: Any) -> int:
+    """Return the approximate number of parameters of an encoder: its embeddings and the matrices of its layers."""
+    layers, width, _, inner_width, words = (getattr(config, name, 1) for name in SIZES)
+    positions = getattr(config, "max_position_embeddings", 1)
+    distinct_layers = min(layers, getattr(config, "num_hidden_groups", layers))  # ALBERT shares weights in groups
+    width_inside = getattr(config, "true_hidden_size", width)
+    embeddings = (words + positions) * min(getattr(config, "embedding_size", width), width)
+    return int(embeddings + distinct_layers * (4 * width_inside**2 + 2 * width_inside * inner_width))

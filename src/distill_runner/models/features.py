@@ -1,14 +1,22 @@
-"""The features that methods request from a model (``FeatureRequest``), and their values (``Features``)."""
+"""What methods read of a model: its sizes (``EncoderShape``), requested features and their values (``Features``)."""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig
 
-Projection = Literal["query", "key", "value"]
-"""A projection of an attention layer's input, after the bias and before the attention; all heads side by side."""
-PROJECTIONS = get_args(Projection)
+from distill_runner.common.errors import UserError
+from distill_runner.models.families import PACKED, Projection
+from distill_runner.models.images import depth_and_width, image_size, reads_images
+
+OFFSET_POSITIONS = frozenset(name for name, family in PACKED.items() if family.offset_positions) | {
+    *("data2vec-text", "ibert", "longformer", "luke", "roberta-prelayernorm", "xlm-roberta-xl", "xmod")
+}
+"""Model types whose position ids start after the id of the padding token."""
+MPNET = "mpnet"
+"""Model type whose position ids start after 1, whatever padding token its configuration names."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +25,9 @@ class FeatureRequest:
 
     Layers count from 1. The embeddings are no layer, but ``states`` of 0 are the input of the first layer. Outputs of
     the last layer include the encoder's final norm, if it has one. Attention scores and probabilities follow from
-    queries and keys (``attention_maps``). ``next_sentence`` is the output of the second head of BERT's pre-training, in
-    addition to the ``logits`` of its tokens. If ``first_trained`` is above 0, the embeddings and the layers below it
-    get no gradient; a value above the number of layers trains the head only.
+    queries and keys. ``next_sentence`` is the output of the second head of BERT's pre-training, in addition to the
+    ``logits`` of its tokens. If ``first_trained`` is above 0, the embeddings and the layers below it get no gradient; a
+    value above the number of layers trains the head only.
     """
 
     logits: bool = False
@@ -76,13 +84,102 @@ class Features:
             outputs: indices of the head's outputs; ``rows`` by default.
         """
 
-        def part(values: Tensor, chosen: Tensor | slice) -> Tensor:
-            return values[chosen].to(torch.promote_types(values.dtype, torch.float32))
+        def part(values: Tensor, indices: Tensor | slice) -> Tensor:
+            return values[indices].to(torch.promote_types(values.dtype, torch.float32))
 
         return Features(
             None if self.logits is None else part(self.logits, rows if outputs is None else outputs),
             {layer: part(cls, rows) for layer, cls in self.cls.items()},
-            {place: part(states, tokens) for place, states in self.projections.items()},
+            {key: part(states, tokens) for key, states in self.projections.items()},
             {layer: part(states, tokens) for layer, states in self.states.items()},
             None if self.next_sentence is None else part(self.next_sentence, rows),
         )
+
+
+@dataclass(frozen=True)
+class EncoderShape:
+    """Sizes of an encoder, as far as a method may need them.
+
+    An image network has ``num_channels``, but no heads, vocabulary or positions.
+
+    Attributes:
+        projection_width: width of queries, keys and values if they are narrower than the states (MobileBERT).
+        shares_keys: whether several heads share their keys and values (grouped-query attention, EuroBERT).
+        image_size: (height, width) if an image network accepts no other size.
+    """
+
+    num_layers: int
+    width: int
+    num_heads: int
+    num_labels: int
+    vocab_size: int
+    model_type: str
+
+    max_length: int = 512
+    projection_width: int | None = None
+    num_channels: int = 0
+    image_size: tuple[int, int] | None = None
+    shares_keys: bool = False
+
+    @property
+    def reads_images(self) -> bool:
+        return self.num_channels > 0
+
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig) -> "EncoderShape":
+        if reads_images(config):
+            depth, width = depth_and_width(config)
+            sizes: dict[str, Any] = {"num_channels": config.num_channels, "image_size": image_size(config)}
+            return cls(depth, width, 0, config.num_labels or 0, 0, config.model_type, 0, **sizes)
+        heads = config.num_attention_heads
+        return cls(
+            config.num_hidden_layers,
+            config.hidden_size,
+            heads,
+            config.num_labels or 0,
+            config.vocab_size,
+            config.model_type,
+            config.max_position_embeddings - _first_position(config),
+            getattr(config, "true_hidden_size", None),
+            shares_keys=(getattr(config, "num_key_value_heads", None) or heads) != heads,
+        )
+
+    def require(self, needs: FeatureRequest, side: str) -> None:
+        """Check that a model of this shape provides the features ``needs``.
+
+        Args:
+            side: ``teacher`` or ``student``, for the message.
+        Raises:
+            UserError: an image network needs to provide more than logits, or the family does not provide queries, keys
+                and values of every head, or the family cannot keep lower layers unchanged in training.
+        """
+        if self.reads_images and needs != FeatureRequest(logits=needs.logits):
+            problem = f"a {side} of type {self.model_type} is an image network: only its logits can be compared"
+            raise UserError(side, None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
+        if needs.first_trained and self.model_type not in PACKED:
+            problem = f"a {side} of type {self.model_type} cannot train one layer and keep the layers below unchanged"
+            raise UserError(side, None, problem, "Take schedule.trains=all schedule.trains_at_end=all.")
+        if needs.projections and self.shares_keys:
+            problem = f"several heads of a {side} of type {self.model_type} share their keys and values"
+            raise UserError(side, None, problem, "Take a model of another family, or a method that reads no attention.")
+        if needs.projections and not _provides_projections(self.model_type):
+            problem = f"a {side} of type {self.model_type} does not expose its queries, keys and values"
+            raise UserError(side, None, problem, "Take a model of another family, or a method that reads no attention.")
+
+
+def _first_position(config: PreTrainedConfig) -> int:
+    if config.model_type == MPNET:
+        return 2
+    return config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0
+
+
+def _provides_projections(model_type: str) -> bool:
+    """Return whether queries, keys and values can be read: in a packed family or through ``AttentionInterface``."""
+    if model_type in PACKED or model_type not in CONFIG_MAPPING:
+        return model_type in PACKED
+    return bool(getattr(MODEL_MAPPING[CONFIG_MAPPING[model_type]], "_supports_attention_backend", False))
+
+
+def has_next_sentence_head(model: Any) -> bool:
+    """Return whether the model has BERT's head for next sentence prediction."""
+    return hasattr(getattr(model, "cls", None), "seq_relationship")

@@ -10,14 +10,15 @@ from transformers.masking_utils import sdpa_mask
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
-from distill_runner.models.features import PROJECTIONS, FeatureRequest, Features
+from distill_runner.models.families import PROJECTIONS
+from distill_runner.models.features import FeatureRequest, Features
 
 RECORDING = "distill_runner_recording"
 
 
 def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
     """Run ``model`` on the padded ``batch``; every layer is computed."""
-    input_ids, segments, mask = batch.padded()
+    input_ids, segments, mask = batch.to_padded()
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
     if getattr(model.config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = segments
@@ -30,16 +31,16 @@ def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
         problem = f"models of type {model.config.model_type} do not expose their queries, keys and values"
         raise UserError("method", None, problem, "Take a model of another family, or a method without attention.")
     logits = _logits(output) if needs.logits else None
-    if logits is not None and batch.rows is not None:
-        logits = batch.unpadded(logits)[batch.rows]
+    if logits is not None and batch.head_tokens is not None:
+        logits = batch.from_padded(logits)[batch.head_tokens]
     return Features(
         logits,
         {layer: output.hidden_states[layer][:, 0] for layer in needs.cls},
         {
-            (name, layer): batch.unpadded(tape[layer - 1][PROJECTIONS.index(name)].transpose(1, 2).flatten(2))
+            (name, layer): batch.from_padded(tape[layer - 1][PROJECTIONS.index(name)].transpose(1, 2).flatten(2))
             for name, layer in needs.projections
         },
-        {layer: batch.unpadded(output.hidden_states[layer]) for layer in needs.states},
+        {layer: batch.from_padded(output.hidden_states[layer]) for layer in needs.states},
     )
 
 

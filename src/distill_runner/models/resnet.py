@@ -1,4 +1,4 @@
-"""CIFAR's ResNet as a model of ``transformers``: any depth 6n + 2, both kinds of shortcut.
+"""CIFAR's ResNet as a model of ``transformers``: any depth 6n + 2, both types of shortcut.
 
 He et al. 2015 (arXiv:1512.03385), section 4.2: a 3x3 stem of 16 channels, three groups of n blocks of two 3x3
 convolutions with 16, 32 and 64 channels, global average pooling, one linear layer. ``transformers`` has only the
@@ -13,7 +13,7 @@ from transformers import AutoModelForImageClassification, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import ImageClassifierOutputWithNoAttention
 
-from distill_runner.models.resnet_config import CifarResNetConfig
+from distill_runner.models.images import CifarResNetConfig
 
 
 class Block(nn.Module):
@@ -24,24 +24,24 @@ class Block(nn.Module):
         self.stride, self.new_channels = stride, outputs - inputs
         self.conv1, self.norm1 = _conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs)
         self.conv2, self.norm2 = _conv(outputs, outputs, 3), nn.BatchNorm2d(outputs)
-        changes = stride > 1 or self.new_channels
+        changes_shape = stride > 1 or self.new_channels
         self.shortcut = (
             nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
-            if changes and shortcut == "conv"
+            if changes_shape and shortcut == "conv"
             else None
         )
 
     def forward(self, x: Tensor) -> Tensor:
         residual = self.norm2(self.conv2(functional.relu(self.norm1(self.conv1(x)))))
-        return functional.relu(residual + self._around(x))
+        return functional.relu(residual + self._shortcut(x))
 
-    def _around(self, x: Tensor) -> Tensor:
+    def _shortcut(self, x: Tensor) -> Tensor:
         if self.shortcut is not None:
-            around: Tensor = self.shortcut(x)
-            return around
+            output: Tensor = self.shortcut(x)
+            return output
         x = x[:, :, :: self.stride, :: self.stride]
-        before = self.new_channels // 2
-        return functional.pad(x, (0, 0, 0, 0, before, self.new_channels - before)) if self.new_channels else x
+        front = self.new_channels // 2
+        return functional.pad(x, (0, 0, 0, 0, front, self.new_channels - front)) if self.new_channels else x
 
 
 class CifarResNet(PreTrainedModel):
@@ -75,9 +75,9 @@ class CifarResNet(PreTrainedModel):
         return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise convolutions with a normal distribution by fan-out, and the linear layer as torch does.
+        """Initialize convolutions with a normal distribution by fan-out, and the linear layer as torch does.
 
-        The fan-out initialisation is that of He et al. 2015, as in TAKD's code.
+        The fan-out initialization is that of He et al. 2015, as in TAKD's code.
         """
         match module:
             case nn.Conv2d():

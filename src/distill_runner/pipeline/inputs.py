@@ -1,23 +1,24 @@
-"""Inputs of stages: vocabularies, tokenised splits and the data made from them, each stored once."""
+"""Inputs of stages: vocabularies, tokenized splits and the data made from them, each stored once; and their models."""
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from distill_runner.common.seeds import stage_seed
-from distill_runner.datasets.corpora import CorpusTokens, train_wordpiece, write_examples
-from distill_runner.datasets.held_out import HeldOut, held_out_rows
-from distill_runner.datasets.split import Split
-from distill_runner.kinds.splits import HELD_OUT
-from distill_runner.models.sources import read_tokenizer
-from distill_runner.pipeline.stage_data import CORPUS, TRANSFER
-from distill_runner.pipeline.stages import Stage
+from distill_runner.common.seeds import seed_all, stage_seed
+from distill_runner.datasets.corpora import train_wordpiece, write_examples
+from distill_runner.datasets.readers.dataset import Dataset
+from distill_runner.datasets.readers.tables import hub_commit
+from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
+from distill_runner.models.build import build, load_model
+from distill_runner.models.sources import ModelSource, resolve_source
+from distill_runner.pipeline.stages import TRANSFER, Stage
 from distill_runner.pipeline.store import Store
-from distill_runner.training.data import Data, TaskData
+from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.training.data import CorpusData, Data, TaskData, TextData
 from distill_runner.training.devices import Device
-from distill_runner.training.text_data import CorpusData, TextData
 
 
 class Inputs:
@@ -25,13 +26,14 @@ class Inputs:
 
     def __init__(self, store: Store, device: Callable[[], Device]) -> None:
         self.store, self.device = store, device
+        self._data = dict[Stage, Data]()
 
     def tokenizer(self, stage: Stage) -> Any:
         """Return the stage's tokenizer; None without text. A vocabulary from the corpus is trained first if missing."""
         if stage.tokenizer is None:
             return None
-        if stage.tokenizer != CORPUS:
-            return read_tokenizer(stage.tokenizer)
+        if isinstance(stage.tokenizer, ModelSource):
+            return stage.tokenizer.tokenizer()
         corpus = stage.root.config.corpus
         assert corpus is not None
         size = corpus.vocab_size
@@ -40,43 +42,92 @@ class Inputs:
         def train(folder: Path) -> None:
             train_wordpiece(corpus.texts("train"), size, folder)
 
-        return read_tokenizer(str(self.store.get(stage.data.vocabulary_spec, train)))
+        return resolve_source(str(self.store.get(stage.data.vocabulary_spec, train))).tokenizer()
 
     def vocab_size(self, stage: Stage) -> int | None:
-        """Return the vocabulary size of a newly initialised model; None for a model with a source or without text."""
-        tokenizer = None if stage.source or stage.config.model.source else self.tokenizer(stage)
+        """Return the vocabulary size of a newly initialized model; None for a model with a source or without text."""
+        tokenizer = None if stage.source or stage.model_source else self.tokenizer(stage)
         return None if tokenizer is None else len(tokenizer)
 
     def split(self, stage: Stage, name: str, tokenizer: Any | None = None) -> Split:
-        """Return a split of the stage's data, ready for batches; the name ``TRANSFER`` stands for the transfer set."""
+        """Return a split of the stage's data, ready for batches; the name ``TRANSFER`` stands for the transfer set.
+
+        Args:
+            tokenizer: the stage's tokenizer; None reads it if the split is not in the store.
+        """
         task, corpus, transfer = stage.config.task, stage.config.corpus, stage.config.transfer
 
         def write(folder: Path) -> None:
-            read_by = tokenizer or self.tokenizer(stage)
+            stage_tokenizer = tokenizer or self.tokenizer(stage)
             if task is not None:
                 examples = task.transfer(transfer) if transfer and name == TRANSFER else task.examples(name)
-                task.write(folder, examples, read_by)
+                task.write(folder, examples, stage_tokenizer)
             elif corpus is not None:
-                write_examples(folder, corpus, "train" if name == "train" else "validation", read_by)
+                write_examples(folder, corpus, "train" if name == "train" else "validation", stage_tokenizer)
 
         folder = self.store.get(stage.data.split_spec(name), write)
-        return task.open(folder, stage.data.views) if task is not None else CorpusTokens(folder)
+        return task.open(folder, stage.data.views) if task is not None else CorpusSplit(folder)
 
     def data(self, stage: Stage) -> Data:
-        """Return the data that the stage is trained and evaluated on, tokenised into the store."""
+        """Return the data that the stage is trained and evaluated on, tokenized into the store. It is read once."""
+        if stage not in self._data:
+            self._data[stage] = self._read_data(stage)
+        return self._data[stage]
+
+    def _read_data(self, stage: Stage) -> Data:
         task, corpus = stage.config.task, stage.config.corpus
         seed = stage_seed(stage.config.seed, stage.name)
-        if not stage.data.is_judged:
+        if not stage.data.has_evaluation_data:
             return TextData(self.split(stage, "train"), self.device())
         if corpus is not None:
             tokenizer = self.tokenizer(stage)
-            train, held_out = (self.split(stage, split, tokenizer) for split in ("train", "validation"))
-            return CorpusData(corpus, train, held_out, tokenizer, seed, self.device())
+            train, validation = (self.split(stage, split, tokenizer) for split in ("train", "validation"))
+            return CorpusData(corpus, train, validation, tokenizer, seed, self.device())
         assert task is not None
-        validation = {name: self.split(stage, split) for name, split in task.validation.items()}
+        splits = {name: self.split(stage, split) for name, split in task.validation.items()}
         train = self.split(stage, stage.data.train_split)
-        selecting = None
+        held_out = None
         if task.select_on == HELD_OUT:
-            whole = train if stage.data.train_split == task.train else self.split(stage, task.train)
-            selecting = HeldOut(whole, held_out_rows(np.asarray(whole.labels), task.hold_out))
-        return TaskData(task, train, validation, self.device(), stage.data.share, selecting, seed)
+            full_split = train if stage.data.train_split == task.train else self.split(stage, task.train)
+            held_out = HeldOutSplit(full_split, held_out_rows(np.asarray(full_split.labels), task.hold_out))
+        return TaskData(task, train, splits, self.device(), stage.data.share, held_out, seed)
+
+
+def initial_model(stage: Stage, folder: Path | None, vocab_size: int | None) -> Any:
+    """Seed all random number generators, and return the model to train.
+
+    The method draws its own parameters from the same generators afterwards.
+
+    Args:
+        folder: the folder of the model to start from, if an upstream stage yields that model.
+        vocab_size: the vocabulary size of a newly initialized model.
+    """
+    # Earlier results may have come from the store instead, so computing them must not change the numbers drawn here.
+    seed_all(stage_seed(stage.config.seed, stage.name))
+    model = stage.config.model
+    if folder is not None:
+        model = model.model_copy(update={"source": str(folder)})
+    return build(model, stage.head, vocab_size, stage.model_source)
+
+
+def saved_model(stage: Stage, folder: Path) -> Any:
+    """Return the model that was saved in ``folder``, with its head for the stage's task."""
+    return load_model(folder, stage.head)
+
+
+def hub_commits(stage: Stage) -> dict[str, str]:
+    """Return the commit of each hub model and data set that the stage or its upstream stages read, by name."""
+    config, commits = stage.config, dict[str, str]()
+    for upstream in stage.upstream:
+        commits |= hub_commits(upstream)
+    for source in (stage.model_source, stage.tokenizer):
+        if isinstance(source, ModelSource) and source.commit is not None:
+            commits[source.name] = source.commit.sha
+    parts = [mixture.parts.values() for mixture in (config.corpus, config.transfer) if mixture]
+    data: list[Dataset] = [*filter(None, [config.task]), *chain(*parts)]
+    datasets = (entry.locate(split)[0] for entry in data for split in sorted(entry.splits))
+    return commits | {_dataset_name(dataset): sha for dataset in datasets if (sha := hub_commit(dataset))}
+
+
+def _dataset_name(dataset: Dataset) -> str:
+    return f"{dataset.dataset}@{dataset.revision}" if dataset.revision else dataset.dataset

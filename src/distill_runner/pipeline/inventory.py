@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from distill_runner.common.errors import UserError
 from distill_runner.pipeline import status
-from distill_runner.pipeline.store import SPEC, Spec, is_whole, key_of
+from distill_runner.pipeline.store import SPEC, Spec, is_complete, key_of
 
-KINDS = ("checkpoints", "targets", "tokens", "vocabulary", "stage")
-"""Kinds of artifacts in the order in which they are best deleted: the first are the largest and least missed."""
-State = Literal["whole", "damaged", "partial"]
+KINDS = ("checkpoints", "targets", "test", "tokens", "vocabulary", "stage")
+"""Kinds of artifacts in the order in which to delete them: the first are the largest and easiest to make again."""
+State = Literal["complete", "damaged", "partial"]
 _KEY = re.compile(r"[0-9a-f]{16}")
 
 
@@ -35,17 +35,19 @@ class File:
 class Entry:
     """Artifact in the store, or what is left of one.
 
-    ``state`` is ``partial`` if the artifact was being built or deleted, and ``damaged`` if its files are not as they
-    were built. ``what`` distinguishes the artifact from others of its kind. ``refers`` holds the keys of all artifacts
-    that its spec names, whether or not they are in the store. ``changed`` is a time in seconds since 1970.
+    Attributes:
+        state: ``partial`` while it is built or deleted, or after an interruption; ``damaged`` if its files changed.
+        name: what distinguishes the artifact from others of its kind.
+        references: keys of all artifacts that its spec names, whether or not they are in the store.
+        changed: time in seconds since 1970.
     """
 
     path: Path
     kind: str
     key: str
     state: State
-    what: str
-    refers: frozenset[str]
+    name: str
+    references: frozenset[str]
     files: tuple[File, ...]
     changed: float
 
@@ -55,11 +57,11 @@ class Entry:
         return time.time() - self.changed
 
 
-def entries(store: Path) -> list[Entry]:
+def list_entries(store: Path) -> list[Entry]:
     """Return all artifacts of a store, sorted by kind and then by age, the oldest first."""
-    found = [_entry(path) for path in store.glob("*/*/") if _KEY.match(path.name)]
+    artifacts = [_entry(path) for path in store.glob("*/*/") if _KEY.match(path.name)]
     order = {kind: number for number, kind in enumerate(KINDS)}
-    return sorted(found, key=lambda entry: (order.get(entry.kind, len(KINDS)), entry.changed))
+    return sorted(artifacts, key=lambda entry: (order.get(entry.kind, len(KINDS)), entry.changed))
 
 
 def _entry(path: Path) -> Entry:
@@ -69,86 +71,88 @@ def _entry(path: Path) -> Entry:
         spec = {}
     key, _, rest = path.name.partition(".")
     state: State = "partial" if rest.startswith(("partial", "deleted")) else "damaged"
-    if not rest and is_whole(path):
-        state = "whole"
+    if not rest and is_complete(path):
+        state = "complete"
     files, changed = tuple(_files(path)), path.stat().st_mtime
-    return Entry(path, path.parent.name, key, state, _what(spec), frozenset(_refers(spec)), files, changed)
+    return Entry(path, path.parent.name, key, state, _name(spec), frozenset(_references(spec)), files, changed)
 
 
 def _files(folder: Path | str) -> Iterator[File]:
     """Yield all files below a folder. For ten thousand artifacts, ``Path.rglob`` alone would take a second."""
-    with os.scandir(folder) as found:
-        for one in found:
-            if one.is_dir():
-                yield from _files(one.path)
+    with os.scandir(folder) as children:
+        for child in children:
+            if child.is_dir():
+                yield from _files(child.path)
             else:
-                stat = os.stat(one.path)
+                stat = os.stat(child.path)
                 yield File((stat.st_dev, stat.st_ino), stat.st_size, stat.st_nlink)
 
 
-def _what(spec: Spec) -> str:
+def _name(spec: Spec) -> str:
     """Return a name that distinguishes an artifact from others of its kind."""
     if "checkpoint" in spec:
         return f"of epoch {spec['checkpoint']}"
+    if "tokens" in spec and spec.get("kind") == "test":
+        return f"of {spec['tokens']['split']}"
     return str(spec.get("split") or (spec.get("stage", "") if spec.get("kind") == "stage" else ""))
 
 
-def _refers(value: Any) -> Iterator[str]:
-    """Yield the keys of other artifacts in a spec, and the keys of whole specs nested in it."""
+def _references(value: Any) -> Iterator[str]:
+    """Yield the keys of other artifacts in a spec, and the keys of complete specs nested in it."""
     if isinstance(value, dict):
         for part in value.values():
             if isinstance(part, dict) and {"kind", "schema"} <= part.keys():
                 yield key_of(part)
-            yield from _refers(part)
+            yield from _references(part)
     elif isinstance(value, list):
         for part in value:
-            yield from _refers(part)
+            yield from _references(part)
     elif isinstance(value, str) and _KEY.fullmatch(value):
         yield value
 
 
-def occupied(chosen: Iterable[Entry]) -> int:
+def occupied_bytes(entries: Iterable[Entry]) -> int:
     """Return the bytes on disk; a file with several names counts once."""
-    return sum({file.identity: file.size for entry in chosen for file in entry.files}.values())
+    return sum({file.identity: file.size for entry in entries for file in entry.files}.values())
 
 
-def freed(chosen: Iterable[Entry]) -> int:
-    """Return the bytes that deleting ``chosen`` would free; files that have another name elsewhere free nothing."""
+def freed_bytes(entries: Iterable[Entry]) -> int:
+    """Return the bytes that deleting ``entries`` would free; files that have another name elsewhere free nothing."""
     names: dict[tuple[int, int], list[File]] = {}
-    for entry in chosen:
+    for entry in entries:
         for file in entry.files:
             names.setdefault(file.identity, []).append(file)
     return sum(files[0].size for files in names.values() if len(files) == files[0].links)
 
 
-def unused(known: Sequence[Entry], runs: Path) -> list[Entry]:
-    """Return the whole artifacts that no finished run was made from.
+def unused_entries(entries: Sequence[Entry], runs: Path) -> list[Entry]:
+    """Return the complete artifacts that no finished run in the folder ``runs`` was made from.
 
-    Caches (``tokens``, ``targets``, ``checkpoints``) always count as unused, since no stage's spec names them.
+    Caches (``tokens``, ``targets``, ``checkpoints``, ``test``) always count as unused, since no stage's spec names them.
 
     Raises:
         UserError: ``runs`` holds no finished run, so that every artifact would be unused.
     """
-    needed = set(_finished(runs))
-    if not needed:
+    pending = set(_finished_keys(runs))
+    if not pending:
         raise UserError("--runs", runs, "holds no finished run, so all would count as unused", "Give the runs' folder.")
-    by_key = {entry.key: entry for entry in known if entry.state == "whole"}
-    reached: set[str] = set()
-    while needed:
-        key = needed.pop()
-        reached.add(key)
-        needed |= (by_key[key].refers if key in by_key else frozenset()) - reached
-    return [entry for entry in by_key.values() if entry.key not in reached]
+    by_key = {entry.key: entry for entry in entries if entry.state == "complete"}
+    used: set[str] = set()
+    while pending:
+        key = pending.pop()
+        used.add(key)
+        pending |= (by_key[key].references if key in by_key else frozenset()) - used
+    return [entry for entry in by_key.values() if entry.key not in used]
 
 
-def _finished(runs: Path) -> Iterator[str]:
+def _finished_keys(runs: Path) -> Iterator[str]:
     """Yield the key of the requested stage of each finished run, whether it is a student or another stage."""
     for folder in runs.glob("*/"):
-        if (known := status.read(folder)) and known["status"] == "done":
-            yield known["key"]
+        if (run := status.read_run(folder)) and run["status"] == "done":
+            yield run["key"]
 
 
-def users(known: Sequence[Entry], chosen: Collection[Entry]) -> list[Entry]:
-    """Return the artifacts that were made from one of ``chosen`` and are not in ``chosen`` themselves."""
-    keys, paths = {entry.key for entry in chosen}, {entry.path for entry in chosen}
-    return [entry for entry in known if entry.path not in paths and entry.refers & keys]
+def dependent_entries(entries: Sequence[Entry], selection: Collection[Entry]) -> list[Entry]:
+    """Return the artifacts that were made from one of ``selection`` and are not in ``selection`` themselves."""
+    keys, paths = {entry.key for entry in selection}, {entry.path for entry in selection}
+    return [entry for entry in entries if entry.path not in paths and entry.references & keys]

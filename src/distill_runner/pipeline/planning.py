@@ -2,28 +2,27 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from distill_runner.models.features import FeatureRequest
-from distill_runner.pipeline.caches import serving, why_live
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
+from distill_runner.pipeline.targets import Mode, live_reason, usable_cache
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedArtifact:
     """Line of the plan: an artifact, whether it is in the store (``hit``), and what it is made from."""
 
     name: str
     key: str
     hit: bool
-    what: str
+    summary: str
 
     def __str__(self) -> str:
-        return f"{'hit' if self.hit else 'build':5} {self.name:8} {self.key}  {self.what}"
+        return f"{'hit' if self.hit else 'build':5} {self.name:8} {self.key}  {self.summary}"
 
 
-def plan(stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] = "auto") -> list[Planned]:
+def plan(stage: Stage, store: Store, targets: Mode = "auto") -> list[PlannedArtifact]:
     """Return the artifacts that building ``stage`` would read or create, in build order, ``stage`` itself last.
 
     A stage that is in the store needs no other artifact.
@@ -37,85 +36,99 @@ def plan(stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] 
     if not (hit := store.has(stage.spec)):
         lines = [line for upstream in stage.upstream for line in plan(upstream, store, targets)]
         if stage.teacher:
-            lines += _targets(stage, stage.teacher, store, targets)
-    return list(dict.fromkeys([*lines, Planned(stage.name, stage.key, hit, describe(stage))]))
+            lines += _plan_targets(stage, stage.teacher, store, targets)
+    return list(dict.fromkeys([*lines, PlannedArtifact(stage.name, stage.key, hit, stage_summary(stage))]))
 
 
-def describe(stage: Stage) -> str:
+def stage_summary(stage: Stage) -> str:
     """Return the data, model size, origin and loss terms of a stage in a few words."""
     config = stage.config
     data = config.task.name if config.task else f"corpus {config.corpus.name}" if config.corpus else ""
     data += f" on {config.transfer.name}" if config.transfer else ""
-    if config.given is not None:
-        of = ", ".join(config.given.sources)
-        return f"{data}: {f'mean of {of}' if of else 'columns of the data'}"
+    if config.prediction_source is not None:
+        members = ", ".join(config.prediction_source.sources)
+        return f"{data}: {f'mean of {members}' if members else 'columns of the data'}"
     origin = stage.source.name if stage.source else config.model.source or "fresh"
     terms = ", ".join(config.method.terms)
     return f"{data}: {stage.shape.num_layers} layers x {stage.shape.width} from {origin}; {terms or 'not trained'}"
 
 
-def missing(stage: Stage, store: Store) -> list[Stage]:
-    """Return the stages to build for ``stage``, in build order, each once; empty if ``stage`` is in the store."""
-    if store.has(stage.spec):
-        return []
-    found = {part.key: part for upstream in stage.upstream for part in missing(upstream, store)}
-    return [*(found | {stage.key: stage}).values()]
+def position_warnings(stage: Stage) -> list[str]:
+    """Return a line for each stage of a build that reads positions which no earlier stage trained.
 
-
-def fillable(
-    stage: Stage, store: Store, targets: Literal["auto", "cached", "live"] = "auto"
-) -> Iterator[tuple[Stage, list[Spec]]]:
-    """Yield each stage to build whose teacher is in the store, with the specs of the missing caches."""
-    if store.has(stage.spec):
-        return
-    for upstream in stage.upstream:
-        yield from fillable(upstream, store, targets)
-    teacher = stage.teacher
-    if teacher is None or targets == "live" or why_live(stage, "auto"):
-        return
-    if store.has(teacher.checkpoints_spec if stage.route else teacher.spec):
-        specs = (serving(stage, checkpoint, store) for checkpoint in stage.followed)
-        missing = [spec for spec in specs if not store.has(spec)]
-        if missing:
-            yield stage, missing
-
-
-def _targets(stage: Stage, teacher: Stage, store: Store, mode: Literal["auto", "cached", "live"]) -> list[Planned]:
-    _, needs = stage.needs
-    what = _read(needs)
-    if why := why_live(stage, mode):
-        return [Planned("targets", "-" * 16, False, f"{what} of {teacher.name}, {why}")]
-    remark = "" if mode == "auto" else f" (runtime.targets={mode})"
+    Text of a corpus is what positions are trained on, so a stage that pre-trains is never among them.
+    """
     lines = []
-    for checkpoint in stage.followed:
-        of = _followed(teacher.name, checkpoint)
-        lines.append(_planned("targets", serving(stage, checkpoint, store), store, f"{what} of {of}{remark}"))
-    if stage.route and not all(line.hit for line in lines):
-        kept = teacher.checkpoints_spec
-        again = "; trains the teacher again" if store.has(teacher.spec) and not store.has(kept) else ""
-        lines.insert(0, _planned("checkpoints", kept, store, f"of {teacher.name}{again}"))
+    for part in [*reversed(stage.all_upstream), stage]:
+        length, trained = part.config.num_positions, part.num_trained_positions
+        if part.data.is_corpus or trained is None or length <= trained:
+            continue
+        names = ", ".join(earlier.name for earlier in part.earlier)
+        lines.append(
+            f"stage {part.name} reads {length} positions, and {names} trained the first {trained}: positions {trained + 1} "
+            f"to {length} are new\n"
+            f"  Longer text: pretraining=mlm_nsp_two_lengths, corpus.max_length={length}. Shorter inputs: "
+            f"task.max_length={trained}."
+        )
     return lines
 
 
-def _followed(teacher: str, checkpoint: int | None) -> str:
+def stages_to_build(stage: Stage, store: Store) -> list[Stage]:
+    """Return the stages to build for ``stage``, in build order, each once; empty if ``stage`` is in the store."""
+    if store.has(stage.spec):
+        return []
+    upstream_stages = {part.key: part for upstream in stage.upstream for part in stages_to_build(upstream, store)}
+    return [*(upstream_stages | {stage.key: stage}).values()]
+
+
+def missing_caches(stage: Stage, store: Store, targets: Mode = "auto") -> Iterator[tuple[Stage, list[Spec]]]:
+    """Yield each stage to build whose teacher is in the store, with the specs of the caches that it lacks."""
+    if store.has(stage.spec):
+        return
+    for upstream in stage.upstream:
+        yield from missing_caches(upstream, store, targets)
+    teacher = stage.teacher
+    if teacher is None or targets == "live" or live_reason(stage, "auto"):
+        return
+    if store.has(teacher.checkpoints_spec if stage.route else teacher.spec):
+        specs = (usable_cache(stage, checkpoint, store) for checkpoint in stage.teacher_checkpoints)
+        if missing := [spec for spec in specs if not store.has(spec)]:
+            yield stage, missing
+
+
+def _plan_targets(stage: Stage, teacher: Stage, store: Store, mode: Mode) -> list[PlannedArtifact]:
+    features = _summary(stage.teacher_needs)
+    if reason := live_reason(stage, mode):
+        return [PlannedArtifact("targets", "-" * 16, False, f"{features} of {teacher.name}, live ({reason})")]
+    remark = "" if mode == "auto" else f" (runtime.targets={mode})"
+    lines = []
+    for checkpoint in stage.teacher_checkpoints:
+        summary = f"{features} of {_checkpoint_name(teacher.name, checkpoint)}{remark}"
+        lines.append(_planned_artifact("targets", usable_cache(stage, checkpoint, store), store, summary))
+    if stage.route and not all(line.hit for line in lines):
+        spec = teacher.checkpoints_spec
+        again = "; trains the teacher again" if store.has(teacher.spec) and not store.has(spec) else ""
+        lines.insert(0, _planned_artifact("checkpoints", spec, store, f"of {teacher.name}{again}"))
+    return lines
+
+
+def _planned_artifact(name: str, spec: Spec, store: Store, summary: str) -> PlannedArtifact:
+    return PlannedArtifact(name, key_of(spec), store.has(spec), summary)
+
+
+def _checkpoint_name(teacher: str, checkpoint: int | None) -> str:
     if checkpoint is None:
         return teacher
     return f"{teacher} after its epoch {checkpoint}" if checkpoint else f"{teacher} before its first epoch"
 
 
-def _read(needs: FeatureRequest) -> str:
-    """Return ``needs`` as text, shortened if there are more than three entries."""
-    read = [
+def _summary(needs: FeatureRequest) -> str:
+    """Return ``needs`` as text, shortened if there are more than three features."""
+    projections = sorted(needs.projections, key=lambda projection: (projection[1], projection[0]))
+    features = [
         *(["logits"] if needs.logits else []),
         *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls)),
         *(f"states of layer {layer}" for layer in sorted(needs.states)),
-        *(
-            f"{name} of layer {layer}"
-            for name, layer in sorted(needs.projections, key=lambda place: (place[1], place[0]))
-        ),
+        *(f"{name} of layer {layer}" for name, layer in projections),
     ]
-    return ", ".join(read if len(read) <= 3 else [*read[:2], "...", read[-1]])
-
-
-def _planned(name: str, spec: Spec, store: Store, what: str) -> Planned:
-    return Planned(name, key_of(spec), store.has(spec), what)
+    return ", ".join(features if len(features) <= 3 else [*features[:2], "...", features[-1]])

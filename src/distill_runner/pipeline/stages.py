@@ -1,47 +1,166 @@
-"""Stages: what determines each one, and which others it needs. ``resolving`` makes them from a configuration."""
+"""Stages: what determines each one, which data it reads, and which other stages it needs.
 
-from dataclasses import dataclass, replace
+``resolving`` makes them from a configuration.
+"""
+
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
-from typing import Any
-
-import torch
+from typing import Any, Final, Literal
 
 from distill_runner.methods.base import Method
+from distill_runner.methods.config import MethodDescription
 from distill_runner.methods.outputs import Classes, Outputs
-from distill_runner.models.config import ModelConfig
-from distill_runner.models.encoders import EncoderShape
-from distill_runner.models.features import FeatureRequest
-from distill_runner.models.head import LANGUAGE_MODEL, PRE_TRAINING, Head
-from distill_runner.models.source_config import fresh_architecture
-from distill_runner.models.sources import source_fingerprint
+from distill_runner.models.config import LANGUAGE_MODEL, PRE_TRAINING, Head
+from distill_runner.models.features import EncoderShape, FeatureRequest
+from distill_runner.models.sources import ModelSource, fresh_architecture
 from distill_runner.pipeline.config import StageConfig
-from distill_runner.pipeline.stage_data import SCHEMA, StageData
 from distill_runner.pipeline.store import Spec, key_of
 
+SCHEMA = 4
+"""Version of what artifacts mean. Raising it makes every artifact be built again."""
 STAGE = "stage:"
+"""Prefix of a model's source that is an earlier stage."""
+CORPUS: Final = "corpus"
+"""Tokenizer of a stage whose vocabulary is trained on its corpus."""
+TRANSFER = "transfer"
+"""Name of the split that stands for the transfer set."""
+
+Tokenizer = ModelSource | Literal["corpus"] | None
+"""Tokenizer of a stage: its source, or ``corpus`` for a vocabulary trained on the corpus; None without text, and for a
+stage of predictions."""
+
+
+@dataclass(frozen=True, eq=False)
+class StageData:
+    """Examples of a stage, as its tokenizer encodes them.
+
+    Attributes:
+        first: data of the first stage in the chain of sources of this stage; None if this stage is the first one.
+        has_teacher: whether a teacher reads the examples too.
+    """
+
+    config: StageConfig
+    tokenizer: Tokenizer
+    first: "StageData | None"
+    has_teacher: bool
+
+    @cached_property
+    def spec(self) -> Spec:
+        """Spec of the examples."""
+        if self.config.corpus is not None:
+            mask_keys = () if self.is_masked else ("mask_probability", "whole_word")
+            return {key: value for key, value in self.config.corpus.spec().items() if key not in mask_keys}
+        assert self.config.task is not None
+        return self.config.task.spec() | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
+
+    @cached_property
+    def tokenizer_spec(self) -> Spec | None:
+        if self.tokenizer is None:
+            return None
+        if not isinstance(self.tokenizer, ModelSource):
+            return self.vocabulary_spec
+        return {"content": self.tokenizer.fingerprint}
+
+    @cached_property
+    def vocabulary_spec(self) -> Spec:
+        """Spec of a vocabulary trained on the corpus of the first stage in this stage's chain of sources."""
+        corpus = (self.first or self).spec
+        keys = ("version", "parts", "hold_out", "vocab_size")
+        return {"kind": "vocabulary", "schema": SCHEMA, "corpus": {key: corpus[key] for key in keys}}
+
+    def split_spec(self, split: str) -> Spec:
+        """Return the spec of a tokenized split: everything that its texts, labels and tokens depend on."""
+        keys = {"parts", "examples", "hold_out", "short_pairs", "max_length"}
+        if self.config.task is not None:
+            keys = {"content"} | self.config.task.example_fields
+        if split == TRANSFER:
+            keys = {"transfer"} | (keys - {"content", "label", "labels"})
+        data = {key: value for key, value in self.spec.items() if key in keys}
+        if self.config.task is not None and split != TRANSFER:
+            data |= self.config.task.split_settings(split)
+            if self.config.task.is_test(split):
+                data["content"] = self.config.task.test_content(split)  # the spec of a stage knows no test splits
+        return {
+            "kind": "tokens",
+            "schema": SCHEMA,
+            "data": data,
+            "split": split,
+            "tokenizer": self.tokenizer_spec,
+        }
+
+    @property
+    def train_split(self) -> str:
+        """Name of the split to train on; ``TRANSFER`` stands for the transfer set."""
+        if self.config.transfer:
+            return TRANSFER
+        return self.config.task.train if self.config.task else "train"
+
+    @property
+    def share(self) -> float:
+        """Share of the training examples to use; 1 for a transfer set, which only its own ``size`` limits."""
+        return 1.0 if self.config.transfer else self.config.share
+
+    @property
+    def views(self) -> int | None:
+        """Number of fixed views of each example that a teacher sees; None if there is no limit, or one view only."""
+        task = self.config.task
+        return self.config.views if self.has_teacher and task is not None and task.is_endless(None) else None
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether training examples look different in each epoch: text of a corpus, or images cropped at random."""
+        return self.is_corpus or (self.config.task is not None and self.config.task.is_endless(self.views))
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Names of the labels that the training batches contain."""
+        if self.config.transfer:
+            return frozenset()
+        paired = self.config.corpus is not None and self.config.corpus.examples == "pairs"
+        return frozenset({"labels", "is_next"} if paired else {"labels"})
+
+    @property
+    def is_corpus(self) -> bool:
+        """Whether the data are the text of a corpus, not the examples of a task."""
+        return self.config.corpus is not None
+
+    @cached_property
+    def is_masked(self) -> bool:
+        """Whether the method reads labels of the corpus: masked tokens, or whether sentences follow each other."""
+        return self.is_corpus and bool(self.config.method.reads_labels)
+
+    @property
+    def has_evaluation_data(self) -> bool:
+        """Whether there are data to evaluate a model on."""
+        return self.is_masked or not self.is_corpus
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Stage with all upstream stages resolved.
+    """Stage with its sources and all upstream stages resolved, and with a description of its method.
 
-    ``source`` is the stage whose model this stage starts from, and ``teacher`` the stage it learns from; None if there
-    is none. ``tokenizer`` is a source as in ``ModelConfig``, never a stage, or the name ``corpus``; None without text,
-    and for a stage of predictions. ``route`` names the teacher's checkpoint for each epoch of this stage, by the number
-    of epochs that the teacher had trained. A ``route`` of None learns from the model that the teacher yields.
+    Attributes:
+        source: stage whose model this stage starts from; None if there is none.
+        model_source: folder or hub commit that the model starts from, if no stage yields it and it is not new.
+        teacher: stage that this stage learns from; None if there is none.
+        description: what the method reads; None for a stage of predictions, which has no model.
+        route: the teacher's checkpoint for each epoch of this stage, by the number of epochs that the teacher had
+            trained. None learns from the model that the teacher yields.
+        members: members of an ensemble; its predictions are the mean of theirs.
     """
 
     name: str
     config: StageConfig
     shape: EncoderShape
-    tokenizer: str | None
-    source: "Stage | None"
-    teacher: "Stage | None"
     precision: str
+    tokenizer: Tokenizer = None
+    source: "Stage | None" = None
+    model_source: ModelSource | None = None
+    teacher: "Stage | None" = None
+    description: MethodDescription | None = None
     route: tuple[int, ...] | None = None
     members: tuple["Stage", ...] = ()
-    """Members of an ensemble; the ensemble's predictions are the mean of their predictions."""
 
     @cached_property
     def data(self) -> StageData:
@@ -59,12 +178,30 @@ class Stage:
         """Head of the stage's model."""
         if self.config.task is not None:
             return self.config.task.head
-        return PRE_TRAINING if self.needs[0].next_sentence else LANGUAGE_MODEL
+        return PRE_TRAINING if self.student_needs.next_sentence else LANGUAGE_MODEL
 
     @property
     def root(self) -> "Stage":
         """First stage in the chain of sources; its model comes from no other stage."""
         return self.source.root if self.source else self
+
+    @property
+    def earlier(self) -> list["Stage"]:
+        """Stages whose weights this stage continues, the last one first."""
+        if self.source is None or self.config.model.layers == "random":
+            return []
+        return [self.source, *self.source.earlier]
+
+    @property
+    def num_trained_positions(self) -> int | None:
+        """Number of positions that the stages of ``earlier`` trained.
+
+        None if nothing is known to be untrained: the weights are new, or come from a pre-trained model.
+        """
+        if not self.earlier or self.earlier[-1].model_source is not None:
+            return None
+        trained = [stage.config.num_positions for stage in self.earlier if stage.config.optim.epochs != 0]
+        return max(trained, default=None)
 
     @property
     def upstream(self) -> list["Stage"]:
@@ -73,51 +210,60 @@ class Stage:
     @property
     def all_upstream(self) -> list["Stage"]:
         """All stages that this stage needs, directly or indirectly, depth first, each once."""
-        every = [stage for near in self.upstream for stage in (near, *near.all_upstream)]
-        return list({id(stage): stage for stage in every}.values())
+        stages = [stage for parent in self.upstream for stage in (parent, *parent.all_upstream)]
+        return list({id(stage): stage for stage in stages}.values())
 
     @cached_property
     def spec(self) -> dict[str, Any]:
         """Everything that determines what the stage yields, and nothing else."""
-        if self.config.given is not None:
-            what = {"kind": self.config.given.kind, "schema": SCHEMA, "data": self.data.spec}
-            members = [key_of(member.spec) for member in self.members]
-            return what | ({"members": members, "weights": self.config.given.shares} if members else {})
-        model = self.config.model
-        source = {"upstream": key_of(self.source.spec)} if self.source else _source_spec(model)
-        share = {"share": self.data.share} if self.data.share < 1 else {}
+        if self.config.prediction_source is not None:
+            spec = {"kind": self.config.prediction_source.type, "schema": SCHEMA, "data": self.data.spec}
+            if self.members:
+                members = [member.key for member in self.members]
+                return spec | {"members": members, "weights": self.config.prediction_source.normalized_weights}
+            assert self.config.task is not None
+            columns = self.config.task.model_dump(include={"probabilities", "logits"}, exclude_none=True)
+            return spec | {"columns": columns}
+        is_new = self.source is None and self.model_source is None  # new weights are copied from no layers
+        model = self.config.model.model_dump(exclude={"source", "tokenizer"} | ({"layers"} if is_new else set()))
+        trained = self.config.optim.epochs != 0
+        share = {"share": self.data.share} if self.data.share < 1 and trained else {}
         return (
             share
             | {
                 "kind": "stage",
                 "schema": SCHEMA,
                 "stage": self.name,
-                "seed": self.config.seed,
+                "seed": self.config.seed if trained or self.config.model.head == "new" else None,
                 "data": self.data.spec,
                 "tokenizer": self.data.tokenizer_spec,
-                "model": {**model.model_dump(exclude={"source", "tokenizer"}), **source},
+                "model": {**model, **self._source_spec},
                 "method": self.config.method.spec(self.outputs),
-                "teacher": key_of(self.teacher.spec) if self.teacher else None,
-                "optim": self.config.optim.model_dump(mode="json"),
-                "select": self.config.select,
+                "teacher": self.teacher.key if self.teacher else None,
+                "optim": self.config.optim.model_dump(mode="json") if trained else None,
+                "select": self.config.select if trained else None,
                 "precision": self.precision,
-                "versions": {name: _major(name) for name in ("torch", "transformers")},
+                "versions": {name: _major_version(name) for name in ("torch", "transformers")},
             }
             | ({"route": self.route} if self.route else {})
             | ({"views": self.data.views} if self.data.views else {})
             | ({"teacher_outputs": self.teacher_outputs} if self.teacher_outputs != "float32" else {})
         )
 
+    @property
+    def _source_spec(self) -> dict[str, Any]:
+        """Entries of the model's spec that say where its weights come from."""
+        if self.source is not None:
+            return {"upstream": self.source.key}
+        if self.model_source is not None:
+            return {"content": self.model_source.fingerprint}
+        model = self.config.model
+        # The depth counts as part of the architecture: equal models are pre-trained once, however their depth is set.
+        return {"architecture": fresh_architecture(model), "num_layers": None} if model.num_layers else {}
+
     @cached_property
     def key(self) -> str:
         return key_of(self.spec)
-
-    def with_seed(self, seed: int) -> "Stage":
-        """Return this stage with another seed. The members of an ensemble have its seed, so it must not be one."""
-        twin = replace(self, config=self.config.model_copy(update={"seed": seed}))
-        known = {name: value for name, value in vars(self).items() if name in ("data", "needs")}
-        vars(twin).update(known, spec={**self.spec, "seed": seed})
-        return twin
 
     @property
     def first_teacher(self) -> "Stage | None":
@@ -129,24 +275,24 @@ class Stage:
     @property
     def has_head(self) -> bool:
         """Whether the head has been trained, in this stage or before."""
-        if self.config.given is not None:
+        if self.config.prediction_source is not None:
             return bool(self.members)
         return self.config.optim.epochs != 0 or self.config.model.head == "keep"
 
     @property
     def has_columns(self) -> bool:
         """Whether the stage's predictions are columns of the data."""
-        return self.config.given is not None and not self.members
+        return self.config.prediction_source is not None and not self.members
 
     @property
-    def followed(self) -> list[int | None]:
+    def teacher_checkpoints(self) -> list[int | None]:
         """Checkpoints of the teacher that this stage reads; None stands for the model that the teacher yields."""
         return [*sorted(set(self.route))] if self.route else [None]
 
     @property
     def teacher_outputs(self) -> str:
         """Precision of the teacher's outputs that the student learns from; float32 where no cache can hold them."""
-        if self.teacher is None or self.teacher.has_columns or self.needs[1].of_tokens or self.data.is_endless:
+        if self.teacher is None or self.teacher.has_columns or self.teacher_needs.of_tokens or self.data.is_endless:
             return "float32"
         return self.config.teacher_outputs
 
@@ -155,27 +301,22 @@ class Stage:
         """Spec of the checkpoints: the model after each epoch, together with all that the stage yields."""
         return {"kind": "checkpoints", "schema": SCHEMA, "stage": self.key}
 
-    @cached_property
-    def needs(self) -> tuple[FeatureRequest, FeatureRequest]:
-        """Features that the method reads of student and teacher, found without drawing or storing parameters."""
-        with torch.device("meta"):
-            return self.method().needs
+    @property
+    def student_needs(self) -> FeatureRequest:
+        """Features that the method reads of the student."""
+        return self.description.student_needs if self.description else FeatureRequest()
 
-    def method(self, student: EncoderShape | None = None) -> Method:
+    @property
+    def teacher_needs(self) -> FeatureRequest:
+        """Features that the method reads of the teacher."""
+        return self.description.teacher_needs if self.description else FeatureRequest()
+
+    def build_method(self) -> Method:
         """Return the stage's method, bound to its models; new parameters are drawn from torch's global generator."""
-        return self.config.method.make().bind(
-            student or self.shape, self.teacher.shape if self.teacher else None, self.outputs
-        )
+        return self.config.method.build(self.shape, self.teacher.shape if self.teacher else None, self.outputs)
 
 
 @cache
-def _major(package: str) -> str:
+def _major_version(package: str) -> str:
     """Return the major version of a package; cached, since it is read from the package's files."""
     return version(package).split(".")[0]
-
-
-def _source_spec(model: ModelConfig) -> dict[str, Any]:
-    if model.source:
-        return {"content": source_fingerprint(model.source)}
-    # The depth counts as part of the architecture: equal models are pre-trained once, however their depth is given.
-    return {"architecture": fresh_architecture(model), "num_layers": None} if model.num_layers else {}

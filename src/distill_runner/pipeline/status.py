@@ -1,12 +1,11 @@
 """``status.json``: the state of a run, including runs that were killed.
 
-The folder of a run in progress is locked. So a reader can distinguish it from a run whose process is gone. This works
-on any machine that shares the folder, even if another process has taken over the process number.
+The folder of a run in progress is locked, so a reader can tell it from a run whose process is gone. This works on any
+machine that shares the folder, even if another process now has the same process id.
 """
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from filelock import Timeout
 
+from distill_runner.common.files import atomic_replacement
 from distill_runner.common.locks import lock
 
 log = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ _LOCK = ".lock"
 
 
 @contextmanager
-def going(folder: Path) -> Iterator[dict[str, Any] | None]:
-    """Hold the lock of the run in ``folder``, and yield what ``read`` knows of the run.
+def locked_run(folder: Path) -> Iterator[dict[str, Any] | None]:
+    """Hold the lock of the run in ``folder``, and yield what ``read_run`` returns for it.
 
     If another process holds the lock, wait for that process first.
     """
@@ -36,21 +36,23 @@ def going(folder: Path) -> Iterator[dict[str, Any] | None]:
         log.info("waiting for another process, which is working in %s", folder)
         own.acquire()
     try:
-        yield read(folder)
+        yield read_run(folder)
     finally:
         own.release()
 
 
-def write(folder: Path, status: str, described: Mapping[str, Any], error: str | None = None) -> None:
+def write_status(folder: Path, status: str, names: Mapping[str, Any], error: str | None = None) -> None:
     """Replace ``status.json``.
 
-    ``status`` is ``running``, ``done``, ``failed`` (with its ``error``), ``interrupted`` or ``paused``.
+    Args:
+        status: ``queued``, ``running``, ``done``, ``failed`` (with its ``error``), ``interrupted`` or ``paused``.
+        names: what the run is called: its key, task, method and so on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / STATUS, {**described, "status": status, "error": error, "folder": str(folder)})
+    write_json(folder / STATUS, {**names, "status": status, "error": error, "folder": str(folder)})
 
 
-def read(folder: Path) -> dict[str, Any] | None:
+def read_run(folder: Path) -> dict[str, Any] | None:
     """Return ``result.json`` of a finished run, else ``status.json``; None if ``status.json`` is missing or incomplete.
 
     A run that is recorded as ``running`` while no process holds its lock is returned as ``killed``.
@@ -65,9 +67,8 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Replace ``file`` atomically."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")  # by process: equal sweeps write the same file
-    partial.write_text(json.dumps(content, indent=1, default=str))
-    partial.replace(file)
+    with atomic_replacement(file) as partial:
+        partial.write_text(json.dumps(content, indent=1, default=str))
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:

@@ -1,8 +1,8 @@
 """Artifacts addressed by the hash of everything that determines them.
 
 An artifact is a folder ``<store>/<kind>/<key>`` with ``spec.json`` (what determined it) and ``manifest.json`` (its
-files with sizes and checksums). It is built in ``<key>.partial`` under a lock, and renamed when it is whole. After an
-interrupted build, the next one finds the partial folder and may resume from its content.
+files with sizes and checksums). It is built in ``<key>.partial`` under a lock, and renamed when it is complete. After
+an interrupted build, the next one finds the partial folder and may resume from its content.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from typing import Any
 from filelock import AcquireReturnProxy, Timeout
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.files import file_sha256
 from distill_runner.common.locks import lock
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 Spec = Mapping[str, Any]
 MANIFEST, SPEC = "manifest.json", "spec.json"
 _VERIFIED = Path(tempfile.gettempdir()) / f"distill-run-verified-{os.getuid()}"
-_LARGE, _SETTLED_SECONDS = 2**20, 2.0
+_LARGE, _CLOCK_SECONDS = 2**20, 2.0
 
 
 def key_of(spec: Spec) -> str:
@@ -45,27 +46,26 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
+        remedy = "Set store.dir to a writable folder."
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(
-                "store.dir", folder, f"cannot be used: {error.strerror}", "Set store.dir to a writable folder."
-            ) from error
+            raise UserError("store.dir", folder, f"cannot be used: {error.strerror}", remedy) from error
         if not os.access(self.folder, os.W_OK):
-            raise UserError("store.dir", folder, "is not writable", "Set store.dir to a writable folder.")
+            raise UserError("store.dir", folder, "is not writable", remedy)
 
     def path(self, spec: Spec) -> Path:
         """Return the folder of the artifact of ``spec``, which need not exist. ``spec["kind"]`` names the parent."""
         return self.folder / spec["kind"] / key_of(spec)
 
     def has(self, spec: Spec) -> bool:
-        """Whether the artifact exists, judged by the sizes of its files; takes milliseconds."""
-        return is_whole(self.path(spec))
+        """Whether the artifact exists, by the sizes of its files; takes milliseconds."""
+        return is_complete(self.path(spec))
 
     def find(self, spec: Spec) -> Path | None:
         """Return the folder of the artifact of ``spec`` if it exists and its checksums are correct, else None."""
         path = self.path(spec)
-        return path if is_whole(path, checksums=True) else None
+        return path if is_complete(path, checksums=True) else None
 
     def specs(self, kind: str) -> Iterator[Spec]:
         """Yield the specs of all artifacts of one kind, including partial and damaged ones."""
@@ -82,11 +82,11 @@ class Store:
             the artifact's folder; the checksums of an existing artifact have been verified.
         """
         path = self.path(spec)
-        if is_whole(path, checksums=True):
+        if is_complete(path, checksums=True):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
-            if is_whole(path, checksums=True):  # another process built it meanwhile
+            if is_complete(path, checksums=True):  # another process built it meanwhile
                 return path
             if path.exists():
                 damaged = path.with_name(f"{path.name}.damaged-{os.getpid()}")
@@ -112,62 +112,57 @@ class Store:
         key = path.name.partition(".")[0]
         try:
             with lock(path.with_name(f"{key}.lock")).acquire(timeout=0):
-                doomed = path.with_name(f"{key}.deleted-{os.getpid()}")
-                path.rename(doomed)
-                remove(doomed)
+                trash = path.with_name(f"{key}.deleted-{os.getpid()}")
+                path.rename(trash)
+                remove(trash)
         except Timeout:
             return False
         return True
 
 
 def _locked(path: Path) -> AcquireReturnProxy:
-    own = lock(path.with_name(f"{path.name}.lock"))
+    artifact_lock = lock(path.with_name(f"{path.name}.lock"))
     try:
-        return own.acquire(timeout=0)
+        return artifact_lock.acquire(timeout=0)
     except Timeout:
         log.info("waiting for another process, which is building %s", path)
-        return own.acquire()
+        return artifact_lock.acquire()
 
 
-def _checksum(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _is_known(file: Path, checksum: str) -> bool:
+def _is_verified(file: Path, checksum: str) -> bool:
     """Whether a file has this checksum. Each machine reads a large file only once, as long as nobody writes to it.
 
     A verified file is recorded as an empty file in the machine's temporary folder, named by a hash of inode, size, time
-    and checksum. A file written in the last two seconds is not recorded. Clocks of file systems are coarse, so that
-    another write could leave its time unchanged.
+    and checksum. A file written in the last two seconds is not recorded: file systems have coarse clocks, so another
+    write could leave its time unchanged.
     """
     status = file.stat()
     identity = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{checksum}"
-    seen = _VERIFIED / hashlib.sha256(identity.encode()).hexdigest()[:32]
+    record = _VERIFIED / hashlib.sha256(identity.encode()).hexdigest()[:32]
     large = status.st_size >= _LARGE
-    if large and seen.exists():
+    if large and record.exists():
         return True
-    same = _checksum(file) == checksum
-    if same and large and time.time() - status.st_mtime > _SETTLED_SECONDS:
+    same = file_sha256(file) == checksum
+    if same and large and time.time() - status.st_mtime > _CLOCK_SECONDS:
         with suppress(OSError):
             _VERIFIED.mkdir(exist_ok=True)
-            seen.touch()
+            record.touch()
     return same
 
 
 def _write_manifest(folder: Path) -> None:
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / MANIFEST)
-    manifest = {str(f.relative_to(folder)): {"size": f.stat().st_size, "sha256": _checksum(f)} for f in files}
+    manifest = {str(f.relative_to(folder)): {"size": f.stat().st_size, "sha256": file_sha256(f)} for f in files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
-def is_whole(folder: Path, checksums: bool = False) -> bool:
-    """Whether a folder holds the files of its manifest, judged by size and, with ``checksums``, also by content."""
+def is_complete(folder: Path, checksums: bool = False) -> bool:
+    """Whether a folder holds the files of its manifest, by size and, with ``checksums``, also by content."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         return SPEC in manifest and all(
             (folder / name).stat().st_size == entry["size"]
-            and (not checksums or _is_known(folder / name, entry["sha256"]))
+            and (not checksums or _is_verified(folder / name, entry["sha256"]))
             for name, entry in manifest.items()
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # missing, truncated, or other JSON

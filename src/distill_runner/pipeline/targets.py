@@ -1,22 +1,25 @@
-"""Outputs of a stage's teacher: cached in the store or computed during training, whichever fits."""
+"""Outputs of a stage's teacher: whether they can be cached, which cache serves a stage, and what training reads."""
 
 import logging
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+from torch import Tensor
 
-from distill_runner.pipeline.caches import cached_share, read_by, serving, why_live
-from distill_runner.pipeline.ensembles import mean_of
-from distill_runner.pipeline.inputs import Inputs
-from distill_runner.pipeline.models import kept_model
-from distill_runner.pipeline.stages import Stage
-from distill_runner.pipeline.store import Store
-from distill_runner.training.cache_choice import cache_bytes, choose
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.splits import Split
+from distill_runner.models.features import EncoderShape, FeatureRequest
+from distill_runner.pipeline.inputs import Inputs, saved_model
+from distill_runner.pipeline.stages import SCHEMA, Stage
+from distill_runner.pipeline.store import Spec, Store, key_of
+from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.training.config import Runtime
-from distill_runner.training.data import share_of
+from distill_runner.training.data import select_share
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import (
     CachedTargets,
@@ -30,6 +33,146 @@ from distill_runner.training.teachers import (
 from distill_runner.training.train import EPOCH
 
 log = logging.getLogger(__name__)
+
+Mode = Literal["auto", "cached", "live"]
+"""Where outputs come from, as in ``Runtime.targets``."""
+
+
+def uncacheable_reason(needs: FeatureRequest, corpus: bool, endless: bool = False) -> str | None:
+    """Return why the features ``needs`` of a teacher cannot be cached; None if they can.
+
+    Args:
+        corpus: whether the examples come from a corpus, not from a task.
+        endless: whether the examples look different in each epoch.
+    """
+    if needs.projections:
+        return "queries, keys and values are not cached: they take about as much as the teacher's states of all tokens"
+    if needs.states:
+        return "the states of all tokens are not cached: each token has as many numbers as the teacher's width"
+    if corpus:
+        return "nothing is cached for a corpus: few of its examples are read twice"
+    return "training images look different in each epoch" if endless else None
+
+
+def live_reason(stage: Stage, mode: Mode) -> str | None:
+    """Return why the outputs of the stage's teacher cannot be cached; None if they can.
+
+    Raises:
+        UserError: they cannot be cached, and ``mode`` is ``cached``.
+    """
+    if stage.teacher is not None and stage.teacher.has_columns:
+        return None
+    task = stage.config.task
+    endless = task is not None and task.is_endless(stage.data.views)
+    reason = uncacheable_reason(stage.teacher_needs, stage.data.is_corpus, endless)
+    if reason and mode == "cached":
+        views = "Set augment.views=8, for 8 fixed views of each image, or" if endless else "Set"
+        raise UserError("runtime.targets", mode, reason, f"{views} runtime.targets to auto or live.")
+    return reason
+
+
+def cache_bytes(
+    needs: FeatureRequest,
+    teacher: EncoderShape,
+    split: Split,
+    num_checkpoints: int = 1,
+    dtype: str = "float32",
+    share: float = 1.0,
+) -> int:
+    """Return the size in bytes of the caches of ``needs`` for a share of ``split``, one cache for each checkpoint."""
+    logits = split.num_outputs * teacher.num_labels if needs.logits else 0
+    numbers = num_checkpoints * share * (logits + len(split) * len(needs.cls) * teacher.width)
+    return np.dtype(dtype).itemsize * round(numbers)
+
+
+def choose_cache(mode: Mode, size: int, folder: Path, exists: bool = False) -> tuple[bool, str]:
+    """Return whether to cache targets of ``size`` bytes in ``folder``, and the reason.
+
+    ``auto`` caches targets that take less than half of the free disk space, or are already cached.
+
+    Args:
+        exists: whether the targets are already cached.
+    """
+    free = shutil.disk_usage(folder).free
+    sizes = f"{size / 2**20:.1f} MiB, {free / 2**30:.0f} GiB free"
+    if mode != "auto":
+        return mode == "cached", f"{mode} (runtime.targets={mode}; {sizes})"
+    cached = exists or size < free / 2
+    return cached, f"{'cached' if cached else 'live'} ({sizes})"
+
+
+def with_teacher_tokenizer(stage: Stage, teacher: Stage) -> Stage:
+    """Return the stage with its data tokenized by the teacher's tokenizer."""
+    same = teacher.config.prediction_source is not None or teacher.tokenizer == stage.tokenizer
+    return stage if same else replace(stage, tokenizer=teacher.tokenizer)
+
+
+def cached_share(stage: Stage) -> float:
+    """Return the share of the training split whose outputs the stage's cache holds: what the stage trains on.
+
+    All of it where a held-out set or fixed views of images decide which outputs a share reads, and where the outputs
+    are columns of the data.
+    """
+    task, teacher = stage.config.task, stage.teacher
+    of_all = stage.data.views is not None or (task is not None and task.select_on == HELD_OUT)
+    return 1.0 if of_all or (teacher is not None and teacher.has_columns) else stage.data.share
+
+
+def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
+    """Return the spec of the cached features of the teacher, or of one of its checkpoints, on the training split."""
+    assert stage.teacher is not None
+    assert stage.config.task is not None
+    needs = stage.teacher_needs
+    return {
+        "kind": "targets",
+        "schema": SCHEMA,
+        "layout": "by example",
+        "teacher": stage.teacher.key,
+        "tokens": with_teacher_tokenizer(stage, stage.teacher).data.split_spec(stage.data.train_split),
+        "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
+        "precision": stage.precision,
+        **({"dtype": stage.teacher_outputs} if stage.teacher_outputs != "float32" else {}),
+        **({"checkpoint": checkpoint} if checkpoint is not None else {}),
+        **({"share": share} if (share := cached_share(stage)) < 1 else {}),
+        **({"inputs": {**inputs, "views": stage.data.views}} if (inputs := stage.config.task.input_settings) else {}),
+    }
+
+
+def usable_cache(stage: Stage, checkpoint: int | None, store: Store) -> Spec:
+    """Return the spec of the cache that the stage reads, whether or not the cache exists."""
+    assert stage.teacher is not None
+    own = targets_spec(stage, checkpoint)
+    if store.has(own):
+        return own
+    others = (spec for spec in store.specs("targets") if store.has(spec))
+    return find_larger_cache(own, others, stage.teacher.shape.num_layers)
+
+
+def find_larger_cache(own: Spec, others: Iterable[Spec], depth: int) -> Spec:
+    """Return the first of ``others`` that contains all of ``own``, bit for bit; ``own`` if there is none.
+
+    Args:
+        depth: number of layers of the teacher. A teacher that runs through fewer layers computes the last of them in
+            another way, for [CLS] alone, so the bits may differ.
+    """
+    needs = own["needs"]
+    for other in others:
+        cached = other["needs"]
+        enough = cached["logits"] >= needs["logits"] and set(cached["cls"]) >= set(needs["cls"])
+        enough = enough and other.get("share", 1.0) >= own.get("share", 1.0)
+        enough = enough and _last_layer(cached, depth) == _last_layer(needs, depth)
+        if enough and _key_without_extent(other) == _key_without_extent(own):
+            return other
+    return own
+
+
+def _key_without_extent(spec: Spec) -> str:
+    return key_of({name: value for name, value in spec.items() if name not in ("needs", "share")})
+
+
+def _last_layer(needs: dict[str, Any], depth: int) -> int:
+    """Return the last layer through which a teacher runs for ``needs``."""
+    return depth if needs["logits"] else max(needs["cls"], default=0)
 
 
 class Builder(Protocol):
@@ -49,36 +192,44 @@ class Builder(Protocol):
     def untrained(self, stage: Stage) -> Any: ...
 
 
-def is_cached(stage: Stage, builder: Builder) -> tuple[bool, str]:
+def decide_cached(stage: Stage, builder: Builder) -> tuple[bool, str]:
     """Return whether the outputs of the stage's teacher are read from a cache, and the reason."""
     mode = builder.runtime.targets
-    if why := why_live(stage, mode):
-        return False, why
+    if reason := live_reason(stage, mode):
+        return False, f"live ({reason})"
     assert stage.teacher is not None
     if stage.teacher.has_columns:
         return True, "read from columns of the data"
-    split = builder.inputs.split(stage, stage.data.train_split).taught
-    num, share = len(stage.followed), cached_share(stage)
-    size = cache_bytes(stage.needs[1], stage.teacher.shape, split, num, stage.teacher_outputs, share)
-    there = all(builder.store.has(serving(stage, checkpoint, builder.store)) for checkpoint in stage.followed)
-    return choose(mode, size, builder.store.folder, there)
+    split = builder.inputs.split(stage, stage.data.train_split).teacher_inputs
+    count, share = len(stage.teacher_checkpoints), cached_share(stage)
+    size = cache_bytes(stage.teacher_needs, stage.teacher.shape, split, count, stage.teacher_outputs, share)
+    store = builder.store
+    exists = all(store.has(usable_cache(stage, checkpoint, store)) for checkpoint in stage.teacher_checkpoints)
+    return choose_cache(mode, size, store.folder, exists)
 
 
 def teacher_targets(stage: Stage, builder: Builder) -> TeacherTargets:
     """Return the outputs of the stage's teacher, cached or live, whichever fits; both give the same numbers."""
     if stage.teacher is None:
         return NoTeacher()
-    cached, why = is_cached(stage, builder)
-    log.info("stage %s: teacher targets %s", stage.name, why)
+    cached, reason = decide_cached(stage, builder)
+    log.info("stage %s: teacher targets %s", stage.name, reason)
     teacher = _Teacher(stage, stage.teacher, builder)
-    of: Callable[[int | None], TeacherTargets]
+    open_targets: Callable[[int | None], TeacherTargets]
     if cached:
-        of = {checkpoint: teacher.from_cache(checkpoint) for checkpoint in stage.followed}.__getitem__
+        caches = {checkpoint: teacher.from_cache(checkpoint) for checkpoint in stage.teacher_checkpoints}
+        open_targets = caches.__getitem__
     else:
-        teacher.weights()  # built now, not between two steps of training
+        teacher.folder()  # built now, not between two steps of training
         rounded = stage.teacher_outputs == "float16"
-        of = (lambda checkpoint: RoundedTargets(teacher.live(checkpoint))) if rounded else teacher.live
-    return CheckpointTargets(stage.route, of) if stage.route else of(None)
+        open_targets = (lambda checkpoint: RoundedTargets(teacher.live(checkpoint))) if rounded else teacher.live
+    return CheckpointTargets(stage.route, open_targets) if stage.route else open_targets(None)
+
+
+def ensemble_mean(stage: Stage) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Return the function that averages the outputs of an ensemble's members."""
+    assert stage.config.prediction_source is not None
+    return partial(stage.outputs.ensemble_mean, weights=stage.config.prediction_source.normalized_weights)
 
 
 class _Teacher:
@@ -86,36 +237,36 @@ class _Teacher:
 
     def __init__(self, stage: Stage, teacher: Stage, builder: Builder) -> None:
         self.stage, self.teacher, self.builder = stage, teacher, builder
-        self.needs = stage.needs[1]
-        self.weights = cache(lambda: (builder.checkpoints if stage.route else builder.build)(teacher))
-        """The folder of the teacher, built if it is not there."""
+        self.needs = stage.teacher_needs
+        self.folder = cache(lambda: (builder.checkpoints if stage.route else builder.build)(teacher))
+        """Returns the folder of the teacher, which is built first if it is missing."""
 
     def live(self, checkpoint: int | None) -> LiveTargets | MeanTargets:
         if self.teacher.members:
-            members = [self._alone(member, self.builder.build(member) / "model") for member in self.teacher.members]
-            return MeanTargets(members, mean_of(self.teacher))
+            folders = ((member, self.builder.build(member) / "model") for member in self.teacher.members)
+            return MeanTargets([self._live_model(*member) for member in folders], ensemble_mean(self.teacher))
         if checkpoint == 0:
-            return self._alone(self.teacher, None)
+            return self._live_model(self.teacher, None)
         name = "model" if checkpoint is None else EPOCH.format(checkpoint)
-        return self._alone(self.teacher, self.weights() / name)
+        return self._live_model(self.teacher, self.folder() / name)
 
-    def _alone(self, model: Stage, folder: Path | None) -> LiveTargets:
+    def _live_model(self, model: Stage, folder: Path | None) -> LiveTargets:
         """Return the live outputs of ``model`` as saved in ``folder``; before its first epoch if ``folder`` is None."""
-        split = self.builder.inputs.split(read_by(self.stage, model), self.stage.data.train_split)
-        network = kept_model(self.stage, folder) if folder else self.builder.untrained(model)
+        split = self.builder.inputs.split(with_teacher_tokenizer(self.stage, model), self.stage.data.train_split)
+        network = saved_model(self.stage, folder) if folder else self.builder.untrained(model)
         return LiveTargets(network, split, self.needs, self.builder.device)
 
     def from_cache(self, checkpoint: int | None) -> CachedTargets:
         store = self.builder.store
-        folder = store.get(serving(self.stage, checkpoint, store), partial(self._write, checkpoint=checkpoint))
+        folder = store.get(usable_cache(self.stage, checkpoint, store), partial(self._write, checkpoint=checkpoint))
         return CachedTargets(folder, self.builder.device, self.needs)
 
     def _write(self, folder: Path, checkpoint: int | None) -> None:
         if self.teacher.has_columns:
             assert self.stage.config.task is not None
-            given = self.stage.config.task.given_logits(self.stage.data.train_split)
-            np.save(folder / "logits.npy", np.tile(given, (self.stage.data.views or 1, 1)))
+            logits = self.stage.config.task.column_logits(self.stage.data.train_split)
+            np.save(folder / "logits.npy", np.tile(logits, (self.stage.data.views or 1, 1)))
         else:
             teacher, share = self.live(checkpoint), cached_share(self.stage)
-            chosen = share_of(len(teacher.split), share) if share < 1 else None
-            CachedTargets.write(folder, teacher, self.stage.teacher_outputs, chosen)
+            examples = select_share(len(teacher.split), share) if share < 1 else None
+            CachedTargets.write(folder, teacher, self.stage.teacher_outputs, examples)

@@ -1,27 +1,31 @@
-"""Read results from run folders: finished, failed, interrupted, or still running."""
+"""Results of runs, read from run folders: finished, failed, interrupted, or still running."""
 
+import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from distill_runner.common.errors import UserError, nearest
+import yaml
+
+from distill_runner.common.errors import UserError, suggestion
 from distill_runner.pipeline import status
 
 Result = Mapping[str, Any]
 """Content of ``result.json``, or of ``status.json`` for a run that has not finished."""
-
-NAMES = ("task", "method", "seed", "status")
+REQUIRED = ("task", "method", "seed", "status")
 """Keys that the file of every run has, whatever its status."""
-
 PICTURES = "pictures"
 """Folder of the pictures of examples, in a run's folder."""
+STAGE_KINDS = ("stage", "ensemble", "labels")
+"""Folders of a store that hold stages."""
 
 log = logging.getLogger(__name__)
 
 
-def results(roots: Iterable[Path]) -> list[Result]:
+def read_results(roots: Iterable[Path]) -> list[Result]:
     """Return the results of all runs in ``roots``, sorted by folder name within each root.
 
     Args:
@@ -29,18 +33,18 @@ def results(roots: Iterable[Path]) -> list[Result]:
     Returns:
         One result per run. A folder without a complete result is skipped, with a warning if it has files of a run.
     """
-    found: dict[Path, Result] = {}
+    results: dict[Path, Result] = {}
     for folder in (folder for root in roots for folder in _run_folders(root)):
-        if folder not in found and (result := read(folder)):
-            found[folder] = result
-    return list(found.values())
+        if folder not in results and (result := read_result(folder)):
+            results[folder] = result
+    return list(results.values())
 
 
-def chosen(folders: Sequence[Path], wanted: Mapping[str, Sequence[str] | None]) -> list[Result]:
-    """Return the results in the folders that a user named, filtered by ``wanted``.
+def select_results(folders: Sequence[Path], filters: Mapping[str, Sequence[str] | None]) -> list[Result]:
+    """Return the results in the folders that a user names, filtered by ``filters``.
 
     Args:
-        wanted: accepted values by key, such as ``task``; None or an empty list accepts every value.
+        filters: accepted values by key, such as ``task``; None or an empty list accepts every value.
     Raises:
         UserError: a folder does not exist, no folder holds a run, or no run has one of the values.
     """
@@ -48,30 +52,58 @@ def chosen(folders: Sequence[Path], wanted: Mapping[str, Sequence[str] | None]) 
     for folder in folders:
         if not folder.is_dir():
             raise UserError("folder", folder, "there is no such folder", remedy)
-    found = results(folders)
-    if not found:
+    results = read_results(folders)
+    if not results:
         raise UserError("folder", " ".join(map(str, folders)), "holds no runs", remedy)
-    for key, names in wanted.items():
-        known = {str(result[key]) for result in found}
-        for name in names or []:
-            if name not in known:
-                raise UserError(f"--{key}", name, "no run has this value", nearest(name, known))
-        found = [result for result in found if not names or result[key] in names]
-    return found
+    for key, values in filters.items():
+        present = {str(result[key]) for result in results}
+        for value in values or []:
+            if value not in present:
+                raise UserError(f"--{key}", value, "no run has this value", suggestion(value, present))
+        results = [result for result in results if not values or result[key] in values]
+    return results
 
 
-def read(folder: Path) -> Result | None:
+def read_result(folder: Path) -> Result | None:
     """Return the result of one run folder; None if the folder holds no complete result."""
-    content = status.read(folder)
+    content = status.read_run(folder)
     if content is not None and _is_result(content):
-        return {**content, "folder": str(folder)}
+        specs = content.get("specs") or _stored_specs(folder, content)
+        return {**content, "specs": specs, "folder": str(folder)}
     if _has_files(folder):
         log.warning("%s is left out: it holds no complete result of a run", folder)
     return None
 
 
+def _stored_specs(folder: Path, result: Result) -> dict[str, Any]:
+    """Return the specs of a finished run of an older version, which did not record them, from the store, by key.
+
+    Those that are no longer in the store are left out.
+    """
+    if not is_scored(result):
+        return {}
+    stores = [folder.parent.parent / "store"]
+    with suppress(OSError, ValueError, TypeError, LookupError, yaml.YAMLError):  # else, the default folder
+        stores.insert(0, Path(yaml.safe_load((folder / "config.yaml").read_text())["store"]["dir"]))
+    specs: dict[str, Any] = {}
+    keys = [result.get("key")]
+    while keys:
+        key = keys.pop()
+        files = [store / kind / str(key) / "spec.json" for store in stores for kind in STAGE_KINDS]
+        if key not in specs and (file := next(filter(Path.is_file, files), None)):
+            specs[key] = json.loads(file.read_text())
+            keys += upstream_keys(specs[key])
+    return specs
+
+
+def upstream_keys(spec: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the stages that a stage needs: source of the model, teacher, and members of an ensemble."""
+    keys = (spec.get("model", {}).get("upstream"), spec.get("teacher"), *spec.get("members", ()))
+    return [key for key in keys if key]
+
+
 def pictures_of(folder: Path) -> list[Path]:
-    """Return the pictures of examples in a run's folder; kinds of tasks whose examples are texts save none."""
+    """Return the pictures of examples in a run's folder; tasks whose examples are texts save none."""
     return sorted((folder / PICTURES).glob("*.png"))
 
 
@@ -90,8 +122,54 @@ def _has_files(folder: Path) -> bool:
 
 
 def _is_result(content: Result) -> bool:
-    if not all(name in content for name in NAMES):
+    if not all(name in content for name in REQUIRED):
         return False
     if "score" not in content:  # the run has not finished, or its last stage is not the student
         return True
     return isinstance(content["score"], int | float) and isinstance(content.get("student"), dict)
+
+
+def without_specs(result: Result) -> dict[str, Any]:
+    """Return a result as trackers get it: its names, settings and scores, without the specs of its stages."""
+    return {key: value for key, value in result.items() if key not in ("specs", "conditions")}
+
+
+# --- What a result says
+
+
+def label(result: Result) -> str:
+    """Return the method with its mapping and, unless it is the plain dot product, its attention: ``alp po kqv-4``."""
+    attention, heads = result.get("attention"), result.get("heads")
+    suffix = None if attention == "dot" else f"{attention}-{heads}" if attention and heads else attention
+    return " ".join(part for part in (result["method"], result.get("mapping"), suffix) if part)
+
+
+def stage_of(source: str | None) -> str | None:
+    """Return the name of the stage whose model ``source`` names; None if it names no stage."""
+    name = (source or "").removeprefix("stage:")
+    return name if name != (source or "") else None
+
+
+def is_scored(result: Result) -> bool:
+    """Whether the result is of a student that was trained to the end; a run may also end with another stage."""
+    return result["status"] == "done" and "score" in result
+
+
+def selection_of(result: Result) -> Mapping[str, Any]:
+    """Return the data or metric (``on``) and the ``score`` that selected the epoch; empty if the reported score did."""
+    return result.get("selection") or {}
+
+
+def settings(result: Result) -> Mapping[str, Any]:
+    """Return the hyper-parameters of a run by dotted name; empty if they could not be read."""
+    return result.get("settings") or {}
+
+
+def data_of(result: Result) -> Mapping[str, Any]:
+    """Return the data that trained, selected and scored a student (``Splits.data_summary``); empty if not known."""
+    return result.get("data") or {}
+
+
+def scored_on(result: Result) -> list[str]:
+    """Return the validation splits whose mean is the score: one, unless ``mean`` selects. Empty if not known."""
+    return [result["split"]] if "split" in result else data_of(result).get("scored_on", [])

@@ -4,15 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, nearest
+from distill_runner.common.errors import UserError, suggestion
 from distill_runner.datasets.metrics import METRICS
-from distill_runner.report.cells import GRID, GRID_MEAN, ResultCell, SettingScores, scored_on
-from distill_runner.report.collect import Result
-from distill_runner.report.rows import ResultTable, Row, beside
-from distill_runner.report.statistics import Bootstrap, clustered_bootstrap, holm, paired_bootstrap, paired_t
+from distill_runner.report.collect import Result, scored_on
+from distill_runner.report.identity import differences, shared_stages
+from distill_runner.report.rows import GRID, GRID_MEAN, ResultCell, ResultTable, Row, SettingScores, held_out_column
+from distill_runner.report.statistics import Bootstrap, clustered_bootstrap, holm, paired_bootstrap
 
 PREDICTIONS = "predictions-*.npz"
 """Prediction files in a run's folder, one per validation split: ``outputs`` (N, C) and ``labels`` (N,).
@@ -32,7 +33,7 @@ class Comparison:
         seeds_p: two-sided p-value of the paired t-test over the shared seeds; None if it cannot be computed.
         examples_holm, seeds_holm: the same p-values with Holm's correction for all comparisons made together.
         family: number of p-values that are corrected together: over examples, and over seeds.
-        remarks: why a test cannot be computed, and what to beware of.
+        remarks: why a test cannot be computed, what to beware of, and in which settings the rows differ.
     """
 
     first: str
@@ -72,36 +73,36 @@ def _pairs(table: ResultTable, names: Sequence[str]) -> list[tuple[Row, Row]]:
 
 def _corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Add Holm's p-values. The two tests ask different questions, so each test is a separate family."""
-    over_examples = _holm(comparisons, lambda each: each.examples.p if each.examples else None)
-    over_seeds = _holm(comparisons, lambda each: each.seeds_p)
-    family = len(over_examples), len(over_seeds)
+    of_examples = _holm(comparisons, lambda comparison: comparison.examples.p if comparison.examples else None)
+    of_seeds = _holm(comparisons, lambda comparison: comparison.seeds_p)
+    family = len(of_examples), len(of_seeds)
     return [
-        replace(each, examples_holm=over_examples.get(number), seeds_holm=over_seeds.get(number), family=family)
-        for number, each in enumerate(comparisons)
+        replace(comparison, examples_holm=of_examples.get(number), seeds_holm=of_seeds.get(number), family=family)
+        for number, comparison in enumerate(comparisons)
     ]
 
 
 def _holm(comparisons: Sequence[Comparison], p_of: Callable[[Comparison], float | None]) -> dict[int, float]:
     """Map the index of each comparison that has a p-value to its corrected p-value."""
-    found = {number: p for number, each in enumerate(comparisons) if (p := p_of(each)) is not None}
-    return dict(zip(found, holm(list(found.values())), strict=True))
+    p_values = {number: p for number, one in enumerate(comparisons) if (p := p_of(one)) is not None}
+    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
 
 
 def sentence(comparison: Comparison) -> str:
     """Describe the comparison in words, percentages and p-values."""
     head = f"{comparison.first} against {comparison.second} on {comparison.task}"
-    told = []
+    parts = []
     if comparison.difference is not None:
-        told.append(f"{comparison.difference:+.2f} {comparison.metric}")
+        parts.append(f"{comparison.difference:+.2f} {comparison.metric}")
     if paired := comparison.examples:
         bounds = f"[{100 * paired.low:+.2f}, {100 * paired.high:+.2f}]"
         corrected = _of_family(comparison.examples_holm, comparison.family[0])
-        over = f"{paired.examples} examples" + f" in {paired.drawn} clusters" * (paired.drawn < paired.examples)
-        told.append(f"bootstrap over {over}: 95 % {bounds}, {_p(paired.p)}{corrected}")
+        units = f"{paired.examples} examples" + f" in {paired.units} clusters" * (paired.units < paired.examples)
+        parts.append(f"bootstrap over {units}: 95% {bounds}, {_p(paired.p)}{corrected}")
     if comparison.seeds_p is not None:
         corrected = _of_family(comparison.seeds_holm, comparison.family[1])
-        told.append(f"paired t-test over {comparison.shared} seeds: {_p(comparison.seeds_p)}{corrected}")
-    return f"{head}: {'; '.join([*told, *comparison.remarks])}"
+        parts.append(f"paired t-test over {comparison.shared} seeds: {_p(comparison.seeds_p)}{corrected}")
+    return f"{head}: {'; '.join([*parts, *comparison.remarks])}"
 
 
 def _of_family(p: float | None, size: int) -> str:
@@ -113,15 +114,15 @@ def _p(value: float) -> str:
 
 
 def _row(table: ResultTable, name: str) -> Row:
-    named = [row for row in table.rows if name in (row.name, row.result["method"], row.name.partition(",")[0])]
+    rows = [row for row in table.rows if name in (row.name, row.result["method"], row.name.partition(",")[0])]
     # A point that cannot run is named by its method alone, without the mapping; it must not hide the row with scores.
-    scored = [row for row in named if any(cell.chosen for cell in row.cells.values())] or named
-    found = [row for row in scored if row.name == name] or scored
-    if len(found) == 1:
-        return found[0]
-    names = [row.name for row in found or table.rows]
-    problem = "several rows have this name" if found else "there is no such row"
-    raise UserError("--compare", name, problem, f"Known: {'; '.join(names)}." if found else nearest(name, names))
+    scored = [row for row in rows if any(cell.best_point for cell in row.cells.values())] or rows
+    matches = [row for row in scored if row.name == name] or scored
+    if len(matches) == 1:
+        return matches[0]
+    names = [row.name for row in matches or table.rows]
+    problem = "several rows have this name" if matches else "there is no such row"
+    raise UserError("--compare", name, problem, f"Known: {'; '.join(names)}." if matches else suggestion(name, names))
 
 
 def optimism(table: ResultTable) -> list[Comparison]:
@@ -130,51 +131,61 @@ def optimism(table: ResultTable) -> list[Comparison]:
     Runs with held-out selection train on fewer examples; the difference includes this effect.
     """
     return [
-        _between({f"{row.name} selected on validation": cell, "on held-out examples": row.cells[beside(task)]}, task)
+        _compare_cells({f"{row.name} selected on validation": cell, "on held-out examples": held_out}, task)
         for row in table.rows
         for task, cell in row.cells.items()
-        if cell.chosen and (held := row.cells.get(beside(task))) and held.chosen
+        if cell.best_point and (held_out := row.cells.get(held_out_column(task))) and held_out.best_point
     ]
 
 
 def _on_task(task: str, first: Row, second: Row) -> Comparison:
-    return _between({row.name: row.cells[task] for row in (first, second)}, task)
+    """Compare two rows on a task, with the settings in which they differ and the seeds that are not of the method."""
+    comparison = _compare_cells({row.name: row.cells[task] for row in (first, second)}, task)
+    points = [(row.name, point) for row in (first, second) if (point := row.cells[task].best_point)]
+    if len(points) < 2:
+        return comparison
+    remarks = [
+        f"the seeds of {name} share one {stage}" for name, point in points for stage in shared_stages(point.runs)
+    ]
+    if settings := differences(*(point.runs[0] for _, point in points)):
+        remarks.append(f"they differ in {', '.join(settings)}")
+    return replace(comparison, remarks=(*comparison.remarks, *remarks))
 
 
-def _between(cells: Mapping[str, ResultCell], task: str) -> Comparison:
+def _compare_cells(cells: Mapping[str, ResultCell], task: str) -> Comparison:
     first, second = cells
     names = (first, second, task)
-    if missing := tuple(f"{name} is {cell.status}" for name, cell in cells.items() if cell.chosen is None):
+    if missing := tuple(f"{name} is {cell.status}" for name, cell in cells.items() if cell.best_point is None):
         return Comparison(*names, missing)
-    one, other = (cell.chosen for cell in cells.values() if cell.chosen)
+    one, other = (cell.best_point for cell in cells.values() if cell.best_point)
     metric = one.runs[0]["metric"]
     if metric != other.runs[0]["metric"]:
         return Comparison(*names, ("their metrics differ",))
-    examples, lacking = _over_examples(one, other)
+    examples, problems = _test_examples(one, other)
     scores = _shared_scores(one, other)
-    p = paired_t(*scores)
-    remarks = (*lacking, *_on_seeds(len(scores[0]), p), *_on_grids(list(cells.values())))
+    p = _test_seeds(*scores)
+    remarks = (*problems, *_seeds_remarks(len(scores[0]), p), *_grid_remarks(list(cells.values())))
     difference = one.spread.mean - other.spread.mean
     return Comparison(*names, remarks, metric, difference, examples, len(scores[0]), p)
 
 
-def _over_examples(first: SettingScores, second: SettingScores) -> tuple[Bootstrap | None, list[str]]:
+def _test_examples(first: SettingScores, second: SettingScores) -> tuple[Bootstrap | None, list[str]]:
     if any(len(scored_on(run)) > 1 for point in (first, second) for run in point.runs):
         return None, ["no bootstrap: the score is a mean over validation splits"]
-    kept = [[_kept(run) for run in point.runs] for point in (first, second)]
-    found = [[each for each in point if each] for point in kept]
-    if any(len(have) < len(wanted) for have, wanted in zip(found, kept, strict=True)):
+    predictions = [[_predictions(run) for run in point.runs] for point in (first, second)]
+    complete = [[of_run for of_run in point if of_run] for point in predictions]
+    if any(len(point) < len(runs) for point, runs in zip(complete, predictions, strict=True)):
         return None, ["no bootstrap: predictions are not kept for all runs"]
-    labels = found[0][0][1]
-    if any(not np.array_equal(labels, other) for point in found for _, other in point):
-        return None, ["no bootstrap: the runs were judged on different examples"]
-    one, other = ([output for output, _ in point] for point in found)
+    labels = complete[0][0][1]
+    if any(not np.array_equal(labels, other) for point in complete for _, other in point):
+        return None, ["no bootstrap: their examples, or the numbers of their classes, differ"]
+    one, other = ([output for output, _ in point] for point in complete)
     if one[0].ndim == 1:
         return clustered_bootstrap(one, other, labels), []
     return paired_bootstrap(first.runs[0]["metric"], one, other, labels), []
 
 
-def _kept(run: Result) -> tuple[np.ndarray, np.ndarray] | None:
+def _predictions(run: Result) -> tuple[np.ndarray, np.ndarray] | None:
     """Return outputs (N, C) and labels (N,) of the run's split; None if its metric is not the run's score.
 
     For a score over dependent examples: the score (N,) and the cluster (N,) of each example. An older result does not
@@ -197,12 +208,26 @@ def _kept(run: Result) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _shared_scores(first: SettingScores, second: SettingScores) -> tuple[list[float], list[float]]:
-    by_seed = [{run["seed"]: float(run["score"]) for run in point.runs} for point in (first, second)]
-    shared = [seed for seed in by_seed[0] if seed in by_seed[1]]
-    return [by_seed[0][seed] for seed in shared], [by_seed[1][seed] for seed in shared]
+    """Return the scores of the seeds that both ran: means, where stages before the student had several seeds."""
+    seeds = [list(dict.fromkeys(run["seed"] for run in point.runs)) for point in (first, second)]
+    shared = [seed for seed in seeds[0] if seed in seeds[1]]
+    one, other = (
+        [fmean(float(run["score"]) for run in point.runs if run["seed"] == seed) for seed in shared]
+        for point in (first, second)
+    )
+    return one, other
 
 
-def _on_seeds(count: int, p: float | None) -> list[str]:
+def _test_seeds(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return the p-value of the paired t-test; None below two pairs, or if all differences are equal."""
+    if len(first) < 2 or np.ptp(np.subtract(first, second)) < 1e-12:
+        return None
+    from scipy.stats import ttest_rel  # imported here: it takes half a second
+
+    return float(ttest_rel(first, second).pvalue)
+
+
+def _seeds_remarks(count: int, p: float | None) -> list[str]:
     if count < 2:
         return [
             f"no t-test: it needs at least two seeds that both rows ran; there {'is' if count == 1 else 'are'} {count}"
@@ -210,7 +235,7 @@ def _on_seeds(count: int, p: float | None) -> list[str]:
     return ["no t-test: the difference is the same for every seed"] if p is None else []
 
 
-def _on_grids(cells: Sequence[ResultCell]) -> list[str]:
+def _grid_remarks(cells: Sequence[ResultCell]) -> list[str]:
     """Warn of choices from grids: larger grids have larger maxima, and p-values after a choice are too small."""
     points = [len(cell.points) if cell.kind in (GRID, GRID_MEAN) else 1 for cell in cells]
     if max(points) == 1:

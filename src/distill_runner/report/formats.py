@@ -1,26 +1,157 @@
-"""The table as Markdown, LaTeX and CSV."""
+"""Tables in every format: 80 columns of text, Markdown, LaTeX, CSV, and a self-contained HTML page."""
 
+import base64
 import csv
 import io
 import json
+import mimetypes
 import re
+import textwrap
 from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
 from typing import Any
 
-from distill_runner.report.cells import ResultCell, label
-from distill_runner.report.compare import Comparison, sentence
-from distill_runner.report.lines import Line, chosen, lines, notes, reasons
-from distill_runner.report.rows import ResultTable, Row
+from jinja2 import Environment, PackageLoader
+
+from distill_runner.common.errors import format_value
+from distill_runner.common.files import atomic_replacement
+from distill_runner.common.terminal import duration, markdown_table
+from distill_runner.report.collect import Result, label, pictures_of, settings
+from distill_runner.report.compare import Comparison, optimism, sentence
+from distill_runner.report.lines import Line, best_points, best_settings_text, notes, reasons, table_lines
+from distill_runner.report.rows import ResultCell, ResultTable, Row, tabulate
+
+WIDTH = 80
+MAX_REASONS = 20
+
+
+def write_report(
+    results: Sequence[Result],
+    folder: Path,
+    title: str,
+    pictures: Sequence[Path] = (),
+) -> str:
+    """Write ``table.txt``, ``.md``, ``.csv``, ``.tex`` and ``.html`` into ``folder``; equal results give equal bytes.
+
+    Args:
+        results: in the order in which their rows and tasks are to appear.
+        pictures: picture files to show on the page.
+    Returns:
+        The table as text for a terminal.
+    """
+    table = tabulate(results)
+    comparisons = optimism(table)
+    text = terminal(table, comparisons)
+    files = {
+        "txt": text + "\n",
+        "md": f"# {title}\n\n{markdown(table, comparisons)}",
+        "csv": as_csv(table),
+        "tex": latex(table, comparisons),
+        "html": html(table, title, comparisons, pictures=pictures),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for extension, content in files.items():
+        with atomic_replacement(folder / f"table.{extension}") as partial:
+            partial.write_text(content, encoding="utf-8")
+    return text
+
+
+# --- Text for a terminal
+
+
+def result_row(result: Result) -> str:
+    """Summarize one run in a few lines: score, teacher, published number, student, training cost and folder."""
+    if result["status"] != "done":
+        return f"{reasons(tabulate([result]))[0]}\n  folder     {result['folder']}"
+    score, student = 100 * result["score"], result["student"]
+    lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {score:.2f} {result['metric']}"]
+    if result.get("teacher_score") is not None:
+        teacher = 100 * result["teacher_score"]
+        lines.append(f"  teacher    {teacher:.2f} ({score - teacher:+.2f}), {result['teacher']}")
+    if number := result.get("published"):
+        remark = "" if number["comparable"] else "; its teacher, size or metric differs"
+        difference = f"({score - number['value']:+.2f})"
+        lines.append(f"  published  {number['value']:.2f} {difference}, {number['source']}{remark}")
+    return "\n".join(
+        [
+            *lines,
+            f"  student    {student['num_layers']} layers of width {student['width']}, "
+            f"init {student['init']}, {result['num_params'] / 1e6:.1f}M parameters",
+            f"  training   best epoch {result['best_epoch']} of {result['epochs']}, "
+            f"{duration(result['seconds'])}, {result['examples_per_second']:.0f} examples/s",
+            f"  folder     {result['folder']}",
+        ]
+    )
+
+
+def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
+    """Return the table in 80 columns, with the best point of each grid, comparisons, and why runs have not finished."""
+    if not table.rows:
+        return "no results of students"
+    columns, lines = table_lines(table)
+    parts = [*_blocks(columns, lines), *(textwrap.fill(note, WIDTH) for note in notes(table))]
+    if best := [f"{name} on {task}: {values}" for name, task, values in best_points(table)]:
+        parts.append("Best points of the grids:\n" + _filled(best, "  "))
+    parts.append(_filled([sentence(comparison) for comparison in comparisons]))
+    if causes := reasons(table):
+        rest = len(causes) - MAX_REASONS
+        more = [f"and {rest} more"] if rest > 0 else []
+        parts.append("\n".join(_fit(cause) for cause in [*causes[:MAX_REASONS], *more]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _blocks(columns: Sequence[str], lines: Sequence[Line]) -> list[str]:
+    """Split the table into as few blocks of columns as the width allows, of nearly equal size."""
+    cells = {id(line): {column: _aligned(line, column) for column in columns} for line in lines}
+    name_width = min(1 + max(len(_name(line)) for line in lines), WIDTH // 2)
+    width = 1 + max(len(text) for column in columns for text in [f"{column} ", *(c[column] for c in cells.values())])
+    most_columns = max(1, (WIDTH + 1 - name_width) // width)  # + 1: the trailing blank of a line is cut off
+    count = ceil(len(columns) / ceil(len(columns) / most_columns))
+    blocks = []
+    for part in (columns[start : start + count] for start in range(0, len(columns), count)):
+        block = [" " * name_width + "".join(f"{column + ' ':>{width}}" for column in part)]
+        for line in lines:
+            *wrapped, name = textwrap.wrap(_name(line), WIDTH, subsequent_indent="  ", drop_whitespace=False)
+            if len(name) >= name_width:
+                wrapped, name = [*wrapped, name], ""
+            block += [
+                *wrapped,
+                name.ljust(name_width) + "".join(f"{cells[id(line)][column]:>{width}}" for column in part),
+            ]
+        blocks.append("\n".join(text.rstrip() for text in block))
+    return blocks
+
+
+def _name(line: Line) -> str:
+    return f"  {line.name}" if line.is_detail else line.name
+
+
+def _aligned(line: Line, column: str) -> str:
+    """Return the cell's text, with a blank in place of the closing bracket if it has none."""
+    text = line.text(column)
+    return text if text.endswith(")") else f"{text} "
+
+
+def _filled(sentences: Sequence[str], indent: str = "") -> str:
+    return "\n".join(
+        textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ") for text in sentences
+    )
+
+
+def _fit(text: str, width: int = WIDTH) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
 
 # --- Markdown
 
 
 def markdown(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     """Return the table in GitHub's Markdown, then lists of grids' best points, comparisons and unfinished runs."""
-    columns, every = lines(table)
-    rows = ["", *columns], ["---", *("---:" for _ in columns)], *(_markdown_cells(line, columns) for line in every)
-    parts = ["\n".join(f"| {' | '.join(row)} |" for row in rows), *map(_plain, notes(table))]
-    best = [f"{name} on {task}: {values}" for name, task, values in chosen(table)]
+    columns, lines = table_lines(table)
+    rows = (_markdown_cells(line, columns) for line in lines)
+    parts = [markdown_table(["", *columns], rows), *map(_plain, notes(table))]
+    best = [f"{name} on {task}: {values}" for name, task, values in best_points(table)]
     for title, items in (
         ("Best points of the grids", best),
         ("Comparisons", [sentence(comparison) for comparison in comparisons]),
@@ -32,7 +163,7 @@ def markdown(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
 
 
 def _markdown_cells(line: Line, columns: Sequence[str]) -> list[str]:
-    name = f"&nbsp;&nbsp;{_plain(line.name)}" if line.belongs else f"**{_plain(line.name)}**"
+    name = f"&nbsp;&nbsp;{_plain(line.name)}" if line.is_detail else f"**{_plain(line.name)}**"
     return [name, *(_plain(line.text(column)) for column in columns)]
 
 
@@ -48,12 +179,12 @@ _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 
 def latex(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     """Return a ``tabular`` for the package booktabs; notes, comparisons and causes of failure are comments above it."""
-    columns, every = lines(table)
+    columns, lines = table_lines(table)
     rows = [r"\begin{tabular}{l" + "r" * len(columns) + "}", r"\toprule"]
     rows.append(" & ".join(["", *map(_escaped, columns)]) + r" \\")
-    for line in every:
-        rows += [] if line.belongs else [r"\midrule"]
-        name = rf"\quad {_escaped(line.name)}" if line.belongs else _escaped(line.name)
+    for line in lines:
+        rows += [] if line.is_detail else [r"\midrule"]
+        name = rf"\quad {_escaped(line.name)}" if line.is_detail else _escaped(line.name)
         rows.append(" & ".join([name, *(_escaped(line.text(column)) for column in columns)]) + r" \\")
     rows += [r"\bottomrule", r"\end{tabular}"]
     remarks = [*notes(table), *(sentence(comparison) for comparison in comparisons), *reasons(table)]
@@ -111,9 +242,9 @@ def as_csv(table: ResultTable) -> str:
 
 def _csv_line(row: Row, task: str, cell: ResultCell) -> dict[str, Any]:
     names = {"row": row.name, "method": label(row.result), "task": task, "status": cell.status}
-    if cell.chosen is None:
+    if cell.best_point is None:
         return names
-    run, spread = cell.chosen.runs[0], cell.chosen.spread
+    run, spread = cell.best_point.runs[0], cell.best_point.spread
     score = run.get("teacher_score")
     return {
         **names,
@@ -125,8 +256,8 @@ def _csv_line(row: Row, task: str, cell: ResultCell) -> dict[str, Any]:
         "teacher": run.get("teacher"),
         "teacher_score": None if score is None else 100 * score,
         "num_layers": run["student"].get("num_layers"),
-        "settings": json.dumps(cell.chosen_settings),
-        "scores": json.dumps({run["seed"]: 100 * run["score"] for run in cell.chosen.runs}),
+        "settings": json.dumps(cell.best_settings),
+        "scores": json.dumps({run["seed"]: 100 * run["score"] for run in cell.best_point.runs}),
     }
 
 
@@ -134,3 +265,52 @@ def _published(number: Any) -> dict[str, Any]:
     if not number:
         return {}
     return {"published": number["value"], "source": number["source"], "comparable": number["comparable"]}
+
+
+# --- HTML
+
+
+def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (), pictures: Sequence[Path] = ()) -> str:
+    """Return the page: table, comparisons, causes of failures, pictures, and each run's settings and command.
+
+    A run's pictures of examples, if it has any, are shown with its command; of several seeds, those of the first.
+
+    Args:
+        pictures: PNG, JPEG or SVG files to embed; files that do not exist are left out.
+    """
+    columns, lines = table_lines(table)
+    cells = [cell for row in table.rows for cell in row.cells.values()]
+    environment = Environment(
+        loader=PackageLoader("distill_runner.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("page.html")
+    return page.render(
+        title=title,
+        columns=columns,
+        lines=lines,
+        rows=table.rows,
+        notes=notes(table),
+        finished=sum(len(point.runs) for cell in cells for point in cell.points),
+        unfinished=table.unfinished,
+        comparisons=[sentence(comparison) for comparison in comparisons],
+        pictures=_embedded(pictures),
+        pictures_of=lambda run: _embedded(pictures_of(Path(run["folder"]))),
+        typed=format_value,
+        settings=settings,
+        best_settings=best_settings_text,
+        folder_name=_folder_name,
+    )
+
+
+def _folder_name(run: Result) -> str:
+    return Path(run["folder"]).name
+
+
+def _embedded(files: Sequence[Path]) -> list[tuple[str, str]]:
+    """Return name and content of the files that exist."""
+    return [(file.stem, _data_url(file)) for file in files if file.is_file()]
+
+
+def _data_url(file: Path) -> str:
+    media_type = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    return f"data:{media_type};base64,{base64.b64encode(file.read_bytes()).decode()}"

@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from distill_runner.common.errors import as_typed
+from distill_runner.common.errors import format_value
 from distill_runner.datasets.metrics import METRICS
-from distill_runner.report.cells import GRID, GRID_MEAN, ResultCell
-from distill_runner.report.rows import ResultTable, Row, Teacher, beside
+from distill_runner.report.rows import GRID, GRID_MEAN, ResultCell, ResultTable, Row, Teacher, held_out_column
 
 AVERAGE, PHASES = "average", "steps, phases included"
-BRACKETS = "In brackets: the paper's teacher, size or metric differs from the run's."
+BRACKETS = "In parentheses: the paper's teacher, size or metric differs from the run's."
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Line:
     """A line of the table, with its cells by task.
 
     Attributes:
-        belongs: whether the line gives details of the nearest line above it with ``belongs=False``.
+        is_detail: whether the line gives details of the last line above it that is none itself.
         values: numbers by task, formatted by ``form``.
         words: text by task, shown where there is no number.
         bracketed: tasks whose number is shown in brackets, because the published number is not comparable.
@@ -27,7 +26,7 @@ class Line:
 
     name: str
     values: Mapping[str, float]
-    belongs: bool = True
+    is_detail: bool = True
     form: str = "{:.2f}"
     words: Mapping[str, str] = field(default_factory=dict)
     bracketed: frozenset[str] = frozenset()
@@ -51,64 +50,64 @@ Number = Callable[[ResultCell], float | None]
 
 
 def _spread(name: str) -> Number:
-    return lambda cell: getattr(cell.chosen.spread, name) if cell.chosen else None
+    return lambda cell: getattr(cell.best_point.spread, name) if cell.best_point else None
 
 
-BENEATH: tuple[tuple[str, Number, str, bool], ...] = (
+DETAILS: tuple[tuple[str, Number, str, bool], ...] = (
     ("sd over seeds", _spread("sd"), "{:.2f}", False),
-    ("95 % interval", _spread("interval"), "±{:.2f}", False),
+    ("95% interval", _spread("interval"), "±{:.2f}", False),
     ("seeds", _spread("count"), "{:.0f}", False),
     (PHASES, lambda cell: cell.steps_in_all, "{:.0f}", False),
     ("best single run", lambda cell: cell.best_run if cell.kind == GRID_MEAN else None, "{:.2f}", True),
     ("mean of grid", lambda cell: cell.grid_mean, "{:.2f}", True),
     ("points of grid", lambda cell: len(cell.points), "{:.0f}", False),
 )
-"""Lines beneath a value: name, number, format, and whether the line is averaged over the tasks.
+"""Details of a value: name, number, format, and whether the line is averaged over the tasks.
 
 ``PHASES`` is only in tables whose rows differ in the steps of earlier phases.
 """
 
 
-def lines(table: ResultTable) -> tuple[list[str], list[Line]]:
+def table_lines(table: ResultTable) -> tuple[list[str], list[Line]]:
     """Return the columns and the lines of a table, teachers first. Two tasks or more also get a column of averages."""
-    every = [line for teacher in table.teachers for line in _teacher_lines(teacher)]
-    before = {cell.steps_before for row in table.rows for cell in row.cells.values()}
-    every += [line for row in table.rows for line in _row_lines(row) if len(before) > 1 or line.name != PHASES]
-    if len(averaged := _averaged(table.tasks)) < 2:
-        return table.tasks, every
-    return [*table.tasks, AVERAGE], [line.with_average(averaged) for line in every]
+    lines = [line for teacher in table.teachers for line in _teacher_lines(teacher)]
+    phases_differ = len({cell.steps_before for row in table.rows for cell in row.cells.values()}) > 1
+    lines += [line for row in table.rows for line in _row_lines(row) if phases_differ or line.name != PHASES]
+    if len(averaged := _averaged_columns(table.tasks)) < 2:
+        return table.tasks, lines
+    return [*table.tasks, AVERAGE], [line.with_average(averaged) for line in lines]
 
 
-def _averaged(columns: Sequence[str]) -> list[str]:
+def _averaged_columns(columns: Sequence[str]) -> list[str]:
     """Return one column per task, without columns of a task for other metrics or for held-out selection."""
-    repeated = {name for task in columns for name in (beside(task), *(f"{task} {metric}" for metric in METRICS))}
+    repeated = {
+        name for task in columns for name in (held_out_column(task), *(f"{task} {metric}" for metric in METRICS))
+    }
     return [column for column in columns if column not in repeated]
 
 
 def notes(table: ResultTable) -> list[str]:
     """Return the notes that readers of the numbers need, one sentence each."""
-    bracketed = any(line.bracketed for line in lines(table)[1])
+    bracketed = any(line.bracketed for line in table_lines(table)[1])
     kinds = {kind for row in table.rows for kind in row.kinds}
-    told = [BRACKETS] if bracketed else []
-    if kinds & {GRID, GRID_MEAN}:
-        told.append("The best of a grid was chosen by these scores: expect a lower score on other data.")
-    return told
+    optimistic = "The best of a grid was chosen by these scores: expect a lower score on other data."
+    return [BRACKETS] * bracketed + [optimistic] * bool(kinds & {GRID, GRID_MEAN})
 
 
-def chosen(table: ResultTable) -> list[tuple[str, str, str]]:
-    """Return row, task and chosen hyper-parameters of each grid, limited to hyper-parameters that vary in the grid."""
+def best_points(table: ResultTable) -> list[tuple[str, str, str]]:
+    """Return row, task and best hyper-parameters of each grid, limited to hyper-parameters that vary in the grid."""
     return [
-        (row.name, task, chosen_settings(cell))
+        (row.name, task, best_settings_text(cell))
         for row in table.rows
         for task, cell in row.cells.items()
-        if cell.chosen_settings
+        if cell.best_settings
     ]
 
 
-def chosen_settings(cell: ResultCell) -> str:
+def best_settings_text(cell: ResultCell) -> str:
     """Return the hyper-parameters of a grid's best point, and the number of other points with an equal score."""
-    told = ", ".join(f"{name} {as_typed(value)}" for name, value in cell.chosen_settings.items())
-    return f"{told} ({len(cell.best) - 1} more with the same score)" if len(cell.best) > 1 else told
+    text = ", ".join(f"{name} {format_value(value)}" for name, value in cell.best_settings.items())
+    return f"{text} ({len(cell.best_points) - 1} more with the same score)" if len(cell.best_points) > 1 else text
 
 
 def reasons(table: ResultTable) -> list[str]:
@@ -119,63 +118,65 @@ def reasons(table: ResultTable) -> list[str]:
         if not cause and run["status"] in ("interrupted", "paused", "killed"):
             cause = "repeat the command to resume"
         groups.setdefault((name, run["task"], run["status"], cause), []).append(run["seed"])
-    told = []
+    sentences = []
     for (name, task, status, cause), seeds in groups.items():
-        which = f", seed {seeds[0]} {status}" if len(seeds) == 1 else f": {len(seeds)} runs {status}"
-        told.append(f"{name} on {task}{which}" + (f": {cause}" if cause else ""))
-    return told
+        runs = f", seed {seeds[0]} {status}" if len(seeds) == 1 else f": {len(seeds)} runs {status}"
+        sentences.append(f"{name} on {task}{runs}" + (f": {cause}" if cause else ""))
+    return sentences
 
 
 def _teacher_lines(teacher: Teacher) -> list[Line]:
-    first = Line(teacher.name, teacher.scores, belongs=False)
+    first = Line(teacher.name, teacher.scores, is_detail=False)
     differences = {task: teacher.scores[task] - number["value"] for task, number in teacher.published.items()}
     return [first, *_published_lines(teacher.published, differences)]
 
 
 def _row_lines(row: Row) -> list[Line]:
-    """Return a row's lines, separate for each kind of value, so that the best of a grid is never beside a mean."""
+    """Return a row's lines. Each kind of value has its own, so that a mean is never beside the best of a grid."""
     waiting = {task: cell.status for task, cell in row.cells.items() if not cell.points}
     kinds = [kind for kind in row.kinds if any(cell.points for cell in row.cells.values() if cell.kind == kind)]
-    every: list[Line] = []
+    lines: list[Line] = []
     for number, kind in enumerate(kinds or [""]):
         cells = {task: cell for task, cell in row.cells.items() if cell.kind == kind}
         values = _numbers(cells, lambda cell: cell.value)
         name = f"{row.name}, {kind}" if kind else row.name
-        every.append(Line(name, values, belongs=False, words={} if number else waiting))
-        for beneath, of_cell, form, averaged in BENEATH:
-            line = Line(beneath, _numbers(cells, of_cell), form=form, averaged=averaged)
+        lines.append(Line(name, values, is_detail=False, words={} if number else waiting))
+        for detail, number_of, form, averaged in DETAILS:
+            line = Line(detail, _numbers(cells, number_of), form=form, averaged=averaged)
             if any(line.text(task) not in ("0", "1") for task in line.values):
-                every.append(line)
-        if found := _optimism(row, cells):
-            every.append(Line("optimism", found, form="{:+.2f}", averaged=False))
+                lines.append(line)
+        if optimism := _optimism(row, cells):
+            lines.append(Line("optimism", optimism, form="{:+.2f}", averaged=False))
         printed = {task: cell.published for task, cell in cells.items() if cell.published}
-        every += _published_lines(printed, _numbers(cells, lambda cell: cell.difference))
-    return every
+        lines += _published_lines(printed, _numbers(cells, lambda cell: cell.difference))
+    return lines
 
 
 def _optimism(row: Row, cells: Mapping[str, ResultCell]) -> dict[str, float]:
     """Return, by task, the score under selection on the reported examples minus that under held-out selection."""
-    pairs = ((task, cell.value, row.cells.get(beside(task))) for task, cell in cells.items())
+    pairs = ((task, cell.value, row.cells.get(held_out_column(task))) for task, cell in cells.items())
     return {
-        task: value - held.value
-        for task, value, held in pairs
-        if value is not None and held is not None and held.value is not None
+        task: value - other.value
+        for task, value, other in pairs
+        if value is not None and other is not None and other.value is not None
     }
 
 
-def _numbers(cells: Mapping[str, ResultCell], of_cell: Number) -> dict[str, float]:
-    found = {task: of_cell(cell) for task, cell in cells.items() if cell.points}
-    return {task: value for task, value in found.items() if value is not None}
+def _numbers(cells: Mapping[str, ResultCell], number_of: Number) -> dict[str, float]:
+    values = {task: number_of(cell) for task, cell in cells.items() if cell.points}
+    return {task: value for task, value in values.items() if value is not None}
 
 
 def _published_lines(printed: Mapping[str, Mapping[str, object]], differences: Mapping[str, float]) -> list[Line]:
     """Return two lines per source: its published numbers, and the differences of the run's scores from them."""
-    every = []
+    lines = []
     for source in dict.fromkeys(str(number["source"]) for number in printed.values()):
-        here = {task: number for task, number in printed.items() if number["source"] == source}
-        bracketed = frozenset(task for task, number in here.items() if not number["comparable"])
-        every.append(Line(source, {task: float(number["value"]) for task, number in here.items()}, bracketed=bracketed))  # type: ignore[arg-type]
-        every.append(
-            Line("difference", {task: differences[task] for task in here}, form="{:+.2f}", bracketed=bracketed)
+        of_source = {task: number for task, number in printed.items() if number["source"] == source}
+        bracketed = frozenset(task for task, number in of_source.items() if not number["comparable"])
+        lines.append(
+            Line(source, {task: float(number["value"]) for task, number in of_source.items()}, bracketed=bracketed)
+        )  # type: ignore[arg-type]
+        lines.append(
+            Line("difference", {task: differences[task] for task in of_source}, form="{:+.2f}", bracketed=bracketed)
         )
-    return every
+    return lines

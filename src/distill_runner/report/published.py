@@ -103,7 +103,7 @@ class Published(Schema):
     split: str | None = None
 
 
-def _lines(name: str) -> list[dict[str, str]]:
+def _rows(name: str) -> list[dict[str, str]]:
     text = files("distill_runner.report").joinpath("published", f"{name}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
@@ -111,20 +111,20 @@ def _lines(name: str) -> list[dict[str, str]]:
 @cache
 def titles() -> dict[str, str]:
     """Return paper -> title in ``source``. The order breaks ties: ``find`` takes the cell of the earlier paper."""
-    return {line["paper"]: line["title"] for line in _lines("titles")}
+    return {line["paper"]: line["title"] for line in _rows("titles")}
 
 
 @cache
 def cells(paper: str) -> tuple[PublishedCell, ...]:
     """Return every printed cell of a paper, such as ``alp_kd``, in the order of its tables."""
-    return tuple(PublishedCell.model_validate(line) for line in _lines(paper))
+    return tuple(PublishedCell.model_validate(line) for line in _rows(paper))
 
 
 @cache
 def _scores() -> tuple[PublishedCell, ...]:
     """Return all papers' table cells that score a method on a task, without cells that describe a model itself."""
-    every = (cell for paper in titles() for cell in cells(paper))
-    return tuple(cell for cell in every if cell.method and cell.task and cell.is_of_a_table)
+    all_cells = (cell for paper in titles() for cell in cells(paper))
+    return tuple(cell for cell in all_cells if cell.method and cell.task and cell.is_of_a_table)
 
 
 def find(

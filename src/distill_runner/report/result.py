@@ -1,46 +1,76 @@
-"""The result of a run: the content of ``result.json``, which tables and the model card show."""
+"""What a run leaves: the content of ``result.json``, versions of packages, and the model card."""
 
 import json
+import platform
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from distill_runner.common.errors import as_typed
-from distill_runner.common.readings import applied
-from distill_runner.compose.config import RunConfig
-from distill_runner.kinds.splits import HELD_OUT
+import numpy as np
+import yaml
+
+from distill_runner.common.assumptions import applied_assumptions
+from distill_runner.common.errors import format_value
+from distill_runner.common.terminal import markdown_table
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.config import MethodConfig
-from distill_runner.methods.layer_mapping import Attention, LayerMapping
+from distill_runner.methods.hidden_states import Attention
+from distill_runner.methods.layer_mapping import LayerMapping
+from distill_runner.pipeline.build import METRICS, Pipeline
 from distill_runner.pipeline.config import StageConfig
-from distill_runner.pipeline.hub_commits import hub_commits
+from distill_runner.pipeline.inputs import hub_commits
 from distill_runner.pipeline.stages import STAGE, Stage
-from distill_runner.pipeline.store import Store
-from distill_runner.report.cells import STAGES
+from distill_runner.report.collect import Result, label
+from distill_runner.report.identity import flat, recorded_identity
 from distill_runner.report.published import Published, find
-from distill_runner.report.settings import settings_of
+from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.training.train import PREDICTIONS
+
+PACKAGES = (
+    "distill-run",
+    "torch",
+    "transformers",
+    "datasets",
+    "tokenizers",
+    "numpy",
+    "hydra-core",
+    "scikit-learn",
+)
+"""Packages whose versions a run records."""
+LOADING = """\
+```python
+from transformers import pipeline
+model = pipeline("{tag}", model=".")  # this folder, or its id on the hub
+print(model("a text"))
+```"""
+NO_LICENSE = "License: not given. It depends on the licenses of the base model and of the data."
+PATH = re.compile(r"(?<![\w:.])(?:~|\.{0,2})/(?:[^\s'\",\]/]+/)*([^\s'\",\]/]+)")
+"""A path on this machine; the group is the last name of the path."""
 
 
-def finished(run: RunConfig, stage: Stage, store: Store, folder: Path) -> dict[str, Any]:
+def run_result(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> dict[str, Any]:
     """Return the result of a run whose student is in the store.
 
     Args:
         stage: the student's stage. Earlier stages may have been deleted since; then their numbers are None.
         folder: folder of the run.
     """
-    measured = _measured(stage, store)
+    measured = _measured(stage, pipeline)
     assert measured is not None
     first = stage.first_teacher
-    teacher = _measured(first, store) if first and first.has_head else None
+    teacher = _measured(first, pipeline) if first and first.has_head else None
     metric = next(iter(measured["metrics"]))
-    described = described_by(run)
-    found = printed(run, stage.shape.num_layers, stage.shape.width, metric)
-    taught = teacher["metrics"] if teacher else {}
+    description = describe_run(run)
+    published = published_number(run, stage.shape.num_layers, stage.shape.width, metric)
+    task = stage.config.task
     return {
-        "key": stage.key,
+        **recorded_identity(stage, measured["conditions"]),
         "status": "done",
-        **described,
-        "data": stage.config.task.used if stage.config.task else None,  # with the columns that were found in the data
+        **description,
+        "data": task.data_summary if task else None,  # with the columns that were found in the data
         "metric": metric,
         "score": measured["metrics"][metric],
         "metrics": measured["metrics"],
@@ -50,56 +80,75 @@ def finished(run: RunConfig, stage: Stage, store: Store, folder: Path) -> dict[s
         "best_epoch": measured["best"],
         "epochs": measured["epoch"],
         "steps": measured["step"],
-        "steps_in_all": _steps_in_all(stage, store),
+        "steps_in_all": _steps_in_all(stage, pipeline),
         "history": measured["epochs"],
         "teacher": run.teacher.name if stage.first_teacher else None,
-        "base_model": _on_hub(stage),
+        "base_model": _base_model(stage),
         "teacher_score": teacher["metrics"][metric] if teacher else None,
-        "student": measured["shape"] | described["student"],
+        "student": measured["shape"] | description["student"],
         "num_params": measured["num_params"],
         "examples_per_second": measured["examples_per_second"],
         "seconds": measured["wall_seconds"],
-        "published": found.model_dump() if found else None,
+        "published": published.model_dump() if published else None,
         "splits": {
-            name: _of_split(run, stage, name, metric, measured["metrics"], taught)
-            for name in (stage.config.task.columns_of if stage.config.task else ())
+            name: _split_result(run, stage, name, measured["metrics"], teacher)
+            for name in (task.split_columns if task else ())
         },
-        "readings": readings(stage),
+        "assumptions": stage_assumptions(stage),
         "labels": list(stage.head.names or ()),
+        "pipeline_tag": task.pipeline_tag if task else "fill-mask",
         "hub": hub_commits(stage),
         "folder": str(folder),
         "model": str(folder / "model"),
     }
 
 
-def _measured(stage: Stage, store: Store) -> dict[str, Any] | None:
-    """Return the metrics of a stage in the store, None if it has been deleted."""
-    artifact = store.find(stage.spec)
-    return json.loads((artifact / "metrics.json").read_text()) if artifact else None
+def _measured(stage: Stage, pipeline: Pipeline) -> dict[str, Any] | None:
+    """Return the metrics of a stage in the store, None if it has been deleted.
+
+    Metrics that another run did not ask for when it trained the stage are computed from its predictions.
+    """
+    if (artifact := pipeline.store.find(stage.spec)) is None:
+        return None
+    measured: dict[str, Any] = json.loads((artifact / METRICS).read_text())
+    task = stage.config.task
+    if task is not None and set(task.metrics) - measured["metrics"].keys():
+        scores = {
+            name: task.score(np.load(artifact / PREDICTIONS.format(name)), pipeline.inputs.split(stage, split))
+            for name, split in task.validation.items()
+            if (artifact / PREDICTIONS.format(name)).exists()
+        }
+        measured["metrics"] |= task.combined_metrics(scores)
+    return measured
 
 
-def _steps_in_all(stage: Stage, store: Store) -> int | None:
+def _steps_in_all(stage: Stage, pipeline: Pipeline) -> int | None:
     """Return the steps that trained the student, those of its earlier phases included.
 
     Steps of its teacher do not count, also if the student starts with the teacher's layers.
     """
     source = None if stage.source is stage.first_teacher else stage.source
-    before = _steps_in_all(source, store) if source else 0
-    measured = _measured(stage, store)
-    return None if before is None or measured is None else before + measured["step"]
+    earlier = _steps_in_all(source, pipeline) if source else 0
+    measured = _measured(stage, pipeline)
+    return None if earlier is None or measured is None else earlier + measured["step"]
 
 
-def _of_split(
-    run: RunConfig, stage: Stage, name: str, metric: str, measured: Mapping[str, float], taught: Mapping[str, float]
+def _split_result(
+    run: RunConfig, stage: Stage, name: str, metrics: Mapping[str, float], teacher: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the entries that differ for one validation split with a separate column."""
-    found = printed(run, stage.shape.num_layers, stage.shape.width, metric, f"_{name}")
-    of_split = f"{name}/{metric}"
+    metric = next(iter(metrics))
+    published = published_number(run, stage.shape.num_layers, stage.shape.width, metric, f"_{name}")
     return {
-        "score": measured[of_split],
-        "teacher_score": taught.get(of_split),
-        "published": found.model_dump() if found else None,
+        "score": _split_score(metrics, name, metric),
+        "teacher_score": _split_score(teacher["metrics"], name, metric) if teacher else None,
+        "published": published.model_dump() if published else None,
     }
+
+
+def _split_score(metrics: Mapping[str, float], name: str, metric: str) -> float:
+    """Return the score on one split. The plain name of a metric stands for the split whose score selects the epoch."""
+    return metrics.get(f"{name}/{metric}", metrics[metric])
 
 
 def _selection(stage: Stage, metric: str, metrics: Mapping[str, float]) -> dict[str, Any] | None:
@@ -114,14 +163,14 @@ def _others(
     """Yield scores by metrics other than the first one, if a paper prints a number of this method by that metric."""
     task = stage.config.task
     for metric in task.metrics[1:] if task else []:
-        found = printed(run, stage.shape.num_layers, stage.shape.width, metric)
-        if found is not None and (found.metric, found.split) == (metric, "dev"):
+        published = published_number(run, stage.shape.num_layers, stage.shape.width, metric)
+        if published is not None and (published.metric, published.split) == (metric, "dev"):
             of_teacher = teacher["metrics"].get(metric) if teacher else None
             score = {"metric": metric, "score": metrics[metric], "teacher_score": of_teacher}
-            yield {**score, "published": found.model_dump()}
+            yield {**score, "published": published.model_dump()}
 
 
-def _on_hub(stage: Stage) -> str | None:
+def _base_model(stage: Stage) -> str | None:
     """Return the hub id that the student's weights come from, else that of its teacher's weights, else None."""
     first = stage.first_teacher
     for root in (stage.root, first.root if first else stage.root):
@@ -131,7 +180,7 @@ def _on_hub(stage: Stage) -> str | None:
     return None
 
 
-def printed(run: RunConfig, num_layers: int, width: int, metric: str, split: str = "") -> Published | None:
+def published_number(run: RunConfig, num_layers: int, width: int, metric: str, split: str = "") -> Published | None:
     """Return the number that a paper prints for a run, or None. The methods of all its stages define the variant.
 
     Args:
@@ -139,15 +188,15 @@ def printed(run: RunConfig, num_layers: int, width: int, metric: str, split: str
         metric: metric of the run's score.
         split: suffix of the task's name for one of its validation splits, such as ``_en``.
     """
-    described = described_by(run)
+    description = describe_run(run)
     variant: dict[str, Any] = {}
     for config in [*run.stages.values(), run.stages["student"]]:  # last, as the student's settings override the others
-        variant |= _settings_of(config.method)
+        variant |= _variant(config.method)
     if route := run.stages["student"].route:
         variant |= route.variant
     return find(
-        described["method"],
-        described["task"] + split,
+        description["method"],
+        description["task"] + split,
         num_layers=num_layers,
         width=width,
         teacher=run.teacher.source or run.teacher.name,
@@ -157,50 +206,67 @@ def printed(run: RunConfig, num_layers: int, width: int, metric: str, split: str
     )
 
 
-def _settings_of(method: MethodConfig) -> dict[str, Any]:
+def _variant(method: MethodConfig) -> dict[str, Any]:
     """Return options of the loss terms by name, options of a schedule as ``schedule.rule``, and names of the terms."""
     schedule = method.schedule.model_dump(mode="json") if method.schedule else {}
-    beside = {f"schedule.{key}": value for key, value in schedule.items()}
+    schedule = {f"schedule.{key}": value for key, value in schedule.items()}
     options = {key: value for term in method.terms.values() for key, value in term.options.items()}
-    return beside | options | _layers_read(method) | {"terms": list(method.terms)}
+    return schedule | options | _mapping_and_attention(method) | {"terms": list(method.terms)}
 
 
-def _layers_read(method: MethodConfig) -> dict[str, Any]:
+def _mapping_and_attention(method: MethodConfig) -> dict[str, Any]:
     """Return the first mapping and the first attention among the loss terms, as names, with the attention's heads."""
     arguments = [dict(term.arguments) for term in method.terms.values()]
-    mapping: LayerMapping | None = next((given["mapping"] for given in arguments if given.get("mapping")), None)
-    attention: Attention | None = next((given["attention"] for given in arguments if given.get("attention")), None)
-    read: dict[str, Any] = {}
+    mapping: LayerMapping | None = next((term["mapping"] for term in arguments if term.get("mapping")), None)
+    attention: Attention | None = next((term["attention"] for term in arguments if term.get("attention")), None)
+    names: dict[str, Any] = {}
     if mapping:
-        read["mapping"] = mapping.rule if mapping.layer is None else f"{mapping.rule}:{mapping.layer}"
+        names["mapping"] = mapping.rule if mapping.layer is None else f"{mapping.rule}:{mapping.layer}"
     if attention:
-        read |= {"attention": attention.kind, "heads": attention.heads}
-    return read
+        names |= {"attention": attention.type, "heads": attention.heads}
+    return names
 
 
-def described_by(run: RunConfig) -> dict[str, Any]:
+def describe_run(run: RunConfig) -> dict[str, Any]:
     """Return what is known of a run before it starts, so that runs that fail are described too."""
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
-    layers, settings = _layers_read(student.method), settings_of(run)
+    layers = _mapping_and_attention(student.method)
     return {
         "stage": run.stage,
         "task": data.name,
         "dataset": student.task.dataset if student.task else None,
-        "data": student.task.used if student.task else None,
+        "data": student.task.data_summary if student.task else None,
         "transfer": _transfer(run),
         "method": run.method,
         "mapping": layers.get("mapping"),
         "attention": layers.get("attention"),
         "heads": layers.get("heads"),
-        "settings": settings,
+        "settings": settings_of(run),
         "teacher": run.teacher.name,
-        "teacher_seed": run.stages["teacher"].seed if "teacher" in settings[STAGES] else None,
         "student": _student(run, student),
         "seed": run.seed,
         "command": run.command,
     }
+
+
+def settings_of(run: RunConfig) -> dict[str, Any]:
+    """Return the hyper-parameters of the student, and of the stages that its weights come from, by dotted name.
+
+    All options have their values, defaults too. Those of a stage before the student begin with the stage's name.
+    """
+    settings, name, stages = dict[str, Any](), "student", {**run.stages}
+    while name != "teacher" and (config := stages.pop(name, None)):
+        terms = {
+            key: {"term": term.term, **term.options, "weight": term.weight} for key, term in config.method.terms.items()
+        }
+        schedule = {"schedule": config.method.schedule.model_dump(mode="json")} if config.method.schedule else {}
+        optim = config.optim.model_dump(mode="json")
+        training = {**terms, **schedule, "optim": optim, "select": config.select}
+        settings |= flat(training, "" if name == "student" else f"{name}.")
+        name = (config.model.source or "").removeprefix(STAGE)
+    return settings
 
 
 def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
@@ -213,9 +279,8 @@ def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
     source = run.teacher.name if of_teacher else model.source
     fresh = model.architecture or {}
     sizes = {"num_layers": model.num_layers or fresh.get("num_hidden_layers"), "width": fresh.get("hidden_size")}
-    given = {name: size for name, size in sizes.items() if size}
     init = f"{model.layers} of {origin}" if origin else "new weights"
-    return {"init": init, "source": source, **given}
+    return {"init": init, "source": source, **{name: size for name, size in sizes.items() if size}}
 
 
 def _transfer(run: RunConfig) -> dict[str, Any] | None:
@@ -224,22 +289,124 @@ def _transfer(run: RunConfig) -> dict[str, Any] | None:
     return next(({"name": transfer.name, "size": transfer.size} for transfer in used), None)
 
 
-def readings(stage: Stage) -> list[str]:
-    """Return the readings of a run (choices where a paper is silent), each with the names of the stages that use it."""
-    found: dict[str, list[str]] = {}
-    for each in (stage, *stage.all_upstream):
-        for one in applied(each.config):
-            line = f"{one.key}={as_typed(one.value)}: {one.reading.text} ({one.reading.source})"
-            found.setdefault(line, []).append(each.name)
-    return [*(f"{line} [{', '.join(dict.fromkeys(names))}]" for line, names in found.items()), *_of_data(stage)]
+def stage_assumptions(stage: Stage) -> list[str]:
+    """Return the assumptions of a run, each with the names of the stages that make it."""
+    lines: dict[str, list[str]] = {}
+    for part in (stage, *stage.all_upstream):
+        for applied in applied_assumptions(part.config):
+            text = f"{applied.assumption.text} ({applied.assumption.source})"
+            lines.setdefault(f"{applied.key}={format_value(applied.value)}: {text}", []).append(part.name)
+    options = [f"{line} [{', '.join(dict.fromkeys(names))}]" for line, names in lines.items()]
+    return [*options, *_data_assumptions(stage)]
 
 
-def _of_data(stage: Stage) -> Iterator[str]:
-    """Yield the readings that follow from the run's data and teacher, not from an option that declares them."""
-    for name, term in stage.config.method.terms.items():
-        if reading := stage.outputs.readings.get(term.term):
-            yield f"{name}: {reading.text} ({reading.source})"
+def _data_assumptions(stage: Stage) -> Iterator[str]:
+    """Yield the assumptions that follow from the run's data and teacher, not from an option that declares them."""
     if teacher := stage.first_teacher:
         yield f"teacher.seed={teacher.config.seed}: one teacher for all students"
     if stage.config.task:
         yield f"task.select_on={stage.config.task.select_on}: the split whose first metric selects the epoch"
+
+
+# --- Environment
+
+
+def environment() -> dict[str, Any]:
+    """Return the versions of Python and packages, the platform, and the commit of the checkout if there is one."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": versions,
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+# --- Model card
+
+
+def model_card(result: Result) -> str:
+    """Return the card of the student of a finished run.
+
+    The front matter holds all metrics as they are defined. The text shows them times 100, without perplexity.
+    """
+    student = result["student"]
+    front = yaml.safe_dump(_front_matter(result), sort_keys=False, allow_unicode=True)
+    sections = [
+        f"---\n{front}---",
+        f"# {result['task']} by {label(result)}",
+        f"A student of {student['num_layers']} layers of width {student['width']} "
+        f"({result['num_params'] / 1e6:.1f}M parameters, init `{_without_paths(student['init'])}`), trained with "
+        f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
+        "## Scores on the validation set\n\n" + _scores(result),
+        *([f"Labels, in the order of the outputs: {', '.join(result['labels'])}."] if result.get("labels") else []),
+        NO_LICENSE,
+        "## Loading\n\n" + LOADING.format(tag=_pipeline_tag(result)),
+        f"## Training\n\n```sh\n{_without_paths(result['command'])}\n```\n\n"
+        f"Seed {result['seed']}, best epoch "
+        f"{result['best_epoch']} of {result['epochs']}, {result['seconds']:.0f} s, "
+        f"{result['examples_per_second']:.0f} examples/s. Artifact `{result['key']}`.",
+    ]
+    if assumptions := result.get("assumptions"):
+        items = "\n".join(f"- {assumption}" for assumption in assumptions)
+        sections.append(f"## Assumptions\n\nChoices of this run where the paper is silent:\n\n{items}")
+    return "\n\n".join(sections) + "\n"
+
+
+def with_license(card: str, name: str) -> str:
+    """Return the model card with a license, given by its name on the hub."""
+    return card.replace("---\n", f"---\nlicense: {name}\n", 1).replace(NO_LICENSE, f"License: {name}.")
+
+
+def _without_paths(text: str) -> str:
+    """Shorten each path to its last name, because folders of this machine mean nothing to others."""
+    return PATH.sub(r"\1", text)
+
+
+def _pipeline_tag(result: Result) -> str:
+    """Return the hub's name of what the model does; results of earlier versions do not have it."""
+    return result.get("pipeline_tag") or ("text-classification" if result["dataset"] else "fill-mask")
+
+
+def _front_matter(result: Result) -> dict[str, Any]:
+    metrics = [{"type": name, "name": name, "value": float(value)} for name, value in result["metrics"].items()]
+    entry = {
+        "task": {"type": _pipeline_tag(result)},
+        "dataset": {
+            "type": _without_paths(result["dataset"] or result["task"]),
+            "name": result["task"],
+            "split": "validation",
+        },
+        "metrics": metrics,
+    }
+    name = f"{label(result)} {result['task']}"
+    return {
+        "library_name": "transformers",
+        **({"base_model": result["base_model"]} if result.get("base_model") else {}),
+        "pipeline_tag": _pipeline_tag(result),
+        "tags": ["knowledge-distillation", "distill-run", result["method"]],
+        "model-index": [{"name": name, "results": [entry]}],
+    }
+
+
+def _scores(result: Result) -> str:
+    rows = [(name, 100 * value) for name, value in result["metrics"].items() if name != "perplexity"]
+    if result.get("teacher_score") is not None:
+        rows.append((f"{result['metric']} of the teacher", 100 * result["teacher_score"]))
+    if number := result.get("published"):
+        remark = "" if number["comparable"] else "; its teacher, size or metric differs"
+        rows.append((f"published ({number['source']}{remark})", number["value"]))
+    return markdown_table(["", "×100"], [[name, f"{value:.2f}"] for name, value in rows])

@@ -1,22 +1,161 @@
-"""Results as rows of cells for every output format: methods × tasks.
+"""Tables of results: rows of methods, columns of tasks, and in each cell the points of a grid, each with its seeds.
 
-Runs that differ in student, teacher, data, budget or a stage before the student never share a row. The difference
-becomes part of the row's name.
+A result holds scores as fractions. Here and in all printed output, scores are percentages, as in the papers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import inf, isnan
+from statistics import fmean
 from typing import Any
 
 from distill_runner.report import published
-from distill_runner.report.cells import ResultCell, cell_of, data_of, is_scored, label, selection_of
-from distill_runner.report.collect import Result
-from distill_runner.report.row_keys import row_keys
+from distill_runner.report.collect import Result, data_of, is_scored, label, selection_of, settings
+from distill_runner.report.identity import identity_of, row_names
+from distill_runner.report.statistics import Spread
+
+GRID, GRID_MEAN, ELSEWHERE = "best of grid", "best mean of grid", "chosen by {}"
+"""How the point of a grid was chosen: by the scores that the table shows, or by other scores of the same runs."""
+
+
+def varied(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of settings that differ, without settings of a stage that equal the student's in every run.
+
+    Args:
+        runs: settings of each run by dotted name.
+    """
+    names = dict.fromkeys(name for run in runs for name in run)
+    differ = [name for name in names if len({json.dumps(run.get(name)) for run in runs}) > 1]
+    return [name for name in differ if any(run.get(name) != run.get(name.partition(".")[2]) for run in runs)]
+
+
+@dataclass(frozen=True)
+class SettingScores:
+    """Finished runs with equal settings and different seeds; ``spread`` describes their scores in percent."""
+
+    runs: tuple[Result, ...]
+
+    @cached_property
+    def spread(self) -> Spread:
+        return Spread.from_values([100 * run["score"] for run in self.runs])
+
+    @property
+    def selection(self) -> float:
+        """Mean score by which grids choose: the reported score, or one on held-out examples or by another metric."""
+        return fmean(100 * selection_of(run).get("score", run["score"]) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class ResultCell:
+    """One method on one task: the finished points of its grid, and the runs that have not finished."""
+
+    points: tuple[SettingScores, ...]
+    unfinished: tuple[Result, ...] = ()
+
+    @cached_property
+    def best_points(self) -> list[SettingScores]:
+        """Points with the best mean among the points with the most seeds; a mean over few seeds is more often lucky."""
+        seeds = max((point.spread.count for point in self.points), default=0)
+        candidates = [point for point in self.points if point.spread.count == seeds]
+        means = [-inf if isnan(point.selection) else point.selection for point in candidates]
+        return [point for point, mean in zip(candidates, means, strict=True) if mean == max(means)]
+
+    @property
+    def best_point(self) -> SettingScores | None:
+        """First of the best points; None if no run has finished."""
+        return self.best_points[0] if self.best_points else None
+
+    @property
+    def kind(self) -> str:
+        """How the value was chosen from a grid; empty for a single run or the mean of its seeds."""
+        if self.best_point is None or len(self.points) == 1:
+            return ""
+        if selector := selection_of(self.best_point.runs[0]).get("on"):
+            return ELSEWHERE.format(selector)
+        return GRID_MEAN if self.best_point.spread.count > 1 else GRID
+
+    @property
+    def value(self) -> float | None:
+        return self.best_point.spread.mean if self.best_point else None
+
+    @property
+    def metric(self) -> str | None:
+        return self.best_point.runs[0]["metric"] if self.best_point else None
+
+    @property
+    def best_run(self) -> float | None:
+        """Score of the best single run over all points and seeds, in percent."""
+        return max((100 * run["score"] for point in self.points for run in point.runs), default=None)
+
+    @property
+    def grid_mean(self) -> float | None:
+        """Mean of the points' means: the score to expect without a search. None if there are fewer than two points."""
+        return fmean(point.spread.mean for point in self.points) if len(self.points) > 1 else None
+
+    @property
+    def steps_in_all(self) -> int | None:
+        """Steps that trained the chosen student, those of its earlier phases included; None if they are not known."""
+        return self.best_point.runs[0].get("steps_in_all") if self.best_point else None
+
+    @property
+    def steps_before(self) -> int:
+        """Steps of the chosen student's earlier phases, as far as they are known."""
+        return self.steps_in_all - self.best_point.runs[0]["steps"] if self.best_point and self.steps_in_all else 0
+
+    @property
+    def published(self) -> Mapping[str, Any] | None:
+        """Number that a paper prints for the chosen point: ``value``, ``source``, ``comparable``."""
+        return self.best_point.runs[0].get("published") if self.best_point else None
+
+    @property
+    def difference(self) -> float | None:
+        return self.value - self.published["value"] if self.published and self.value is not None else None
+
+    @property
+    def status(self) -> str:
+        """``done``, or the reason why there is no value."""
+        if self.points:
+            return "done"
+        statuses = [run["status"] for run in self.unfinished]
+        return "running" if "running" in statuses else (statuses or ["not run"])[-1]
+
+    @cached_property
+    def best_settings(self) -> dict[str, Any]:
+        """Settings of the best point in which the grid's points differ."""
+        if self.best_point is None:
+            return {}
+        names = varied([settings(point.runs[0]) for point in self.points])
+        return {name: settings(self.best_point.runs[0]).get(name) for name in names}
+
+
+def cell_of(runs: Sequence[Result]) -> ResultCell:
+    """Return the cell of the runs of one row on one task. A seed that was run twice counts once."""
+    points = [{_seeds(run): run for run in reversed(group)} for group in by_setting(filter(is_scored, runs))]
+    return ResultCell(
+        tuple(SettingScores(tuple(reversed(by_seed.values()))) for by_seed in points),
+        tuple(run for run in runs if not is_scored(run)),
+    )
+
+
+def by_setting(runs: Iterable[Result]) -> list[list[Result]]:
+    """Group the runs of a row by the settings of their grid. Runs of one group differ only in their seeds."""
+    groups: dict[Hashable, list[Result]] = {}
+    for run in runs:
+        identity = identity_of(run)
+        groups.setdefault(frozenset(identity.grid.items()) if identity else None, []).append(run)
+    return list(groups.values())
+
+
+def _seeds(run: Result) -> Hashable:
+    identity = identity_of(run)
+    return frozenset(identity.seeds.items()) if identity else run.get("key")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method with one kind of student, and its cells by task. ``result`` is one of its runs."""
+    """Runs that differ only in task, seeds and the settings of a grid: cells by task. ``result`` is one of the runs."""
 
     name: str
     cells: Mapping[str, ResultCell]
@@ -52,56 +191,58 @@ class ResultTable:
 
 def tabulate(results: Iterable[Result]) -> ResultTable:
     """Return the table of ``results``, finished or not, without runs that ended with a stage before the student."""
-    known = distinct(result for result in results if is_scored(result) or result["status"] != "done")
-    every = [placed for result in known for part in by_split(result) for placed in _in_columns(part)]
-    tasks = list(dict.fromkeys(result["task"] for result in every))
-    names = [key.name for key in row_keys(every)]
+    students = distinct(result for result in results if is_scored(result) or result["status"] != "done")
+    entries = [entry for result in students for part in by_split(result) for entry in _in_columns(part)]
+    tasks = list(dict.fromkeys(entry["task"] for entry in entries))
+    by_row: dict[str, list[Result]] = {}
+    for name, entry in zip(row_names(entries), entries, strict=True):
+        by_row.setdefault(name, []).append(entry)
     rows = []
-    for name in dict.fromkeys(names):
-        here = [result for result, its_name in zip(every, names, strict=True) if its_name == name]
-        cells = {task: cell_of([result for result in here if result["task"] == task]) for task in tasks}
-        rows.append(Row(name, cells, here[0]))
-    return ResultTable(tasks, _teachers(every), rows)
+    for name, runs in by_row.items():
+        cells = {task: cell_of([run for run in runs if run["task"] == task]) for task in tasks}
+        rows.append(Row(name, cells, runs[0]))
+    return ResultTable(tasks, _teachers(entries), rows)
 
 
 def by_split(result: Result) -> list[Result]:
     """Return the result and a copy for each validation split (``splits``) with its own column, such as a language."""
     parts = (result.get("splits") or {}).items() if is_scored(result) else ()
     own = ({**part, "split": name, "task": f"{result['task']}_{name}"} for name, part in parts)
-    return [result, *({**result, "others": [], **each} for each in own)]
+    return [result, *({**result, "others": [], **part} for part in own)]
 
 
-def beside(task: str) -> str:
+def held_out_column(task: str) -> str:
     """Return the name of the column for runs of ``task`` that were selected on held-out examples."""
     return f"{task}, held out"
 
 
 def column_of(result: Result) -> str:
     """Return the name of the column that shows the result."""
-    selects = (data_of(result).get("select_on"), selection_of(result).get("on"))  # the first, before there is a score
-    return beside(result["task"]) if any("held_out" in str(on) for on in selects) else result["task"]
+    selectors = (data_of(result).get("select_on"), selection_of(result).get("on"))  # the first, before there is a score
+    held_out = any("held_out" in str(selector) for selector in selectors)
+    return held_out_column(result["task"]) if held_out else result["task"]
 
 
 def _in_columns(result: Result) -> Iterator[Result]:
     """Yield the result with its column's name as task, and a copy for each other metric that a paper prints."""
     task = column_of(result)
-    here = {**result, "task": task, "of_task": result["task"]}
-    yield here
+    entry = {**result, "task": task, "of_task": result["task"]}
+    yield entry
     if not is_scored(result):
         return
-    chosen = {"on": result["metric"], "score": result["score"], **selection_of(result)}
+    selection = {"on": result["metric"], "score": result["score"], **selection_of(result)}
     for other in result.get("others") or []:
-        yield {**here, **other, "task": f"{task} {other['metric']}", "selection": chosen}
+        yield {**entry, **other, "task": f"{task} {other['metric']}", "selection": selection}
 
 
 def distinct(results: Iterable[Result]) -> list[Result]:
     """Return one result per run, since two folders may hold the same run; a finished result replaces a failure."""
-    kept: dict[Any, Result] = {}
+    runs: dict[Hashable, Result] = {}
     for number, result in enumerate(results):
-        identity = (label(result), result["task"], result.get("key") or number)
-        if identity not in kept or not is_scored(kept[identity]):
-            kept[identity] = result
-    return list(kept.values())
+        run = (label(result), result["task"], result.get("key") or number, str(result.get("conditions")))
+        if run not in runs or not is_scored(runs[run]):
+            runs[run] = result
+    return list(runs.values())
 
 
 def _teachers(results: Sequence[Result]) -> list[Teacher]:
@@ -116,15 +257,15 @@ def _teachers(results: Sequence[Result]) -> list[Teacher]:
         if first["teacher_score"] != result["teacher_score"]:
             rows.setdefault(f"{name} at {score:.2f}", {}).setdefault(result["task"], result)
     return [
-        Teacher(name, {task: 100 * run["teacher_score"] for task, run in runs.items()}, _of_teacher(runs))
+        Teacher(name, {task: 100 * run["teacher_score"] for task, run in runs.items()}, _published_teachers(runs))
         for name, runs in rows.items()
     ]
 
 
-def _of_teacher(runs: Mapping[str, Result]) -> dict[str, Mapping[str, Any]]:
-    found = {}
+def _published_teachers(runs: Mapping[str, Result]) -> dict[str, Mapping[str, Any]]:
+    numbers = {}
     for task, run in runs.items():
         split = "test" if "test" in data_of(run).get("validation", ()) else "dev"  # as for the student
-        known = {"teacher": run["teacher"], "metric": run["metric"], "split": split}
-        found[task] = published.find("teacher", run["of_task"], num_layers=None, **known)
-    return {task: number.model_dump() for task, number in found.items() if number}
+        of_run = {"teacher": run["teacher"], "metric": run["metric"], "split": split}
+        numbers[task] = published.find("teacher", run["of_task"], num_layers=None, **of_run)
+    return {task: number.model_dump() for task, number in numbers.items() if number}

@@ -1,4 +1,4 @@
-"""Means over seeds, and paired tests of whether two methods differ: over seeds, and over examples.
+"""Means over seeds, paired tests over examples of whether two methods differ, and corrections for many tests.
 
 All computations use float64 and depend only on their arguments, because resampling has a fixed seed. scipy and
 scikit-learn are imported where they are used, so that a table without comparisons starts at once.
@@ -24,7 +24,7 @@ class Spread:
     Attributes:
         count: n, the number of values.
         sd: standard deviation (n - 1 in the denominator); None if n = 1.
-        interval: half the width of the 95 % interval of the mean; None if n = 1.
+        interval: half the width of the 95% interval of the mean; None if n = 1.
     """
 
     count: int
@@ -33,7 +33,7 @@ class Spread:
     interval: float | None = None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
+    def from_values(cls, values: Sequence[float]) -> "Spread":
         """Describe ``values``; ``interval`` is t(0.975, n - 1) * sd / sqrt(n): Student's t, because seeds are few."""
         count, mean = len(values), float(np.mean(values))
         if count < 2:
@@ -42,17 +42,6 @@ class Spread:
 
         sd = float(np.std(values, ddof=1))
         return cls(count, mean, sd, float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * sd / sqrt(count))
-
-
-def paired_t(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Two-sided p-value of Student's paired t-test; None below two pairs, or if all differences are equal."""
-    spread = Spread.of(np.subtract(first, second).tolist()) if len(first) > 1 else None
-    if spread is None or spread.sd is None or spread.sd < 1e-12:
-        return None
-    from scipy.special import stdtr
-
-    t = abs(spread.mean) * sqrt(spread.count) / spread.sd
-    return float(2 * stdtr(spread.count - 1, -t))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -71,16 +60,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Difference of two scores (first minus second), with its 95 % percentile interval and two-sided p-value.
+    """Difference of two scores (first minus second), with its 95% percentile interval and two-sided p-value.
 
     Attributes:
         examples: number of examples.
-        drawn: number of units drawn in each resample: the examples, or the clusters that contain them.
+        units: number of units drawn in each resample: the examples, or the clusters that contain them.
         low, high: bounds of the interval.
     """
 
     examples: int
-    drawn: int
+    units: int
     difference: float
     low: float
     high: float
@@ -96,8 +85,8 @@ def paired_bootstrap(
 ) -> Bootstrap:
     """Bootstrap the difference of two methods' scores; each resample draws the same examples for both.
 
-    The test asks whether the difference would hold on other examples for *these* models. The t-test (``paired_t``)
-    asks about other seeds. A resample is extreme if its difference departs from the observed difference at least as
+    The test asks whether the difference would hold on other examples for *these* models. A paired t-test asks about
+    other seeds. A resample is extreme if its difference departs from the observed difference at least as
     far as the observed difference departs from 0. The p-value is the share of extreme resamples (Efron & Tibshirani
     1993, ch. 16; Berg-Kirkpatrick et al. 2012, sec. 2). One is added to numerator and denominator, so that the p-value
     is never 0 (Davison & Hinkley 1997, sec. 4.2).
@@ -132,25 +121,25 @@ def clustered_bootstrap(
 
 def _bootstrap(difference: Callable[[np.ndarray], np.ndarray], size: int, examples: int, resamples: int) -> Bootstrap:
     """Bootstrap distribution of ``difference``, which maps resampling counts (R, size) to R differences."""
-    draw, differences = np.random.default_rng(SEED), np.empty(resamples)
+    generator, differences = np.random.default_rng(SEED), np.empty(resamples)
     rows = max(1, CHUNK // size)
     for start in range(0, resamples, rows):
         count = min(rows, resamples - start)
-        drawn = draw.integers(size, size=(count, size)) + size * np.arange(count)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=count * size).reshape(count, size)
+        indices = generator.integers(size, size=(count, size)) + size * np.arange(count)[:, None]
+        counts = np.bincount(indices.ravel(), minlength=count * size).reshape(count, size)
         differences[start : start + count] = difference(counts)
     observed = float(difference(np.ones((1, size), dtype=np.int64))[0])
     # Equal counts may give sums that differ in the last digits; such a departure must not count as smaller.
-    as_far = np.abs(differences - observed) >= abs(observed) * (1 - 1e-9)
+    is_extreme = np.abs(differences - observed) >= abs(observed) * (1 - 1e-9)
     low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Bootstrap(examples, size, observed, float(low), float(high), float((1 + as_far.sum()) / (1 + resamples)))
+    return Bootstrap(examples, size, observed, float(low), float(high), float((1 + is_extreme.sum()) / (1 + resamples)))
 
 
 def _score(metric: str, outputs: Sequence[np.ndarray], labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Scores (R,) of R resamples, averaged over the seeds; ``counts`` (R, N) is how often each example is drawn."""
-    of_one = WEIGHTED.get(metric)
-    if of_one is not None:
-        return np.mean([of_one(output, labels, counts) for output in outputs], axis=0)
+    weighted = WEIGHTED.get(metric)
+    if weighted is not None:
+        return np.mean([weighted(output, labels, counts) for output in outputs], axis=0)
     rows = [np.repeat(np.arange(len(labels)), count) for count in counts]
     return np.array([np.mean([METRICS[metric](output[row], labels[row]) for output in outputs]) for row in rows])
 
@@ -162,9 +151,9 @@ def _confusion(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> n
     return (counts.astype(np.float64) @ cell).reshape(len(counts), classes, classes)
 
 
-def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return ``above / below``, and 0 where ``below`` is not positive, as in ``datasets.metrics``."""
-    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Return the ratio, and 0 where ``denominator`` is not positive, as in ``datasets.metrics``."""
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
 def _accuracy(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -178,18 +167,18 @@ def _f1(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarr
 
 def _f1_weighted(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
     table = _confusion(outputs, labels, counts)
-    true, said = table.sum(axis=2), table.sum(axis=1)
-    of_class = _ratio(2 * np.diagonal(table, axis1=1, axis2=2), true + said)
+    true, predicted = table.sum(axis=2), table.sum(axis=1)
+    of_class = _ratio(2 * np.diagonal(table, axis1=1, axis2=2), true + predicted)
     return (true * of_class).sum(axis=1) / true.sum(axis=1)
 
 
 def _matthews(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Gorodkin's correlation for K classes, which equals Matthews' correlation for two classes."""
     table = _confusion(outputs, labels, counts)
-    total, right = table.sum(axis=(1, 2)), np.trace(table, axis1=1, axis2=2)
-    true, said = table.sum(axis=2), table.sum(axis=1)
-    variances = (total**2 - (true**2).sum(axis=1)) * (total**2 - (said**2).sum(axis=1))
-    return _ratio(right * total - (true * said).sum(axis=1), np.sqrt(variances))
+    total, correct = table.sum(axis=(1, 2)), np.trace(table, axis1=1, axis2=2)
+    true, predicted = table.sum(axis=2), table.sum(axis=1)
+    variances = (total**2 - (true**2).sum(axis=1)) * (total**2 - (predicted**2).sum(axis=1))
+    return _ratio(correct * total - (true * predicted).sum(axis=1), np.sqrt(variances))
 
 
 def _pearson(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:

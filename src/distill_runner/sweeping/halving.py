@@ -1,6 +1,6 @@
 """Successive halving over epochs (Jamieson & Talwalkar 2016): settings that score low early are not trained to the end.
 
-A setting is judged by the mean over its seeds, as in a table, and its points are kept or left out together. A point
+A setting is rated by the mean over its seeds, as in a table, and its points are kept or left out together. A point
 that is left out is paused, not lost: the same sweep without halving resumes it where it stopped.
 """
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
-from typing import Any
 
-from distill_runner.common.errors import UserError, as_typed
-from distill_runner.report.cells import by_setting, label
-from distill_runner.report.row_keys import row_keys
+from distill_runner.common.errors import UserError, format_value
+from distill_runner.report.collect import label
+from distill_runner.report.identity import row_names
+from distill_runner.report.rows import by_setting
 from distill_runner.sweeping.points import GridPoint
 
 log = logging.getLogger(__name__)
@@ -76,12 +76,13 @@ def replay(scores: Mapping[str, Seeds], num_epochs: int, factor: int) -> Outcome
         scores: scores of all epochs, by the name of the setting. A point that stopped early has fewer than others.
         num_epochs: epochs that the points are configured for.
     """
-    left, trained, before = dict(scores), 0, 0
+    remaining, trained, previous = dict(scores), 0, 0
     for rung in rungs(num_epochs, factor):
-        trained += _epochs(left, before, rung)
-        left, before = {name: scores[name] for name in survivors(left, rung, factor)}, rung
-    trained += _epochs(left, before)
-    return Outcome(trained, _epochs(scores), max(map(_mean_best, left.values())), max(map(_mean_best, scores.values())))
+        trained += _epochs(remaining, previous, rung)
+        remaining, previous = {name: scores[name] for name in survivors(remaining, rung, factor)}, rung
+    trained += _epochs(remaining, previous)
+    best, best_of_all = (max(map(_mean_best, seeds.values())) for seeds in (remaining, scores))
+    return Outcome(trained, _epochs(scores), best, best_of_all)
 
 
 def _epochs(scores: Mapping[str, Seeds], first: int = 0, end: int | None = None) -> int:
@@ -89,27 +90,27 @@ def _epochs(scores: Mapping[str, Seeds], first: int = 0, end: int | None = None)
     return sum(len(values[first:end]) for seeds in scores.values() for values in seeds)
 
 
-def by_cell(points: Sequence[GridPoint]) -> dict[tuple[Any, ...], list[GridPoint]]:
+def by_cell(points: Sequence[GridPoint]) -> dict[tuple[str, str], list[GridPoint]]:
     """Group the points by cell of the table. Points of a cell differ only in the student's own hyper-parameters."""
-    known = [(point, point.stage.shape) for point in points if point.stage is not None]
-    found: dict[tuple[Any, ...], list[GridPoint]] = {}
-    # Only names are compared, as if no point had run: values that only finished runs have must not separate points.
-    names = [key.name for key in row_keys([{**point.names, "status": "planned"} for point, _ in known])]
-    for (point, shape), name in zip(known, names, strict=True):
-        found.setdefault((point.names["task"], name, shape), []).append(point)
-    return found
+    points = [point for point in points if point.stage is not None]
+    cells: dict[tuple[str, str], list[GridPoint]] = {}
+    for point, row in zip(points, row_names([{**point.names, "status": "planned"} for point in points]), strict=True):
+        cells.setdefault((row, point.names["task"]), []).append(point)
+    return cells
 
 
 def halve(cells: Iterable[list[GridPoint]], todo: list[GridPoint], train: Train, factor: int) -> list[GridPoint]:
     """Train the points of each cell up to its rungs, and return the points of ``todo`` to train to the end."""
-    left = [[point for point in cell if point in todo or point.result()["status"] == "done"] for cell in cells]
+    remaining = [[point for point in cell if point in todo or point.result()["status"] == "done"] for cell in cells]
     for number in range(ROUNDS):
-        here = [(cell, _rung(cell, number, factor)) for cell in left]
-        going = [(point, rung) for cell, rung in here if rung for point in cell if len(scores_of(point)) < rung]
-        train([(*point.overrides, f"runtime.pause_after={rung}") for point, rung in going])
-        left = [_survivors(cell, rung, factor) if rung else cell for cell, rung in here]
-    kept = [point for cell in left for point in cell]
-    return [point for point in todo if point in kept]
+        round_cells = [(cell, _rung(cell, number, factor)) for cell in remaining]
+        to_train = [
+            (point, rung) for cell, rung in round_cells if rung for point in cell if len(scores_of(point)) < rung
+        ]
+        train([(*point.overrides, f"runtime.pause_after={rung}") for point, rung in to_train])
+        remaining = [_survivors(cell, rung, factor) if rung else cell for cell, rung in round_cells]
+    surviving = [point for cell in remaining for point in cell]
+    return [point for point in todo if point in surviving]
 
 
 def _rung(cell: list[GridPoint], number: int, factor: int) -> int | None:
@@ -121,12 +122,12 @@ def _rung(cell: list[GridPoint], number: int, factor: int) -> int | None:
 
 def _survivors(cell: list[GridPoint], rung: int, factor: int) -> list[GridPoint]:
     scores = _scores(cell)
-    kept = survivors(scores, rung, factor)
-    tied = ", because some tie" if len(kept) > ceil(len(scores) / factor) else ""
+    best = survivors(scores, rung, factor)
+    ties = ", because some tie" if len(best) > ceil(len(scores) / factor) else ""
     log.info(
-        "%s: %d of %d settings continue after epoch %d%s", label(cell[0].names), len(kept), len(scores), rung, tied
+        "%s: %d of %d settings continue after epoch %d%s", label(cell[0].names), len(best), len(scores), rung, ties
     )
-    return [point for name in kept for point in _settings(cell)[name] if scores_of(point)]
+    return [point for name in best for point in _settings(cell)[name] if scores_of(point)]
 
 
 def _settings(cell: Sequence[GridPoint]) -> dict[str, list[GridPoint]]:
@@ -149,7 +150,7 @@ def require_epochs(points: Iterable[GridPoint]) -> None:
     """
     for point in points:
         if point.stage is not None and not (epochs := point.stage.config.optim.epochs):
-            problem = f"compares points by epoch, but optim.epochs is {as_typed(epochs)}"
+            problem = f"compares points by epoch, but optim.epochs is {format_value(epochs)}"
             raise UserError("sweep.halving", None, problem, "Set optim.epochs.")
 
 
@@ -172,8 +173,8 @@ def halving_report(cell: Sequence[GridPoint], factor: int) -> str:
     if all(point.result()["status"] == "done" for point in cell):
         outcome = replay(scores, num_epochs(cell[0]), factor)
         saved = 1 - outcome.trained / outcome.total
-        found = f"best {100 * outcome.best:.2f} with halving, {100 * outcome.best_of_all:.2f} without"
-        return f"{head}: {outcome.trained} of {outcome.total} epochs ({100 * saved:.0f} % saved), {found}"
+        scores_text = f"best {100 * outcome.best:.2f} with halving, {100 * outcome.best_of_all:.2f} without"
+        return f"{head}: {outcome.trained} of {outcome.total} epochs ({100 * saved:.0f} % saved), {scores_text}"
     trained = _epochs(scores)
     total = sum(len(scores_of(point)) if point.result()["status"] == "done" else num_epochs(point) for point in cell)
     return f"{head}: {trained} of {total} epochs trained ({100 * (1 - trained / total):.0f} % saved)"

@@ -17,18 +17,18 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, OmegaConf
 
-from distill_runner.common.disk import when_full
-from distill_runner.common.errors import Paused, TrainingError, UserError, exit_cause, message_and_exit_code
-from distill_runner.common.orphans import SECONDS_BETWEEN_LOOKS, end_with_parent
+from distill_runner.common.errors import TrainingError, TrainingPaused, UserError, exit_cause, message_and_exit_code
+from distill_runner.common.files import disk_full_error
+from distill_runner.common.process import POLL_SECONDS, end_with_parent, use_forkserver
 from distill_runner.pipeline import status
 
 log = logging.getLogger(__name__)
 
 RunFunction = Callable[[DictConfig], Mapping[str, Any]]
-FAILED, ENDED, INTERRUPTED = 1, 3, 130
+FAILED, COMPLETED, INTERRUPTED = 1, 3, 130
 """Exit codes of points.
 
-A finished or paused point exits with ``ENDED``: code 0 could come from other code that ends the process.
+A finished or paused point exits with ``COMPLETED``: code 0 could come from other code that ends the process.
 """
 SERVER_GONE = 255
 """Exit code that multiprocessing reports for a process whose fork server has ended."""
@@ -41,7 +41,7 @@ them.
 """
 
 
-def run_apart(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str, Any]:
+def run_isolated(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str, Any]:
     """Call ``run`` in a separate process, and record in the point's folder how the process ended.
 
     Args:
@@ -56,8 +56,7 @@ def run_apart(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str
     folder = Path(hydra.runtime.output_dir).absolute()
     if multiprocessing.current_process().name != "MainProcess":  # a launcher's worker, which may outlive its sweep
         _end_with_sweep()
-    multiprocessing.set_start_method("forkserver", force=True)  # joblib sets a method that a child does not know
-    multiprocessing.set_forkserver_preload([preload])
+    use_forkserver(preload, default=True)
     process = _started(run, config, _plain(HydraConfig.instance().cfg))
     try:
         process.join()
@@ -67,13 +66,13 @@ def run_apart(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str
         raise
     if process.exitcode == INTERRUPTED:
         raise KeyboardInterrupt
-    found = status.read(folder)
+    state = status.read_run(folder)
     assert process.exitcode is not None
-    if not _is_recorded(process.exitcode, found["status"] if found else None):
+    if not _is_recorded(process.exitcode, state["status"] if state else None):
         error = exit_cause(process.exitcode)
         log.error("%s", error)
-        status.write(folder, "failed", found or {}, error)
-    return status.read(folder) or {"status": "planned"}
+        status.write_status(folder, "failed", state or {}, error)
+    return status.read_run(folder) or {"status": "planned"}
 
 
 def _is_recorded(exitcode: int, state: str | None) -> bool:
@@ -84,7 +83,7 @@ def _is_recorded(exitcode: int, state: str | None) -> bool:
     """
     if exitcode == SERVER_GONE:
         return state not in (None, "running", "killed")
-    return exitcode == ENDED or state == "done" or (exitcode == FAILED and state == "failed")
+    return exitcode == COMPLETED or state == "done" or (exitcode == FAILED and state == "failed")
 
 
 def _started(*arguments: Any) -> BaseProcess:
@@ -93,7 +92,7 @@ def _started(*arguments: Any) -> BaseProcess:
     Before Slurm ends a job that it will queue again, it signals all processes of the job. The server ends at once.
     """
     for trials_left in reversed(range(STARTS)):
-        process = multiprocessing.Process(target=_apart, args=arguments)
+        process = multiprocessing.Process(target=_run_point, args=arguments)
         try:
             process.start()
             break
@@ -101,14 +100,14 @@ def _started(*arguments: Any) -> BaseProcess:
             if not trials_left:
                 raise
             log.warning("the fork server of the points was ended from outside: starting a new one")
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)
     return process
 
 
 def _wait_for_orphan(process: BaseProcess, folder: Path) -> None:
     """Wait for a point whose fork server has ended: the point continues, but its exit code is lost."""
-    while process.exitcode == SERVER_GONE and (status.read(folder) or {}).get("status") == "running":
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+    while process.exitcode == SERVER_GONE and (status.read_run(folder) or {}).get("status") == "running":
+        time.sleep(POLL_SECONDS)
 
 
 def _plain(config: Any) -> Any:
@@ -116,7 +115,7 @@ def _plain(config: Any) -> Any:
     return OmegaConf.create(OmegaConf.to_container(config, resolve=False))
 
 
-def _apart(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
+def _run_point(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
     """Run a point in the new process: restore Hydra's state, call ``run``, and log an error."""
     end_with_parent(GRACE_SECONDS)
     HydraConfig.instance().cfg = hydra_config
@@ -126,19 +125,19 @@ def _apart(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
         run(config)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except Paused as pause:
+    except TrainingPaused as pause:
         log.info("paused %s", pause)
     except BaseException as error:
         folder = Path(hydra.runtime.output_dir).absolute()
         if isinstance(error, UserError | TrainingError):
             log.error("%s", message_and_exit_code(error)[0])
-        elif full := when_full(error):
+        elif full := disk_full_error(error):
             log.error("%s", full)
         else:
             log.exception("this point failed")
-        status.write(folder, "failed", status.read(folder) or {}, f"{type(error).__name__}: {error}")
+        status.write_status(folder, "failed", status.read_run(folder) or {}, f"{type(error).__name__}: {error}")
         sys.exit(FAILED)
-    sys.exit(ENDED)
+    sys.exit(COMPLETED)
 
 
 @cache

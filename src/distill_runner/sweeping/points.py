@@ -1,33 +1,176 @@
 """Points of a grid: every combination of its values, except those that are dropped or merged with an equal point."""
 
-import gc
+import ast
 import logging
+import pickle
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field
+from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
-from distill_runner.common.errors import UserError
-from distill_runner.compose.config import RunConfig
-from distill_runner.compose.explain import in_words
-from distill_runner.compose.hydra_private import combinations
+from distill_runner.common.errors import UserError, first_line
+from distill_runner.common.process import manual_garbage_collection
+from distill_runner.common.schema import Schema
+from distill_runner.compose.explain import user_facing_error
+from distill_runner.compose.hydra_private import apply_overrides, cache_files, combinations
+from distill_runner.compose.resolvers import run_key
+from distill_runner.compose.run_config import RunConfig, resolved_parts, typed_run
 from distill_runner.pipeline import status
+from distill_runner.pipeline.build import training_conditions
+from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
-from distill_runner.report.result import described_by
-from distill_runner.sweeping.alike import Alike, Known
-from distill_runner.sweeping.composing import Composed, Composer
-from distill_runner.sweeping.conditions import holds
+from distill_runner.report.identity import recorded_identity
+from distill_runner.report.result import describe_run
 
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 5.0
 POINTS_BETWEEN_SEARCHES = 200
+# Every word that is neither quoted nor in _WORDS is a configuration key. Keys are replaced by variable names, because
+# Python cannot evaluate dotted keys of mappings, nor `lambda` as a name.
+_KEY = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])[A-Za-z_]\w*(?:\.\w+)*""")
+_WORDS = {"and", "or", "not", "in", "is", "if", "else", "True", "False", "None"}
+_ABSENT = object()
+MAX_CONDITION = 500
+"""Maximum number of characters of a condition: a longer one could be nested too deeply for Python's parser."""
+
+
+class SweepConfig(Schema):
+    """Which points of a grid are trained, and how.
+
+    Args:
+        where: conditions on the keys of a point, such as ``loss.eta + loss.lambda <= 1``. A point that fails one of
+            them is dropped.
+        retry_failed: train points again that failed in an earlier run of the sweep.
+        wait: false queues the points with Slurm and returns at once; the same command later reports their status.
+        halving: n, for successive halving: of the settings in each cell of the table, the best 1/n continue after
+            1/n^2 and again after 1/n of the epochs, by the mean over their seeds. None trains all points to the end.
+    """
+
+    where: list[str] = Field(default_factory=list)
+    retry_failed: bool = False
+    wait: bool = True
+    halving: int | None = Field(None, ge=2)
+
+    def model_post_init(self, _context: object) -> None:
+        if self.halving and not self.wait:
+            problem = "compares scores during the sweep, but sweep.wait=false does not wait for them"
+            raise UserError("sweep.halving", self.halving, problem, "Leave out one of the two.")
+
+
+@dataclass(frozen=True)
+class Composed:
+    """Composed configuration of a point.
+
+    Attributes:
+        config: configuration without the node ``hydra``.
+        overrides: all overrides of the point, including those of the sweep.
+        sweep: Hydra's node ``hydra.sweep``, which determines the folder.
+        resolved: values of ``resolved_parts``; None if they cannot be resolved.
+    """
+
+    config: DictConfig
+    overrides: Sequence[str]
+    sweep: Any
+    resolved: Mapping[str, Any] | None = None
+
+    @property
+    def folder(self) -> Path:
+        stages = self.resolved["stages"] if self.resolved else None
+        key = run_key(_root_=self.config, stages=stages)
+        return Path(self.sweep.dir, self.sweep._get_node("subdir")._value().replace("${run_key:}", key)).absolute()
+
+
+class Composer:
+    """Composes the configurations of points.
+
+    Hydra composes each choice of groups once. Other values are then set on copies of that configuration.
+    """
+
+    def __init__(self, master: DictConfig, loader: ConfigLoader, parser: OverridesParser) -> None:
+        cache_files(loader)
+        self.master, self.loader, self.parser = master, loader, parser
+        # A group that holds only other groups counts too, as in sweep=alp_kd/table1.
+        self.is_group = cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
+        self.composed: dict[tuple[str, ...], tuple[bytes, DictConfig]] = {}  # pickled: a copy takes a sixth of the time
+        self.parsed: dict[str, Override] = {}
+
+    def __call__(self, overrides: Sequence[str]) -> Composed:
+        parsed = list(map(self._parsed, overrides))
+        values = [override for override in parsed if not self._is_choice(override)]
+        choices = tuple(str(override.input_line) for override in parsed if self._is_choice(override))
+        if choices not in self.composed:
+            composed = self.loader.load_sweep_config(self.master, list(choices))
+            with open_dict(composed):  # some values of the node have no value until a job runs
+                hydra = composed.pop("hydra")
+            self.composed[choices] = pickle.dumps(composed), hydra
+        pickled, hydra = self.composed[choices]
+        all_overrides = [*hydra.overrides.task, *(str(value.input_line) for value in values)]
+        config = pickle.loads(pickled)
+        apply_overrides(values, config)
+        try:
+            resolved = resolved_parts(config)
+        except (UserError, OmegaConfBaseException):  # raised again and recorded where the point is made
+            resolved = None
+        return Composed(config, all_overrides, hydra.sweep, resolved)
+
+    def _parsed(self, override: str) -> Override:
+        if override not in self.parsed:
+            (self.parsed[override],) = self.parser.parse_overrides([override])
+        return self.parsed[override]
+
+    def _is_choice(self, override: Override) -> bool:
+        return self.is_group(override.key_or_group) or override.is_delete()
+
+
+def holds(condition: str, config: DictConfig) -> bool:
+    """Return whether the configuration of a point meets ``condition``.
+
+    A condition consists of comparisons and arithmetic over keys, numbers and quoted text, without function calls.
+
+    Raises:
+        UserError: ``condition`` cannot be read, or names a key that does not exist.
+    """
+    if len(condition) > MAX_CONDITION:
+        raise UserError(
+            "sweep.where", f"{condition[:40]}...", f"is longer than {MAX_CONDITION} characters", "Split it."
+        )
+    values: dict[str, Any] = {}
+
+    def name_of(match: re.Match[str]) -> str:
+        word = match[0]
+        if word in _WORDS or word[0] in "'\"":
+            return word
+        name = f"_{len(values)}"
+        values[name] = OmegaConf.select(config, word, default=_ABSENT)
+        if values[name] is _ABSENT:
+            remedy = f"Put text in quotes: '{word}'. All keys: distill-run --cfg job"
+            raise UserError("sweep.where", condition, f"there is no key {word}", remedy)
+        if isinstance(values[name], DictConfig):
+            remedy = f"Compare one of them: {', '.join(f'{word}.{key}' for key in [*values[name]][:4])}."
+            raise UserError("sweep.where", condition, f"{word} is a group of keys, which equals no value", remedy)
+        return name
+
+    expression = _KEY.sub(name_of, condition)
+    try:
+        if any(isinstance(node, ast.Call | ast.Attribute) for node in ast.walk(ast.parse(expression, mode="eval"))):
+            raise InvalidExpression("calls and attributes are not allowed")
+        return bool(EvalWithCompoundTypes(names=values, functions={}).eval(expression))
+    except (InvalidExpression, SyntaxError, TypeError, LookupError, ValueError, ArithmeticError) as error:
+        problem = f"is not a condition: {first_line(error)}"
+        remedy = "For example: sweep.where=['loss.eta + loss.lambda <= 1']"
+        raise UserError("sweep.where", condition, problem, remedy) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +181,7 @@ class GridPoint:
         overrides: overrides of the sweep's configuration that define the point.
         folder: folder of the point's run.
         key: key of the point's artifact in the store; the name of the folder if the point cannot run.
-        described: names of the point, such as task, method and seed, as in its result.
+        description: names of the point, such as task, method and seed, as in its result.
         run, stage: typed configuration and resolved stage; None if the point cannot run.
         error: error that keeps the point from running; None if it can run.
     """
@@ -46,7 +189,7 @@ class GridPoint:
     overrides: tuple[str, ...]
     folder: Path
     key: str
-    described: Mapping[str, Any]
+    description: Mapping[str, Any]
     run: RunConfig | None = None
     stage: Stage | None = None
     error: Exception | None = None
@@ -54,18 +197,20 @@ class GridPoint:
     @property
     def names(self) -> Mapping[str, Any]:
         """Names of the point, including its key."""
-        return {"key": self.key, **self.described}
+        if self.stage is None or self.run is None:
+            return {"key": self.key, **self.description}
+        return {**recorded_identity(self.stage, training_conditions(self.run.runtime)), **self.description}
 
     def result(self) -> Mapping[str, Any]:
         """Return the result of the point's run, or its names with a status if the run has no result."""
-        found = status.read(self.folder) or {"status": "not run"}
-        if found.get("key", self.key) != self.key:  # a run on other data, or of an earlier version
-            found = {"status": "not run"}
-        return {**self.names, "folder": str(self.folder), **found}
+        result = status.read_run(self.folder) or {"status": "not run"}
+        if result.get("key", self.key) != self.key:  # a run on other data, or of an earlier version
+            result = {"status": "not run"}
+        return {**self.names, "folder": str(self.folder), **result}
 
     def fail(self, error: str) -> None:
         """Record in the folder that the point failed because of ``error``."""
-        status.write(self.folder, "failed", self.names, error)
+        status.write_status(self.folder, "failed", self.names, error)
 
 
 @dataclass
@@ -95,17 +240,15 @@ def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], w
         UserError, HydraException: ``arguments`` or ``where`` cannot be read.
     """
     parser = OverridesParser.create(config_loader=loader)
-    every = combinations(parser.parse_overrides(list(arguments)))
-    constant = set(every[0]).intersection(*every) if every else set()
-    compose = Composer(master, loader, parser, constant)
-    alike = Alike()
-    grid, first = Grid(lambda overrides: _point(overrides, compose(overrides), alike)), dict[str, GridPoint]()
-    for overrides in _watched(list(dict.fromkeys(map(tuple, every)))):  # a repeated value counts once
+    grid_overrides = combinations(parser.parse_overrides(list(arguments)))
+    compose = Composer(master, loader, parser)
+    grid, first = Grid(lambda overrides: _point(overrides, compose(overrides))), dict[str, GridPoint]()
+    for overrides in _with_progress(list(dict.fromkeys(map(tuple, grid_overrides)))):  # a repeated value counts once
         composed = compose(overrides)
         if not all(holds(condition, composed.config) for condition in where):
             grid.dropped.append(overrides)
             continue
-        point = _point(overrides, composed, alike)
+        point = _point(overrides, composed)
         if point.key in first:
             grid.merged.append((point, first[point.key]))
         else:
@@ -114,41 +257,35 @@ def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], w
     return grid
 
 
-def _watched(combinations: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+def _with_progress(combinations: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
     """Yield ``combinations``, with a log line every few seconds.
 
     Garbage is collected every ``POINTS_BETWEEN_SEARCHES`` points, and only among objects made since the last
     collection. Planning time is therefore linear in the number of points.
     """
-    said = time.monotonic()
-    gc.disable()
-    try:
+    last_line = time.monotonic()
+    with manual_garbage_collection() as collect:
         for number, overrides in enumerate(combinations, start=1):
-            if time.monotonic() - said > SECONDS_BETWEEN_LINES:
-                said = time.monotonic()
+            if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+                last_line = time.monotonic()
                 log.info("planning: %d of %d points", number, len(combinations))
             yield overrides
             if number % POINTS_BETWEEN_SEARCHES == 0:
-                gc.collect()
-                gc.freeze()
-    finally:
-        gc.unfreeze()
-        gc.enable()
+                collect()
 
 
-def _point(overrides: Sequence[str], composed: Composed, alike: Alike) -> GridPoint:
-    config, given, folder = composed.config, composed.given, composed.folder
-    described = None
+def _point(overrides: Sequence[str], composed: Composed) -> GridPoint:
+    config, folder = composed.config, composed.folder
+    names = None
     try:
-        if (known := alike.find(composed)) is None:
-            run = alike.run(composed)
-            described = described_by(run)
-            known = Known(run, described, alike.stage(run, composed))
-            _ = known.stage.key  # reads the data, which may be missing
-            alike.keep(composed, known)
+        run = typed_run(config, composed.overrides, composed.resolved)
+        names = describe_run(run)
+        stage = resolve(run.stages, run.stage, run.runtime.precision)
+        key = stage.key  # reads the data, which may be missing
+        return GridPoint(tuple(overrides), folder, key, names, run, stage)
     except (UserError, OmegaConfBaseException) as error:
-        if described is None:
+        if names is None:
             keys = {"stage": "stage", "task": "task.name", "method": "method.name", "seed": "seed"}
-            described = {name: OmegaConf.select(config, key) for name, key in keys.items()}
-        return GridPoint(tuple(overrides), folder, folder.name, described, error=in_words(error, config, given))
-    return GridPoint(tuple(overrides), folder, known.stage.key, known.described, known.run, known.stage)
+            names = {name: OmegaConf.select(config, key) for name, key in keys.items()}
+        problem = user_facing_error(error, config, composed.overrides)
+        return GridPoint(tuple(overrides), folder, folder.name, names, error=problem)

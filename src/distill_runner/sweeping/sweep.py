@@ -1,9 +1,14 @@
-"""Runs a sweep from its points to its table, even if points fail."""
+"""Runs a sweep from its points to its table, even if points fail.
+
+With ``sweep.wait=false`` the points are queued with Slurm; the same command later reports and resumes the sweep.
+"""
 
 import hashlib
+import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,11 +18,12 @@ from hydra.core.utils import JobReturn
 
 from distill_runner.common.errors import UserError
 from distill_runner.pipeline import status
-from distill_runner.pipeline.planning import fillable
+from distill_runner.pipeline.planning import missing_caches
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store, key_of
+from distill_runner.report.collect import without_specs
 from distill_runner.report.figures import write_pictures
-from distill_runner.report.write import write_report
+from distill_runner.report.formats import write_report
 from distill_runner.sweeping.halving import by_cell, halve, halving_report, require_epochs
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.tracking import track_sweep
@@ -26,6 +32,10 @@ log = logging.getLogger(__name__)
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[JobReturn]]
 """Runs one job for each list of overrides, and returns when all have ended."""
+Submit = Callable[[Sequence[Sequence[str]], str | None], Sequence[str]]
+"""Queues a job for each list of overrides, to start after the array that is named, if any; returns the job ids."""
+JOBS = "jobs.json"
+"""File of a sweep that is queued with Slurm: the job of each point."""
 
 
 def run_grid(grid: Grid, launch: Launch, workers: int | None, retry_failed: bool, halving: int | None) -> None:
@@ -90,8 +100,8 @@ def to_train(grid: Grid, retry_failed: bool) -> list[GridPoint]:
 
 def has_ended(point: GridPoint, retry_failed: bool) -> bool:
     """Return whether a sweep has nothing to train for the point: it is done, or it failed and is not to be retried."""
-    ended = point.result()["status"]
-    return ended == "done" or (ended == "failed" and not retry_failed)
+    state = point.result()["status"]
+    return state == "done" or (state == "failed" and not retry_failed)
 
 
 def _with_shared_stages(grid: Grid, launch: Launch, todo: list[GridPoint]) -> list[GridPoint]:
@@ -105,26 +115,28 @@ def _with_shared_stages(grid: Grid, launch: Launch, todo: list[GridPoint]) -> li
     """
     while shared := [missing for missing in missing_stages(todo) if len(missing.users) > 1]:
         ready = ready_of(shared)
-        log.info(
-            "first building the stages that several points share: %s",
-            ", ".join(missing.stage.name for missing in ready),
-        )
+        _log_shared(ready)
         builders = [grid.point([*missing.builder.overrides, f"stage={missing.stage.name}"]) for missing in ready]
         _launch(launch, [builder.overrides for builder in builders])
         for missing, builder in zip(ready, builders, strict=True):
             if not is_built(missing.builder, missing.stage):
-                ended = builder.result()
-                for point in missing.users if ended["status"] == "failed" else ():
-                    point.fail(f"its {missing.stage.name} failed: {ended.get('error')}")
-                log.error("stage %s is %s; %d points need it", missing.stage.name, ended["status"], len(missing.users))
+                result = builder.result()
+                for point in missing.users if result["status"] == "failed" else ():
+                    point.fail(f"its {missing.stage.name} failed: {result.get('error')}")
+                log.error("stage %s is %s; %d points need it", missing.stage.name, result["status"], len(missing.users))
                 todo = [point for point in todo if point not in missing.users]
     return todo
 
 
+def _log_shared(stages: Sequence["Missing"]) -> None:
+    names = ", ".join(missing.stage.name for missing in stages)
+    log.info("first building the stages that several points share: %s", names)
+
+
 def ready_of(missing: Sequence["Missing"]) -> list["Missing"]:
     """Return the stages of ``missing`` that depend on no other stage of ``missing``."""
-    keys = {found.stage.key for found in missing}
-    return [found for found in missing if not keys & {stage.key for stage in _all_before(found.stage)}]
+    keys = {one.stage.key for one in missing}
+    return [one for one in missing if not keys & {upstream.key for upstream in one.stage.all_upstream}]
 
 
 def _fill_shared_targets(launch: Launch, points: Sequence[GridPoint], workers: int | None) -> None:
@@ -136,10 +148,10 @@ def _fill_shared_targets(launch: Launch, points: Sequence[GridPoint], workers: i
     readers: dict[str, list[GridPoint]] = {}
     for point in points:
         if point.stage is not None and point.run is not None:
-            for _, missing in fillable(point.stage, Store(point.run.store.dir), point.run.runtime.targets):
+            for _, missing in missing_caches(point.stage, Store(point.run.store.dir), point.run.runtime.targets):
                 for spec in missing:
                     readers.setdefault(key_of(spec), []).append(point)
-    fillers = list(dict.fromkeys(reading[0] for reading in readers.values() if len(reading) > 1))
+    fillers = list(dict.fromkeys(points[0] for points in readers.values() if len(points) > 1))
     if fillers:
         log.info("first caching the teacher outputs that several points read")
     jobs, cpus = [[*point.overrides, "runtime.targets_only=true"] for point in fillers], os.cpu_count() or 1
@@ -166,29 +178,23 @@ class Missing:
 
 def missing_stages(points: Sequence[GridPoint]) -> list[Missing]:
     """Return the missing stages that ``points`` need, each after the missing stages that it needs itself."""
-    found: dict[str, Missing] = {}
+    by_key: dict[str, Missing] = {}
     for point in points:
-        for stage in _missing_before(point, point.stage) if point.stage else []:
-            missing = found.setdefault(stage.key, Missing(stage, point))
+        for stage in _missing_upstream(point, point.stage) if point.stage else []:
+            missing = by_key.setdefault(stage.key, Missing(stage, point))
             missing.users.append(point)
             if stage.config.keep_checkpoints and not missing.stage.config.keep_checkpoints:
                 missing.stage, missing.builder = stage, point
-    return list(found.values())
+    return list(by_key.values())
 
 
-def _missing_before(point: GridPoint, stage: Stage) -> list[Stage]:
+def _missing_upstream(point: GridPoint, stage: Stage) -> list[Stage]:
     """Return the missing stages that ``stage`` needs. The needs of a stage in the store are not followed."""
-    found: dict[str, Stage] = {}
+    stages: dict[str, Stage] = {}
     for upstream in stage.upstream:
-        if upstream.key not in found and not is_built(point, upstream):
-            found |= {before.key: before for before in _missing_before(point, upstream)} | {upstream.key: upstream}
-    return list(found.values())
-
-
-def _all_before(stage: Stage) -> Iterator[Stage]:
-    for upstream in stage.upstream:
-        yield upstream
-        yield from _all_before(upstream)
+        if upstream.key not in stages and not is_built(point, upstream):
+            stages |= {missing.key: missing for missing in (*_missing_upstream(point, upstream), upstream)}
+    return list(stages.values())
 
 
 def is_built(point: GridPoint, stage: Stage) -> bool:
@@ -198,8 +204,8 @@ def is_built(point: GridPoint, stage: Stage) -> bool:
 
 def summary(grid: Grid) -> str:
     """Return the number of points as text, with the numbers by status, merged and dropped."""
-    ended = [point.result()["status"] for point in grid.points]
-    notes = [f"{ended.count(status)} {status}" for status in dict.fromkeys(ended) if status != "not run"]
+    states = [point.result()["status"] for point in grid.points]
+    notes = [f"{states.count(state)} {state}" for state in dict.fromkeys(states) if state != "not run"]
     notes += [f"{len(grid.merged)} merged with an equal point"] if grid.merged else []
     notes += [f"{len(grid.dropped)} dropped by sweep.where"] if grid.dropped else []
     return f"{len(grid.points)} points" + (f" ({'; '.join(notes)})" if notes else "")
@@ -227,11 +233,106 @@ def finish(grid: Grid, folder: Path, name: str, halving: int | None, waited: boo
     for cell in by_cell(grid.points).values() if halving else []:
         print(f"\n{halving_report(cell, halving or 1)}")
     if run := next((point.run for point in grid.points if point.run), None):
-        track_sweep(run.tracker, folder, folder.name, results, text, pictures)
+        track_sweep(run.tracker, folder, folder.name, [without_specs(result) for result in results], text, pictures)
     log.info("tables: %s", folder)
-    ended = {result["status"] for result in results}
-    return int(bool(ended - {"done", "paused"}) if waited else "failed" in ended)
+    states = {result["status"] for result in results}
+    return int(bool(states - {"done", "paused"}) if waited else "failed" in states)
 
 
 def _entry(point: GridPoint) -> Mapping[str, Any]:
     return {"key": point.key, "folder": str(point.folder), "overrides": list(point.overrides)}
+
+
+def submit_grid(grid: Grid, submit: Submit, folder: Path, retry_failed: bool) -> None:
+    """Queue every point that is neither done nor queued nor running, after the stages that several points share.
+
+    Each shared stage is a separate job. Points start when these jobs have ended. If such a job failed, each point tries
+    to build the stage itself. Points that failed are skipped unless ``retry_failed``.
+
+    Args:
+        folder: folder of the sweep; its file ``jobs.json`` names the job of each point.
+    """
+    log.info("%s", summary(grid))
+    recorded: dict[str, str] = json.loads((folder / JOBS).read_text()) if (folder / JOBS).exists() else {}
+    # The status of a point also names its job where another sweep, such as a smaller grid, has queued it.
+    jobs_of = {point.key: {recorded.get(point.key), point.result().get("job")} for point in grid.points}
+    alive = queued_jobs() if any(any(jobs) for jobs in jobs_of.values()) else set()
+    todo = [
+        point
+        for point in to_train(grid, retry_failed)
+        if not jobs_of[point.key] & alive and point.result()["status"] != "running"
+    ]
+    array = None
+    shared = [missing for missing in missing_stages(todo) if len(missing.users) > 1]
+    while shared:
+        ready = ready_of(shared)
+        _log_shared(ready)
+        builders = [[*missing.builder.overrides, f"stage={missing.stage.name}"] for missing in ready]
+        array = _array(submit(builders, array))
+        shared = [missing for missing in shared if missing not in ready]
+    if todo:
+        jobs = submit([point.overrides for point in todo], array)
+        for point, job in zip(todo, jobs, strict=True):
+            _queue(point, job)
+        status.write_json(folder / JOBS, recorded | {point.key: job for point, job in zip(todo, jobs, strict=True)})
+        log.info("queued %d points; run the same command again to see their status", len(todo))
+
+
+def queued_jobs() -> set[str]:
+    """Return the ids of this user's waiting and running jobs, each job of an array separately.
+
+    Raises:
+        UserError: ``squeue`` is missing or fails.
+    """
+    try:
+        output = subprocess.run(["squeue", "--me", "-h", "-r", "-o", "%i"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", None) or error
+        raise UserError(
+            "sweep.wait", False, f"squeue fails: {why}", "Run it on a machine with Slurm's commands."
+        ) from error
+    return set(output.stdout.split())
+
+
+def submitter(launcher: Any, common: Sequence[str]) -> Submit:
+    """Return a function that queues jobs as submitit's Slurm launcher does, but does not wait for them.
+
+    Args:
+        launcher: Hydra's launcher, which each job calls.
+        common: overrides that are added to every job.
+    Raises:
+        UserError: ``launcher`` is not the Slurm launcher.
+    """
+    if getattr(launcher, "_EXECUTOR", None) != "slurm":
+        remedy = "Take hydra/launcher=submitit_slurm, or leave out sweep.wait."
+        raise UserError("sweep.wait", False, "needs Slurm's queue", remedy)
+    import submitit
+    from hydra.core.singleton import Singleton
+    from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
+
+    def submit(jobs: Sequence[Sequence[str]], dependency: str | None) -> list[str]:
+        settings = {key: value for key, value in launcher.params.items() if value is not None}
+        folder, retries = settings.pop("submitit_folder"), settings.pop("max_num_timeout")
+        if dependency:
+            extra = settings.get("additional_parameters", {})
+            settings["additional_parameters"] = {**extra, "dependency": f"afterany:{dependency}"}
+        executor = submitit.AutoExecutor(cluster="slurm", folder=folder, slurm_max_num_timeout=retries)
+        shared = BaseQueueConf.__dataclass_fields__
+        executor.update_parameters(**{key if key in shared else f"slurm_{key}": settings[key] for key in settings})
+        number = range(len(jobs))
+        places, ids = ["hydra.sweep.dir"] * len(jobs), [f"job_id_for_{index}" for index in number]
+        state = [Singleton.get_state()] * len(jobs)
+        queued = executor.map_array(launcher, [[*job, *common] for job in jobs], places, number, ids, state)
+        return [job.job_id for job in queued]
+
+    return submit
+
+
+def _queue(point: GridPoint, job: str) -> None:
+    if point.result()["status"] == "not run":  # the status of a paused or killed point says more
+        status.write_status(point.folder, "queued", {**point.names, "job": job})
+
+
+def _array(jobs: Sequence[str]) -> str:
+    """Return the id of the Slurm array that the jobs belong to."""
+    return jobs[0].partition("_")[0]

@@ -4,8 +4,7 @@ A tracker only observes. If it fails during training (no network, a full disk), 
 training continues. Only a tracker that cannot be opened at all raises an error, before any work is done.
 """
 
-from distill_runner.tracking.metrics_file import MetricsFile
 from distill_runner.tracking.observe import OPTIONAL, open_tracker, track_sweep
-from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, flat
+from distill_runner.tracking.tracker import MetricsFile, Tracker, TrackerConfig, Values, flatten
 
-__all__ = ["OPTIONAL", "MetricsFile", "Tracker", "TrackerConfig", "Values", "flat", "open_tracker", "track_sweep"]
+__all__ = ["OPTIONAL", "MetricsFile", "Tracker", "TrackerConfig", "Values", "flatten", "open_tracker", "track_sweep"]

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from distill_runner.common.errors import Paused, first_line
-from distill_runner.tracking.metrics_file import MetricsFile
+from distill_runner.common.errors import TrainingPaused, first_line
 from distill_runner.tracking.tensorboard import TensorBoardTracker
-from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, flat
+from distill_runner.tracking.tracker import MetricsFile, Tracker, TrackerConfig, Values, flatten
 from distill_runner.tracking.wandb import WandbTracker
 
 log = logging.getLogger(__name__)
@@ -25,27 +24,27 @@ class FaultTolerant(Tracker):
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         plain = {key: value.item() if hasattr(value, "item") else value for key, value in values.items()}
-        self._each(lambda tracker: tracker.log(plain, step=step, epoch=epoch))
+        self._call_all(lambda tracker: tracker.log(plain, step=step, epoch=epoch))
 
     def summary(self, values: Values) -> None:
-        self._each(lambda tracker: tracker.summary(values))
+        self._call_all(lambda tracker: tracker.summary(values))
 
     def table(self, name: str, rows: Sequence[Values]) -> None:
-        self._each(lambda tracker: tracker.table(name, rows))
+        self._call_all(lambda tracker: tracker.table(name, rows))
 
     def text(self, name: str, text: str) -> None:
-        self._each(lambda tracker: tracker.text(name, text))
+        self._call_all(lambda tracker: tracker.text(name, text))
 
     def picture(self, name: str, file: Path) -> None:
-        self._each(lambda tracker: tracker.picture(name, file))
+        self._call_all(lambda tracker: tracker.picture(name, file))
 
     def model(self, folder: Path) -> None:
-        self._each(lambda tracker: tracker.model(folder))
+        self._call_all(lambda tracker: tracker.model(folder))
 
     def finish(self, exit_code: int) -> None:
-        self._each(lambda tracker: tracker.finish(exit_code))
+        self._call_all(lambda tracker: tracker.finish(exit_code))
 
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def _call_all(self, call: Callable[[Tracker], None]) -> None:
         for tracker in self.trackers:
             try:
                 call(tracker)
@@ -63,7 +62,7 @@ OPTIONAL: dict[str, Callable[..., Tracker]] = {"wandb": WandbTracker, "tensorboa
 def open_tracker(
     config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str
 ) -> Iterator[Tracker]:
-    """Open the trackers of one run and always close them, with exit code 1 after an exception other than ``Paused``.
+    """Open the trackers of one run and close them at the end, with exit code 1 after an error but ``TrainingPaused``.
 
     Args:
         folder: folder of the run, which must exist; ``metrics.jsonl``, ``wandb/`` and ``tensorboard/`` are made in it.
@@ -76,7 +75,7 @@ def open_tracker(
         UserError: the tracker's package is missing, or W&B refuses the configuration even offline.
     """
     optional = _optional(config, folder, run_id, settings, job_type)
-    with _closing([MetricsFile(folder), *optional]) as tracker:
+    with _finished_at_end([MetricsFile(folder), *optional]) as tracker:
         yield tracker
 
 
@@ -97,12 +96,13 @@ def track_sweep(
     """
     run_id = "sweep-" + re.sub(r"[^\w.-]", "-", name)
     try:
-        kinds = [result.get(key) for key in ("task", "method", "teacher") for result in results]
-        config = config.model_copy(update={"group": config.group or name, "title": config.title or name}).tagged(*kinds)
-        with _closing(_optional(config, folder, run_id, {"sweep": name}, job_type="sweep")) as tracker:
+        tags = [result.get(key) for key in ("task", "method", "teacher") for result in results]
+        config = config.model_copy(update={"group": config.group or name, "title": config.title or name})
+        config = config.with_tags(*tags)
+        with _finished_at_end(_optional(config, folder, run_id, {"sweep": name}, job_type="sweep")) as tracker:
             counts = Counter(result["status"] for result in results)
             tracker.summary({"count": len(results)} | {f"count/{status}": count for status, count in counts.items()})
-            tracker.table("points", [flat(result) for result in results])
+            tracker.table("points", [flatten(result) for result in results])
             tracker.text("table", table)
             for file in pictures:
                 tracker.picture(f"pictures/{file.stem}", file)
@@ -112,18 +112,18 @@ def track_sweep(
 
 def _optional(config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> list[Tracker]:
     """Return the tracker that is configured besides ``metrics.jsonl``, in a list that is empty if there is none."""
-    chosen = OPTIONAL.get(config.name)
-    return [chosen(config, folder, run_id, settings, job_type)] if chosen else []
+    tracker_class = OPTIONAL.get(config.name)
+    return [tracker_class(config, folder, run_id, settings, job_type)] if tracker_class else []
 
 
 @contextmanager
-def _closing(trackers: Sequence[Tracker]) -> Iterator[Tracker]:
+def _finished_at_end(trackers: Sequence[Tracker]) -> Iterator[Tracker]:
     tracker = FaultTolerant(trackers)
     exit_code = 1
     try:
         yield tracker
         exit_code = 0
-    except Paused:
+    except TrainingPaused:
         exit_code = 0
         raise
     finally:

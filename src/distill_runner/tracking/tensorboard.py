@@ -4,7 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, columns, missing, point
+from distill_runner.common.terminal import markdown_table
+from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, columns, missing_package, point
 
 NAMES = ("task", "method", "teacher", "seed")
 
@@ -20,7 +21,7 @@ class TensorBoardTracker(Tracker):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise missing("tensorboard", error) from error
+            raise missing_package("tensorboard", error) from error
         self.writer = SummaryWriter(str(folder / "tensorboard"))
         code = json.dumps({"id": run_id, "job_type": job_type} | dict(settings), indent=1, default=str)
         self.writer.add_text("config", f"```json\n{code}\n```")
@@ -32,16 +33,15 @@ class TensorBoardTracker(Tracker):
 
     def summary(self, values: Values) -> None:
         self.table("summary", [{"name": key, "value": value} for key, value in values.items()])
-        chosen = {key: value for key, value in values.items() if key in NAMES or key.startswith("settings/")}
-        plain = {key: value if isinstance(value, int | float) else str(value) for key, value in chosen.items()}
+        settings = {key: value for key, value in values.items() if key in NAMES or key.startswith("settings/")}
+        hparams = {key: value if isinstance(value, int | float) else str(value) for key, value in settings.items()}
         scores = {key: value for key, value in values.items() if key == "score" or key.startswith("metrics/")}
-        self.writer.add_hparams(plain, scores, run_name=".")  # in the folder of the curves, not in a separate one
+        self.writer.add_hparams(hparams, scores, run_name=".")  # in the folder of the curves, not in a separate one
 
     def table(self, name: str, rows: Sequence[Values]) -> None:
         names = columns(rows)
-        lines = [names, ["---"] * len(names)]
-        lines += [[str(row.get(column, "")) for column in names] for row in rows]
-        self.writer.add_text(name, "\n".join(f"| {' | '.join(cells)} |" for cells in lines))
+        cells = [[str(row.get(column, "")) for column in names] for row in rows]
+        self.writer.add_text(name, markdown_table(names, cells, text_columns=len(names)))
 
     def text(self, name: str, text: str) -> None:
         self.writer.add_text(name, f"```\n{text}\n```")

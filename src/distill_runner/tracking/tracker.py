@@ -1,6 +1,8 @@
-"""The interface of a tracker, its configuration, and functions that the trackers share."""
+"""The interface of a tracker, its configuration, functions that the trackers share, and the file of every run."""
 
+import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,17 +39,17 @@ class TrackerConfig(Schema):
     console: bool = False
     model: bool = False
 
-    def tagged(self, *names: str | None) -> "TrackerConfig":
+    def with_tags(self, *names: str | None) -> "TrackerConfig":
         """Return a copy with ``names`` as further tags, cut to the 64 characters that W&B allows; None is skipped."""
-        added = [name[:64] for name in names if name]
-        return self.model_copy(update={"tags": tuple(dict.fromkeys([*self.tags, *added]))})
+        new_tags = [name[:64] for name in names if name]
+        return self.model_copy(update={"tags": tuple(dict.fromkeys([*self.tags, *new_tags]))})
 
 
 class Tracker:
     """Destination of the metrics, tables and files of one run; what a subclass leaves out is not recorded."""
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
-        """Add one point to every curve in ``values``; ``step`` counts optimiser steps and may restart or go back."""
+        """Add one point to every curve in ``values``; ``step`` counts optimizer steps and may restart or go back."""
 
     def summary(self, values: Values) -> None:
         """Record values of the whole run, such as scores, sizes and seconds."""
@@ -68,20 +70,47 @@ class Tracker:
         """Write the remaining data and close the tracker. ``exit_code`` is 0, or 1 after an exception."""
 
 
-def flat(values: Values) -> dict[str, Any]:
+class MetricsFile(Tracker):
+    """Tracker that appends to ``metrics.jsonl``, one JSON object per line; non-finite numbers become null.
+
+    The file is unbuffered, so every line is written at once. Incomplete lines are removed: after a failed write on a
+    full disk, and on opening the file after a process was killed. Summary, tables, texts, pictures and the model are
+    left out: they have files of their own in the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "metrics.jsonl"
+        self.file = path.open("ab", buffering=0)
+        lines = path.read_bytes().rpartition(b"\n")[0]
+        self.file.truncate(len(lines) + 1 if lines else 0)
+
+    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
+        line = point(values, step, epoch)
+        line |= {key: None for key, value in line.items() if isinstance(value, float) and not isfinite(value)}
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        num_bytes = self.file.write(data)
+        if num_bytes != len(data):
+            self.file.truncate(self.file.tell() - (num_bytes or 0))
+            raise OSError(f"{self.file.name}: the disk is full")
+
+    def finish(self, exit_code: int) -> None:
+        self.file.close()
+
+
+def flatten(values: Values) -> dict[str, Any]:
     """Flatten nested values: names are joined by slashes as in curves (``loss/kd``), lists by "; ", None is left out.
 
     Dots in names also become slashes, because W&B reads a name with a dot as a path.
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in ((name.replace(".", "/"), value) for name, value in values.items()):
         if isinstance(value, Mapping):
-            found |= {f"{name}/{inner}": part for inner, part in flat(value).items()}
+            result |= {f"{name}/{inner}": part for inner, part in flatten(value).items()}
         elif isinstance(value, list | tuple):
-            found[name] = "; ".join(map(str, value))
+            result[name] = "; ".join(map(str, value))
         elif value is not None:
-            found[name] = value
-    return found
+            result[name] = value
+    return result
 
 
 def point(values: Values, step: int, epoch: float | None) -> dict[str, Any]:
@@ -94,7 +123,7 @@ def columns(rows: Sequence[Values]) -> list[Any]:
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
-def missing(package: str, error: ImportError) -> UserError:
+def missing_package(package: str, error: ImportError) -> UserError:
     """Return the error for a missing ``package`` of a tracker, with the command that installs it."""
     remedy = f"pip install 'distill-run[{package}]'"
     return UserError("tracker", package, f"the package cannot be imported ({error})", remedy)

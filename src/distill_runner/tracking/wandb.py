@@ -14,7 +14,8 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from distill_runner.common.errors import UserError, first_line
-from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, columns, missing, point
+from distill_runner.common.process import quiet_wandb_telemetry
+from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, columns, missing_package, point
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +24,9 @@ WANDB_ANSWER_SECONDS = 4.0
 WANDB_INIT_SECONDS = 6.0
 """Time limit to start the run on a server that has responded. W&B's own limit is 90 s, and then the job dies."""
 WANDB_FINISH_SECONDS = 8.0
-"""Time limit for the last upload. W&B waits for ever if the network is lost; data not uploaded stay on disk."""
+"""Time limit for the last upload. W&B waits forever if the network is lost; data not uploaded stays on disk."""
 KEY_LENGTH = 40
-SILENT_MINUTES = 10.0
+MINUTES_TO_RETRY = 10.0
 """Time for which runs on this machine do not contact a server that has not responded.
 
 Otherwise every point of a sweep would wait for the server.
@@ -39,8 +40,8 @@ class WandbTracker(Tracker):
         try:
             import wandb
         except ImportError as error:
-            raise missing("wandb", error) from error
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's telemetry logs errors when offline
+            raise missing_package("wandb", error) from error
+        quiet_wandb_telemetry()
 
         limits = wandb.Settings(
             console="wrap" if config.console else "off",
@@ -66,7 +67,7 @@ class WandbTracker(Tracker):
             )
 
         try:
-            self.run = start("offline" if self._is_silent(wandb, config) else config.mode)
+            self.run = start("offline" if self._server_is_down(wandb, config) else config.mode)
         except Exception as error:
             log.warning("W&B did not start, tracking offline: %s", first_line(error))
             try:
@@ -80,17 +81,18 @@ class WandbTracker(Tracker):
         log.info("W&B: %s", self.run.url or f"wandb sync {Path(self.run.dir).parent}")
 
     @staticmethod
-    def _is_silent(wandb: Any, config: TrackerConfig) -> bool:
+    def _server_is_down(wandb: Any, config: TrackerConfig) -> bool:
         """Return whether the run would contact W&B's server although the server does not respond."""
-        key, known = os.environ.get("WANDB_API_KEY", ""), Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-        if "offline" in (config.mode, os.environ.get("WANDB_MODE")) or not (len(key) >= KEY_LENGTH or known.exists()):
+        key, key_file = os.environ.get("WANDB_API_KEY", ""), Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+        has_key = len(key) >= KEY_LENGTH or key_file.exists()
+        if "offline" in (config.mode, os.environ.get("WANDB_MODE")) or not has_key:
             return False  # W&B does not wait for the server in these cases
         server = str(wandb.setup(wandb.Settings(silent=True)).settings.base_url)
         marker = Path(gettempdir(), f"distill-run-wandb-{os.getuid()}-{sha256(server.encode()).hexdigest()[:8]}")
-        if marker.exists() and time.time() - marker.stat().st_mtime < 60 * SILENT_MINUTES:
+        if marker.exists() and time.time() - marker.stat().st_mtime < 60 * MINUTES_TO_RETRY:
             log.warning("W&B's server did not answer a moment ago, tracking offline (%s)", server)
             return True
-        if answers(server):
+        if server_responds(server):
             return False
         log.warning("W&B's server has not answered in %.0f s, tracking offline (%s)", WANDB_ANSWER_SECONDS, server)
         marker.touch()
@@ -120,29 +122,29 @@ class WandbTracker(Tracker):
             self.run.log_artifact(artifact, aliases=["latest", "student"])
 
     def finish(self, exit_code: int) -> None:
-        ending = threading.Thread(target=self.run.finish, kwargs={"exit_code": exit_code}, daemon=True)
-        ending.start()
-        ending.join(WANDB_FINISH_SECONDS + 2)
-        if ending.is_alive():
+        thread = threading.Thread(target=self.run.finish, kwargs={"exit_code": exit_code}, daemon=True)
+        thread.start()
+        thread.join(WANDB_FINISH_SECONDS + 2)
+        if thread.is_alive():
             log.warning("W&B does not finish: wandb sync %s uploads the rest", Path(self.run.dir).parent)
 
 
-def answers(server: str) -> bool:
+def server_responds(server: str) -> bool:
     """Return whether ``server`` sends a complete response within ``WANDB_ANSWER_SECONDS``, even an HTTP error."""
-    found = list[bool]()
+    outcomes = list[bool]()
 
     def ask() -> None:
         try:
             with urlopen(server, timeout=WANDB_ANSWER_SECONDS) as answer:
                 answer.read(1 << 16)
         except HTTPError:
-            found.append(True)  # an error response also shows that the server responds
+            outcomes.append(True)  # an error response also shows that the server responds
         except (OSError, ValueError):
-            found.append(False)
+            outcomes.append(False)
         else:
-            found.append(True)
+            outcomes.append(True)
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(WANDB_ANSWER_SECONDS)
-    return bool(found and found[0])
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(WANDB_ANSWER_SECONDS)
+    return outcomes == [True]

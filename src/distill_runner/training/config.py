@@ -7,26 +7,25 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field
 
 from distill_runner.common.schema import Schema
 
-MANY = 10**6
+MAX_COUNT = 10**6
 """Upper limit for batch size, accumulation and epochs; a larger value must be a mistake."""
-MANY_THREADS = 1024
-"""Upper limit for threads."""
-USUAL = {"bucketing": False, "decay": "matrices", "patience": None}
-"""Values that keys and results leave out."""
+MAX_THREADS = 1024
+OMITTED_DEFAULTS = {"bucketing": False, "decay": "matrices", "patience": None}
+"""Defaults that keys and results leave out."""
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 
 class Optim(Schema):
-    """Optimiser, batches and learning rate schedule of a training.
+    """Optimizer, batches and learning rate schedule of a training run.
 
     Args:
-        name: the optimiser of ``torch`` to use: AdamW, Adam or SGD.
+        name: the optimizer of ``torch`` to use: AdamW, Adam or SGD.
         lr: highest learning rate, reached at the end of the warm-up.
         batch_size: number of examples in one update, over all of its ``accumulation`` passes.
         accumulation: number of forward and backward passes that an update is divided into. More passes need less memory
-            and give the same update, up to rounding; batch normalisation normalises over each pass. The number is
+            and give the same update, up to rounding; batch normalization normalizes over each pass. The number is
             rounded up to a multiple of ``runtime.num_processes``.
         bucketing: put examples of similar lengths into one batch. This saves padding, but the batches differ from those
             of the papers.
@@ -41,7 +40,7 @@ class Optim(Schema):
         warmup: share of the steps over which the learning rate rises from 0.
         weight_decay: strength of weight decay. AdamW shrinks the weights directly; SGD and Adam add an L2 term to the
             gradient, as ``torch`` does.
-        decay: parameters that weight decay applies to. ``matrices`` leaves out biases and normalisation, as in BERT's
+        decay: parameters that weight decay applies to. ``matrices`` leaves out biases and normalization, as in BERT's
             recipe; ``all`` includes them, as in the recipes for CIFAR (He et al. 2015).
         momentum, nesterov: momentum of ``sgd``, and whether it is Nesterov's. As in torch, the learning rate multiplies
             the whole running average.
@@ -55,10 +54,10 @@ class Optim(Schema):
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     lr: float = Field(gt=0)
-    batch_size: int = Field(ge=1, le=MANY)
-    accumulation: int = Field(1, ge=1, le=MANY)
+    batch_size: int = Field(ge=1, le=MAX_COUNT)
+    accumulation: int = Field(1, ge=1, le=MAX_COUNT)
     bucketing: bool = False
-    epochs: int | None = Field(ge=0, le=MANY)
+    epochs: int | None = Field(ge=0, le=MAX_COUNT)
     max_steps: int | None = Field(None, ge=1, validate_default=True)
     schedule: Literal["linear", "constant", "cosine", "steps"] = "linear"
     milestones: tuple[Share, ...] = (0.5, 0.75)
@@ -75,30 +74,30 @@ class Optim(Schema):
 
     @field_validator("max_steps")
     @classmethod
-    def _ends(cls, max_steps: int | None, before: ValidationInfo) -> int | None:
-        if max_steps is None and before.data.get("epochs", 0) is None:
+    def _check_max_steps(cls, max_steps: int | None, info: ValidationInfo) -> int | None:
+        if max_steps is None and info.data.get("epochs", 0) is None:
             raise ValueError("needs a value if epochs is null")
         return max_steps
 
     @model_serializer(mode="wrap")
-    def _without_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out of keys and results the ``USUAL`` values, and options that optimiser and schedule do not read."""
+    def _only_what_is_read(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Keep out of keys and results what is in ``OMITTED_DEFAULTS`` or not read by this optimizer and schedule."""
         unread = {"milestones", "drop"} if self.schedule != "steps" else set[str]()
         unread |= {"betas", "eps"} if self.name == "sgd" else {"momentum", "nesterov"}
-        unread |= {key for key, usual in USUAL.items() if getattr(self, key) == usual}
+        unread |= {key for key, default in OMITTED_DEFAULTS.items() if getattr(self, key) == default}
         return {key: value for key, value in dump(self).items() if key not in unread}
 
     @field_validator("milestones")
     @classmethod
-    def _in_order(cls, milestones: tuple[float, ...]) -> tuple[float, ...]:
+    def _check_milestones(cls, milestones: tuple[float, ...]) -> tuple[float, ...]:
         if list(milestones) != sorted(milestones) or not all(0 < milestone < 1 for milestone in milestones):
             raise ValueError("must be increasing fractions of the steps, such as 0.5,0.75")
         return milestones
 
     @field_validator("nesterov")
     @classmethod
-    def _looks_ahead(cls, nesterov: bool, before: ValidationInfo) -> bool:
-        if nesterov and not before.data.get("momentum"):
+    def _check_nesterov(cls, nesterov: bool, info: ValidationInfo) -> bool:
+        if nesterov and not info.data.get("momentum"):
             raise ValueError("needs a momentum above 0")
         return nesterov
 
@@ -119,7 +118,10 @@ class Optim(Schema):
 
 
 class Runtime(Schema):
-    """Hardware, checkpoints and logging of a run. Only ``precision`` and ``compile`` change the result.
+    """Hardware, checkpoints and logging of a run.
+
+    Only ``precision`` is part of a result's key. ``device``, ``num_processes`` and ``compile`` change results by
+    rounding, and on a GPU by other draws of dropout, as another machine does. Results in the store are not made again.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<number>``. ``auto`` takes a GPU with a free place and waits while
@@ -128,8 +130,7 @@ class Runtime(Schema):
         workers_per_gpu: number of runs that may share a GPU under ``device: auto``; further runs wait. Runs take the
             emptiest GPU first. One small model alone leaves most of a GPU idle, because the host cannot start kernels
             fast enough.
-        precision: precision of matrix products; weights and losses are float32. ``tf32`` and ``fp16`` need a GPU. The
-            precision is part of a result's key.
+        precision: precision of matrix products; weights and losses are float32. ``tf32`` and ``fp16`` need a GPU.
         targets: read the teacher's outputs from a cache (``cached``) or run the teacher during training (``live``).
             ``auto`` decides by the size of the cache and the free disk space.
         targets_only: cache the outputs of teachers that are already in the store, for the stages that read them, and
@@ -155,7 +156,7 @@ class Runtime(Schema):
     precision: Precision = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"
     targets_only: bool = False
-    threads: int | None = Field(None, ge=1, le=MANY_THREADS)
+    threads: int | None = Field(None, ge=1, le=MAX_THREADS)
     gradient_checkpointing: bool = False
     compile: bool = False
     checkpoint_minutes: float = Field(5, gt=0)

@@ -1,31 +1,36 @@
-"""Training and evaluation data of a stage, the updates of an epoch, and the examples of a task."""
+"""Data of a stage: training examples of a task or a corpus, their batches in each update, and evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
 
 from distill_runner.datasets.batches import PADDING, Batch
-from distill_runner.datasets.held_out import HeldOut
-from distill_runner.datasets.split import Split
-from distill_runner.kinds import Task
-from distill_runner.kinds.splits import HELD_OUT
+from distill_runner.datasets.corpora import Corpus, continuations, mask_draws, mask_tokens
+from distill_runner.datasets.splits import HeldOutSplit, Split
+from distill_runner.models.extract import extract
+from distill_runner.models.features import FeatureRequest, has_next_sentence_head
+from distill_runner.tasks import Task
+from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.training.config import Optim
 from distill_runner.training.devices import Device
-from distill_runner.training.evaluate import predict
-from distill_runner.training.processes import ALONE, ProcessGroup
+from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65536}
+"""Approximate number of tokens of a batch without gradients, by device type."""
 Evaluation = tuple[dict[str, float], dict[str, np.ndarray]]
-"""Metrics by name, and predictions by split. The first metric selects the epoch to keep, and higher is better; without
-metrics, the last epoch is kept."""
+"""Metrics by name, and predictions by split.
+
+The first metric selects the epoch to keep, and higher is better; without metrics, the last epoch is kept.
+"""
 
 
 class Data(Protocol):
@@ -49,7 +54,7 @@ class Data(Protocol):
 
     def evaluate(self, model: PreTrainedModel) -> Evaluation: ...
 
-    def judge(self, kept: Callable[[], PreTrainedModel]) -> Evaluation:
+    def final_evaluation(self, load_model: Callable[[], PreTrainedModel]) -> Evaluation:
         """Evaluate the kept model once, after training; the result is empty if ``evaluate`` covers all splits."""
 
 
@@ -67,15 +72,15 @@ class Update:
     noise: int
 
 
-def steps(
-    data: Data, optim: Optim, seed: int, epoch: int, first: int = 0, group: ProcessGroup = ALONE
+def epoch_updates(
+    data: Data, optim: Optim, seed: int, epoch: int, first_step: int = 0, group: ProcessGroup = SINGLE_PROCESS
 ) -> Iterator[Update]:
-    """Yield the updates of one epoch, from number ``first`` (counted from 0); processes divide each update's batches.
+    """Yield the updates of one epoch, from ``first_step`` (counted from 0); processes divide each update's batches.
 
     An update has ``optim.accumulation`` batches, rounded up to a multiple of the number of processes. An update with
     fewer examples than that, at the end of an epoch, has one batch per example. Processes with one batch less than the
     others also compute a batch of another process at weight 0: all then have gradients of the same parameters, and
-    call ``SharedBatchNorm2d``, which waits for all processes, equally often.
+    call ``SyncBatchNorm2d``, which waits for all processes, equally often.
     """
     batch_size = optim.batch_size
     if optim.bucketing:
@@ -83,18 +88,18 @@ def steps(
     else:
         order = epoch_order(len(data), seed, epoch)
     passes = -(-optim.accumulation // group.size) * group.size
-    for start in range(first * batch_size, len(order), batch_size):
+    for start in range(first_step * batch_size, len(order), batch_size):
         update = order[start : start + batch_size]
         parts = np.array_split(update, min(passes, len(update)))
-        mine = parts[group.rank :: group.size]
+        own_parts = parts[group.rank :: group.size]
         count = -(-len(parts) // group.size)
-        batches = [data.batch(part, epoch) for part in [*mine, parts[0]][:count]]
-        shares = [*(len(part) / len(update) for part in mine), 0.0][:count]
+        batches = [data.batch(part, epoch) for part in [*own_parts, parts[0]][:count]]
+        shares = [*(len(part) / len(update) for part in own_parts), 0.0][:count]
         noise = int(np.random.default_rng([seed, epoch, start]).integers(2**63))
         yield Update(len(update), batches, shares, noise)
 
 
-def weighed(update: Update, group: ProcessGroup = ALONE) -> list[Batch]:
+def weighted_batches(update: Update, group: ProcessGroup = SINGLE_PROCESS) -> list[Batch]:
     """Return the batches of ``update`` with its dropout seed and with their weights in the means over the update.
 
     Each unit (example, output, token) has separate weights, because examples differ in their number of masked tokens.
@@ -103,10 +108,12 @@ def weighed(update: Update, group: ProcessGroup = ALONE) -> list[Batch]:
     shares_N1 = torch.tensor(update.shares, dtype=torch.float64)[:, None]
     counts_N2 = torch.tensor([[batch.num_outputs, batch.num_tokens] for batch in update.batches]) * (shares_N1 > 0)
     totals_2 = counts_N2.sum(0)
-    group.add_up([totals_2])
+    group.all_reduce_sum([totals_2])
     weights_N3 = torch.cat([shares_N1, (counts_N2.double() / totals_2).nan_to_num()], dim=1)
     return [
-        replace(batch, weights=dict(zip(("example", "output", "token"), weights, strict=True)), noise=update.noise)
+        replace(
+            batch, weights=dict(zip(("example", "output", "token"), weights, strict=True)), dropout_seed=update.noise
+        )
         for batch, weights in zip(update.batches, weights_N3.tolist(), strict=True)
     ]
 
@@ -124,8 +131,8 @@ def bucketed_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) 
     return np.array(get_length_grouped_indices(lengths.tolist(), batch_size, generator=generator))
 
 
-def share_of(num_examples: int, share: float, held_out: Sequence[int] | np.ndarray = ()) -> np.ndarray:
-    """Return the sorted numbers of a share of the examples without ``held_out``. Larger shares contain smaller ones."""
+def select_share(num_examples: int, share: float, held_out: Sequence[int] | np.ndarray = ()) -> np.ndarray:
+    """Return the sorted indices of a share of the examples without ``held_out``. Larger shares contain smaller ones."""
     order = np.random.default_rng(0).permutation(num_examples)
     order = order[~np.isin(order, held_out)]
     return np.sort(order[: max(1, round(share * len(order)))])
@@ -135,8 +142,8 @@ class TaskData:
     """Training split of a task, or a share of it, and the splits for evaluation.
 
     Args:
-        validation: splits to evaluate a model on. They also select the epoch to keep, unless ``selecting`` is given.
-        selecting: held-out set of training examples that selects the epoch to keep, and is never trained on. The
+        validation: splits to evaluate a model on. They also select the epoch to keep, unless ``selection`` is given.
+        selection: held-out set of training examples that selects the epoch to keep, and is never trained on. The
             ``validation`` splits are then evaluated only once, after training.
         seed: seed of everything that differs between epochs, such as image augmentation, except the order of examples.
     """
@@ -148,55 +155,184 @@ class TaskData:
         validation: Mapping[str, Split],
         device: Device,
         share: float = 1.0,
-        selecting: HeldOut | None = None,
+        selection: HeldOutSplit | None = None,
         seed: int = 0,
     ) -> None:
         self.task, self.train, self.validation, self.device = task, train, validation, device
-        self.selecting, self.seed = selecting, seed
-        held_out = selecting.chosen if selecting is not None and selecting.split is train else ()
+        self.selection, self.seed = selection, seed
+        held_out = selection.rows if selection is not None and selection.split is train else ()
         # Indices into the whole split, so that a cache of teacher targets serves every smaller share.
-        self.chosen = share_of(len(train), share, held_out)
+        self.indices = select_share(len(train), share, held_out)
 
     @property
     def num_evaluated(self) -> int:
-        if self.selecting is not None:
-            return len(self.selecting)
+        if self.selection is not None:
+            return len(self.selection)
         return sum(map(len, self.validation.values()))
 
     @property
     def token_ids(self) -> np.ndarray | None:
-        splits = (self.train, *self.validation.values(), *([self.selecting.split] if self.selecting else []))
-        occurring = [split.token_ids for split in splits]
-        known = [ids for ids in occurring if ids is not None]
-        return reduce(np.union1d, known, np.array([PADDING])) if len(known) == len(occurring) else None
+        splits = (self.train, *self.validation.values(), *([self.selection.split] if self.selection else []))
+        token_ids = [split.token_ids for split in splits]
+        known_ids = [ids for ids in token_ids if ids is not None]
+        return reduce(np.union1d, known_ids, np.array([PADDING])) if len(known_ids) == len(token_ids) else None
 
     @property
     def lengths(self) -> np.ndarray:
-        return self.train.lengths[self.chosen]
+        return self.train.lengths[self.indices]
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.indices)
 
     def batch(self, index: np.ndarray, epoch: int) -> Batch:
-        return self.train.training_batch(self.chosen[index], self.seed, epoch, self.device.length_multiple)
+        return self.train.training_batch(self.indices[index], self.seed, epoch, self.device.length_multiple)
 
     def evaluate(self, model: PreTrainedModel) -> Evaluation:
         """Return scores, which are not percentages, and predictions by split.
 
-        Scores of splits that do not select are named ``<split>/<metric>``, such as MNLI's mismatched. Scores of the
-        held-out set are also named so, and come without predictions.
+        Scores of splits that do not select the epoch are named ``<split>/<metric>``, such as MNLI's mismatched. Scores
+        of the held-out set are also named so, and come without predictions.
         """
-        if self.selecting is None:
-            return self._of_validation(model)
-        part = cast(Split, self.selecting)  # it has every attribute of a Split that evaluation reads
+        if self.selection is None:
+            return self._evaluate_validation(model)
+        part = cast(Split, self.selection)  # it has every attribute of a Split that evaluation reads
         outputs = predict(model, part, self.device)
         scores = self.task.score(outputs, part)
         return {f"{HELD_OUT}/{metric}": value for metric, value in scores.items()}, {}
 
-    def judge(self, kept: Callable[[], PreTrainedModel]) -> Evaluation:
-        return ({}, {}) if self.selecting is None else self._of_validation(kept())
+    def final_evaluation(self, load_model: Callable[[], PreTrainedModel]) -> Evaluation:
+        return ({}, {}) if self.selection is None else self._evaluate_validation(load_model())
 
-    def _of_validation(self, model: PreTrainedModel) -> Evaluation:
+    def _evaluate_validation(self, model: PreTrainedModel) -> Evaluation:
         outputs = {name: predict(model, split, self.device) for name, split in self.validation.items()}
         scores = {name: self.task.score(outputs[name], split) for name, split in self.validation.items()}
-        return self.task.named(scores), outputs
+        return self.task.combined_metrics(scores), outputs
+
+
+class TextData:
+    """Unchanged examples of a corpus, for methods that read no labels; a model is not evaluated on them."""
+
+    token_ids = None
+    """Any token may occur: a corpus is too large to search for unused ones, and masking may insert any token."""
+
+    def __init__(self, train: Split, device: Device) -> None:
+        self.train, self.device = train, device
+
+    @property
+    def num_evaluated(self) -> int:
+        return 0
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.train.lengths
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def batch(self, index: np.ndarray, epoch: int) -> Batch:
+        return self.train.batch(index, self.device.length_multiple)
+
+    def evaluate(self, model: PreTrainedModel) -> Evaluation:
+        return {}, {}
+
+    def final_evaluation(self, load_model: Callable[[], PreTrainedModel]) -> Evaluation:
+        return {}, {}
+
+
+class CorpusData(TextData):
+    """Examples of a corpus, masked anew in each epoch, and held-out examples with a fixed mask."""
+
+    def __init__(
+        self, corpus: Corpus, train: Split, validation: Split, tokenizer: Any, seed: int, device: Device
+    ) -> None:
+        super().__init__(train, device)
+        self.corpus, self.validation, self.seed = corpus, validation, seed
+        self.special = torch.tensor(sorted(tokenizer.all_special_ids))
+        self.mask_id, self.vocab_size = tokenizer.mask_token_id, len(tokenizer)
+        self.continues = continuations(tokenizer) if corpus.whole_word else None
+
+    @property
+    def num_evaluated(self) -> int:
+        return len(self.validation)
+
+    def batch(self, index: np.ndarray, epoch: int) -> Batch:
+        return self._masked(super().batch(index, epoch), epoch + 1)
+
+    def _masked(self, batch: Batch, epoch: int) -> Batch:
+        """Return ``batch`` with some tokens masked; the labels are the original tokens."""
+        lengths = np.diff(batch.starts.numpy(), append=len(batch.input_ids))
+        masked, labels = mask_tokens(
+            batch.input_ids,
+            torch.isin(batch.input_ids, self.special),
+            batch.starts,
+            mask_draws(self.seed, epoch, batch.index.tolist(), lengths.tolist()),
+            self.mask_id,
+            self.vocab_size,
+            self.corpus.mask_probability,
+            None if self.continues is None else self.continues[batch.input_ids],
+        )
+        rows = torch.nonzero(labels >= 0).squeeze(-1)
+        return replace(batch, input_ids=masked, labels=labels[rows], head_tokens=rows)
+
+    def evaluate(self, model: PreTrainedModel) -> Evaluation:
+        """Return ``masked_accuracy`` and ``perplexity`` on held-out text.
+
+        ``next_sentence_accuracy`` is added if the examples are pairs and the model has a head for it.
+        """
+        needs = FeatureRequest(
+            logits=True, next_sentence=self.corpus.examples == "pairs" and has_next_sentence_head(model)
+        )
+        model.eval()
+        correct, loss, count, correct_pairs = 0, 0.0, 0, 0
+        with torch.inference_mode(), self.device.forward(model):
+            for batch in self._masked_validation():
+                features = extract(model, batch, needs).full()
+                assert features.logits is not None
+                assert batch.labels is not None
+                correct += int(features.logits.argmax(-1).eq(batch.labels).sum())
+                loss += float(torch.nn.functional.cross_entropy(features.logits, batch.labels, reduction="sum"))
+                count += len(batch.labels)
+                if features.next_sentence is not None:
+                    assert batch.is_next is not None
+                    correct_pairs += int(features.next_sentence.argmax(-1).eq(batch.is_next).sum())
+        model.train()
+        metrics = {"masked_accuracy": correct / count, "perplexity": float(np.exp(loss / count))}
+        if needs.next_sentence:
+            metrics["next_sentence_accuracy"] = correct_pairs / len(self.validation)
+        return metrics, {}
+
+    def _masked_validation(self) -> Iterator[Batch]:
+        for index in batches_by_tokens(self.validation.lengths, TOKENS_PER_BATCH["cpu"]):
+            yield self.device.move(self._masked(self.validation.batch(index, self.device.length_multiple), epoch=0))
+
+
+def predict(model: PreTrainedModel, split: Split, device: Device) -> np.ndarray:
+    """Return the outputs of ``model`` for ``split``, (``split.num_outputs``, C) in the split's order.
+
+    Dropout is off; the model's training mode is restored afterwards.
+    """
+    outputs: np.ndarray | None = None
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode(), device.forward(model):
+        for index in batches_by_tokens(split.lengths, TOKENS_PER_BATCH[device.torch.type]):
+            batch = device.move(split.batch(index, device.length_multiple))
+            logits = extract(model, batch, FeatureRequest(logits=True)).logits
+            assert logits is not None
+            if outputs is None:
+                outputs = np.zeros((split.num_outputs, logits.shape[-1]), dtype=np.float32)
+            outputs[batch.output_index] = logits.float().cpu().numpy()
+    model.train(was_training)
+    assert outputs is not None, "a split has examples"
+    return outputs
+
+
+def batches_by_tokens(lengths: np.ndarray, budget: int, multiple: int = 1) -> Iterator[np.ndarray]:
+    """Yield the indices of examples with these lengths, shortest first, in batches of about ``budget`` tokens.
+
+    The size of every batch except the last is a multiple of ``multiple``.
+    """
+    order = np.argsort(lengths, kind="stable")
+    batch_numbers = np.cumsum(lengths[order]) // budget
+    cuts = (np.flatnonzero(np.diff(batch_numbers)) + 1) // multiple * multiple
+    yield from np.split(order, np.unique(cuts[cuts > 0]))

@@ -1,34 +1,39 @@
-"""The device and precision of computations, and copies of batches to the device."""
+"""The device of computations: its choice, claims on shared GPUs, and copies of batches to it."""
 
-import ctypes
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.process import allow_tf32
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
-from distill_runner.models.compiled import compile_layers
-from distill_runner.training.ahead import Item, ahead
+from distill_runner.models.extract import compile_layers
 from distill_runner.training.config import Precision
-from distill_runner.training.gpus import claim_several_visible, claim_visible
-from distill_runner.training.rounding import rounded
+from distill_runner.training.precision import LOW_PRECISION, check_precision, rounded_weights
 
 log = logging.getLogger(__name__)
 
-_ALIGNED = 16
-"""Alignment in bytes of each tensor in a block: valid for every dtype, and fast in kernels."""
+Item = TypeVar("Item")
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-"""Constants from glibc's malloc.h."""
-_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+SECONDS_BETWEEN_TRIES = 2.0
+_ALIGNMENT = 16
+"""Alignment in bytes of each tensor in a block: valid for every dtype, and fast in kernels."""
+_CLAIMS: list[FileLock] = []
+"""Locks of this process on GPUs. The kernel frees them when the process ends, however it ends."""
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Device:
     compile: bool = False
 
     @classmethod
-    def of(cls, name: str, precision: Precision, workers_per_gpu: int = 1) -> "Device":
+    def from_name(cls, name: str, precision: Precision, workers_per_gpu: int = 1) -> "Device":
         """Return the device called ``name``.
 
         ``auto`` claims a place on a GPU if the machine has one, and waits while all places are taken; without a GPU it
@@ -53,37 +58,32 @@ class Device:
             UserError: the device does not exist, torch has no kernels for it, or it lacks the precision.
         """
         if name == "auto":
-            name = f"cuda:{claim_visible(workers_per_gpu)}" if torch.cuda.is_available() else "cpu"
+            name = f"cuda:{claim_visible_gpu(workers_per_gpu)}" if torch.cuda.is_available() else "cpu"
         if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
             raise UserError("runtime.device", name, "is not a device", "Take auto, cpu, cuda or cuda:<number>.")
         device = torch.device(name)
         if device.type == "cuda":
             _check_cuda(name)
-        if precision in ("fp16", "tf32") and device.type != "cuda":
-            raise UserError("runtime.precision", precision, "needs a GPU", "Take bf16 or fp32 on a CPU.")
-        if precision == "bf16" and device.type == "cpu" and not cpu_has_bf16():
-            log.warning("runtime.precision=bf16: this CPU has no bf16 units and is many times faster in fp32")
-        if precision in ("bf16", "tf32") and device.type == "cuda":
-            _warn_of_old_gpu(device, precision)
-        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = precision == "tf32"  # convolutions have a switch of their own, on by default
+        check_precision(precision, device)
+        allow_tf32(precision == "tf32")
         return cls(device, precision)
 
     @classmethod
-    def several(cls, name: str, precision: Precision, workers_per_gpu: int, count: int) -> list["Device"]:
+    def for_processes(cls, name: str, precision: Precision, workers_per_gpu: int, count: int) -> list["Device"]:
         """Return a device for each of ``count`` processes: a GPU for each under ``auto``, otherwise the CPU for all.
 
         Raises:
-            UserError: for the reasons of ``of``; or several processes ask for one GPU, or for more GPUs than there are.
+            UserError: for the reasons of ``from_name``; or several processes ask for one GPU, or for more GPUs than
+                there are.
         """
         if count == 1 or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-            return [cls.of(name, precision, workers_per_gpu)] * count
+            return [cls.from_name(name, precision, workers_per_gpu)] * count
         if name != "auto":
             raise UserError("runtime.device", name, f"cannot be used with {count} processes", "Take auto or cpu.")
-        if count > (there := torch.cuda.device_count()):
-            problem = f"each process needs its own GPU, and there are {there}"
-            raise UserError("runtime.num_processes", count, problem, f"Take at most {there}, or runtime.device=cpu.")
-        return [cls.of(f"cuda:{number}", precision) for number in claim_several_visible(count)]
+        if count > (num_gpus := torch.cuda.device_count()):
+            problem = f"each process needs its own GPU, and there are {num_gpus}"
+            raise UserError("runtime.num_processes", count, problem, f"Take at most {num_gpus}, or runtime.device=cpu.")
+        return [cls.from_name(f"cuda:{number}", precision) for number in claim_visible_gpus(count)]
 
     @property
     def length_multiple(self) -> int | None:
@@ -95,18 +95,18 @@ class Device:
         """
         if self.torch.type != "cpu" or self.compile:
             return None
-        return 2 * LENGTH_MULTIPLE if self.precision in _LOW else LENGTH_MULTIPLE
+        return 2 * LENGTH_MULTIPLE if self.precision in LOW_PRECISION else LENGTH_MULTIPLE
 
     def autocast(self) -> AbstractContextManager[Any]:
-        if self.precision not in _LOW:
+        if self.precision not in LOW_PRECISION:
             return nullcontext()
-        return torch.autocast(self.torch.type, _LOW[self.precision])
+        return torch.autocast(self.torch.type, LOW_PRECISION[self.precision])
 
     @contextmanager
     def forward(self, model: nn.Module) -> Iterator[None]:
         """Return a context for forward passes of ``model``: ``autocast``, with the weights rounded at once."""
-        dtype = _LOW.get(self.precision)
-        with self.autocast(), rounded(model, dtype) if dtype else nullcontext():
+        dtype = LOW_PRECISION.get(self.precision)
+        with self.autocast(), rounded_weights(model, dtype) if dtype else nullcontext():
             yield
 
     def scaler(self) -> GradScaler:
@@ -126,23 +126,23 @@ class Device:
         """Copy ``batch`` to the device without making the host wait; fields such as ``index`` stay on the host."""
         if self.torch.type == "cpu":
             return batch
-        parts = [(part, name) for part in (batch, *batch.groups) for name in _tensors(part)]
-        there = self.send([getattr(part, name) for part, name in parts])
+        parts = [(part, name) for part in (batch, *batch.groups) for name in _device_fields(part)]
+        copies = self.send([getattr(part, name) for part, name in parts])
         moved: dict[int, dict[str, Any]] = {id(part): {} for part in (batch, *batch.groups)}
-        for (part, name), tensor in zip(parts, there, strict=True):
+        for (part, name), tensor in zip(parts, copies, strict=True):
             moved[id(part)][name] = tensor
         if batch.groups:
             moved[id(batch)]["groups"] = tuple(replace(group, **moved[id(group)]) for group in batch.groups)
         return replace(batch, **moved[id(batch)])
 
-    def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
+    def prefetch(self, items: Iterator[Item]) -> Iterator[Item]:
         """Yield the same items; for a GPU, a thread makes each item while the previous item is used.
 
         On a CPU, such a thread would compete with the computation.
         """
         if self.torch.type != "cuda":
             return items
-        return ahead(items, partial(torch.cuda.set_device, self.torch))
+        return prefetch(items, partial(torch.cuda.set_device, self.torch))
 
     def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Copy host tensors to the device; a GPU gets them in one copy from one block of pinned memory.
@@ -153,65 +153,37 @@ class Device:
         if self.torch.type == "cpu" or not tensors:
             return list(tensors)
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-        rooms = [-(-size // _ALIGNED) * _ALIGNED for size in sizes]
-        block = torch.empty(sum(rooms), dtype=torch.uint8, pin_memory=self.torch.type == "cuda")
-        for tensor, room, size in zip(tensors, block.split(rooms), sizes, strict=True):
-            room[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        there = block.to(self.torch, non_blocking=True).split(rooms)
+        aligned_sizes = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
+        block = torch.empty(sum(aligned_sizes), dtype=torch.uint8, pin_memory=self.torch.type == "cuda")
+        for tensor, buffer, size in zip(tensors, block.split(aligned_sizes), sizes, strict=True):
+            buffer[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        buffers = block.to(self.torch, non_blocking=True).split(aligned_sizes)
         return [
-            room[:size].view(tensor.dtype).view(tensor.shape)
-            for tensor, room, size in zip(tensors, there, sizes, strict=True)
+            buffer[:size].view(tensor.dtype).view(tensor.shape)
+            for tensor, buffer, size in zip(tensors, buffers, sizes, strict=True)
         ]
 
 
-def _tensors(part: Any) -> list[str]:
+def _device_fields(part: Any) -> list[str]:
     """Return the names of the tensors that a device needs, of a batch or of one of its groups."""
     on_host = ("index", "output_rows")
-    return [one.name for one in fields(part) if isinstance(getattr(part, one.name), Tensor) and one.name not in on_host]
+    names = [field.name for field in fields(part) if field.name not in on_host]
+    return [name for name in names if isinstance(getattr(part, name), Tensor)]
 
 
-@contextmanager
-def computing() -> Iterator[None]:
-    """Flush denormal numbers to zero within the context, and let the process keep freed memory from now on.
+def prefetch(items: Iterator[Item], initializer: Callable[[], None] = lambda: None) -> Iterator[Item]:
+    """Yield ``items`` in order; a thread makes each item while the caller uses the previous item.
 
-    At the end torch has as many threads as before.
+    An exception from making an item is raised when the caller asks for that item. The thread ends with the iterator.
 
-    AdamW's averages of gradients decay into denormals if a word has not occurred for some 750 updates, and stay there.
-    Some CPUs compute many times slower with denormals (docs/notebook.md). Threads started later flush them as well.
+    Args:
+        initializer: function called once in the thread, before the first item is made.
     """
-    _keep_freed_memory()
-    threads = torch.get_num_threads()
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
-        torch.set_num_threads(threads)
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc's malloc keep freed memory for the process; other C libraries stay as they are.
-
-    By default, glibc returns blocks of more than 32 MiB to the system at once, such as the gradient of a vocabulary at
-    each update. Their pages then come back one by one, filled with zeros.
-    """
-    with suppress(AttributeError, TypeError):  # raised for other C libraries and on Windows
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)
-
-
-def cpu_has_bf16() -> bool:
-    """Return whether the CPU has instructions for bf16 products; other CPUs need many instructions for one."""
-    return any(there for name, there in torch.cpu.get_capabilities().items() if "bf16" in name)
-
-
-def _warn_of_old_gpu(device: torch.device, precision: Precision) -> None:
-    """Warn about a GPU older than Ampere (sm_80): it accepts bf16 and tf32, but gains nothing from them."""
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
-        gpu = f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
-        log.warning("runtime.precision=%s: %s has no units for it; its fast precision is fp16", precision, gpu)
+    with ThreadPoolExecutor(1, "prefetch", initializer) as thread:
+        future = thread.submit(next, items, _END)
+        while (item := future.result()) is not _END:
+            future = thread.submit(next, items, _END)
+            yield item  # type: ignore[misc]
 
 
 def _check_cuda(name: str) -> None:
@@ -224,9 +196,53 @@ def _check_cuda(name: str) -> None:
     if built and not any(arch in built for arch in (f"sm_{major}{minor}", f"sm_{major}0", f"compute_{major}{minor}")):
         gpu = torch.cuda.get_device_name(number)
         problem = f"this torch has no kernels for {gpu} (sm_{major}{minor}; it has {', '.join(built)})"
-        raise UserError(
-            "runtime.device",
-            name,
-            problem,
-            "Install a torch built for it: CUDA 12.6 builds still have sm_70.",
-        )
+        remedy = "Install a torch built for it: CUDA 12.6 builds still have sm_70."
+        raise UserError("runtime.device", name, problem, remedy)
+
+
+# Claims on GPUs, by file locks, so that workers of any launcher, and of several sweeps, do not collide
+
+
+def claim_gpu(gpus: Sequence[str], workers_per_gpu: int, folder: Path) -> int:
+    """Claim a place on a GPU until this process ends, and return the GPU's index; wait while all places are taken.
+
+    The emptiest GPU is taken first.
+
+    Args:
+        gpus: names of the GPUs, equal in all processes of the machine.
+        folder: folder of the lock files, shared by all processes of the machine.
+    """
+    while True:
+        for place in range(workers_per_gpu):
+            for index, gpu in enumerate(gpus):
+                lock = FileLock(folder / f"distill-run-{gpu}-{place}.lock")
+                try:
+                    lock.acquire(timeout=0)
+                except Timeout:
+                    continue
+                _CLAIMS.append(lock)
+                return index
+        log.info("waiting for a GPU: all are in use (runtime.device=cuda:0 does not wait)")
+        time.sleep(SECONDS_BETWEEN_TRIES)
+
+
+def claim_gpus(gpus: Sequence[str], count: int, folder: Path) -> list[int]:
+    """Claim the first place on each of ``count`` GPUs, for processes that train together; return the GPUs' indices."""
+    with FileLock(folder / "distill-run-several.lock"):  # without it, two callers could wait for each other's GPUs
+        return [claim_gpu(gpus, 1, folder) for _ in range(count)]
+
+
+@cache
+def claim_visible_gpu(workers_per_gpu: int) -> int:
+    """Claim one of the GPUs that torch sees; later calls in this process return the same GPU."""
+    return claim_gpu(_visible_gpus(), workers_per_gpu, Path(tempfile.gettempdir()))
+
+
+@cache
+def claim_visible_gpus(count: int) -> list[int]:
+    """Claim several of the GPUs that torch sees; later calls in this process return the same GPUs."""
+    return claim_gpus(_visible_gpus(), count, Path(tempfile.gettempdir()))
+
+
+def _visible_gpus() -> list[str]:
+    return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]

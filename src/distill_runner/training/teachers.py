@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill_runner.common.disk import require
 from distill_runner.common.errors import UserError
-from distill_runner.common.seeds import undisturbed
+from distill_runner.common.files import require_disk_space
+from distill_runner.common.seeds import preserved_random_state
 from distill_runner.datasets.batches import Batch
-from distill_runner.datasets.split import Split
+from distill_runner.datasets.splits import Split
 from distill_runner.methods.base import Progress
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.training.data import TOKENS_PER_BATCH, batches_by_tokens
 from distill_runner.training.devices import Device
-from distill_runner.training.evaluate import TOKENS_PER_BATCH, by_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,14 +60,15 @@ class LiveTargets:
         self.split, self.needs, self.device = split, needs, device
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
-        asked = needs if needs is not None and self.needs.of_tokens else self.needs
+        if needs is None or not self.needs.of_tokens:
+            needs = self.needs
         run = self.device.move(self.split.teacher_batch(batch, ROWS, self.device.length_multiple))
         with torch.inference_mode(), self.device.forward(self.model):
-            features = extract(self.model, run, asked)
-        place = {example: row for row, example in enumerate(run.index.tolist())}
-        (rows,) = self.device.send([torch.tensor([place[example] for example in batch.index.tolist()])])
-        token_wise = run.rows is not None
-        tokens = _tokens(run, rows, batch) if asked.of_tokens or token_wise else slice(None)
+            features = extract(self.model, run, needs)
+        row_of_example = {example: row for row, example in enumerate(run.index.tolist())}
+        (rows,) = self.device.send([torch.tensor([row_of_example[example] for example in batch.index.tolist()])])
+        token_wise = run.head_tokens is not None
+        tokens = _tokens(run, rows, batch) if needs.of_tokens or token_wise else slice(None)
         return features.full(rows, tokens, tokens if token_wise else rows)
 
 
@@ -81,7 +82,7 @@ class MeanTargets:
     """The mean of several teachers' predictions, without any other features.
 
     Args:
-        teachers: live targets of the teachers, each on the split as tokenised for that teacher.
+        teachers: live targets of the teachers, each on the split as tokenized for that teacher.
         mean: function that averages the teachers' outputs, see ``Outputs.mean``.
     """
 
@@ -90,8 +91,8 @@ class MeanTargets:
         self.split, self.device = teachers[0].split, teachers[0].device
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
-        said = [teacher(batch).logits for teacher in self.teachers]
-        return Features(self.mean([logits for logits in said if logits is not None]))
+        outputs = [teacher(batch).logits for teacher in self.teachers]
+        return Features(self.mean([logits for logits in outputs if logits is not None]))
 
 
 class RoundedTargets:
@@ -111,7 +112,7 @@ class CachedTargets:
 
     ``logits.npy`` (O, C) is indexed by output. ``cls.npy`` (N, K, H) is indexed by example, so that all layers of an
     example are read from one place. ``layers.npy`` (K,) holds the layer numbers of ``cls.npy``. If only some examples
-    were written, ``examples.npy`` and ``outputs.npy`` hold their sorted numbers, one for each row of the other arrays.
+    were written, ``examples.npy`` and ``outputs.npy`` hold their sorted indices, one for each row of the other arrays.
     """
 
     def __init__(self, folder: Path, device: Device, needs: FeatureRequest) -> None:
@@ -120,77 +121,77 @@ class CachedTargets:
         self.examples, self.outputs = self.arrays.pop("examples", None), self.arrays.pop("outputs", None)
         if not needs.logits:
             self.arrays.pop("logits", None)
-        there = self.arrays.pop("layers", np.zeros(0)).tolist()
-        self.columns = None if there == self.layers else [there.index(layer) for layer in self.layers]
+        cached_layers = self.arrays.pop("layers", np.zeros(0)).tolist()
+        self.columns = None if cached_layers == self.layers else [cached_layers.index(layer) for layer in self.layers]
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
-        index, places = _rows(self.examples, batch.index.numpy()), _rows(self.outputs, batch.places)
-        read = [torch.from_numpy(self.arrays["logits"][places])] if "logits" in self.arrays else []
+        index, places = _rows(self.examples, batch.index.numpy()), _rows(self.outputs, batch.output_index)
+        on_host = [torch.from_numpy(self.arrays["logits"][places])] if "logits" in self.arrays else []
         if self.layers:
-            chosen = index if self.columns is None else np.ix_(index, self.columns)
-            read.append(torch.from_numpy(self.arrays["cls"][chosen]))
-        there = [values.float() for values in self.device.send(read)]
-        logits = there[0] if "logits" in self.arrays else None
-        by_layer: Sequence[Tensor] = there[-1].transpose(0, 1).contiguous().unbind() if self.layers else ()
+            selection = index if self.columns is None else np.ix_(index, self.columns)
+            on_host.append(torch.from_numpy(self.arrays["cls"][selection]))
+        on_device = [values.float() for values in self.device.send(on_host)]
+        logits = on_device[0] if "logits" in self.arrays else None
+        by_layer: Sequence[Tensor] = on_device[-1].transpose(0, 1).contiguous().unbind() if self.layers else ()
         return Features(logits, dict(zip(self.layers, by_layer, strict=True)))
 
     @staticmethod
     def write(
-        folder: Path, teacher: LiveTargets | MeanTargets, dtype: str = "float32", chosen: np.ndarray | None = None
+        folder: Path, teacher: LiveTargets | MeanTargets, dtype: str = "float32", examples: np.ndarray | None = None
     ) -> None:
         """Run the teacher once over its examples, longest last, and save its features as float32 or float16.
 
         Args:
-            chosen: sorted numbers of the examples; None for all of them.
+            examples: sorted indices of the examples; None for all of them.
 
         Raises:
             UserError: an output is too large for float16.
         """
-        split = teacher.split.taught
-        numbers = np.arange(len(split)) if chosen is None else chosen
+        split = teacher.split.teacher_inputs
+        indices = np.arange(len(split)) if examples is None else examples
         budget = TOKENS_PER_BATCH[teacher.device.torch.type]
-        batches = [numbers[rows] for rows in by_tokens(split.lengths[numbers], budget, ROWS)]
+        batches = [indices[rows] for rows in batches_by_tokens(split.lengths[indices], budget, ROWS)]
         outputs, num_outputs = None, split.num_outputs
-        if chosen is not None:
-            outputs = np.sort(np.concatenate([split.batch(index).places for index in batches]))
+        if examples is not None:
+            outputs = np.sort(np.concatenate([split.batch(index).output_index for index in batches]))
             num_outputs = len(outputs)
-            np.save(folder / "examples.npy", chosen)
+            np.save(folder / "examples.npy", examples)
             np.save(folder / "outputs.npy", outputs)
         arrays: dict[str, Any] = {}
 
-        def put(name: str, rows: int, where: np.ndarray, values: Tensor) -> None:
+        def put(name: str, num_rows: int, rows: np.ndarray, values: Tensor) -> None:
             if name not in arrays:
-                arrays[name] = _reserved(folder / f"{name}.npy", (rows, *values.shape[1:]), np.dtype(dtype))
+                arrays[name] = _reserve_array(folder / f"{name}.npy", (num_rows, *values.shape[1:]), np.dtype(dtype))
             if dtype == "float16" and (largest := values.abs().max().item()) > float(np.finfo(dtype).max):
                 problem = f"the teacher's {name} reach {largest:.3g}, above float16's maximum of 65504"
                 raise UserError("teacher.outputs", dtype, problem, "Take teacher.outputs=float32.")
-            arrays[name][where] = values.cpu().numpy()
+            arrays[name][rows] = values.cpu().numpy()
 
         for index in batches:
             batch = split.batch(index)
             features = teacher(batch)
             if features.logits is not None:
-                put("logits", num_outputs, _rows(outputs, batch.places), features.logits)
+                put("logits", num_outputs, _rows(outputs, batch.output_index), features.logits)
             if layers := sorted(features.cls):
-                states = torch.stack([features.cls[one] for one in layers], dim=1)
-                put("cls", len(numbers), _rows(chosen, batch.index.numpy()), states)
+                states = torch.stack([features.cls[layer] for layer in layers], dim=1)
+                put("cls", len(indices), _rows(examples, batch.index.numpy()), states)
                 np.save(folder / "layers.npy", layers)
         for array in arrays.values():
             array.flush()
 
 
-def _rows(written: np.ndarray | None, numbers: np.ndarray) -> np.ndarray:
-    """Return the rows that hold ``numbers``, of an array whose rows hold the sorted numbers ``written`` (None: all)."""
-    return numbers if written is None else np.searchsorted(written, numbers)
+def _rows(cached_indices: np.ndarray | None, indices: np.ndarray) -> np.ndarray:
+    """Return the rows that hold ``indices``, of an array whose rows hold the sorted ``cached_indices`` (None: all)."""
+    return indices if cached_indices is None else np.searchsorted(cached_indices, indices)
 
 
-def _reserved(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+def _reserve_array(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """Create an array in a file and allocate its disk space now; a disk that fills up later would kill the process.
 
     Raises:
         Unavailable: the disk has not enough free space.
     """
-    require(file.parent, dtype.itemsize * prod(shape), "the teacher's outputs")
+    require_disk_space(file.parent, dtype.itemsize * prod(shape), "the teacher's outputs")
     array = np.lib.format.open_memmap(file, "w+", dtype, shape)
     with file.open("r+b") as stream:
         os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
@@ -215,7 +216,7 @@ class CheckpointTargets:
         number = self.route[progress.epoch]
         if number != self.number:
             self.targets = NoTeacher()  # frees the previous model before the next one is loaded
-            with undisturbed():  # building a model draws random numbers, but reading a cache does not
+            with preserved_random_state():  # building a model draws random numbers, but reading a cache does not
                 self.targets = self.open_checkpoint(number)
             self.number = number
         return self.targets(batch, progress, needs)

@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distill_runner.common.errors import Paused, UserError
+from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.common.process import deferred_interrupts
 from distill_runner.datasets.batches import Batch
-from distill_runner.methods.base import Progress
+from distill_runner.methods.base import Method, Progress
 from distill_runner.models.build import count_parameters
 from distill_runner.models.extract import extract
-from distill_runner.models.vocabulary import train_used_rows, whole
-from distill_runner.training import checkpoints
-from distill_runner.training.batch_norm import share_statistics
-from distill_runner.training.checkpoints import History, interrupts
-from distill_runner.training.config import Optim
-from distill_runner.training.data import Update, steps, weighed
-from distill_runner.training.meter import Meter
-from distill_runner.training.optimizers import make_optimizer
-from distill_runner.training.parts import Learner, Machine, Procedure, Record
+from distill_runner.models.vocabulary import full_vocabulary, train_used_rows
+from distill_runner.training.config import Optim, Runtime
+from distill_runner.training.data import Data, Update, epoch_updates, weighted_batches
+from distill_runner.training.devices import Device
+from distill_runner.training.history import History, Log, Meter, load_checkpoint, save_checkpoint
+from distill_runner.training.optimizer import learning_rate, make_optimizer
+from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, convert_sync_batch_norm
+from distill_runner.training.teachers import TeacherTargets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,61 +47,90 @@ def fit(training: Training) -> History:
     is the same, bit for bit on a CPU. The processes of a group stop after the same step, whichever is interrupted.
 
     Raises:
-        Diverged: a loss is not finite.
-        Lost: another process of the group has died.
-        KeyboardInterrupt, Paused: training has stopped early, after writing the checkpoint.
+        TrainingDiverged: a loss is not finite.
+        WorkerLost: another process of the group has died.
+        KeyboardInterrupt, TrainingPaused: training has stopped early, after writing the checkpoint.
     """
     group = training.group
-    group.wait()  # until all processes have read the checkpoint
+    group.barrier()  # until all processes have read the checkpoint
     if not training.num_steps and not training.history.epochs:
         training.end_epoch()
-    with interrupts() as interrupted:
+    with deferred_interrupts() as interrupts:
         # After the last step, a position above 0 means that training stopped before evaluating the last epoch.
         while (training.history.step < training.num_steps and not training.is_stale) or training.history.position:
-            if training.pauses():
-                raise Paused(training.history.epochs)
+            if training.should_pause():
+                raise TrainingPaused(training.history.epochs)
             for update in training.rest_of_epoch():
                 training.step(update)
-                stop = group.any(bool(interrupted))
-                if stop or group.any(training.checkpoint_due()):
+                stop = group.any_process(bool(interrupts))
+                if stop or group.any_process(training.checkpoint_due()):
                     training.save()
                 if stop:
                     raise KeyboardInterrupt
             training.end_epoch()
-            if group.any(bool(interrupted)):
+            if group.any_process(bool(interrupts)):
                 raise KeyboardInterrupt
     return training.history
 
 
 class Training:
-    """A model, the data and teacher it learns from, and all state that changes during training."""
+    """A model, the data and teacher that it learns from, and all state that changes during training.
 
-    def __init__(self, learner: Learner, procedure: Procedure, machine: Machine, record: Record) -> None:
-        device, runtime, self.group = machine.device, machine.runtime, machine.group
-        model, method = device.place(learner.model), device.place(learner.method)
-        self.model, self.method, self.data, self.teacher = model, method, learner.data, learner.teacher
-        self.procedure, self.optim, self.seed = procedure, procedure.optim, procedure.seed
-        self.device, self.record, self.folder = device, record, record.folder
-        share_statistics(model, self.group)
+    Args:
+        method: method bound to the model.
+        teacher: the teacher's outputs for ``data``.
+        seed: seed of the order of examples and of dropout.
+        folder: folder of the artifact; training resumes from a checkpoint in it.
+        report: callback for metrics, called every ``runtime.log_every`` steps and after every epoch.
+        group: processes that share every update. All have the same arguments; only the main process writes.
+        select_best: keep the model of the epoch with the best first metric, otherwise the model of the last epoch.
+        pause_after: stop after this many epochs, unless training is finished by then.
+        epochs_folder: folder for the model after each epoch, named by ``EPOCH``; None saves only the model to keep.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        method: Method,
+        data: Data,
+        teacher: TeacherTargets,
+        *,
+        optim: Optim,
+        seed: int,
+        device: Device,
+        runtime: Runtime,
+        folder: Path,
+        report: Log,
+        group: ProcessGroup = SINGLE_PROCESS,
+        select_best: bool = False,
+        pause_after: int | None = None,
+        epochs_folder: Path | None = None,
+    ) -> None:
+        model, method = device.place(model), device.place(method)
+        self.model, self.method, self.data, self.teacher = model, method, data, teacher
+        self.optim, self.seed, self.device, self.group = optim, seed, device, group
+        self.folder, self.report, self.epochs_folder = folder, report, epochs_folder
+        self.select_best, self.pause_after = select_best, pause_after
+        convert_sync_batch_norm(model, group)
         self.num_params = count_parameters(model)
         if runtime.gradient_checkpointing:
             _checkpoint_activations(model)
         self.rows = None
-        if self.optim.decay_is_decoupled and (occurring := self.data.token_ids) is not None:
-            self.rows = train_used_rows(model, torch.as_tensor(occurring, device=device.torch))
+        if self.optim.decay_is_decoupled and (token_ids := self.data.token_ids) is not None:
+            self.rows = train_used_rows(model, torch.as_tensor(token_ids, device=device.torch))
         self.checkpoint_minutes, self.checkpoint_steps = runtime.checkpoint_minutes, runtime.checkpoint_steps
         self.optimizer, self.scaler = make_optimizer(model, method, self.optim), device.scaler()
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.parts = {"model": model, "method": method, "optimizer": self.optimizer, "scaler": self.scaler}
-        self.history = checkpoints.resume(self.folder / CHECKPOINT, self.parts, device.torch)
+        self.history = load_checkpoint(self.folder / CHECKPOINT, self.parts, device.torch)
         if self.history.step:
             log.info("resuming after step %d, in epoch %d", self.history.step, self.history.epoch + 1)
         self.per_epoch = math.ceil(len(self.data) / self.optim.batch_size)
         self.num_steps = self.optim.num_steps(self.per_epoch)
         if not self.history.step and self.optim.max_steps is None and 0 < self.num_steps < FEW_STEPS:
             log.warning("there are only %d updates in total: try more epochs or a higher lr", self.num_steps)
-        self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, record.report)
-        self.saved = time.monotonic()
+        self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, report)
+        self.last_save = time.monotonic()
 
     @property
     def progress(self) -> Progress:
@@ -116,23 +145,25 @@ class Training:
         self.meter.restart()
         history = self.history
         remaining = min(self.per_epoch - history.position, self.num_steps - history.step)
-        of_epoch = (self.seed, history.epoch, history.position)
-        updates = islice(steps(self.data, self.optim, *of_epoch, self.group), remaining)
-        return self.device.ahead(replace(one, batches=list(map(self.device.move, one.batches))) for one in updates)
+        position = (self.seed, history.epoch, history.position)
+        updates = islice(epoch_updates(self.data, self.optim, *position, self.group), remaining)
+        return self.device.prefetch(
+            replace(update, batches=list(map(self.device.move, update.batches))) for update in updates
+        )
 
     def step(self, update: Update) -> None:
-        """Take one optimiser step for ``update``, over the batches of all processes."""
+        """Take one optimizer step for ``update``, over the batches of all processes."""
         history, optim = self.history, self.optim
         progress = self.progress
         self.group.seed(self.seed, history.step)
-        means, observed = dict[str, Tensor](), dict[str, Tensor]()
-        for batch in weighed(update, self.group):
+        means, diagnostics = dict[str, Tensor](), dict[str, Tensor]()
+        for batch in weighted_batches(update, self.group):
             for name, part in self._backward(batch, progress).items():
                 means[name] = means.get(name, 0) + part
-            for name, value in self.method.observed().items():
-                observed[name] = observed.get(name, 0) + batch.weights["example"] * value
+            for name, value in self.method.diagnostics().items():
+                diagnostics[name] = diagnostics.get(name, 0) + batch.weights["example"] * value
         gradients = (p.grad for p in self.parameters if p.grad is not None)
-        self.group.add_up([*means.values(), *observed.values(), *gradients])
+        self.group.all_reduce_sum([*means.values(), *diagnostics.values(), *gradients])
         self.method.end_update(means, update.num_examples)
         rate = learning_rate(optim, history.step, self.num_steps)
         for group in self.optimizer.param_groups:
@@ -141,7 +172,7 @@ class Training:
             self.scaler.unscale_(self.optimizer)
             norm = nn.utils.clip_grad_norm_(self.parameters, optim.clip)
             if not self.scaler.is_enabled():  # with fp16 loss scaling, a norm that is not finite is normal
-                observed["gradient_norm"] = norm
+                diagnostics["gradient_norm"] = norm
         if self.rows is not None and self.rows.weight.grad is not None:
             history.decay *= 1 - rate * optim.weight_decay
         self.scaler.step(self.optimizer)
@@ -149,8 +180,8 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         history.step, history.position = history.step + 1, history.position + 1
         history.examples += update.num_examples
-        losses = {f"loss/{name}": loss for name, loss in self.method.weighted(means).items()}
-        self.meter.add(losses | observed, rate)
+        losses = {f"loss/{name}": loss for name, loss in self.method.weighted_losses(means).items()}
+        self.meter.add(losses | diagnostics, rate)
 
     def _backward(self, batch: Batch, progress: Progress) -> dict[str, Tensor]:
         """Add the gradient of this batch's part of the update's loss; return its part of each unweighted term."""
@@ -159,7 +190,7 @@ class Training:
         with self.device.forward(self.model):
             features = extract(self.model, batch, student_needs)
         means = self.method(features.full(), targets, batch, progress)
-        loss = torch.stack(list(self.method.weighted(means).values())).sum()
+        loss = torch.stack(list(self.method.weighted_losses(means).values())).sum()
         self.scaler.scale(loss).backward()
         return {name: part.detach() for name, part in means.items()}
 
@@ -167,26 +198,26 @@ class Training:
         """Evaluate, save the model if it is the one to keep, and write the checkpoint."""
         self.meter.flush()
         history = self.history
-        metrics, predictions = self.group.by_first(lambda: self.data.evaluate(self.model))
+        metrics, predictions = self.group.broadcast_from_main(lambda: self.data.evaluate(self.model))
         history.epochs.append(metrics)
         history.epoch, history.position = history.epoch + 1, 0
-        if self.record.keep is not None and self.group.first:
-            self._save_model(self.record.keep / EPOCH.format(history.epoch))
+        if self.epochs_folder is not None and self.group.is_main:
+            self._save_model(self.epochs_folder / EPOCH.format(history.epoch))
         score = next(iter(metrics.values()), 0.0)
-        if not (self.procedure.select_best and metrics) or score > history.best_score:
+        if not (self.select_best and metrics) or score > history.best_score:
             history.best, history.best_score = history.epoch, score
-            if self.group.first:
+            if self.group.is_main:
                 self._save_model(self.folder / "model")
                 for name, outputs in predictions.items():
                     np.save(self.folder / PREDICTIONS.format(name), outputs)
         if metrics:
             values = {f"validation/{name}": value for name, value in metrics.items()}
-            self.record.report(values, history.step, history.step / self.per_epoch)
+            self.report(values, history.step, history.step / self.per_epoch)
         self.save()
 
     def whole_model(self) -> AbstractContextManager[PreTrainedModel]:
         """Return a context in which the model is complete; outside, it lacks tokens that never occur in ``data``."""
-        return whole(self.model, self.history.decay)
+        return full_vocabulary(self.model, self.history.decay)
 
     def _save_model(self, folder: Path) -> None:
         with self.whole_model() as model:
@@ -198,42 +229,21 @@ class Training:
         history, patience = self.history, self.optim.patience
         return patience is not None and history.epoch - history.best >= patience
 
-    def pauses(self) -> bool:
-        after = self.procedure.pause_after
-        return after is not None and self.history.epoch >= after and not self.history.position
+    def should_pause(self) -> bool:
+        epochs = self.pause_after
+        return epochs is not None and self.history.epoch >= epochs and not self.history.position
 
     def checkpoint_due(self) -> bool:
         by_steps = self.checkpoint_steps and self.history.step % self.checkpoint_steps == 0
-        return bool(by_steps) or time.monotonic() - self.saved > 60 * self.checkpoint_minutes
+        return bool(by_steps) or time.monotonic() - self.last_save > 60 * self.checkpoint_minutes
 
     def save(self) -> None:
         """Check that the losses are finite, so that no diverged state is ever saved, then write the checkpoint."""
         self.meter.flush()
-        if self.group.first:
-            checkpoints.save(self.folder / CHECKPOINT, self.history, self.parts)
+        if self.group.is_main:
+            save_checkpoint(self.folder / CHECKPOINT, self.history, self.parts)
         self.meter.restart()
-        self.saved = time.monotonic()
-
-
-def learning_rate(optim: Optim, step: int, num_steps: int) -> float:
-    """Return the learning rate of ``step``, counted from 0.
-
-    It rises from 0 over the share ``optim.warmup`` of the steps, then follows ``optim.schedule``. The last of
-    ``num_steps`` steps still has a rate above 0. ``linear`` is BERT's schedule, ``steps`` that of He et al. 2015, and
-    ``cosine`` that of Loshchilov and Hutter 2017 (Eq. 5) with one period and a minimum of 0.
-    """
-    warmup_steps = int(optim.warmup * num_steps)
-    if step < warmup_steps:
-        return optim.lr * (step + 1) / (warmup_steps + 1)
-    left = (num_steps - step) / max(1, num_steps - warmup_steps)
-    match optim.schedule:
-        case "linear":
-            return optim.lr * left
-        case "cosine":
-            return optim.lr * (1 + math.cos(math.pi * (1 - left))) / 2
-        case "steps":
-            return optim.lr * optim.drop ** sum(step >= milestone * num_steps for milestone in optim.milestones)
-    return optim.lr
+        self.last_save = time.monotonic()
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

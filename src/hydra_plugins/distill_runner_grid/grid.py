@@ -12,7 +12,7 @@ from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.imports import importing
+from distill_runner.common.process import fast_imports
 from distill_runner.compose.hydra_private import BasicSweeper
 
 
@@ -38,20 +38,25 @@ class GridSweeper(BasicSweeper):
         super().__init__(max_batch_size=None, params=params)
 
     def sweep(self, arguments: list[str]) -> None:
-        with importing():
+        with fast_imports():
             from distill_runner.common import hub
-            from distill_runner.common.schema import typed
-            from distill_runner.sweeping.config import SweepConfig
+            from distill_runner.common.schema import validate_config
             from distill_runner.sweeping.plan import show_plan
-            from distill_runner.sweeping.points import expand
-            from distill_runner.sweeping.submitting import submit_grid, submitter
-            from distill_runner.sweeping.sweep import finish, require_points, run_grid, sweep_folder
+            from distill_runner.sweeping.points import SweepConfig, expand
+            from distill_runner.sweeping.sweep import (
+                finish,
+                require_points,
+                run_grid,
+                submit_grid,
+                submitter,
+                sweep_folder,
+            )
 
         assert self.config is not None
         assert self.hydra_context is not None
         hydra, plain = self.config.hydra, OmegaConf.to_container(self.config.sweep, resolve=True)
-        settings = typed(SweepConfig, plain, "sweep.")
-        workers = self._workers_here()
+        settings = validate_config(SweepConfig, plain, "sweep.")
+        workers = self._local_workers()
         parameters = [*self._parse_config(), *arguments]
         grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where)
         require_points(grid)
@@ -62,31 +67,31 @@ class GridSweeper(BasicSweeper):
         folder = sweep_folder(Path(hydra.sweep.dir).absolute().parent / "sweeps", name, grid.points)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
-        with hub.shared():
+        with hub.shared_commits():
             if settings.wait:
                 launch = partial(self._launch, folder.name)
                 run_grid(grid, launch, workers, settings.retry_failed, settings.halving)
             else:
-                submit = submitter(self.launcher, self._of_group(folder.name))
+                submit = submitter(self.launcher, self._group_override(folder.name))
                 submit_grid(grid, submit, folder, settings.retry_failed)
         if code := finish(grid, folder, name, settings.halving, settings.wait):
             sys.exit(code)
 
     def _launch(self, group: str, jobs: Sequence[Sequence[str]]) -> Sequence[JobReturn]:
         assert self.launcher is not None
-        return self.launcher.launch([[*job, *self._of_group(group)] for job in jobs], initial_job_idx=0)
+        return self.launcher.launch([[*job, *self._group_override(group)] for job in jobs], initial_job_idx=0)
 
-    def _of_group(self, group: str) -> list[str]:
+    def _group_override(self, group: str) -> list[str]:
         """Return the override that sets ``tracker.group`` of tracked points to ``group``; empty if a group is set."""
         assert self.config is not None
         return [f"tracker.group={group}"] if self.config.tracker.get("group", group) is None else []
 
-    def _workers_here(self) -> int | None:
+    def _local_workers(self) -> int | None:
         """Return how many points run at once on this machine; None if they run as jobs of a cluster."""
         assert self.config is not None
         hydra = self.config.hydra
-        alone = hydra.runtime.choices["hydra/launcher"] == "basic"
-        return self._num_workers("n_jobs") if alone or "n_jobs" in hydra.launcher else None
+        is_local = hydra.runtime.choices["hydra/launcher"] == "basic" or "n_jobs" in hydra.launcher
+        return self._num_workers("n_jobs") if is_local else None
 
     def _num_workers(self, *names: str) -> int:
         """Return how many points run at once: the first of the launcher's settings ``names`` that is set, else 1.

@@ -19,16 +19,17 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from distill_runner.common.errors import UserError, first_line
+from distill_runner.common.process import disable_ray_statistics, enter_job
 
 log = logging.getLogger(__name__)
 
-HANDED_ON = ("DISTILL_", "HF_", "PYTHONPATH", "WANDB_")
+FORWARDED_VARIABLES = ("DISTILL_", "HF_", "PYTHONPATH", "WANDB_")
 """Prefixes of the environment variables that the launcher copies to the workers.
 
 A worker otherwise has the environment of the ``ray start`` of its node.
 """
-SECONDS_BETWEEN_LOOKS = 5.0
-SECONDS_TO_ANSWER = 10.0
+POLL_SECONDS = 5.0
+CONNECT_SECONDS = 10.0
 
 
 @dataclass
@@ -58,7 +59,7 @@ class RayLauncher(Launcher):
 
     def __init__(self, address: str | None, num_cpus: int, num_gpus: float, max_retries: int) -> None:
         self.address = address
-        self.needs = {"CPU": num_cpus, "GPU": num_gpus}
+        self.resources = {"CPU": num_cpus, "GPU": num_gpus}
         self.max_retries = max_retries
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -81,41 +82,44 @@ class RayLauncher(Launcher):
         """
         ray = self._cluster
         hydra = (self.hydra_context, self.config, self.task_function, Singleton.get_state())
-        place = (os.getcwd(), {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)})
-        shared = ray.put((hydra, place))  # once for all tasks
-        options = {"num_cpus": self.needs["CPU"], "num_gpus": self.needs["GPU"], "max_retries": self.max_retries}
-        task = ray.remote(**options)(_run)
-        numbered = enumerate(job_overrides, start=initial_job_idx)
-        tasks = [task.remote(shared, number, list(overrides)) for number, overrides in numbered]
-        log.info("%d tasks for Ray on %d nodes", len(tasks), len(_alive(ray)))
+        variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_VARIABLES)}
+        shared = ray.put((hydra, (os.getcwd(), variables)))  # once for all tasks
+        options = {
+            "num_cpus": self.resources["CPU"],
+            "num_gpus": self.resources["GPU"],
+            "max_retries": self.max_retries,
+        }
+        run = ray.remote(**options)(_run)
+        jobs = enumerate(job_overrides, start=initial_job_idx)
+        tasks = [run.remote(shared, number, list(overrides)) for number, overrides in jobs]
+        log.info("%d tasks for Ray on %d nodes", len(tasks), len(_nodes(ray)))
         try:
             _watch(ray, tasks)
         except KeyboardInterrupt:
-            for one in tasks:
-                ray.cancel(one, force=True)
+            for running_task in tasks:
+                ray.cancel(running_task, force=True)
             raise
-        return [ended for one in tasks if (ended := _result(ray, one)) is not None]
+        return [result for task in tasks if (result := _result(ray, task)) is not None]
 
     @cached_property
     def _cluster(self) -> Any:
         """The module ``ray``, connected to the cluster."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here would send usage statistics
+        disable_ray_statistics()
         import ray
 
         try:
-            _knock(self.address or os.environ.get("RAY_ADDRESS", ""))
+            _check_address(self.address or os.environ.get("RAY_ADDRESS", ""))
             ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING)
         except (OSError, ValueError, RuntimeError) as error:
             remedy = "Give host:port of a cluster (ray start --head), or local for a cluster of this machine alone."
             raise UserError("hydra.launcher.address", self.address, first_line(error), remedy) from error
-        if not any(
-            all(node.get(kind, 0) >= need for kind, need in self.needs.items()) for node in _alive(ray).values()
-        ):
-            log.warning("no node has %s: points wait until one joins", self.needs)
+        nodes = _nodes(ray).values()
+        if not any(all(node.get(name, 0) >= amount for name, amount in self.resources.items()) for node in nodes):
+            log.warning("no node has %s: points wait until one joins", self.resources)
         return ray
 
 
-def _knock(address: str) -> None:
+def _check_address(address: str) -> None:
     """Check that an ``address`` of the form ``host:port`` accepts connections.
 
     Ray itself searches for an absent cluster for minutes.
@@ -123,15 +127,14 @@ def _knock(address: str) -> None:
     Raises:
         OSError: nothing accepts the connection.
     """
-    if found := re.fullmatch(r"([\w.-]+):(\d+)", address):
-        socket.create_connection((found[1], int(found[2])), SECONDS_TO_ANSWER).close()
+    if match := re.fullmatch(r"([\w.-]+):(\d+)", address):
+        socket.create_connection((match[1], int(match[2])), CONNECT_SECONDS).close()
 
 
 def _run(shared: tuple[Any, Any], number: int, overrides: list[str]) -> JobReturn:
     """Run one job in a Ray worker, in the same steps as Hydra's basic launcher."""
     (hydra_context, config, task_function, singletons), (folder, environment) = shared
-    os.chdir(folder)
-    os.environ.update(environment)
+    enter_job(folder, environment)
     setup_globals()
     Singleton.set_state(singletons)
     job = hydra_context.config_loader.load_sweep_config(config, overrides)
@@ -148,28 +151,28 @@ def _run(shared: tuple[Any, Any], number: int, overrides: list[str]) -> JobRetur
 
 
 def _watch(ray: Any, tasks: Sequence[Any]) -> None:
-    """Wait until all ``tasks`` have ended; log how many have ended, and which nodes leave or join the cluster."""
-    nodes, waiting = _alive(ray), list(tasks)
-    while waiting:
-        ended, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=SECONDS_BETWEEN_LOOKS)
-        if ended:
-            log.info("%d of %d tasks have ended", len(tasks) - len(waiting), len(tasks))
-        before, nodes = nodes, _alive(ray)
-        for gone in before.keys() - nodes.keys():
-            log.warning("node %s has left: its points run again on other nodes, %d remain", gone[:8], len(nodes))
-        for new in nodes.keys() - before.keys():
-            log.info("node %s has joined: there are %d nodes", new[:8], len(nodes))
+    """Wait until all ``tasks`` have finished; log how many have, and which nodes leave or join the cluster."""
+    nodes, pending = _nodes(ray), list(tasks)
+    while pending:
+        finished, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_SECONDS)
+        if finished:
+            log.info("%d of %d tasks have ended", len(tasks) - len(pending), len(tasks))
+        earlier_nodes, nodes = nodes, _nodes(ray)
+        for node in earlier_nodes.keys() - nodes.keys():
+            log.warning("node %s has left: its points run again on other nodes, %d remain", node[:8], len(nodes))
+        for node in nodes.keys() - earlier_nodes.keys():
+            log.info("node %s has joined: there are %d nodes", node[:8], len(nodes))
 
 
-def _alive(ray: Any) -> dict[str, Mapping[str, float]]:
+def _nodes(ray: Any) -> dict[str, Mapping[str, float]]:
     """Return the resources of each living node, by node id."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
 def _result(ray: Any, task: Any) -> JobReturn | None:
     try:
-        found: JobReturn = ray.get(task)
-        return found
+        result: JobReturn = ray.get(task)
+        return result
     except ray.exceptions.RayError as error:
         log.error("a point was given up: %s", first_line(error))
         return None

@@ -1,21 +1,137 @@
-"""Corpora of plain text, and transfer sets on which a teacher's predictions are distilled."""
+"""Corpora and transfer sets as mixtures of named parts, each read from a separate dataset."""
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+from distill_runner.common.assumptions import Assumption, assumptions_field
 from distill_runner.common.errors import UserError
-from distill_runner.common.readings import Reading, of_file
-from distill_runner.datasets.corpora.parts import CorpusPart, Mixture
-from distill_runner.datasets.examples import Examples
-from distill_runner.datasets.reading.tables import read
+from distill_runner.common.schema import Schema
+from distill_runner.datasets.readers.dataset import Dataset
+from distill_runner.datasets.readers.tables import data_fingerprint, read_rows, read_table
+from distill_runner.datasets.tokenization import Examples
 
-Held = Literal["train", "validation"]
+LOCATION_FIELDS = {"dataset", "config", "revision"}
+"""Fields that locate the data; a part's spec contains a hash of the content instead."""
 ORDER_SEED = 0
 """Seed of the order in which a transfer set is cut to its size; smaller sets are thus part of larger ones."""
+SplitName = Literal["train", "validation"]
+
+
+class CorpusPart(Dataset):
+    """Text from one dataset.
+
+    Each row is a document unless ``document_column``, ``document_start`` or ``rows_per_document`` is set. Each of these
+    joins consecutive rows into documents; the first one that is set applies.
+
+    Attributes:
+        train: training split; ``*`` takes every file of a folder.
+        validation: validation split; ``null`` holds out training documents instead (``corpus.hold_out``).
+        document_column: consecutive rows with the same value in this column form a document (chapters of one novel).
+        document_start: regular expression that matches the beginning of a document's first row (WikiText's headings).
+        rows_per_document: number of rows per document, for data that has lost the borders of documents, such as
+            BookCorpus with one sentence per row.
+        limit: maximum number of documents taken from each split, or of rows in a transfer set; ``null`` takes all.
+    """
+
+    _key: str = PrivateAttr("parts")
+    train: str = "train"
+    validation: str | None = None
+    document_column: str | None = None
+    document_start: str | None = None
+    rows_per_document: int = Field(1, ge=1)
+    limit: int | None = Field(None, ge=1)
+
+    @field_validator("document_start")
+    @classmethod
+    def _is_valid_expression(cls, expression: str | None) -> str | None:
+        try:
+            re.compile(expression or "")
+        except re.error as error:
+            raise ValueError(f"must be a regular expression: {error}") from error
+        return expression
+
+    @property
+    def key(self) -> str:
+        return self._key
+
+    @property
+    def splits(self) -> set[str]:
+        return {self.train} | ({self.validation} if self.validation else set())
+
+    def split_key(self, split: str) -> str:
+        return f"{self.key}.{'validation' if split == self.validation != self.train else 'train'}"
+
+    def required_columns(self, split: str) -> dict[str, str]:
+        column = {self.document_column: "document_column"} if self.document_column else {}
+        return column | dict.fromkeys(self.columns, "columns")
+
+    def spec(self) -> dict[str, Any]:
+        """Return all that determines the text, independent of where the data is stored."""
+        return {**self.model_dump(exclude=LOCATION_FIELDS), "content": data_fingerprint(self)}
+
+    def documents(self, split: str, stream: bool = False) -> Iterator[list[str]]:
+        """Yield each document as the list of its texts, in order; empty texts and empty documents are left out.
+
+        Raises:
+            UserError: the split cannot be read, or has no text.
+        """
+        return islice(self._documents(split, stream), self.limit)
+
+    def _documents(self, split: str, stream: bool) -> Iterator[list[str]]:
+        document, previous_name, has_text = list[str](), None, False
+        for number, row in enumerate(read_rows(self, split, download=not stream)):
+            texts = [str(row[column]).strip() for column in self.columns if row[column] is not None]
+            name = row[self.document_column] if self.document_column else None
+            if document and self._starts_document(number, texts, name != previous_name):
+                yield document
+                document = []
+            document, previous_name = document + [text for text in texts if text], name
+            has_text = has_text or bool(document)
+        if document:
+            yield document
+        if not has_text:
+            raise UserError(self.split_key(split), split, f"no text in the column {', '.join(self.columns)}")
+
+    def _starts_document(self, number: int, texts: list[str], has_new_name: bool) -> bool:
+        """Return whether row ``number`` begins a new document."""
+        if self.document_column:
+            return has_new_name
+        if self.document_start:
+            return bool(texts and re.match(self.document_start, texts[0]))
+        return number % self.rows_per_document == 0
+
+
+class Mixture(Schema):
+    """Text from several named parts, concatenated in the order given.
+
+    Attributes:
+        name: name for display only.
+        version: version number, raised when the same configuration comes to mean other text.
+        parts: the parts by name, so that the command line can override one value of one part.
+    """
+
+    group: ClassVar[str]
+    """Configuration group, used in messages."""
+
+    name: str
+    version: int = 1
+    parts: dict[str, CorpusPart] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _set_part_keys(self) -> Self:
+        for name, part in self.parts.items():
+            part._key = f"{self.group}.parts.{name}"
+        return self
+
+    def spec(self) -> dict[str, Any]:
+        """Return all that determines the text; the names and the location of the data are left out."""
+        parts = [part.spec() for part in self.parts.values()]
+        return {**self.model_dump(exclude={"name", "parts"}), "parts": parts}
 
 
 class Corpus(Mixture):
@@ -37,7 +153,7 @@ class Corpus(Mixture):
         exponent: read training documents of each part in proportion to its number of documents to this power. The
             total stays the same: small parts are repeated, large parts truncated. 0.7 reads small languages more often
             (XLM). The documents are counted first. ``null`` reads every document once.
-        readings: choices of the corpus's configuration file where a paper is silent, by option.
+        assumptions: choices of the corpus's configuration file where a paper is silent, by option.
     """
 
     group: ClassVar[str] = "corpus"
@@ -46,24 +162,28 @@ class Corpus(Mixture):
     vocab_size: int | None = Field(None, ge=64)
     examples: Annotated[
         Literal["passages", "packed", "pairs"],
-        Reading("a separator stands between two documents, as in RoBERTa's FULL-SENTENCES", "MiniLMv2 4.1", "packed"),
-        Reading("pairs are drawn once, masks anew in every epoch; BERT used ten masked copies", "BERT A.2", "pairs"),
-        Reading("a rule on punctuation decides where a sentence ends; BERT names no splitter", "BERT A.2", "pairs"),
-        Reading("one length for all steps; BERT's last tenth at 512: mlm_nsp_two_lengths", "BERT A.2", "pairs"),
+        Assumption(
+            "a separator stands between two documents, as in RoBERTa's FULL-SENTENCES", "MiniLMv2 4.1", "packed"
+        ),
+        Assumption("pairs are drawn once, masks anew in every epoch; BERT used ten masked copies", "BERT A.2", "pairs"),
+        Assumption("a rule on punctuation decides where a sentence ends; BERT names no splitter", "BERT A.2", "pairs"),
+        Assumption("one length for all steps; BERT's last tenth at 512: mlm_nsp_two_lengths", "BERT A.2", "pairs"),
     ] = "passages"
-    hold_out: Annotated[int, Reading("one document in 200 is held out", "all papers that pre-train")] = Field(200, ge=2)
+    hold_out: Annotated[int, Assumption("one document in 200 is held out", "all papers that pre-train")] = Field(
+        200, ge=2
+    )
     short_pairs: float = Field(0.1, ge=0, le=1)
     mask_probability: float = Field(0.15, gt=0, lt=1)
     whole_word: bool = False
     stream: bool = False
     exponent: float | None = Field(None, gt=0, le=1)
-    readings: dict[str, Any] = of_file()
+    assumptions: dict[str, Any] = assumptions_field()
 
     def spec(self) -> dict[str, Any]:
-        without = {"stream"} | ({"exponent"} if self.exponent is None else set())
-        return {key: value for key, value in super().spec().items() if key not in without}
+        without_effect = {"stream"} | ({"exponent"} if self.exponent is None else set())
+        return {key: value for key, value in super().spec().items() if key not in without_effect}
 
-    def documents(self, split: Held) -> Iterator[list[str]]:
+    def documents(self, split: SplitName) -> Iterator[list[str]]:
         """Yield the documents of a split, each as a list of texts.
 
         Raises:
@@ -71,25 +191,25 @@ class Corpus(Mixture):
         """
         parts = list(self.parts.values())
         if split == "validation" or self.exponent is None:
-            yield from chain.from_iterable(self._of(part, split) for part in parts)
+            yield from chain.from_iterable(self._part_documents(part, split) for part in parts)
             return
-        counted = [(part, sum(1 for _ in self._of(part, split))) for part in parts]
-        counted = [(part, size) for part, size in counted if size]  # hold_out may leave a part no training document
-        shares = quotas([size for _, size in counted], self.exponent)
-        for (part, size), quota in zip(counted, shares, strict=True):
+        sizes = [(part, sum(1 for _ in self._part_documents(part, split))) for part in parts]
+        sizes = [(part, size) for part, size in sizes if size]  # hold_out may leave a part no training document
+        counts = quotas([size for _, size in sizes], self.exponent)
+        for (part, size), quota in zip(sizes, counts, strict=True):
             rounds = -(-quota // size)
-            yield from islice(chain.from_iterable(self._of(part, split) for _ in range(rounds)), quota)
+            yield from islice(chain.from_iterable(self._part_documents(part, split) for _ in range(rounds)), quota)
 
-    def _of(self, part: CorpusPart, split: Held) -> Iterator[list[str]]:
+    def _part_documents(self, part: CorpusPart, split: SplitName) -> Iterator[list[str]]:
         """Yield the documents of one part, each once."""
         if part.validation is None:
             documents = enumerate(part.documents(part.train, self.stream))
-            held = split == "validation"
-            yield from (texts for number, texts in documents if (number % self.hold_out == 0) == held)
+            is_validation = split == "validation"
+            yield from (texts for number, texts in documents if (number % self.hold_out == 0) == is_validation)
         else:
             yield from part.documents(part.train if split == "train" else part.validation, self.stream)
 
-    def texts(self, split: Held) -> Iterator[str]:
+    def texts(self, split: SplitName) -> Iterator[str]:
         """Yield the texts of all documents of a split; raises the errors of ``documents``."""
         return chain.from_iterable(self.documents(split))
 
@@ -104,7 +224,7 @@ def quotas(sizes: Sequence[int], exponent: float) -> list[int]:
 
 
 class TransferSet(Mixture):
-    """Unlabelled inputs of a task, on which a teacher's predictions are distilled (well-read students, Table 4).
+    """Unlabeled inputs of a task, on which a teacher's predictions are distilled (well-read students, Table 4).
 
     Attributes:
         size: number of examples, drawn from all parts without replacement; ``null`` takes all. The order of drawing
@@ -133,14 +253,14 @@ class TransferSet(Mixture):
             if len(part.columns) != len(columns):
                 problem = f"the earlier parts have {len(columns)} columns: all must be single texts, or all pairs"
                 raise UserError(f"{part.key}.columns", part.columns, problem)
-            table = read(part, part.train)
-            kept = [row for row in zip(*(table.columns[name] for name in part.columns), strict=True) if all(row)]
-            for column, values in zip(columns, zip(*kept[: part.limit], strict=True), strict=False):
+            table = read_table(part, part.train)
+            rows = [row for row in zip(*(table.columns[name] for name in part.columns), strict=True) if all(row)]
+            for column, values in zip(columns, zip(*rows[: part.limit], strict=True), strict=False):
                 column.extend(values)
         if self.size is None:
             return columns
         if self.size > len(columns[0]):
             problem = f"the parts have only {len(columns[0])} examples"
             raise UserError("transfer.size", self.size, problem, "transfer.size=null takes all.")
-        chosen = np.random.default_rng(ORDER_SEED).permutation(len(columns[0]))[: self.size]
-        return [[column[i] for i in chosen] for column in columns]
+        order = np.random.default_rng(ORDER_SEED).permutation(len(columns[0]))[: self.size]
+        return [[column[row] for row in order] for column in columns]

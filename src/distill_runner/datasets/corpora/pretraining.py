@@ -31,30 +31,28 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, folder: Path | str) -
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    with TemporaryFile("w+", encoding="utf-8") as spool:  # the texts are read twice and may be larger than the memory
-        seen = set(tokenizer.normalizer.normalize_str("".join(map(chr, range(33, 127)))))
+    with TemporaryFile("w+", encoding="utf-8") as spool:  # the texts are read twice and may be larger than memory
+        alphabet = set(tokenizer.normalizer.normalize_str("".join(map(chr, range(33, 127)))))
         for text in texts:
-            seen.update(tokenizer.normalizer.normalize_str(text))
+            alphabet.update(tokenizer.normalizer.normalize_str(text))
             spool.write(json.dumps(text) + "\n")
         spool.seek(0)
-        characters = sorted(seen - set(" \n"))
-        within = [one for one in characters if len(tokenizer.pre_tokenizer.pre_tokenize_str(f"a{one}")) == 1]
-        trainer = _wordpiece_trainer(characters, within, vocab_size)
-        tokenizer.train_from_iterator(map(json.loads, spool), trainer)
+        characters = sorted(alphabet - set(" \n"))
+        inner = [sign for sign in characters if len(tokenizer.pre_tokenizer.pre_tokenize_str(f"a{sign}")) == 1]
+        tokenizer.train_from_iterator(map(json.loads, spool), _wordpiece_trainer(characters, inner, vocab_size))
     BertTokenizer(vocab=tokenizer.get_vocab(), do_lower_case=True).save_pretrained(folder)
 
 
-def _wordpiece_trainer(characters: list[str], within: list[str], vocab_size: int) -> Any:
-    """Return a trainer for an alphabet of ``characters``; ``within`` are those that may continue a word."""
+def _wordpiece_trainer(characters: list[str], inner: list[str], vocab_size: int) -> Any:
+    """Return a trainer for an alphabet of ``characters``; those in ``inner`` may continue a word."""
     from tokenizers.trainers import WordPieceTrainer
 
     # By default, the trainer numbers continuation pieces in an order that differs between processes, and breaks ties
     # between equally frequent merges by these numbers. As special tokens, the pieces have fixed numbers.
-    continuations = [f"##{character}" for character in within]
     return WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
-        special_tokens=SPECIAL_TOKENS + continuations,
+        special_tokens=SPECIAL_TOKENS + [f"##{character}" for character in inner],
         initial_alphabet=characters,
         show_progress=False,
     )
@@ -70,39 +68,39 @@ def mask_tokens(
     probability: float = 0.15,
     continues_T: "torch.Tensor | None" = None,
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Choose tokens to predict and mask them; each sequence gets at least one.
+    """Select tokens to predict and mask them, at least one in each sequence.
 
-    Of the chosen tokens, 80 % are replaced by [MASK], 10 % by a random token, and 10 % stay unchanged.
+    Of the selected tokens, 80 % are replaced by [MASK], 10 % by a random token, and 10 % stay unchanged.
 
     Source: BERT (Devlin et al. 2019), section 3.1, task 1.
 
     Args:
         input_ids_T: int64, T tokens of B concatenated sequences; not modified.
-        special_T: bool, tokens that are never chosen.
+        special_T: bool, tokens that are never selected.
         starts_B: position of the first token of each sequence.
-        draws_3T: uniform numbers in 0..1: for choosing the token, for its replacement, and for the random token.
+        draws_3T: uniform numbers in 0..1: for selecting the token, for its replacement, and for the random token.
         mask_id: id of [MASK].
         vocab_size: random tokens are drawn from 0 .. vocab_size - 1.
-        probability: probability with which each token that is not special is chosen.
-        continues_T: bool, tokens that continue a word. If given, whole words are chosen (BERT's whole word masking),
-            each with ``probability``; each token of a chosen word is then replaced independently.
+        probability: probability with which each token that is not special is selected.
+        continues_T: bool, tokens that continue a word. If given, whole words are selected (BERT's whole word
+            masking), each with ``probability``; each token of a selected word is then replaced independently.
 
     Returns:
         Masked ids (T,) and labels (T,), which are -100 for tokens that are not predicted.
     """
     import torch
 
-    lot_T = draws_3T[0]
-    places_T = torch.arange(len(input_ids_T), device=input_ids_T.device)
+    draw_T = draws_3T[0]
+    positions_T = torch.arange(len(input_ids_T), device=input_ids_T.device)
     if continues_T is not None:
-        lot_T = lot_T[torch.where(continues_T, -1, places_T).cummax(0).values]
-    lot_T = lot_T.masked_fill(special_T, 1.0)
-    sequence_T = torch.searchsorted(starts_B, places_T, right=True) - 1
-    lowest_B = lot_T.new_ones(len(starts_B)).scatter_reduce(0, sequence_T, lot_T, "amin")
-    chosen_T = ((lot_T < probability) | (lot_T == lowest_B[sequence_T])) & ~special_T
-    masked_T = input_ids_T.masked_fill(chosen_T & (draws_3T[1] < 0.8), mask_id)
-    masked_T = torch.where(chosen_T & (draws_3T[1] >= 0.9), (draws_3T[2] * vocab_size).long(), masked_T)
-    return masked_T, input_ids_T.masked_fill(~chosen_T, -100)
+        draw_T = draw_T[torch.where(continues_T, -1, positions_T).cummax(0).values]
+    draw_T = draw_T.masked_fill(special_T, 1.0)
+    sequence_T = torch.searchsorted(starts_B, positions_T, right=True) - 1
+    lowest_B = draw_T.new_ones(len(starts_B)).scatter_reduce(0, sequence_T, draw_T, "amin")
+    selected_T = ((draw_T < probability) | (draw_T == lowest_B[sequence_T])) & ~special_T
+    masked_T = input_ids_T.masked_fill(selected_T & (draws_3T[1] < 0.8), mask_id)
+    masked_T = torch.where(selected_T & (draws_3T[1] >= 0.9), (draws_3T[2] * vocab_size).long(), masked_T)
+    return masked_T, input_ids_T.masked_fill(~selected_T, -100)
 
 
 def mask_draws(seed: int, epoch: int, index: Iterable[int], lengths: Iterable[int]) -> "torch.Tensor":
@@ -113,11 +111,11 @@ def mask_draws(seed: int, epoch: int, index: Iterable[int], lengths: Iterable[in
     """
     import torch
 
-    def of_example(number: int, length: int) -> np.ndarray:
-        counted = np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, number])
-        return np.random.Generator(counted).random((3, length))
+    def example_draws(number: int, length: int) -> np.ndarray:
+        generator = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, number]))
+        return generator.random((3, length))
 
-    parts = [of_example(number, length) for number, length in zip(index, lengths, strict=True)]
+    parts = [example_draws(number, length) for number, length in zip(index, lengths, strict=True)]
     return torch.from_numpy(np.concatenate(parts, axis=1))
 
 

@@ -1,0 +1,57 @@
+"""distill-run's training without evaluation and checkpoints. ``compiled`` compiles the forward pass with torch."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.competitors import Train
+from benchmarks.setting import BATCH, LR, WEIGHT_DECAY, Setting
+from distill_runner.common.process import computation_mode
+from distill_runner.models.extract import extract
+from distill_runner.training import train as train_module
+from distill_runner.training.config import Optim, Precision, Runtime
+from distill_runner.training.data import TaskData
+from distill_runner.training.devices import Device
+from distill_runner.training.teachers import LiveTargets, TeacherTargets
+from distill_runner.training.train import Training
+
+
+def make(
+    setting: Setting, dtype: torch.dtype = torch.float32, precision: Precision = "fp32", compiled: bool = False
+) -> Train:
+    if compiled:
+        setattr(train_module, "extract", torch.compile(extract, dynamic=True))  # noqa: B010
+    device, tokens = Device.from_name(setting.device, precision), setting.tokens()
+    data = TaskData(setting.task, tokens, {}, device)
+    targets: TeacherTargets = setting.targets(device)
+    if dtype != torch.float32:  # the cache holds float32 only
+        targets = LiveTargets(setting.teacher().to(dtype), tokens, setting.stage.teacher_needs, device)
+
+    @computation_mode()
+    def train(student: Any, steps: int) -> list[float]:
+        curve: list[float] = []
+        optim = {"lr": LR, "weight_decay": WEIGHT_DECAY, "batch_size": BATCH, "schedule": "constant", "warmup": 0}
+        with tempfile.TemporaryDirectory() as folder:
+            training = Training(
+                student,
+                setting.stage.build_method().to(dtype),
+                data,
+                targets,
+                optim=Optim(epochs=1, max_steps=steps, **optim),
+                seed=0,
+                device=device,
+                runtime=Runtime(log_every=1),
+                folder=Path(folder),
+                report=lambda values, step, epoch: curve.append(values["loss"]),
+                select_best=True,
+            )
+            for update in training.rest_of_epoch():
+                training.step(update)
+            with training.whole_model() as model:
+                embedding = model.get_input_embeddings()
+            student.set_input_embeddings(embedding)
+        return curve
+
+    return train

@@ -1,0 +1,343 @@
+"""Comparisons of students with their teacher: agreement, scores by epoch, attention maps, inner states.
+
+The functions repeat the tables and figures of two papers. Internal representations: Tables 3 and 4, and Figures 4, 5,
+10 and 11. ALP-KD: Figure 3 (weights of the teacher's layers), Figure 4a-b (states in a plane) and Figure 4c-d
+(distances).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distill_runner.common.terminal import markdown_table
+from distill_runner.report.figures import COLORS, legend, panels, style
+from distill_runner.report.statistics import Spread
+from distill_runner.tasks.task import ExamplePredictions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SEED = 0
+"""Seed of ``sample``."""
+TEACHER = "teacher"
+BLUE, RED, GREEN, *OTHERS = COLORS
+"""Colors as in ALP-KD's figures: the teacher green, the first student blue, the second red."""
+CORRECTNESS = ("right", "wrong")
+
+
+def agreement(teacher: np.ndarray, student: np.ndarray) -> dict[str, int]:
+    """Count the examples that teacher and student get right or wrong, for each combination (Table 3).
+
+    Args:
+        teacher, student: (N,) booleans, whether the model is correct.
+    """
+    return {
+        f"teacher_{one}_student_{other}": int((first & second).sum())
+        for one, first in zip(CORRECTNESS, (teacher, ~teacher), strict=True)
+        for other, second in zip(CORRECTNESS, (student, ~student), strict=True)
+    }
+
+
+def agreement_table(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """Return Table 3 as Markdown: one row per student, columns by whether the teacher is right."""
+    pairs = [(one, other) for one in CORRECTNESS for other in CORRECTNESS]
+    rows = {name: [count[f"teacher_{one}_student_{other}"] for one, other in pairs] for name, count in counts.items()}
+    first = next(iter(rows.values()))
+    right, wrong = first[0] + first[1], first[2] + first[3]
+    header = ["student", f"teacher right ({right:,}): right", "wrong", f"teacher wrong ({wrong:,}): right", "wrong"]
+    return markdown_table(header, [[name, *(f"{number:,}" for number in row)] for name, row in rows.items()])
+
+
+def disputed(teacher: ExamplePredictions, students: Sequence[ExamplePredictions]) -> np.ndarray:
+    """Return the indices of examples that the teacher gets right, and some but not all students get wrong.
+
+    If there is only one student, its wrong answers count.
+
+    The paper shows four such examples and does not say how they were chosen. Here the examples are
+    sorted by how far the models, including the teacher, differ in the probability of the true label; the largest gap
+    comes first.
+    """
+    correct = np.stack([model.correct for model in (teacher, *students)])
+    examples = np.flatnonzero(correct[0] & ~correct[1:].all(0) & (correct[1:].any(0) | (len(students) == 1)))
+    gap = np.ptp([model.label_probability[examples] for model in (teacher, *students)], axis=0)
+    return np.asarray(examples[np.argsort(-gap, kind="stable")])
+
+
+def samples_table(
+    texts: Sequence[str], labels: Sequence[str], predictions: Mapping[str, Sequence[str]], numbers: Sequence[int]
+) -> str:
+    """Return Table 4 as Markdown: one row per example, with its label and the prediction of each model.
+
+    Args:
+        texts, labels: texts and labels of the examples; line breaks become blanks, and bars are escaped.
+        predictions: predictions for the examples, by name of the model.
+        numbers: indices of the examples in their split.
+    """
+    rows = [
+        [str(number), *(" ".join(cell.split()).replace("|", "\\|") for cell in cells)]
+        for number, *cells in zip(numbers, texts, labels, *predictions.values(), strict=True)
+    ]
+    header = ["no.", "example", "label", *predictions]
+    return markdown_table(header, rows, text_columns=len(header))
+
+
+@dataclass(frozen=True)
+class ScoreHistory:
+    """A student's score after each epoch, and the epochs in which a schedule finished its layers.
+
+    Attributes:
+        metric: name of the metric; ``scores`` are fractions.
+        ends: pairs of a layer (from 1) and the number of epochs that had passed when the schedule left the layer.
+    """
+
+    metric: str
+    scores: list[float]
+    ends: list[tuple[int, int]]
+
+    @classmethod
+    def read(cls, folder: Path) -> "ScoreHistory":
+        """Read the history of a finished run; the score is the first metric of the validation.
+
+        Epochs are in ``metrics.jsonl``. If another run trained the student, that file has none, and ``result.json`` has
+        the scores alone.
+        """
+        scores: list[float] = []
+        ends: dict[int, int] = {}
+        layer, name = 0, None
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
+            point: dict[str, Any] = json.loads(line)
+            current = int(point.get("schedule/layer", layer))
+            if current != layer and layer:
+                ends[layer] = len(scores)
+            layer = current
+            name = name or next((key for key in point if key.startswith("validation/")), None)
+            if name in point:
+                scores.append(point[name])
+        if not scores:
+            epochs = json.loads((folder / "result.json").read_text())["history"]
+            name = next(iter(epochs[0]), None) if epochs else None
+            scores = [epoch[name] for epoch in epochs]
+        return cls((name or "score").rpartition("/")[2], scores, list(ends.items()))
+
+
+def draw_histories(runs: Mapping[str, Sequence[ScoreHistory]]) -> "Figure":
+    """Draw the score per epoch; L1, L2, ... mark where a layer was left (Figures 4 and 10).
+
+    Several seeds are drawn as their mean and its 95% interval, over the epochs that all of them have, without marks.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    with style():
+        figure, (axes,) = panels(1, 1, 7.5, 3.8)
+        marks: Counter[tuple[int, float]] = Counter()
+        colors = dict(zip(runs, cycle(COLORS), strict=False))
+        for name, seeds in runs.items():
+            each_epoch = zip(*(run.scores for run in seeds), strict=False)
+            spreads = [Spread.from_values([100 * score for score in scores]) for scores in each_epoch]
+            epochs, means = range(1, len(spreads) + 1), [spread.mean for spread in spreads]
+            single = "o" if len(spreads) == 1 else None  # one epoch alone would draw no line
+            axes.plot(epochs, means, color=colors[name], marker=single)
+            low, high = ([spread.mean + sign * (spread.interval or 0) for spread in spreads] for sign in (-1, 1))
+            axes.fill_between(epochs, low, high, color=colors[name], alpha=0.15, linewidth=0)
+            for layer, epoch in seeds[0].ends if len(seeds) == 1 else ():
+                point = (epoch, means[epoch - 1])
+                axes.plot(*point, "o", markersize=4, color=colors[name])
+                height = 5 + 10 * marks[point]  # stacks the labels where lines meet
+                axes.annotate(
+                    f"L{layer}",
+                    point,
+                    xytext=(0, height),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
+                    color=colors[name],
+                )
+                marks[point] += 1
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.margins(y=0.12)
+        metrics = {run.metric: None for seeds in runs.values() for run in seeds}
+        axes.set(xlabel="epoch", ylabel=f"{' or '.join(metrics)} x 100")
+        legend(figure, {name: {"color": color} for name, color in colors.items()})
+    return figure
+
+
+def divergence(teacher: np.ndarray, student: np.ndarray) -> np.ndarray:
+    """Return KL(teacher || student) of attention maps (heads, L, L), averaged over rows: one number per head."""
+    from scipy.special import rel_entr
+
+    return np.asarray(rel_entr(teacher, student).sum(-1).mean(-1))
+
+
+def draw_attention(
+    tokens: Sequence[str],
+    teacher: Mapping[int, np.ndarray],
+    students: Mapping[str, Mapping[int, np.ndarray]],
+    layer_pairs: Mapping[int, int],
+    head: int,
+) -> "Figure":
+    """Draw the attention maps of one head, one row per pair of layers.
+
+    The title of a student's map gives its KL divergence from the teacher's map. The maps of a row share one color
+    scale.
+
+    Args:
+        teacher, students: attention (heads, L, L) of one example, by layer.
+        layer_pairs: teacher layer by student layer.
+        head: index from 0 (Figure 11 shows head 0).
+    """
+    from matplotlib.figure import Figure
+
+    size = 1 + len(tokens) / 8
+    figure = Figure(figsize=(size * (1 + len(students)), size * len(layer_pairs) + 0.3), layout="constrained")
+    figure.suptitle(f"attention of head {head}", fontsize=9)
+    grid = figure.subplots(len(layer_pairs), 1 + len(students), squeeze=False)
+    for row, (j, k) in zip(grid, layer_pairs.items(), strict=True):
+        maps = {f"teacher\nlayer {k}": teacher[k]}
+        for name, student in students.items():
+            maps[f"{name}\nlayer {j}, KL {divergence(teacher[k], student[j])[head]:.3f}"] = student[j]
+        darkest = max(float(attention[head].max()) for attention in maps.values())
+        for axes, (title, attention) in zip(row, maps.items(), strict=True):
+            axes.imshow(attention[head], vmin=0, vmax=darkest, cmap="Blues")
+            axes.set_title(title, fontsize=8)
+            axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=5)
+            axes.set_yticks(range(len(tokens)), tokens, fontsize=5)
+    return figure
+
+
+def sample(size: int, count: int) -> np.ndarray:
+    """Return the indices of ``count`` of ``size`` examples, at most ``size``: "randomly selected" (ALP-KD).
+
+    The seed is always 0, so that figures of different runs show the same examples. A sample of 10 is
+    the first 10 of a sample of 100.
+    """
+    return np.random.default_rng(SEED).permutation(size)[:count]
+
+
+def principal_components(groups: Sequence[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Project each group of states (n, H) onto the plane of the first two principal components: (n, 2).
+
+    The components are computed from all groups together, so that one plane can show all groups.
+
+    Returns:
+        The coordinates of each group, and the shares (2,) of the variance that the components explain.
+    """
+    from sklearn.decomposition import PCA
+
+    analysis = PCA(2, svd_solver="full")
+    coordinates = analysis.fit_transform(np.concatenate(groups).astype(np.float64))
+    return np.split(coordinates, np.cumsum([len(group) for group in groups])[:-1]), analysis.explained_variance_ratio_
+
+
+def distances(student: np.ndarray, teacher: np.ndarray) -> np.ndarray:
+    """Return 1 minus the cosine between states (n, H) of student and teacher, for each example: (n,), 0 to 2."""
+    from sklearn.metrics.pairwise import paired_cosine_distances
+
+    cosine_distances: np.ndarray = paired_cosine_distances(student.astype(np.float64), teacher.astype(np.float64))
+    return cosine_distances
+
+
+def number_table(header: Sequence[str], rows: Mapping[str, Sequence[float]]) -> str:
+    """Return a Markdown table of numbers with three decimals, one row per name under ``header``; NaN is shown as –."""
+    cells = {name: ["–" if np.isnan(value) else f"{value:.3f}" for value in values] for name, values in rows.items()}
+    return markdown_table(header, [[name, *row] for name, row in cells.items()])
+
+
+def draw_alpha(weights: Mapping[str, Mapping[int, np.ndarray]], examples: np.ndarray) -> "Figure":
+    """Draw a heat map for each run (across) and student layer (down), all with one color scale (Figure 3).
+
+    Args:
+        weights: (examples, teacher layers) by run and student layer. NaN where the mapping has no such pair of layers,
+            drawn hatched.
+        examples: indices of the examples in the split.
+    """
+    from matplotlib.figure import Figure
+
+    layers = list(next(iter(weights.values())))
+    first = next(iter(weights.values()))[layers[0]]
+    height, width = 1.0 + 0.22 * len(first), 0.8 + 0.22 * first.shape[1]
+    highest = max(float(np.nanmax(alpha)) for run in weights.values() for alpha in run.values())
+    with style():
+        size = (max(4.0, width * len(weights) + 1), height * len(layers) + 0.4)
+        figure = Figure(figsize=size, layout="constrained")
+        grid = figure.subplots(len(layers), len(weights), squeeze=False)
+        for column, (name, run) in zip(grid.T, weights.items(), strict=True):
+            for panel, (layer, alpha) in zip(column, run.items(), strict=True):
+                _heat_panel(panel, alpha, examples, highest)
+                panel.set_title(f"{name}\nstudent layer {layer}")
+        figure.colorbar(grid[0, 0].images[0], ax=grid, label="weight of the teacher's layer")
+        figure.supxlabel("teacher layer")
+        figure.supylabel("example")
+    return figure
+
+
+def _heat_panel(panel: "Axes", alpha: np.ndarray, examples: np.ndarray, highest: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    hatched: dict[str, Any] = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
+    panel.add_patch(
+        Rectangle((0, 0), 1, 1, transform=panel.transAxes, zorder=-1, **hatched)
+    )  # visible where alpha is NaN
+    panel.imshow(alpha, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
+    panel.set_xticks(range(alpha.shape[1]), [str(k) for k in range(1, alpha.shape[1] + 1)], fontsize=7)
+    panel.set_yticks(range(len(examples)), [str(example) for example in examples], fontsize=7)
+    panel.grid(visible=False)
+
+
+def draw_states(
+    layer_pairs: Mapping[int, int],
+    teacher: Mapping[int, np.ndarray],
+    students: Mapping[str, Mapping[int, np.ndarray]],
+) -> "Figure":
+    """Draw, for each pair of layers, the states in a plane, and below it the students' distances from the teacher.
+
+    This repeats Figure 4.
+
+    Args:
+        layer_pairs: teacher layer by student layer.
+        teacher, students: states (examples, H) by layer.
+    """
+    from matplotlib.figure import Figure
+
+    styles = {TEACHER: {"color": GREEN, "marker": "^"}}
+    for number, name in enumerate(students):
+        styles[name] = {"color": (BLUE, RED, *OTHERS)[number % (len(COLORS) - 1)], "marker": "osDv"[number % 4]}
+    with style():
+        figure = Figure(figsize=(max(5.0, 3.6 * len(layer_pairs)), 6.2), layout="constrained")
+        grid = figure.subplots(2, len(layer_pairs), squeeze=False)
+        for (plane, lower), (j, k) in zip(grid.T, layer_pairs.items(), strict=True):
+            states = {TEACHER: teacher[k]} | {name: layers[j] for name, layers in students.items()}
+            _draw_plane(plane, states, styles)
+            plane.set_title(f"student layer {j}, teacher layer {k}")
+            _draw_distances(lower, states, styles)
+        top = 1.05 * max(panel.dataLim.y1 for panel in grid[1])
+        for panel in grid[1]:
+            panel.set_ylim(0, top)
+        grid[1, 0].set_ylabel("cosine distance from the teacher\n(dashed: mean)")
+        legend(figure, {name: {**marker, "linestyle": "", "alpha": 0.7} for name, marker in styles.items()})
+    return figure
+
+
+def _draw_plane(panel: "Axes", states: Mapping[str, np.ndarray], styles: Mapping[str, Mapping[str, Any]]) -> None:
+    coordinates, explained = principal_components(list(states.values()))
+    for name, points in zip(states, coordinates, strict=True):
+        panel.plot(*points.T, linestyle="", markersize=4, alpha=0.6, markeredgewidth=0, **styles[name])
+    # Otherwise, differences in the second component look as large as in the first.
+    panel.set_aspect("equal", adjustable="datalim")
+    panel.set_xlabel(f"first component ({explained[0]:.0%} of the variance)")
+    panel.set_ylabel(f"second component ({explained[1]:.0%})")
+
+
+def _draw_distances(panel: "Axes", states: Mapping[str, np.ndarray], styles: Mapping[str, Mapping[str, Any]]) -> None:
+    teacher, *students = states
+    for name in students:
+        values = distances(states[name], states[teacher])
+        panel.plot(range(1, len(values) + 1), values, linewidth=0.8, markersize=2.5, **styles[name])
+        panel.axhline(values.mean(), color=styles[name]["color"], linestyle="--", linewidth=1)
+    panel.set_xlabel("example")

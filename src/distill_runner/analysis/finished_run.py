@@ -1,0 +1,189 @@
+"""A finished run: its student and its teacher, read from the store, and their outputs on validation examples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from distill_runner.common.errors import UserError
+from distill_runner.compose.run_config import typed_run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distill_runner.methods.hidden_states import Attend
+    from distill_runner.models.families import Projection
+    from distill_runner.models.features import FeatureRequest, Features
+    from distill_runner.pipeline.build import Pipeline
+    from distill_runner.pipeline.stages import Stage
+    from distill_runner.tasks.task import ExamplePredictions, Task
+
+
+@dataclass
+class FinishedRun:
+    """A finished run: its folder, its student's stage, and the pipeline that finds its artifacts in the store.
+
+    ``name`` is the method with its mapping, and the student's depth.
+    """
+
+    folder: Path
+    name: str
+    stage: "Stage"
+    pipeline: "Pipeline"
+
+    @classmethod
+    def read(cls, folder: Path) -> "FinishedRun":
+        """Read a finished run from its folder.
+
+        Raises:
+            UserError: the folder holds no run, or the artifacts of student or teacher are not in the store.
+        """
+        from distill_runner.pipeline import status
+        from distill_runner.pipeline.build import Pipeline
+        from distill_runner.pipeline.resolving import resolve
+        from distill_runner.pipeline.store import Store
+        from distill_runner.report.collect import label
+        from distill_runner.report.result import describe_run
+
+        if not (folder / "config.yaml").is_file():
+            raise UserError("run", folder, "is not the folder of a run", "Give folders in outputs/runs.")
+        config: Any = OmegaConf.load(folder / "config.yaml")
+        run = typed_run(config)
+        stage = resolve(run.stages, "student", run.runtime.precision)
+        pipeline = Pipeline(Store(run.store.dir), run.runtime)
+        for required in (stage, stage.teacher):
+            if required is not None and not pipeline.store.has(required.spec):
+                problem = f"its stage {required.name} is not in the store {run.store.dir}"
+                old_key = (status.read_run(folder) or {}).get("key")
+                if required is stage and old_key is not None and old_key != stage.key:
+                    problem = "its data, its teacher's files or this package have changed since it ran"
+                raise UserError("run", folder, problem, "Repeat the run, from the folder that it was started in.")
+        return cls(folder, f"{label(describe_run(run))}, {stage.shape.num_layers} layers", stage, pipeline)
+
+    @property
+    def teacher(self) -> "Stage":
+        if self.stage.teacher is None:
+            raise UserError("run", self.folder, "has no teacher to compare it with")
+        return self.stage.teacher
+
+    def example_predictions(self, stage: "Stage") -> "ExamplePredictions":
+        """Return the predictions of a stage's model on the examples of the first validation split."""
+        from distill_runner.training.train import PREDICTIONS
+
+        if stage.has_columns:
+            problem = "its teacher is columns of the training data, without predictions for other examples"
+            raise UserError("run", self.folder, problem)
+        outputs = np.load(self.pipeline.build(stage) / PREDICTIONS.format(self.split))
+        return self._task.example_predictions(outputs, self.tokens)
+
+    @property
+    def _task(self) -> "Task":
+        assert self.stage.config.task is not None
+        return self.stage.config.task
+
+    @property
+    def split(self) -> str:
+        return next(iter(self._task.validation))
+
+    @property
+    def tokens(self) -> Any:
+        return self.pipeline.inputs.split(self.stage, self._task.validation[self.split])
+
+    def texts(self, examples: Sequence[int]) -> list[str]:
+        """Return validation examples as readable text."""
+        return self._task.example_texts(self._task.validation[self.split], self.tokens, examples)
+
+    def words(self, example: int) -> list[str]:
+        """Return the tokens of a validation example."""
+        from distill_runner.models.sources import resolve_source
+
+        tokenizer = resolve_source(str(self.pipeline.build(self.stage) / "model")).tokenizer()
+        words: list[str] = tokenizer.convert_ids_to_tokens(self.tokens.batch([example]).input_ids.tolist())
+        return words
+
+    def attention(self, stage: "Stage", example: int) -> dict[int, np.ndarray]:
+        """Return the attention probabilities (heads, L, L) of one example by layer, for every layer."""
+        from distill_runner.models.features import FeatureRequest
+
+        names: tuple[Projection, ...] = ("query", "key")
+        requested = frozenset((name, layer) for layer in range(1, stage.shape.num_layers + 1) for name in names)
+        features = self._features(stage, self.tokens.batch([example]), FeatureRequest(projections=requested))
+        heads = {
+            key: states.unflatten(1, (stage.shape.num_heads, -1)).transpose(0, 1)
+            for key, states in features.projections.items()
+        }
+        return {
+            k: (heads["query", k] @ heads["key", k].mT / heads["key", k].shape[-1] ** 0.5).softmax(-1).numpy()
+            for k in range(1, stage.shape.num_layers + 1)
+        }
+
+    def states(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> dict[int, np.ndarray]:
+        """Return the [CLS] outputs (n, H) by layer for n examples, in the order of ``examples``."""
+        return {layer: cls.numpy() for layer, cls in self._cls(stage, layers, examples).items()}
+
+    def _cls(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> "dict[int, Tensor]":
+        from distill_runner.models.features import FeatureRequest
+
+        batch = self.tokens.batch(examples)
+        cls = self._features(stage, batch, FeatureRequest(cls=frozenset(layers))).cls
+        row = {example: number for number, example in enumerate(batch.index.tolist())}
+        return {layer: cls[layer][[row[example] for example in examples.tolist()]] for layer in layers}
+
+    def alpha(self, layers: Sequence[int], examples: np.ndarray) -> dict[int, np.ndarray]:
+        """Return the weights of the n teacher layers in each student layer's target: (examples, n) by student layer.
+
+        The weights come from the run's own combination (ALP-KD Eq. 6), for the student at the end of training. They
+        are NaN for teacher layers that the mapping does not give to the student layer.
+
+        Raises:
+            UserError: the run does not attend to teacher layers, its attention has trained projections, which are not
+                kept, or it does not supervise one of ``layers``.
+        """
+        combination, depth = self._attention_over_layers(), self.teacher.shape.num_layers
+        for layer in layers:
+            if layer not in combination.layers:
+                supervised = ", ".join(map(str, combination.layers))
+                remedy = f"It supervises {supervised}."
+                raise UserError("--layers", layer, f"{self.name} does not supervise it", remedy)
+        teacher_layers = sorted({k for layer in layers for k in combination.layers[layer]})
+        combination(self._cls(self.stage, layers, examples), self._cls(self.teacher, teacher_layers, examples))
+        weights = {layer: np.full((len(examples), depth), np.nan) for layer in layers}
+        for layer, weights_NK in weights.items():
+            weights_NK[:, np.array(combination.layers[layer]) - 1] = combination.alpha[layer][:, 0]
+        return weights
+
+    def _attention_over_layers(self) -> "Attend":
+        from distill_runner.methods.hidden_states import Attend, HiddenStateLoss
+
+        terms = [term for term in self.stage.build_method().named_terms().values() if isinstance(term, HiddenStateLoss)]
+        for combination in (term.combination for term in terms):
+            if isinstance(combination, Attend):
+                if combination.attention.type == "kqv":
+                    problem = "its attention has trained projections, which are not kept with the student"
+                    raise UserError("run", self.folder, problem, "Give runs of attention=dot.")
+                return combination
+        problem = f"{self.name} does not weight the teacher's layers"
+        raise UserError("run", self.folder, problem, "Give runs of method=alp.")
+
+    @property
+    def layer_pairs(self) -> dict[int, int]:
+        """Teacher layer by student layer, from the first loss term that compares single layers; empty if none does."""
+        from distill_runner.methods.base import LayeredTerm
+
+        for term in self.stage.build_method().named_terms().values():
+            if isinstance(term, LayeredTerm) and all(len(entry) == 1 for entry in term.layers.values()):
+                return {j: entry[0] for j, entry in term.layers.items()}
+        return {}
+
+    def _features(self, stage: "Stage", batch: Any, needs: "FeatureRequest") -> "Features":
+        import torch
+
+        from distill_runner.models.build import load_model
+        from distill_runner.models.extract import extract
+
+        model = load_model(self.pipeline.build(stage) / "model", stage.head).eval()
+        with torch.inference_mode():
+            return extract(model, batch, needs)

@@ -1,0 +1,226 @@
+"""``distill-run analyze``: compare the students of finished runs with their teacher, and show how they were trained."""
+
+import sys
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distill_runner.analysis import comparisons
+from distill_runner.analysis.finished_run import FinishedRun
+from distill_runner.common.errors import UserError
+from distill_runner.common.process import quiet_transformers
+from distill_runner.report.figures import save
+
+
+def agreement(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    first = _require_same_teacher(runs)
+    teacher = first.example_predictions(first.teacher).correct
+    counts = {run.name: comparisons.agreement(teacher, run.example_predictions(run.stage).correct) for run in runs}
+    print(comparisons.agreement_table(counts))
+
+
+def samples(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    first = _require_same_teacher(runs)
+    teacher = first.example_predictions(first.teacher)
+    students = {run.name: run.example_predictions(run.stage) for run in runs}
+    disputed = comparisons.disputed(teacher, list(students.values()))
+    examples = disputed[: options.samples or 4].tolist()
+    print(f"{len(examples)} of {len(disputed)} examples of {first.split} that the teacher gets right, a student wrong")
+    models = {"teacher": teacher} | students
+    answers = {name: [*map(model.prediction_text, examples)] for name, model in models.items()}
+    print(comparisons.samples_table(first.texts(examples), [*map(teacher.label_text, examples)], answers, examples))
+
+
+def history(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    histories = {
+        name: [comparisons.ScoreHistory.read(run.folder) for run in seeds]
+        for name, seeds in _seeds_by_name(runs).items()
+    }
+    _save_figure(comparisons.draw_histories(histories), options.out or Path("history.png"))
+
+
+def _seeds_by_name(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
+    """Return the runs by name, with runs that differ only in the student's seed under one name."""
+    from distill_runner.pipeline.store import key_of
+
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        run = replace(run, name=run.name.removesuffix(f", {run.folder.name}"))
+        groups.setdefault(key_of({**run.stage.spec, "seed": None}), []).append(run)
+    firsts = _with_unique_names([seeds[0] for seeds in groups.values()])
+    return {
+        f"{first.name}, {len(seeds)} seeds" if len(seeds) > 1 else first.name: seeds
+        for first, seeds in zip(firsts, groups.values(), strict=True)
+    }
+
+
+def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    from distill_runner.methods.layer_mapping import LayerMapping, one_to_one
+
+    first = _require_same_attention(runs)
+    shape, teacher_shape = first.stage.shape, first.teacher.shape
+    limits = (("--example", options.example, len(first.tokens)), ("--head", options.head, shape.num_heads))
+    for key, value, count in limits:
+        if not 0 <= value < count:
+            raise UserError(key, value, f"there are {count}, counted from 0")
+    layer_pairs = one_to_one(
+        LayerMapping(rule="group_top", supervise_last=True).teacher_layers(shape.num_layers, teacher_shape.num_layers)
+    )
+    words = first.words(options.example)
+    students = {run.name: run.attention(run.stage, options.example) for run in runs}
+    teacher = first.attention(first.teacher, options.example)
+    by_head: dict[str, Sequence[float]] = {}
+    totals: dict[str, float] = {}
+    for name, student in students.items():
+        divergences = {(j, k): comparisons.divergence(teacher[k], student[j]) for j, k in layer_pairs.items()}
+        by_head |= {f"{name}, layer {j} against teacher layer {k}": kl.tolist() for (j, k), kl in divergences.items()}
+        totals[name] = sum(kl.mean() for kl in divergences.values())
+    print(comparisons.number_table(["KL by head", *map(str, range(shape.num_heads))], by_head))
+    for name, total in totals.items():
+        print(f"{name}: KL {total:.3f}, summed over the matching layers")
+    figure = comparisons.draw_attention(words, teacher, students, layer_pairs, options.head)
+    _save_figure(figure, options.out or Path("attention.png"))
+
+
+def alpha(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    examples = _draw_examples(_require_same_teacher(runs), options.samples, 10)
+    layers = options.layers or [1]
+    weights = {run.name: run.alpha(layers, examples) for run in runs}
+    means = {f"{name}, layer {j}": alpha.mean(0) for name, run in weights.items() for j, alpha in run.items()}
+    depth = len(next(iter(means.values())))
+    print(comparisons.number_table(["mean weight of teacher layer", *map(str, range(1, depth + 1))], means))
+    _save_figure(comparisons.draw_alpha(weights, examples), options.out or Path("alpha.png"))
+
+
+def states(runs: Sequence[FinishedRun], options: Namespace) -> None:
+    first = _require_same_teacher(runs)
+    layer_pairs = _layer_pairs(runs, options.layers)
+    examples = _draw_examples(first, options.samples, 100)
+    teacher = first.states(first.teacher, list(layer_pairs.values()), examples)
+    students = {run.name: run.states(run.stage, list(layer_pairs), examples) for run in runs}
+    means = {
+        name: [float(comparisons.distances(student[j], teacher[k]).mean()) for j, k in layer_pairs.items()]
+        for name, student in students.items()
+    }
+    columns = (f"layer {j} against teacher layer {k}" for j, k in layer_pairs.items())
+    print(comparisons.number_table(["mean cosine distance", *columns], means))
+    _save_figure(comparisons.draw_states(layer_pairs, teacher, students), options.out or Path("states.png"))
+
+
+def _layer_pairs(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> dict[int, int]:
+    """Return the teacher layer of each student layer: the first one-to-one mapping of a run, else PKD's mapping.
+
+    Args:
+        layers: student layers to return; None returns all layers of the mapping.
+    Raises:
+        UserError: the students' states cannot be compared, or a student layer has no teacher layer.
+    """
+    from distill_runner.methods.layer_mapping import LayerMapping, one_to_one
+
+    first, teacher = runs[0], runs[0].teacher.shape
+    depth = first.stage.shape.num_layers
+    for run in runs:
+        shape = run.stage.shape
+        _require_depth(run, first)
+        if shape.width != teacher.width:
+            problem = f"its states have {shape.width} features, the teacher's {teacher.width}"
+            raise UserError("run", run.folder, problem, "Only states of equal width have a distance.")
+    layer_pairs = next((run.layer_pairs for run in runs if run.layer_pairs), None)
+    if layer_pairs is None:
+        layer_pairs = one_to_one(LayerMapping(rule="skip").teacher_layers(depth, teacher.num_layers))
+    for layer in layers or ():
+        if layer not in layer_pairs:
+            remedy = f"Layers that have one: {', '.join(map(str, layer_pairs))}." if layer_pairs else ""
+            raise UserError("--layers", layer, "no teacher layer belongs to this student layer", remedy)
+    if not layer_pairs:
+        raise UserError("run", first.folder, "no teacher layer belongs to any layer of its student")
+    return {j: layer_pairs[j] for j in layers or layer_pairs}
+
+
+def _require_same_teacher(runs: Sequence[FinishedRun]) -> FinishedRun:
+    """Return the first run after checking that all runs have the same teacher and the same validation split."""
+    first, *others = runs
+    for run in others:
+        same_split = run.stage.data.split_spec(run.split) == first.stage.data.split_spec(first.split)
+        if run.teacher.key != first.teacher.key or not same_split:
+            problem = f"its teacher or task differs from that of {first.folder}"
+            raise UserError("run", run.folder, problem, "Give runs of one task and one teacher.")
+    return first
+
+
+def _require_same_attention(runs: Sequence[FinishedRun]) -> FinishedRun:
+    first = _require_same_teacher(runs)
+    for run in runs:
+        heads, teacher_heads = run.stage.shape.num_heads, first.teacher.shape.num_heads
+        if heads != teacher_heads:
+            raise UserError("run", run.folder, f"its student has {heads} attention heads, the teacher {teacher_heads}")
+        _require_depth(run, first)
+    return first
+
+
+def _require_depth(run: FinishedRun, first: FinishedRun) -> None:
+    depth, first_depth = run.stage.shape.num_layers, first.stage.shape.num_layers
+    if depth != first_depth:
+        problem = f"its student has {depth} layers, that of {first.folder} has {first_depth}"
+        raise UserError("run", run.folder, problem, "Compare students of equal depth.")
+
+
+def _draw_examples(run: FinishedRun, count: int | None, default: int) -> np.ndarray:
+    size = len(run.tokens)
+    examples = comparisons.sample(size, count or default)
+    print(f"{len(examples)} of the {size} examples of {run.split}, drawn with seed {comparisons.SEED}")
+    return examples
+
+
+def _save_figure(figure: Any, file: Path) -> None:
+    save(figure, file)
+    print(file)
+
+
+def _read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
+    """Return the finished runs in ``folders``, one of each student; print the folders that are left out.
+
+    Raises:
+        UserError: no folder has a finished run.
+    """
+    runs, errors = dict[str, FinishedRun](), list[UserError]()
+    for folder in folders:
+        try:
+            run = FinishedRun.read(folder)
+        except UserError as error:
+            errors.append(error)
+            continue
+        first = runs.setdefault(run.stage.key, run)
+        if first is not run:
+            errors.append(UserError("run", folder, f"holds the same student as {first.folder}"))
+    if not runs:
+        raise errors[0]
+    for refusal in errors:
+        print(f"left out: {refusal}", file=sys.stderr)
+    return [*runs.values()]
+
+
+def _with_unique_names(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    """Return the runs, with the folder's name appended to names that several runs share."""
+    counts = Counter(run.name for run in runs)
+    return [replace(run, name=f"{run.name}, {run.folder.name}") if counts[run.name] > 1 else run for run in runs]
+
+
+ANALYSES = {function.__name__: function for function in (agreement, samples, history, attention, alpha, states)}
+
+
+def analyze(options: Namespace) -> None:
+    """Print and draw what the options ask for.
+
+    Raises:
+        UserError: there are no finished runs, or the runs cannot be compared in this way.
+    """
+    if options.samples is not None and options.samples < 1:
+        raise UserError("--samples", options.samples, "must be at least 1")
+    quiet_transformers()
+    ANALYSES[options.what](_with_unique_names(_read_runs(options.runs)), options)

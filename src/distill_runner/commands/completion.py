@@ -1,0 +1,88 @@
+"""``distill-run completion``: tab completion for bash and zsh.
+
+The script knows the subcommands and their options. What is not a subcommand is passed on to Hydra's own completion.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterable
+
+from distill_runner.commands.parser import SPELLINGS, SUBCOMMANDS, parser_of
+
+SHARED = """\
+# Tab completion of distill-run: eval "$(distill-run completion {shell})"
+
+# Print the candidates for a word, one a line; none where the name of a file may stand.
+# Arguments: number of words, first argument, the word before, the word, and the line up to the cursor.
+_distill_run_candidates() {{
+    local count=$1 subcommand=$2 previous=$3 word=$4 line=$5
+    if [ "$count" -eq 2 ]; then
+        printf '%s\\n' {names}
+        subcommand=
+    fi
+    case "$subcommand" in
+{subcommands}
+    *) COMP_LINE="$line" COMP_POINT="${{#line}}" "${{line%% *}}" -sc query=bash 2>/dev/null | tr ' ' '\\n' ;;
+    esac
+}}
+"""
+BASH = """
+_distill_run() {
+    local line=${COMP_LINE:0:COMP_POINT} candidate
+    local -a words
+    read -ra words <<< "$line"
+    [[ $line == *[[:space:]] ]] && words+=("")
+    local count=${#words[@]}
+    local word=${words[count - 1]}
+    local replaced=$2  # bash splits words at = and :, and replaces only the last part
+    [[ $replaced == [=:] ]] && replaced=
+    local prefix=${word%"$replaced"}
+    COMPREPLY=()
+    while IFS= read -r candidate; do
+        if [[ -n $candidate && $candidate == "$word"* ]]; then
+            [[ $candidate == *[=./] ]] && compopt -o nospace 2>/dev/null
+            COMPREPLY+=("${candidate#"$prefix"}")
+        fi
+    done < <(_distill_run_candidates "$count" "${words[1]}" "${words[count - 2]}" "$word" "$line")
+}
+complete -o default -F _distill_run distill-run
+"""
+ZSH = """
+_distill_run() {
+    local line="${words[1,CURRENT-1]} $PREFIX"
+    local -a candidates
+    candidates=(${(f)"$(_distill_run_candidates $CURRENT "$words[2]" "$words[CURRENT-1]" "$PREFIX" "$line")"})
+    compadd -S '' -- ${(M)candidates:#*[=./]} && local added=1
+    compadd -- ${candidates:#*[=./]} && local added=1
+    (( ${added:-0} )) || _files
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+compdef _distill_run distill-run
+"""
+
+
+def print_completion(options: Namespace) -> None:
+    """Print the script that completes ``distill-run`` in a shell."""
+    print(script(options.shell), end="")
+
+
+def script(shell: str) -> str:
+    """Return the script for ``bash`` or ``zsh``."""
+    shared = SHARED.format(
+        shell=shell, names=" ".join(SUBCOMMANDS), subcommands="\n".join(map(_subcommand, SUBCOMMANDS))
+    )
+    return shared + {"bash": BASH, "zsh": ZSH}[shell]
+
+
+def _subcommand(name: str) -> str:
+    """Return the branch of the script that completes a subcommand."""
+    spellings = [name, *(spelling for spelling, meaning in SPELLINGS.items() if meaning == name)]
+    actions = parser_of(name)._actions
+    options = [option for action in actions for option in action.option_strings]
+    cases: dict[str, Iterable[str]] = {'*" -"*': options}
+    for action in actions:
+        if action.choices and action.option_strings:
+            cases = {f'"{option} "*': action.choices for option in action.option_strings} | cases
+        elif action.choices:  # such an argument is always the first one
+            cases |= {f'"{spelling} "*': action.choices for spelling in spellings}
+    lines = (f"        {pattern}) printf '%s\\n' {' '.join(candidates)} ;;" for pattern, candidates in cases.items())
+    return "\n".join([f"    {' | '.join(spellings)})", '        case "$previous $word" in', *lines, "        esac ;;"])

@@ -1,0 +1,356 @@
+"""Options of the subcommands of ``distill-run``. The module of a subcommand is imported only when it runs."""
+
+import argparse
+import os
+import re
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from distill_runner import __version__
+from distill_runner.common.errors import UserError, suggestion
+
+RUNS = Path("outputs/runs")
+FORMATS = ("terminal", "markdown", "csv", "latex", "html", "picture")
+AXES = ("size", "width", "transfer_size", "transfer", "share", "updates")
+SHELLS = ("bash", "zsh")
+ANALYSES = {
+    "agreement": "how often teacher and student are right or wrong (a table)",
+    "samples": "examples that the teacher predicts correctly and a student does not (a table)",
+    "history": "score per epoch, and the epochs at which a schedule moved on from a layer (history.png)",
+    "attention": "attention maps of one example (attention.png)",
+    "alpha": "ALP-KD's weights of the teacher's layers (alpha.png)",
+    "states": "[CLS] states of students and teacher (states.png)",
+}
+DEVICE_HELP = "auto, cpu, cuda or cuda:1 (default: %(default)s)"
+
+
+class Parser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` that raises ``UserError`` instead of printing its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(self.prog, None, message, f"See {self.prog} --help.")
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """A subcommand.
+
+    Attributes:
+        function: module in ``distill_runner.commands`` and function in it, ``module:function``. The function takes the
+            parsed options and returns the exit code, or None for 0.
+        summary: what the subcommand does, in one line.
+        add_options: adds the options to a parser.
+        notes: text that ``--help`` prints after the options.
+    """
+
+    function: str
+    summary: str
+    add_options: Callable[[Parser], None]
+    notes: str
+
+
+def _table(parser: Parser) -> None:
+    _add_folders(parser)
+    parser.add_argument("--format", choices=FORMATS, default="terminal", help="default: %(default)s")
+    _add_out(parser, "file to write instead of standard output")
+    _add_filters(parser)
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="ROW",
+        help="test the first row, or method, against the others; may be repeated",
+    )
+    parser.add_argument("--title", default="distill-run", help="title of the HTML page")
+    parser.add_argument(
+        "--picture", nargs="+", type=Path, default=[], metavar="FILE", help="pictures to embed in the HTML page"
+    )
+
+
+def _compare(parser: Parser) -> None:
+    parser.add_argument("rows", nargs="+", metavar="ROW", help="row of the table, or method that has only one row")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[RUNS], help=f"folders of runs (default: {RUNS})")
+    _add_filters(parser)
+
+
+def _curves(parser: Parser) -> None:
+    _add_folders(parser)
+    parser.add_argument("--by", choices=AXES, default="size", help="what the axis shows (default: %(default)s)")
+    _add_out(parser, "file of the picture: .png, .pdf or .svg", required=True)
+    parser.add_argument("--task", nargs="+", metavar="TASK", help="only these tasks")
+    parser.add_argument("--order", nargs="+", default=[], metavar="VALUE", help="values that come first on the axis")
+
+
+def _analyze(parser: Parser) -> None:
+    parser.add_argument("what", choices=ANALYSES, help="kind of analysis; see below")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file of the picture: .png, .pdf or .svg")
+    parser.add_argument(
+        "--example", type=int, default=0, help="attention: example of the validation split, counted from 0"
+    )
+    parser.add_argument("--head", type=int, default=0, help="attention: attention head, counted from 0")
+    parser.add_argument(
+        "--layers", type=int, nargs="+", help="alpha, states: student layers (default: 1; all with a teacher layer)"
+    )
+    parser.add_argument(
+        "--samples", type=int, help="samples, alpha, states: number of examples (default: 4, 10 and 100)"
+    )
+
+
+def _predict(parser: Parser) -> None:
+    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser.add_argument("file", type=Path, help="CSV, TSV, JSON, JSON lines or Parquet, with the task's text columns")
+    _add_out(parser, "CSV file to write (default: standard output)")
+    parser.add_argument("--device", default="auto", help=DEVICE_HELP)
+
+
+def _submit(parser: Parser) -> None:
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of finished runs, one for each task")
+    _add_out(parser, "submission.zip, or answers.json for questions", required=True)
+    parser.add_argument(
+        "--split",
+        metavar="NAME",
+        help="split to answer, for questions (default: the first test split, else the first validation split)",
+    )
+    parser.add_argument("--fill", action="store_true", help="write constants for the tasks without a student")
+    parser.add_argument("--device", default="auto", help=DEVICE_HELP)
+
+
+def _export(parser: Parser) -> None:
+    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch and ONNX Runtime (default: 1)")
+    parser.add_argument("--examples", type=int, default=200, help="number of examples to time (default: 200)")
+    parser.add_argument("--no-int8", dest="int8", action="store_false", help="write float32 only, not 8 bits")
+    parser.add_argument("--no-teacher", dest="teacher", action="store_false", help="measure the student only")
+    parser.add_argument("--license", metavar="ID", help="license in the model card, by its id on the hub: apache-2.0")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the model's folder to the Hugging Face hub")
+
+
+def _store(parser: Parser) -> None:
+    from distill_runner.pipeline.inventory import KINDS
+
+    parser.add_argument("action", nargs="?", choices=["list", "delete"], default="list")
+    folder = os.environ.get("DISTILL_STORE_DIR", "outputs/store")
+    parser.add_argument("--store", default=folder, help="folder of the store (default: %(default)s)")
+    parser.add_argument("--kind", action="append", default=[], help=f"all artifacts of this kind: {', '.join(KINDS)}")
+    parser.add_argument(
+        "--key", action="append", default=[], help="one artifact, by the first digits of its key; may be repeated"
+    )
+    parser.add_argument("--unused", action="store_true", help="artifacts that no finished run in --runs was made from")
+    parser.add_argument(
+        "--damaged", action="store_true", help="artifacts whose files have changed since they were built"
+    )
+    parser.add_argument(
+        "--partial", action="store_true", help="unfinished artifacts, from which an interrupted run may resume"
+    )
+    parser.add_argument("--runs", default=str(RUNS), help="folder that holds the run folders (default: %(default)s)")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+
+
+def _dashboard(parser: Parser) -> None:
+    parser.add_argument("--project", default="distill-run", help="as in tracker.project (default: %(default)s)")
+    parser.add_argument("--entity", help="user or team, as in tracker.entity (default: the account's own)")
+    parser.add_argument("--sweep", help="show only the runs of this sweep")
+    parser.add_argument(
+        "--print", action="store_true", help="print the dashboard as JSON instead; needs no account and no network"
+    )
+
+
+def _completion(parser: Parser) -> None:
+    parser.add_argument("shell", choices=SHELLS)
+
+
+def _add_folders(parser: Parser) -> None:
+    parser.add_argument("folders", nargs="*", type=Path, default=[RUNS], help=f"folders of runs (default: {RUNS})")
+
+
+def _add_filters(parser: Parser) -> None:
+    parser.add_argument("--task", nargs="+", metavar="TASK", help="only these tasks")
+    parser.add_argument("--method", nargs="+", metavar="METHOD", help="only these methods")
+
+
+def _add_out(parser: Parser, help_text: str, required: bool = False) -> None:
+    parser.add_argument("--out", type=_new_file, metavar="FILE", help=help_text, required=required)
+
+
+def _new_file(name: str) -> Path:
+    """Return the path of a file to write, after checking before any work that its folder exists."""
+    file = Path(name)
+    if not file.absolute().parent.is_dir():
+        raise UserError("--out", file, "its folder does not exist")
+    return file
+
+
+def write_file(file: Path, content: str | bytes) -> None:
+    """Write the file that ``--out`` names.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise UserError("--out", file, f"cannot be written: {error.strerror}") from error
+
+
+SUBCOMMANDS = {
+    "table": Subcommand(
+        "table:show_table",
+        "print the table of all runs, at any time",
+        _table,
+        """examples:
+  distill-run table                                   all runs in outputs/runs
+  distill-run table --task rte mrpc --format latex --out table.tex
+  distill-run table --method alp rkd --compare alp rkd
+  distill-run table --format picture --out methods.png
+""",
+    ),
+    "compare": Subcommand(
+        "table:show_comparison",
+        "test the first row of the table against each of the others",
+        _compare,
+        """examples:
+  distill-run compare alp rkd
+  distill-run compare alp nkd rkd pkd ckd             four tests, with Holm's correction
+  distill-run compare alp rkd --task rte --runs outputs/runs my_runs
+""",
+    ),
+    "curves": Subcommand(
+        "table:draw_curves",
+        "draw scores against the size of the student or of the data",
+        _curves,
+        """The figures are those of the well-read students (Turc et al. 2019, Figures 5 to 10) and of the internal
+representations (Aguilar et al. 2020, Figures 2, 3 and 6 to 9).
+
+examples:
+  distill-run curves --by size --task mnli --out figure.png
+  distill-run curves outputs/runs my_runs --by share --out shares.pdf
+""",
+    ),
+    "analyze": Subcommand(
+        "analyze:analyze",
+        "compare predictions, attention and states of students with their teacher",
+        _analyze,
+        "analyses:\n"
+        + "".join(f"  {name:10} {meaning}\n" for name, meaning in ANALYSES.items())
+        + """
+Models and predictions are read from the store of the runs. All runs must have the same task and the same teacher.
+
+examples:
+  distill-run analyze agreement outputs/runs/sst2-alp-*
+  distill-run analyze states outputs/runs/sst2-pkd-0123456789ab outputs/runs/sst2-alp-0123456789ab --layers 2 3
+""",
+    ),
+    "predict": Subcommand(
+        "predict:predict",
+        "write a student's predictions for a file: classes with probabilities, or answers",
+        _predict,
+        """examples:
+  distill-run predict outputs/runs/rte-alp-0123456789ab my_pairs.csv
+  distill-run predict outputs/runs/custom-alp-0123456789ab new.jsonl --out predictions.csv
+""",
+    ),
+    "submit": Subcommand(
+        "predict:submit",
+        "write students' predictions for the test sets, in the format of GLUE's leaderboard",
+        _submit,
+        """For a student that answers questions, the file holds answers by question id, for the evaluation scripts of
+SQuAD and MLQA.
+
+examples:
+  distill-run submit outputs/runs/rte-alp-* outputs/runs/cola-alp-* --out submission.zip --fill
+""",
+    ),
+    "export": Subcommand(
+        "export:export_run",
+        "export a student to ONNX, check it against torch, and measure what each form costs to run",
+        _export,
+        """examples:
+  distill-run export outputs/runs/sst2-alp-0123456789ab
+  distill-run export outputs/runs/sst2-alp-0123456789ab --threads 4 --examples 500 --push me/my-student
+""",
+    ),
+    "store": Subcommand(
+        "store:manage_store",
+        "list or delete the artifacts in a store",
+        _store,
+        """examples:
+  distill-run store                                   list the artifacts, their sizes, and what each was made from
+  distill-run store delete --kind checkpoints         delete the teachers' checkpoints
+  distill-run store delete --key 1a2b --key 3c4d      delete two artifacts
+  distill-run store delete --unused                   delete what no finished run was made from
+  distill-run store delete --damaged --partial --yes  delete what is not complete, without asking
+A run builds missing artifacts again. Files that a run's folder shares are freed when that folder is deleted.
+""",
+    ),
+    "dashboard": Subcommand(
+        "dashboard:make_dashboard",
+        "create a view with panels for distillation in a W&B project",
+        _dashboard,
+        """examples:
+  distill-run dashboard --project my-project --sweep alp_kd/table1
+  distill-run dashboard --print > dashboard.json
+""",
+    ),
+    "completion": Subcommand(
+        "completion:print_completion",
+        "print the tab completion for a shell",
+        _completion,
+        """examples:
+  eval "$(distill-run completion bash)"               for this shell; put it in ~/.bashrc or ~/.zshrc to keep it
+""",
+    ),
+}
+SPELLINGS = {"analyse": "analyze"}
+"""Other spellings of subcommands."""
+
+
+def subcommand_of(arguments: Sequence[str]) -> str | None:
+    """Return the subcommand that the first argument names; None for the arguments of a run.
+
+    Raises:
+        UserError: the first argument is a word that is not a subcommand.
+    """
+    if not arguments or not re.fullmatch(r"[A-Za-z][\w-]*", arguments[0]):
+        return None
+    name = SPELLINGS.get(arguments[0], arguments[0])
+    if name not in SUBCOMMANDS:
+        problem = "is neither a subcommand nor of the form <key>=<value>"
+        raise UserError(name, None, problem, f"{suggestion(name, SUBCOMMANDS)} See distill-run --help.")
+    return name
+
+
+def parser_of(name: str) -> Parser:
+    """Return the parser of a subcommand."""
+    subcommand = SUBCOMMANDS[name]
+    parser = Parser(
+        f"distill-run {name}",
+        description=f"{subcommand.summary[0].upper()}{subcommand.summary[1:]}.",
+        epilog=subcommand.notes,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subcommand.add_options(parser)
+    parser.add_argument("--version", action="version", version=f"distill-run {__version__}")
+    return parser
+
+
+def run_subcommand(name: str, arguments: Sequence[str]) -> int:
+    """Run a subcommand, and return its exit code.
+
+    Raises:
+        UserError: an option is wrong, or the subcommand cannot do what the options ask for.
+    """
+    options = parser_of(name).parse_args(arguments)
+    module, _, function = SUBCOMMANDS[name].function.partition(":")
+    run: Callable[[Namespace], int | None] = getattr(import_module(f"distill_runner.commands.{module}"), function)
+    return run(options) or 0
+
+
+def summaries() -> str:
+    """Return a line for each subcommand, for ``distill-run --help``."""
+    return "\n".join(f"  distill-run {name:10} {subcommand.summary}" for name, subcommand in SUBCOMMANDS.items())

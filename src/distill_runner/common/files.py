@@ -1,0 +1,69 @@
+"""Files: checksums, atomic replacement, and full disks, which are not the user's mistake and lose no work."""
+
+import errno
+import hashlib
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import disk_usage
+
+from distill_runner.common.errors import Unavailable, causes
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL_MESSAGES = (
+    "No space left on device",
+    "os error 28",
+    "Disk quota exceeded",
+    "inline_container.cc",
+    "iostream error",
+)
+"""Messages for a full disk from libraries that do not pass on the error number; the last two are from torch."""
+REMEDY = "Nothing is lost: free some space (distill-run store), then repeat the command to resume."
+
+
+def file_sha256(file: Path) -> str:
+    """Return the SHA-256 checksum of a file's content as hexadecimal digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def atomic_replacement(file: Path, exclusive: bool = False) -> Iterator[Path]:
+    """Yield a temporary path in the folder of ``file``; what is written there replaces ``file`` at the end.
+
+    Readers see the old content or all of the new content. After an error, ``file`` stays as it was.
+
+    Args:
+        exclusive: whether no other process writes ``file``. The temporary name is then fixed, so that what a killed
+            process left is overwritten.
+    """
+    partial = file.with_name(f"{file.name}.tmp" if exclusive else f"{file.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield partial
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def disk_full_error(error: BaseException) -> Unavailable | None:
+    """Return the error to show to the user if a full disk caused ``error``, else None."""
+    for cause in causes(error):
+        is_full = isinstance(cause, OSError) and cause.errno in DISK_FULL
+        if is_full or any(message in str(cause) for message in DISK_FULL_MESSAGES):
+            place = getattr(cause, "filename", None) or "disk"
+            return Unavailable(str(place), None, "there is no space left on the disk, or a quota is reached", REMEDY)
+    return None
+
+
+def require_disk_space(folder: Path, num_bytes: int, content: str) -> None:
+    """Require ``num_bytes`` of free space on the disk that holds ``folder``.
+
+    Args:
+        content: the data to be written, as a plural noun for the message.
+    Raises:
+        Unavailable: the disk has less free space.
+    """
+    if num_bytes > (free := disk_usage(folder).free):
+        problem = f"{content} need {num_bytes / 1e9:.2f} GB, but only {free / 1e9:.2f} GB of the disk are free"
+        raise Unavailable("store.dir", folder, problem, REMEDY)

@@ -1,0 +1,145 @@
+"""The typed configuration of a run, made from the configuration that Hydra composed."""
+
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ValidationInfo, field_validator
+
+from distill_runner.common.assumptions import values_at
+from distill_runner.common.errors import error_context, format_value
+from distill_runner.common.schema import Schema, validate_config
+from distill_runner.compose.folders import config_dir_option
+from distill_runner.compose.resolvers import complete_stages
+from distill_runner.pipeline.config import StageConfig, StoreConfig, TeacherConfig
+from distill_runner.tracking import TrackerConfig
+from distill_runner.training.config import Runtime
+
+PARTS = ("stages", "template", "teacher", "runtime", "store", "tracker", "seed", "stage", "plan")
+"""Top-level keys of the configuration that a run is made of, in addition to names."""
+
+
+class RunConfig(Schema):
+    """Configuration of a run. ``stage`` names the stage to build; other stages are built only if it needs them."""
+
+    teacher: TeacherConfig
+    stages: dict[str, StageConfig]
+    runtime: Runtime
+    store: StoreConfig
+    tracker: TrackerConfig
+    method: str
+    command: str
+    seed: int
+    stage: str
+    plan: bool
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _by_name(cls, stages: Any, info: ValidationInfo) -> Any:
+        """Validate each stage separately, so that errors name the stage; an error in ``teacher`` is reported first."""
+        typed_stages: dict[str, StageConfig] = {}
+        if "teacher" not in info.data:
+            return typed_stages
+        for name, stage in stages.items():
+            with error_context(f"stages.{name}"):
+                typed_stages[name] = validate_config(StageConfig, stage, ".")
+        return typed_stages
+
+
+def typed_run(
+    config: DictConfig, overrides: Sequence[str] = (), resolved: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Return the typed configuration of the run that ``config`` describes.
+
+    Args:
+        overrides: overrides as typed, for the command that repeats the run.
+        resolved: resolved ``PARTS`` of ``config``, with all that the stages inherit; None if they are not known yet.
+    Raises:
+        UserError: the schema refuses a value.
+    """
+    resolved = resolved_parts(config) if resolved is None else resolved
+    return validate_config(
+        RunConfig,
+        {
+            "teacher": {key: config.teacher[key] for key in ("name", "source", "fine_tuned")},
+            "method": config.method.name,
+            "command": repeat_command(overrides),
+            **{key: value for key, value in resolved.items() if key not in ("template", "teacher")},
+        },
+    )
+
+
+def repeat_command(overrides: Sequence[str]) -> str:
+    """Return the command that repeats a run with these overrides."""
+    return shlex.join(["distill-run", *overrides, *config_dir_option()])
+
+
+def resolved_settings(config: DictConfig) -> dict[str, Any]:
+    """Return the whole configuration as plain values, with all that the stages inherit, to be stored with a run."""
+    settings: Any = OmegaConf.to_container(config, resolve=True)
+    return {**settings, "stages": complete_stages(settings)}
+
+
+def resolved_parts(config: DictConfig) -> dict[str, Any]:
+    """Return the resolved ``PARTS`` of ``config``, with all that the stages inherit.
+
+    Raises:
+        UserError: a stage inherits from a name that does not exist.
+    """
+    nodes = {key: config[key] for key in PARTS if key in config}
+    parts: dict[str, Any] = {
+        key: OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        for key, node in nodes.items()
+    }
+    return {**parts, "stages": complete_stages(parts)}
+
+
+WIDTH = 120
+"""Columns of the lines of ``paper_comparison``."""
+DECLARING = ("recipe", "method", "student")
+"""Parts of the configuration that may have ``assumptions``."""
+
+
+def paper_comparison(settings: Mapping[str, Any]) -> list[str]:
+    """Return a header, and a line for each setting of the run that the recipe's paper mentions.
+
+    Args:
+        settings: resolved configuration.
+    """
+    recipe = settings["recipe"]
+    rows = [("recipe", "this run", str(recipe["paper"]))]
+    for key, claim in recipe.get("says", {}).items():
+        rows += [(key, _text(value), str(claim)) for value in values_at(settings, key)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = []
+    for key, value, claim in rows:
+        head = f"{key:<{widths[0]}}  {value:<{widths[1]}}  "
+        lines += textwrap.wrap(claim, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+    return lines
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else "null" if value is None else str(value)
+
+
+def assumptions_of_files(settings: Mapping[str, Any]) -> list[str]:
+    """Return the assumptions that the chosen configuration files declare under ``assumptions``, one line each.
+
+    An assumption with a ``value`` applies only while the option has that value. An assumption about an option that the
+    run does not have is left out. Its source is the recipe's paper unless it names another.
+
+    Assumptions of tasks and corpora are not included; they are read with their stages. A run that was made in Python,
+    without configuration files, has no assumptions here.
+    """
+    if "recipe" not in settings:
+        return []
+    paper, lines = settings["recipe"]["paper"], []
+    for part in DECLARING:
+        for key, assumption in (settings.get(part) or {}).get("assumptions", {}).items():
+            entry = assumption if isinstance(assumption, Mapping) else {"text": assumption}
+            for value in values_at(settings, key):
+                if entry.get("value", value) == value:
+                    lines.append(f"{key}={format_value(value)}: {entry['text']} ({entry.get('source', paper)})")
+    return lines

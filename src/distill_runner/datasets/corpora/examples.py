@@ -1,0 +1,178 @@
+"""Tokenized examples made from documents: single passages, packed blocks, or pairs for next sentence prediction.
+
+All arrays are written piece by piece and memory-mapped afterwards, so that a corpus may be larger than memory.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.corpora.corpus import Corpus, SplitName
+from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens
+
+IS_NEXT, IS_RANDOM = 0, 1
+"""Labels of next sentence prediction, numbered as in BERT's own head."""
+PAIR_SEED = 0
+DOCUMENTS_PER_CALL = 1000
+"""Documents per tokenizer call."""
+SENTENCE_END = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=["'(\[]*[A-Z0-9])|\n+""")
+
+Example = tuple[np.ndarray, np.ndarray | None, int | None]
+"""Tokens of the first segment, tokens of the second segment or None, and label of the pair or None."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Tokenized documents; each text of a document is called a sentence.
+
+    Attributes:
+        ids: tokens of all sentences.
+        sentences: (S + 1,), start of each of S sentences in ``ids``, and the end of the last one.
+        documents: (D + 1,), number of the first sentence of each of D documents, and the end of the last one.
+    """
+
+    ids: np.ndarray
+    sentences: np.ndarray
+    documents: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.documents) - 1
+
+    def sentences_of(self, number: int) -> list[np.ndarray]:
+        """Return the tokens of each sentence of document ``number``."""
+        bounds = self.sentences[self.documents[number] : self.documents[number + 1] + 1]
+        return [self.ids[first:last] for first, last in pairwise(bounds)]
+
+    @classmethod
+    def tokenize(cls, texts: Iterable[list[str]], tokenizer: Any, folder: Path) -> "Documents":
+        """Tokenize documents, each a list of texts, and save the arrays in ``folder``."""
+        with ArrayFile(folder / "ids.npy", np.int32) as ids, ArrayFile(folder / "lengths.npy", np.int64) as lengths:
+            counts, remaining = [0], iter(texts)
+            while portion := list(islice(remaining, DOCUMENTS_PER_CALL)):
+                flat = [text for document in portion for text in document]
+                options = {"add_special_tokens": False, "verbose": False}  # no warning about long texts
+                encoded = tokenizer(flat, return_attention_mask=False, **options)["input_ids"]
+                ids.append(np.concatenate([np.asarray(text_ids, dtype=np.int32) for text_ids in encoded]))
+                lengths.append([len(text_ids) for text_ids in encoded])
+                counts += [len(document) for document in portion]
+        sentences = np.concatenate([[0], np.cumsum(np.load(folder / "lengths.npy"))])
+        return cls(np.load(folder / "ids.npy", mmap_mode="r"), sentences, np.cumsum(counts))
+
+
+def passage_examples(documents: Documents, size: int) -> Iterator[Example]:
+    """Yield each text as a separate example, truncated to ``size`` tokens."""
+    for number in range(len(documents)):
+        yield from ((text[:size], None, None) for text in documents.sentences_of(number) if len(text))
+
+
+def packed_examples(documents: Documents, size: int, separator: int) -> Iterator[Example]:
+    """Yield blocks of exactly ``size`` tokens cut from the concatenated documents; only the last one may be shorter.
+
+    The token ``separator`` is inserted between two documents. No token is lost.
+    """
+    block = np.empty(0, dtype=np.int64)
+    for number in range(len(documents)):
+        separators = [np.array([separator])] if number else []
+        block = np.concatenate([block, *separators, *documents.sentences_of(number)])
+        end = len(block) // size * size
+        yield from ((piece, None, None) for piece in block[:end].reshape(-1, size))
+        block = block[end:]
+    if len(block):
+        yield block, None, None
+
+
+def pair_examples(documents: Documents, size: int, short: float) -> Iterator[Example]:
+    """Yield pairs of segments with at most ``size`` tokens: the second follows the first, or is from another document.
+
+    This is BERT's recipe (its ``create_pretraining_data``). Sentences are collected up to the target length and divided
+    at a random place. Half of the time, a random place of another document gives the second segment; the replaced
+    sentences are then used for the next pair. A single sentence cannot be divided, so its partner is always random.
+
+    Args:
+        short: share of the pairs with a random target length of at most ``size``; the others have ``size``.
+    """
+    rng = np.random.default_rng(PAIR_SEED)
+    _, non_empty = np.unique(documents.sentences[documents.documents], return_index=True)
+    documents = replace(documents, documents=documents.documents[non_empty])
+    for number in range(len(documents)):
+        sentences, start = [sentence for sentence in documents.sentences_of(number) if len(sentence)], 0
+        while start < len(sentences):
+            target = int(rng.integers(2, size + 1)) if rng.random() < short else size
+            end = _end_of_target(sentences, start, target)
+            middle = start + (int(rng.integers(1, end - start)) if end - start > 1 else 1)
+            first = np.concatenate(sentences[start:middle])
+            if end - start > 1 and (rng.random() < 0.5 or len(documents) == 1):
+                second, label, start = np.concatenate(sentences[middle:end]), IS_NEXT, end
+            elif len(documents) == 1:
+                return  # one sentence is left, and there is no other document to pair it with
+            else:
+                second, label, start = _random_segment(documents, number, target - len(first), rng), IS_RANDOM, middle
+            yield *_truncate_pair(first, second, size, rng), label
+
+
+def _end_of_target(sentences: list[np.ndarray], start: int, target: int) -> int:
+    """Return the end of the sentences from ``start`` that have ``target`` tokens together, or the end of the list."""
+    lengths = np.cumsum([len(sentence) for sentence in sentences[start:]])
+    return start + min(int(np.searchsorted(lengths, target)) + 1, len(lengths))
+
+
+def _random_segment(documents: Documents, excluded: int, target: int, rng: np.random.Generator) -> np.ndarray:
+    """Return about ``target`` tokens from a random place of a random document other than number ``excluded``."""
+    other = int(rng.integers(len(documents) - 1))
+    sentences = [sentence for sentence in documents.sentences_of(other + (other >= excluded)) if len(sentence)]
+    start = int(rng.integers(len(sentences)))
+    return np.concatenate(sentences[start : _end_of_target(sentences, start, target)])
+
+
+def _truncate_pair(
+    first: np.ndarray, second: np.ndarray, size: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Remove tokens from the front or back, at random, of the longer segment until both have ``size`` tokens."""
+    while len(first) + len(second) > size:
+        part = slice(1, None) if rng.random() < 0.5 else slice(None, -1)
+        first, second = (first[part], second) if len(first) > len(second) else (first, second[part])
+    return first, second
+
+
+def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: Any) -> None:
+    """Tokenize a split into the files that ``CorpusSplit`` reads; ``labels`` are those of next sentence prediction.
+
+    Raises:
+        UserError: the corpus cannot be read, or its split gives no example.
+    """
+    special_tokens, is_paired = SpecialTokens.from_tokenizer(tokenizer), corpus.examples == "pairs"
+    size = special_tokens.max_text_tokens(corpus.max_length, is_paired)
+    make_examples: dict[str, Callable[[Documents], Iterator[Example]]] = {
+        "passages": lambda documents: passage_examples(documents, size),
+        "packed": lambda documents: packed_examples(documents, size, tokenizer.sep_token_id),
+        "pairs": lambda documents: pair_examples(documents, size, corpus.short_pairs),
+    }
+    texts = corpus.documents(split)
+    if is_paired:
+        texts = ([part for text in document for part in SENTENCE_END.split(text) if part] for document in texts)
+    with TemporaryDirectory(dir=folder) as temporary, ExitStack() as files:
+        documents = Documents.tokenize(texts, tokenizer, Path(temporary))
+        ids, segments, offsets = (
+            files.enter_context(ArrayFile(folder / f"{name}.npy", dtype))
+            for name, dtype in (("ids", np.int32), ("segments", np.int8), ("offsets", np.int64))
+        )
+        labels = files.enter_context(ArrayFile(folder / "labels.npy", np.int64)) if is_paired else None
+        offsets.append([0])
+        for first, second, label in make_examples[corpus.examples](documents):
+            example_ids, example_segments = special_tokens.add_to(first, second)
+            ids.append(example_ids)
+            segments.append(example_segments)
+            offsets.append([ids.size])
+            if labels:
+                labels.append([label])
+    if not ids.size:
+        problem = f"its {split} split has no example (corpus.examples={corpus.examples})"
+        raise UserError("corpus", corpus.name, problem, "Use more text, or a smaller corpus.hold_out.")

@@ -1,1 +1,0 @@
-"""Images: decoded once into an array of bytes, and augmented batch by batch."""

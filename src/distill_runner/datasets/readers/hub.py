@@ -1,0 +1,171 @@
+"""Datasets on the hub: the files of one split at one commit, in a folder that ``datasets`` can read.
+
+Only the files of the configuration and the split are downloaded: one of GLUE's ten tasks, or the split of IMDB in use.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from distill_runner.common import hub
+from distill_runner.common.errors import UserError
+from distill_runner.common.hub import HubError
+from distill_runner.datasets.readers.dataset import Dataset
+from distill_runner.datasets.readers.files import load_dataset, local_copies, missing_split, unreadable_split
+
+log = logging.getLogger(__name__)
+
+CARD = "README.md"
+FILES_WITHOUT_ROWS = (CARD, ".huggingface.yaml", "dataset_infos.json", ".gitattributes")
+LARGE = 10_000_000
+"""Size in bytes above which reading takes a while and is logged."""
+
+
+def dataset_commit(data: Dataset) -> hub.Commit:
+    """Return the commit of the dataset that this run reads.
+
+    Raises:
+        UserError: the dataset or the revision does not exist, or the hub cannot be reached.
+    """
+    with _hub_errors(data):
+        return hub.resolve_commit("dataset", data.dataset, data.revision)
+
+
+def load_from_hub(data: Dataset, split: str, folder: Path, **options: Any) -> Any:
+    """Download a split and return it as a dataset of the library ``datasets``, read from links in ``folder``.
+
+    Raises:
+        UserError: the files cannot be downloaded or read, or the configuration or the split does not exist.
+    """
+    links = _download_split(data, split, folder)
+    if (size := sum(file.stat().st_size for file in links.rglob("*"))) > LARGE:
+        log.info("reading %s of %s: %.0f MB", split, " ".join(filter(None, (data.dataset, data.config))), size / 1e6)
+    return _load_split(data, split, True, str(links), data.config, verification_mode="no_checks", **options)
+
+
+def stream_from_hub(data: Dataset, split: str) -> Any:
+    """Return a split as a dataset of the library ``datasets`` that downloads rows while it is iterated over.
+
+    Raises:
+        UserError: as ``load_from_hub``.
+    """
+    commit = dataset_commit(data)
+    return _load_split(data, split, False, commit.name, data.config, revision=commit.sha, streaming=True)
+
+
+def _load_split(data: Dataset, split: str, offline: bool, *args: Any, **options: Any) -> Any:
+    try:
+        splits = load_dataset(offline, *args, **options)
+    except Exception as error:
+        raise unreadable_split(data, split, f"{data.dataset} on the hub", error) from error
+    if split not in splits:
+        raise missing_split(data, split, list(splits), f"{data.dataset} on the hub")
+    return splits[split]
+
+
+def _download_split(data: Dataset, split: str, folder: Path) -> Path:
+    """Download the files of a split and return a folder of links to them, created in ``folder``."""
+    commit, revision = dataset_commit(data), data.revision or "main"
+    with _hub_errors(data):
+        card = _card_metadata(hub.download(commit, FILES_WITHOUT_ROWS, revision))
+        config = _select_config(data, card)
+        patterns = ["*"]
+        if config is not None:
+            patterns = _restrict_to_split(data, split, config)
+        elif data.config:
+            patterns = [f"{data.config}/*"]
+        snapshot = hub.download(commit, patterns, revision)
+    existing = sorted(file.relative_to(snapshot).as_posix() for file in snapshot.rglob("*") if file.is_file())
+    files = [name for name in hub.matching_files(existing, patterns) if name not in FILES_WITHOUT_ROWS]
+    if not files or all(name.endswith(".py") for name in files):
+        problem = f"{data.dataset} on the hub has no {data.config or 'data'} files"
+        remedy = f"If it is a script: {data.key}.revision=refs/convert/parquet has its converted files."
+        raise UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
+    links = folder / commit.name.rpartition("/")[2]
+    _link_files(links, snapshot, files)
+    if config is not None:
+        _write_card(links / CARD, card, config)
+    return links
+
+
+def _link_files(links: Path, snapshot: Path, files: Sequence[str]) -> None:
+    for name in files:
+        (links / name).parent.mkdir(parents=True, exist_ok=True)
+        (links / name).symlink_to((snapshot / name).resolve())
+
+
+def _write_card(file: Path, card: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Write a card that describes ``config`` alone, so that ``datasets`` finds no other configuration."""
+    infos = card.get("dataset_info", [])
+    infos = infos if isinstance(infos, list) else [infos]
+    own_infos = [info for info in infos if info.get("config_name", "default") == config["config_name"]]
+    metadata = {"configs": [dict(config)]} | ({"dataset_info": own_infos} if own_infos else {})
+    file.write_text(f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n")
+
+
+def _card_metadata(folder: Path) -> Mapping[str, Any]:
+    """Return the metadata at the head of the dataset's card; empty if there is none."""
+    file = folder / CARD
+    parts = file.read_text(encoding="utf-8").split("---\n", 2) if file.exists() else []
+    try:
+        metadata = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else {}
+    except yaml.YAMLError:
+        metadata = {}
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def _select_config(data: Dataset, card: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the configuration ``data.config``, or the default or only one; None if the card lists none."""
+    entries = [config for config in card.get("configs") or [] if isinstance(config, Mapping)]
+    configs = [config for config in entries if "config_name" in config and {"data_files", "data_dir"} & config.keys()]
+    if not configs:
+        return None
+    names = [str(config["config_name"]) for config in configs]
+    name = data.config
+    if name is None:
+        defaults = [str(config["config_name"]) for config in configs if config.get("default")]
+        defaults += ["default"] if "default" in names else []
+        name = defaults[0] if defaults else names[0] if len(names) == 1 else None
+    if name not in names:
+        problem = "needs a value" if name is None else "no such configuration"
+        remedy = f"It has: {', '.join(names[:20])}."
+        raise UserError(f"{data.key}.config", data.config, f"{problem} in {data.dataset} on the hub", remedy)
+    return dict(configs[names.index(name)])
+
+
+def _restrict_to_split(data: Dataset, split: str, config: dict[str, Any]) -> list[str]:
+    """Return glob patterns of the split's files; if ``config`` lists splits, remove the others from it."""
+
+    def as_strings(value: Any) -> list[str]:
+        return [str(item) for item in (value if isinstance(value, list) else [value])]
+
+    files = config.get("data_files", "**")
+    if isinstance(files, list) and all(isinstance(entry, Mapping) for entry in files):
+        names = [str(entry.get("split")) for entry in files]
+        if split not in names:
+            raise missing_split(data, split, names, f"{data.dataset} on the hub")
+        config["data_files"] = files = [entry for entry in files if entry.get("split") == split]
+        paths = [path for entry in files for path in as_strings(entry["path"])]
+    else:
+        paths = as_strings(files)
+    prefix = f"{str(config['data_dir']).strip('/')}/" if config.get("data_dir") else ""
+    patterns = [f"{prefix}{path}" for path in paths]
+    return [*patterns, *(pattern.replace("**/", "") for pattern in patterns if "**/" in pattern)]
+
+
+@contextmanager
+def _hub_errors(data: Dataset) -> Iterator[None]:
+    """Turn errors of the hub into ``UserError``s that also say where the data is looked for on this machine."""
+    files = f"{data.config}/" if data.config else "its files"
+    try:
+        yield
+    except HubError as error:
+        if copies := local_copies(data):
+            error.problem = f"{copies[0]} (DISTILL_DATA_DIR) has no {files}, and {error.problem}"
+        name = data.dataset.rpartition("/")[2]
+        remedy = f"{data.key}.dataset=<folder with {files}>, or set DISTILL_DATA_DIR to a folder with {name}/"
+        raise error.for_key(f"{data.key}.dataset", data.dataset, remedy) from error

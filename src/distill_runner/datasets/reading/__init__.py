@@ -1,1 +1,0 @@
-"""Reading of rows from a local folder, from the hub or from the embedded data."""

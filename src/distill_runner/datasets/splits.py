@@ -1,0 +1,203 @@
+"""Splits: numbered examples from which batches are made. Those of images are in ``image_splits``."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, length_groups
+from distill_runner.datasets.tokenization import ArrayFile, Examples, uses_segment_ids
+
+HOLD_OUT_SEED, SCORE_RANGES = 0, 10
+"""Constants, so that the held-out set depends on the data alone and all runs select on the same examples."""
+EXAMPLES_PER_CALL = 2000
+"""Examples per tokenizer call: the lists of a tokenizer take a hundred times the memory of the saved arrays."""
+
+
+class Split(ABC):
+    """Examples of one split, from which batches are made; independent of the task type.
+
+    A subclass defines ``__len__``, ``lengths`` and ``batch``. The other members fit examples that look the same in each
+    epoch and have one output each.
+    """
+
+    labels: Any = None
+    """Labels of the examples, one row for each example; None if the split has no labels."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs of the head for all examples: one per example, or one per token."""
+        return len(self)
+
+    @property
+    @abstractmethod
+    def lengths(self) -> np.ndarray:
+        """Cost of each example, in tokens."""
+
+    @property
+    def token_ids(self) -> np.ndarray | None:
+        """Sorted token ids (U,) that occur in the examples; None if every token id may occur."""
+        return None
+
+    @abstractmethod
+    def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
+        """Return the examples with the numbers ``index``; the batch may have another order.
+
+        Args:
+            length_multiple: see ``length_groups``.
+        """
+
+    def training_batch(self, index: np.ndarray, seed: int, epoch: int, length_multiple: int | None) -> Batch:
+        """Return the examples ``index`` as training with ``seed`` uses them in ``epoch``, counted from 0."""
+        return self.batch(index, length_multiple)
+
+    def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
+        """Return a live teacher's batch: the examples of ``batch``, some repeated up to a multiple of ``multiple``."""
+        index = batch.index.numpy()
+        return self.batch(np.resize(index, -(-len(index) // multiple) * multiple), length_multiple)
+
+    @property
+    def teacher_inputs(self) -> "Split":
+        """Split of all inputs that a teacher reads in training; its outputs for them can be cached.
+
+        It exists only if these inputs are finitely many (``Task.is_endless``).
+        """
+        return self
+
+
+class TokenSplit(Split):
+    """Tokenized examples of one split, memory-mapped from a folder that ``write`` made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ids, self.segments, self.offsets = (
+            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "segments", "offsets")
+        )
+        self.labels = np.load(folder / "labels.npy", mmap_mode="r") if (folder / "labels.npy").exists() else None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each example."""
+        lengths: np.ndarray = np.diff(self.offsets)
+        return lengths
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        return np.flatnonzero(np.bincount(self.ids))
+
+    @staticmethod
+    def write(folder: Path, examples: Examples, tokenizer: Any, max_length: int) -> None:
+        """Tokenize ``examples`` and save them in ``folder``.
+
+        Inputs above ``max_length`` tokens lose tokens from the longer text first, as in BERT's own recipe.
+        """
+        options = {"truncation": True, "max_length": max_length, "return_attention_mask": False}
+        with (
+            ArrayFile(folder / "ids.npy", np.int32) as ids,
+            ArrayFile(folder / "segments.npy", np.int8) as segments,
+            ArrayFile(folder / "offsets.npy", np.int64) as offsets,
+        ):
+            offsets.append([0])
+            for first in range(0, len(examples), EXAMPLES_PER_CALL):
+                columns = [texts[first : first + EXAMPLES_PER_CALL] for texts in examples.texts]
+                encoded = tokenizer(*columns, return_token_type_ids=True, **options)
+                offsets.append(ids.size + np.cumsum([len(example) for example in encoded["input_ids"]]))
+                ids.append(np.concatenate(encoded["input_ids"]))
+                segments.append(np.concatenate(encoded["token_type_ids"]) * uses_segment_ids(tokenizer))
+        if examples.labels is not None:
+            np.save(folder / "labels.npy", examples.labels)
+
+    def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
+        """Pack the examples with the numbers ``index``, shortest first; without ``length_multiple`` into one group."""
+        index = np.asarray(index, dtype=np.int64)
+        lengths = self.offsets[index + 1] - self.offsets[index]
+        order = np.argsort(lengths, kind="stable")
+        index, lengths = index[order], lengths[order]
+        starts = np.cumsum(lengths) - lengths
+        positions = np.arange(lengths.sum()) - np.repeat(starts, lengths)
+        source = np.repeat(self.offsets[index], lengths) + positions
+        return Batch(
+            input_ids=torch.from_numpy(self.ids[source].astype(np.int64)),
+            segments=torch.from_numpy(self.segments[source].astype(np.int64)),
+            positions=torch.from_numpy(positions),
+            starts=torch.from_numpy(starts),
+            index=torch.from_numpy(index),
+            groups=tuple(length_groups(lengths, starts, length_multiple)),
+            labels=None if self.labels is None else torch.from_numpy(np.asarray(self.labels[index])),
+        )
+
+
+class CorpusSplit(TokenSplit):
+    """Examples without labels; for pairs, ``is_next`` (N,) are the labels of next sentence prediction (0: follows)."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.is_next, self.labels = self.labels, None
+
+    def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
+        batch = super().batch(index, length_multiple)
+        if self.is_next is None:
+            return batch
+        return replace(batch, is_next=torch.from_numpy(np.asarray(self.is_next[batch.index.numpy()])))
+
+
+class HeldOutSplit(Split):
+    """Training examples that are not trained on, as a separate split that selects the best epoch.
+
+    Args:
+        split: the split that contains the examples.
+        rows: sorted numbers of the examples in ``split``.
+    """
+
+    def __init__(self, split: Split, rows: np.ndarray) -> None:
+        self.split, self.rows = split, rows
+        self.labels = np.asarray(split.labels)[rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        lengths: np.ndarray = self.split.lengths[self.rows]
+        return lengths
+
+    @property
+    def token_ids(self) -> np.ndarray | None:
+        return self.split.token_ids
+
+    def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
+        batch = self.split.batch(self.rows[np.asarray(index)], length_multiple)
+        return replace(batch, index=torch.from_numpy(np.searchsorted(self.rows, batch.index.numpy())))
+
+
+def held_out_rows(labels: np.ndarray, share: float) -> np.ndarray:
+    """Return the sorted numbers of the held-out examples: at least one from each stratum, but never all of a stratum.
+
+    The strata are the classes, or ten ranges of the score with equally many examples. Nothing is held out from a
+    stratum of one example, unless all strata are so small: they then form one stratum.
+
+    Args:
+        labels: (N,), class indices or scores; labels of any other shape form one stratum.
+        share: share of each stratum that is held out.
+    """
+    rng = np.random.default_rng(HOLD_OUT_SEED)
+    if np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1:
+        strata = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    elif labels.ndim == 1:
+        strata = [part for part in np.array_split(np.argsort(labels, kind="stable"), SCORE_RANGES) if len(part)]
+    else:
+        strata = [np.arange(len(labels))]
+    if max(map(len, strata)) == 1:
+        strata = [np.arange(len(labels))]
+    counts = [min(max(1, round(share * len(stratum))), len(stratum) - 1) for stratum in strata]
+    rows = [rng.permutation(stratum)[:count] for stratum, count in zip(strata, counts, strict=True)]
+    return np.sort(np.concatenate(rows))

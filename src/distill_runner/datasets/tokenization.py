@@ -1,0 +1,122 @@
+"""Examples as texts, and what is needed to save them as arrays of token ids. This module does not import torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from distill_runner.common.errors import UserError
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Texts and labels of one split, before tokenization.
+
+    Attributes:
+        texts: one list of N strings for each text column (one or two).
+        labels: (N,) int64 indices into ``Task.labels`` for classification, or (N,) float32 scores for regression;
+            (N, C) float32 of 0 and 1 for multi-label tasks; ``None`` if the split has no labels.
+    """
+
+    texts: list[list[str]]
+    labels: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.texts[0])
+
+
+class ArrayFile:
+    """One-dimensional array that grows on disk, so that it may be larger than memory.
+
+    The file is a valid ``.npy`` file once it is closed.
+    """
+
+    def __init__(self, file: Path, dtype: type) -> None:
+        self.stream, self.dtype, self.size = file.open("wb"), np.dtype(dtype), 0
+        self._write_header()
+
+    def append(self, values: Any) -> None:
+        array = np.asarray(values, dtype=self.dtype)
+        self.stream.write(array.tobytes())
+        self.size += len(array)
+
+    def _write_header(self) -> None:
+        """Write the header for the current size.
+
+        numpy pads the header for the largest size, so that a later header fits over an earlier one.
+        """
+        description = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.size,)}
+        np.lib.format.write_array_header_1_0(self.stream, description)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stream.seek(0)
+        self._write_header()
+        self.stream.close()
+
+
+def uses_segment_ids(tokenizer: Any) -> bool:
+    """Return whether a tokenizer gives the second text of a pair another segment id than the first.
+
+    If not, its model was trained with segment ids of 0 only.
+    """
+    return any(tokenizer("a", "a").get("token_type_ids", ()))
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of the special tokens that a tokenizer adds to one text or to a pair of texts.
+
+    Attributes:
+        single: ids before and after a single text.
+        pair: ids before the first text, between the two texts, and after the second.
+        segment_ids: whether the second text has segment id 1; if not, all segment ids are 0.
+    """
+
+    single: tuple[list[int], list[int]]
+    pair: tuple[list[int], list[int], list[int]]
+    segment_ids: bool
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Any) -> Self:
+        """Return the special tokens of ``tokenizer``.
+
+        Raises:
+            UserError: it adds no special token before a text, or none between two texts.
+        """
+
+        def special_ids(*texts: str) -> list[list[int]]:
+            encoded = tokenizer(*texts, return_special_tokens_mask=True)
+            runs: list[list[int]] = [[]]
+            for token, is_special in zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
+                if is_special:
+                    runs[-1].append(token)
+                elif runs[-1]:
+                    runs.append([])
+            return runs
+
+        single, pair = special_ids("a"), special_ids("a", "a")
+        if (len(single), len(pair)) != (2, 3):
+            problem = "adds no special token before a text, or none between two texts"
+            remedy = "Use a tokenizer with tokens like [CLS] and [SEP]."
+            raise UserError(".model.tokenizer", tokenizer.name_or_path, problem, remedy)
+        return cls(tuple(single), tuple(pair), uses_segment_ids(tokenizer))  # type: ignore[arg-type]
+
+    def add_to(self, first: np.ndarray, second: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of a text or a pair of texts with special tokens, and its segment ids (0 or 1)."""
+        if second is None:
+            prefix, suffix = self.single
+            ids = np.concatenate([prefix, first, suffix])
+            return ids, np.zeros(len(ids), dtype=np.int8)
+        prefix, separator, suffix = self.pair
+        ids = np.concatenate([prefix, first, separator, second, suffix])
+        segments = np.zeros(len(ids), dtype=np.int8)
+        segments[-len(second) - len(suffix) :] = self.segment_ids
+        return ids, segments
+
+    def max_text_tokens(self, max_length: int, pair: bool) -> int:
+        """Return how many tokens of text fit into ``max_length`` tokens next to the special tokens."""
+        return max_length - sum(map(len, self.pair if pair else self.single))

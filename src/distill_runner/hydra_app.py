@@ -1,0 +1,90 @@
+"""A run as Hydra starts it: compose the configuration, run it, print the result.
+
+torch and transformers are imported only when a run starts, so that ``--help`` and tab completion are fast.
+"""
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from distill_runner.commands.parser import summaries
+from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.common.process import fast_imports, protect_output, sigterm_as_interrupt
+from distill_runner.compose import resolvers
+from distill_runner.compose.command_line import compose_and_call, help_text, hydra_arguments
+
+log = logging.getLogger(__name__)
+
+resolvers.register()  # on import, because the workers of a launcher import this module and need the resolvers too
+
+
+def compose_and_run(arguments: Sequence[str]) -> None:
+    """Run the configuration, or the sweep, that the arguments ask for; without arguments, print the help."""
+    arguments = hydra_arguments(arguments or ["--help"])
+    if {"--help", "-h"} & set(arguments):
+        print(help_text(summaries()), end="")
+        return
+    compose_and_call(_run_single, _run_point, arguments)
+
+
+def _run_single(config: DictConfig) -> Mapping[str, Any]:
+    """Run a single configuration, outside a sweep."""
+    try:
+        with sigterm_as_interrupt():
+            return run(config)
+    except TrainingPaused as pause:
+        log.info("paused %s: the same command without runtime.pause_after resumes", pause)
+        return {}
+    finally:
+        _remove_unused_folder(Path(HydraConfig.get().runtime.output_dir))
+
+
+def _remove_unused_folder(folder: Path) -> None:
+    """Remove the folder of a run that was refused or only planned: it holds only Hydra's files and the log."""
+    with suppress(OSError):
+        if {file.name for file in folder.iterdir()} <= {".hydra", "distill-run.log"}:
+            for handler in [*logging.root.handlers]:
+                # Libraries that log at the exit would open the file again.
+                if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename).parent == folder.absolute():
+                    logging.root.removeHandler(handler)
+                    handler.close()
+            shutil.rmtree(folder)
+
+
+def _run_point(config: DictConfig) -> Mapping[str, Any]:
+    """Run a point of a sweep in a separate process."""
+    from distill_runner.sweeping.isolation import run_isolated
+
+    return run_isolated(run, config, preload="distill_runner.warm")
+
+
+def run(config: DictConfig) -> Mapping[str, Any]:
+    """Run one configuration, and print its result.
+
+    Raises:
+        UserError: the configuration, data or environment is invalid. It is raised before training where possible.
+    """
+    from distill_runner.compose.explain import user_facing_error
+    from distill_runner.compose.run_config import resolved_settings, typed_run
+
+    protect_output()  # a point of a sweep is a process of its own
+    overrides = HydraConfig.get().overrides.task
+    try:
+        typed, settings = typed_run(config, overrides), resolved_settings(config)
+        if any(one.startswith("transfer=") for one in overrides) and not any(s.transfer for s in typed.stages.values()):
+            name = settings["transfer"]["name"]
+            log.warning("transfer=%s: method=%s reads no transfer set (method=kd does)", name, typed.method)
+        folder = Path(HydraConfig.get().runtime.output_dir).absolute()
+        with fast_imports():
+            from distill_runner.running import run_stage
+
+        return run_stage(typed, folder, settings)
+    except (UserError, OmegaConfBaseException) as error:
+        raise user_facing_error(error, config, overrides) from error

@@ -1,5 +1,0 @@
-"""Extractive question answering: the answer is a span of the context (SQuAD 1.1 and 2.0, MLQA, similar data)."""
-
-from distill_runner.kinds.questions.task import QuestionsTask
-
-__all__ = ["QuestionsTask"]

@@ -1,0 +1,94 @@
+"""Generate ``docs/assumptions.md``: every assumption that the package declares, listed by option."""
+
+from collections.abc import Iterator, Mapping
+
+import yaml
+from pydantic import BaseModel
+
+from distill_runner.common.assumptions import ANY_VALUE, schema_assumptions
+from distill_runner.common.errors import format_value
+from distill_runner.common.terminal import markdown_table
+from distill_runner.compose.folders import config_folder
+from distill_runner.compose.run_config import DECLARING
+from distill_runner.datasets.corpora import Corpus
+from distill_runner.methods.config import TERMS, argument_schema
+from distill_runner.methods.hidden_states import Attention
+from distill_runner.methods.layer_mapping import LayerMapping
+from distill_runner.methods.schedules import CheckpointSchedule, LayerSchedule
+from distill_runner.models.config import ModelConfig
+from distill_runner.pipeline.config import StageConfig
+from distill_runner.tasks import TASK_TYPES
+from distill_runner.training.config import Optim
+
+PAGE = """\
+# Assumptions: what the papers leave open
+
+An assumption is the choice that this program makes when a paper leaves something open.
+It is declared together with its option.
+Every run lists the assumptions that apply to it, with their values, in `result.json` (`assumptions`).
+`plan=true` shows them too, and compares the run's settings with those that the recipe's paper names.
+`python -m distill_runner.report.assumptions_page` makes this page.
+
+## Options
+
+{options}
+
+## Configuration files
+
+{files}
+"""
+
+
+def parts() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield every schema that may declare assumptions, with the name under which its options are shown."""
+    schemas: list[tuple[str, type[BaseModel]]] = [
+        ("stages.<stage>", StageConfig),
+        ("stages.<stage>.model", ModelConfig),
+        ("optim", Optim),
+        ("corpus", Corpus),
+        *task_parts(),
+        ("mapping", LayerMapping),
+        ("attention", Attention),
+        ("schedule", LayerSchedule),
+        ("route", CheckpointSchedule),
+    ]
+    yield from schemas
+    for name, term in TERMS.items():
+        yield name, argument_schema(term)
+
+
+def task_parts() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the task types and the schemas nested in them, with the name under which their options are shown."""
+    for schema in TASK_TYPES.values():
+        yield "task", schema
+        for field, info in schema.model_fields.items():
+            if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+                yield f"task.{field}", info.annotation
+
+
+def page() -> str:
+    """Return the text of the page."""
+    rows = []
+    for name, schema in parts():
+        for option, default, assumption in schema_assumptions(schema):
+            key = f"{name}.{option}" + ("" if assumption.value is ANY_VALUE else f"={format_value(assumption.value)}")
+            rows.append((f"`{key}`", format_value(default), assumption.text, assumption.source))
+    options = markdown_table(["option", "default", "assumption", "source"], dict.fromkeys(rows), text_columns=4)
+    files = markdown_table(["choice", "option", "assumption"], sorted(_of_files()), text_columns=3)
+    return PAGE.format(options=options, files=files)
+
+
+def _of_files() -> Iterator[list[str]]:
+    """Yield table rows for the assumptions that configuration files declare."""
+    for file in sorted(config_folder().rglob("*.yaml")):
+        content = yaml.safe_load(file.read_text()) or {}
+        choice = f"{file.parent.relative_to(config_folder()).as_posix()}={file.stem}"
+        for part in (content, *(content.get(name) for name in DECLARING)):
+            for key, assumption in part.get("assumptions", {}).items() if isinstance(part, Mapping) else ():
+                entry = assumption if isinstance(assumption, Mapping) else {"text": assumption}
+                option = f"{key}={format_value(entry['value'])}" if "value" in entry else key
+                yield [f"`{choice}`", f"`{option}`", entry["text"]]
+
+
+if __name__ == "__main__":
+    print(page(), end="")

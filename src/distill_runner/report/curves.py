@@ -1,0 +1,162 @@
+"""Figure of scores against the size of the student or of the data, from any results.
+
+The figures are those of the well-read students (Turc et al. 2019, Figures 5 to 10) and of the internal representations
+(Aguilar et al. 2020, Figures 2, 3 and 6 to 9).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distill_runner.common.errors import UserError, suggestion
+from distill_runner.report.collect import Result, is_scored, label
+from distill_runner.report.figures import COLORS, legend_below, save, style
+from distill_runner.report.identity import Identity, identity_of, row_names
+from distill_runner.report.rows import ResultCell, cell_of, distinct, tabulate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Tick = tuple[float, str]
+"""Position of a result on the axis: a number that orders the ticks, and the label of the tick."""
+
+
+def _size(result: Result) -> Tick:
+    return result["num_params"], f"{result['student']['num_layers']}/{result['student']['width']}"
+
+
+def _width(result: Result) -> Tick:
+    student = result["student"]
+    return student["width"] + student["num_layers"] / 100, f"{student['num_layers']}/{student['width']}"
+
+
+def _transfer_size(result: Result) -> Tick | None:
+    size = (result.get("transfer") or {}).get("size")
+    return (size, f"{size:,}") if size else None
+
+
+def _transfer_name(result: Result) -> Tick | None:
+    transfer = result.get("transfer")
+    return (0, transfer["name"]) if transfer else None
+
+
+def _share(result: Result) -> Tick | None:
+    """Return the share of labeled examples; None also for a student of a transfer set, which saw no label."""
+    identity = identity_of(result)
+    if identity is None or result.get("transfer"):
+        return None
+    share = identity.row.get("share", 1.0)
+    return share, f"{share:g}"
+
+
+def _updates_before(result: Result) -> Tick | None:
+    """Return the updates of all stages that the student's weights come from, such as MiniLMv2's distillation.
+
+    None for weights that come from no stage, or from one that is not limited by ``max_steps``.
+    """
+    identity = identity_of(result) or Identity()
+    total = sum(identity.row.get(f"{stage}.optim.max_steps") or inf for stage in identity.stages)
+    return (total, f"{total:,.0f}") if 0 < total < inf else None
+
+
+AXES: dict[str, tuple[str, Callable[[Result], Tick | None]]] = {
+    "size": ("student (layers/width), by parameters", _size),
+    "width": ("student (layers/width), by width", _width),
+    "transfer_size": ("examples of the transfer set", _transfer_size),
+    "transfer": ("transfer set", _transfer_name),
+    "share": ("share of the training examples", _share),
+    "updates": ("updates before fine-tuning", _updates_before),
+}
+"""Axes by name: label, and function that returns the tick of a result.
+
+Well-read students: Figures 5, 7 and 10 (``size``), 6 (``width``), 8 (``transfer_size``) and 9 (``transfer``). Internal
+representations: Figures 3 and 9 (``share``), 2 and 6 to 8 (``size``).
+"""
+
+
+def curve_cells(
+    results: Iterable[Result], axis: str, order: Sequence[str] = ()
+) -> tuple[list[str], dict[str, dict[str, ResultCell]]]:
+    """Return the ticks of the axis in order, and the cells of each curve by tick.
+
+    A curve is a row of the table on one task.
+
+    Args:
+        axis: name of the axis.
+        order: ticks that come first; the other ticks follow in the order of the axis.
+    Raises:
+        UserError: there is no such axis, or no finished result has a tick on it or a tick that ``order`` names.
+    """
+    if axis not in AXES:
+        raise UserError("--by", axis, "there is no such axis", f"Known: {', '.join(AXES)}.")
+    ticks = [(result, AXES[axis][1](result)) for result in distinct(filter(is_scored, results))]
+    on_axis = [(result, tick) for result, tick in ticks if tick is not None]
+    if not on_axis:
+        raise UserError("--by", axis, "no finished run has a value on this axis")
+    several_tasks = len({result["task"] for result, _ in on_axis}) > 1
+    runs: dict[str, dict[str, list[Result]]] = {}
+    names = row_names([result for result, _ in on_axis], [(label(result), tick) for result, tick in on_axis])
+    for name, (result, (_, tick)) in zip(names, on_axis, strict=True):
+        curve = f"{name} on {result['task']}" if several_tasks else name
+        runs.setdefault(curve, {}).setdefault(tick, []).append(result)
+    tick_labels = list(dict.fromkeys(tick for _, (_, tick) in sorted(on_axis, key=lambda pair: pair[1][0])))
+    for tick in order:
+        if tick not in tick_labels:
+            raise UserError("--order", tick, "no finished run has this value", suggestion(tick, tick_labels))
+    cells = {curve: {tick: cell_of(group) for tick, group in by_tick.items()} for curve, by_tick in runs.items()}
+    return list(dict.fromkeys([*order, *tick_labels])), cells
+
+
+def constant_cells(results: Iterable[Result], axis: str) -> dict[str, ResultCell]:
+    """Return the cells of results without a tick on the axis, by row and task. Each is drawn as a constant."""
+    table = tabulate(result for result in filter(is_scored, results) if AXES[axis][1](result) is None)
+    cells = [(row.name, task, cell) for row in table.rows for task, cell in row.cells.items() if cell.best_point]
+    return {f"{name} on {task}" if len(table.tasks) > 1 else name: cell for name, task, cell in cells}
+
+
+def draw(results: Sequence[Result], axis: str, file: Path, order: Sequence[str] = ()) -> None:
+    """Draw a curve for each row: the means over seeds with bands of their 95% intervals; for a grid, its best point.
+
+    Results without a tick on the axis are horizontal lines, and teachers are dashed horizontal lines.
+
+    Raises:
+        UserError: as for ``curve_cells``.
+    """
+    ticks, curves = curve_cells(results, axis, order)
+    with style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(max(6.0, 1.6 + 0.6 * len(ticks)), 4.2), layout="constrained")
+        axes = figure.subplots()
+        colors = cycle(COLORS)
+        for name, cells in curves.items():
+            positions = {ticks.index(tick): cell for tick, cell in cells.items()}
+            _draw_line(axes, name, dict(sorted(positions.items())), color=next(colors), marker="o")
+        ends = (-0.3, len(ticks) - 0.7)
+        for name, cell in constant_cells(results, axis).items():
+            _draw_line(axes, name, dict.fromkeys(ends, cell), color=next(colors), linestyle="-.")
+        for teacher in tabulate(filter(is_scored, results)).teachers:
+            for task, score in teacher.scores.items():
+                name = f"{teacher.name} on {task}" if len(teacher.scores) > 1 else teacher.name
+                axes.axhline(score, color="grey", linestyle="--", linewidth=1, label=name)
+        axes.set_xticks(range(len(ticks)), ticks)
+        if len(ticks) > 8 or max(map(len, ticks)) > 8:
+            axes.tick_params("x", rotation=30)
+        axes.set_xlabel(AXES[axis][0])
+        metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if is_scored(result))
+        axes.set_ylabel(", ".join(metrics))
+        legend_below(figure, axes.get_legend_handles_labels()[0])
+    save(figure, file)
+
+
+def _draw_line(axes: "Axes", name: str, cells: Mapping[float, ResultCell], **look: Any) -> None:
+    spreads = [cell.best_points[0].spread for cell in cells.values()]
+    selections = sorted({cell.kind for cell in cells.values()} - {""})
+    means = np.array([spread.mean for spread in spreads])
+    halves = np.array([spread.interval or 0.0 for spread in spreads])
+    axes.plot(list(cells), means, label=", ".join([name, *selections]), **look)
+    axes.fill_between(list(cells), means - halves, means + halves, color=look["color"], alpha=0.15, linewidth=0)

@@ -1,0 +1,319 @@
+"""Results as PNG files: scores by task and method, against each hyper-parameter, and over two hyper-parameters.
+
+A result is the content of a run's ``result.json``; only results of finished students are drawn. Scores are fractions
+and are shown times 100. Equal results give equal bytes with the same version of matplotlib, which is imported only
+when something is drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from math import ceil, isclose, isfinite
+from pathlib import Path
+from statistics import median
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from distill_runner.common.errors import UserError
+from distill_runner.report.collect import Result, is_scored, label, settings
+from distill_runner.report.rows import ResultCell, column_of, tabulate, varied
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's colors, which color-blind readers can distinguish (without their yellow, which is too pale)."""
+SMALL: dict[str, Any] = {"fontsize": 7, "color": "0.35", "ha": "center"}
+MEASURED, PRINTED = COLORS[:2]
+ONE, MEAN, BEST, PUBLISHED, REFERENCE, TEACHER = (
+    "one run",
+    "mean over seeds, 95% interval",
+    "best of a search",
+    "published",
+    "published; other teacher, size or metric",
+    "teacher",
+)
+MARKS: dict[str, dict[str, Any]] = {
+    ONE: {"marker": "o", "markerfacecolor": "white", "color": MEASURED, "linestyle": ""},
+    MEAN: {"marker": "o", "color": MEASURED, "linestyle": ""},
+    BEST: {"marker": "^", "color": MEASURED, "linestyle": ""},
+    PUBLISHED: {"marker": "D", "color": PRINTED, "linestyle": ""},
+    REFERENCE: {"marker": "D", "markerfacecolor": "white", "color": PRINTED, "linestyle": ""},
+    TEACHER: {"color": "0.5", "linestyle": "--", "linewidth": 1},
+}
+MARKERS = "osD^vP*X"
+"""Markers of the methods, in order. With seven colors, a pair of color and marker repeats only after 56 methods."""
+RATE = "optim.lr"
+"""The learning rate, the only hyper-parameter that is drawn on a logarithmic axis."""
+
+
+def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
+    """Draw every figure that ``results`` have data for; none if no student has finished.
+
+    - ``scores.png``: scores by task and method, with the published numbers;
+    - ``hyper-parameters-<task>.png``, if any hyper-parameter varies: score against each hyper-parameter that varies;
+    - ``lr-temperature-<task>.png``, if learning rate and temperature both vary: best score over the two.
+
+    Args:
+        folder: must exist; files of these names in it are replaced.
+    Returns:
+        The files, ``scores.png`` first.
+    """
+    done = drawable(results)
+    if not done:
+        return []
+    figures = {"scores": score_figure(done)}
+    for task in dict.fromkeys(result["task"] for result in done):
+        runs = [result for result in done if result["task"] == task]
+        if names := varying(runs):
+            figures[f"hyper-parameters-{task}"] = hyper_parameter_figure(runs)
+        temperature = next((name for name in names if name.endswith(".temperature")), None)
+        if temperature and RATE in names:
+            figures[f"lr-temperature-{task}"] = heat_map(runs, temperature)
+    files = []
+    for name, figure in figures.items():
+        files.append(folder / f"{name}.png")
+        save(figure, files[-1])
+    return files
+
+
+def drawable(results: Sequence[Result]) -> list[Result]:
+    """Return the results of students that have finished with a finite score."""
+    return [result for result in results if is_scored(result) and isfinite(result["score"])]
+
+
+# --- Scores by task and method
+
+
+def score_figure(results: Sequence[Result]) -> "Figure":
+    """Draw scores by method, one panel per task, with the published numbers; a legend explains the marks.
+
+    Runs that were selected on held-out examples have a separate panel. Rows and cells are the same as in the tables. If
+    a cell has several settings, the best one is shown.
+    """
+    with style():
+        tasks = {column_of(result): result["metric"] for result in results}
+        rows = tabulate(results).rows
+        figure, axes = panels(len(tasks), 4, width=2.9, height=1.0 + 0.3 * len(rows))
+        for panel, (task, metric) in zip(axes, tasks.items(), strict=True):
+            runs = [result for result in results if column_of(result) == task]
+            for score in {run.get("teacher_score"): None for run in runs}:
+                if score is not None:
+                    panel.axvline(100 * score, label=TEACHER, **MARKS[TEACHER])
+            for place, row in enumerate(rows):
+                _score_marks(panel, place, row.cells[task])
+            panel.set_title(task)
+            panel.set_xlabel(f"{metric} × 100")
+            panel.set_yticks(range(len(rows)), [row.name for row in rows])
+            panel.set_ylim(len(rows) - 0.5, -0.6)
+            panel.margins(x=0.12)
+        figure.suptitle("Scores")
+        names = {line.get_label() for panel in axes for line in panel.lines}
+        legend(figure, {name: mark for name, mark in MARKS.items() if name in names})
+    return figure
+
+
+def _score_marks(panel: "Axes", place: int, cell: ResultCell) -> None:
+    """Draw the marks of one cell: its score and its published number."""
+    if cell.best_point is None:
+        return
+    if number := cell.published:
+        kind = PUBLISHED if number["comparable"] else REFERENCE
+        panel.plot(number["value"], place, label=kind, **MARKS[kind])
+    spread = cell.best_point.spread
+    kind = BEST if cell.kind else MEAN if spread.count > 1 else ONE
+    panel.plot(spread.mean, place, label=kind, **MARKS[kind])
+    if cell.kind:
+        panel.annotate(f"of {len(cell.points)}", (spread.mean, place), (0, 5), textcoords="offset points", **SMALL)
+    if spread.count > 1:
+        panel.errorbar(spread.mean, place, xerr=spread.interval, color=MEASURED, elinewidth=1, capsize=3)
+
+
+# --- Hyper-parameters
+
+
+def hyper_parameters(result: Result) -> dict[str, float]:
+    """Return the numeric settings of a run, by their names in tables.
+
+    If the weights of the loss terms sum to 1, the first follows from the others (ALP-KD's beta) and is left out.
+    """
+    numbers = {name: value for name, value in settings(result).items() if type(value) in (int, float)}
+    weights = [name for name in numbers if name.endswith(".weight") and name.count(".") == 1]
+    if len(weights) > 1 and isclose(sum(numbers[name] for name in weights), 1):
+        del numbers[weights[0]]
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def varying(results: Sequence[Result]) -> list[str]:
+    """Return the hyper-parameters that take several values among the runs of at least one method."""
+    methods: dict[str, list[dict[str, float]]] = {}
+    for result in results:
+        methods.setdefault(label(result), []).append(hyper_parameters(result))
+    return list(
+        dict.fromkeys(
+            name
+            for runs in methods.values()
+            for name in varied(runs)
+            if len({run[name] for run in runs if name in run}) > 1
+        )
+    )
+
+
+def hyper_parameter_figure(results: Sequence[Result]) -> "Figure":
+    """Draw every finished run of one task against each hyper-parameter that varies, one panel each.
+
+    For each method a solid line joins the best runs at each value, and a dashed line joins the medians. Both are taken
+    over the other hyper-parameters and the seeds, so neither line is a mean over seeds.
+    """
+    with style():
+        names = varying(results)
+        methods = list(dict.fromkeys(label(result) for result in results))
+        figure, axes = panels(len(names), 3, width=3.6, height=3.0)
+        for panel, name in zip(axes, names, strict=True):
+            ticks = sorted({value for result in results if (value := hyper_parameters(result).get(name)) is not None})
+            panel.set_xscale("log" if name == RATE else "linear")
+            for number, method in enumerate(methods):
+                scores: dict[float, list[float]] = {}
+                for result in results:
+                    if label(result) == method and (value := hyper_parameters(result).get(name)) is not None:
+                        place = _shifted(value, ticks, number - (len(methods) - 1) / 2, log=name == RATE)
+                        scores.setdefault(place, []).append(100 * result["score"])
+                if scores:
+                    _score_lines(panel, scores, _look(number))
+            panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            panel.minorticks_off()
+            panel.margins(x=0.1)
+            panel.set_xlabel(name)
+        figure.supylabel(f"{results[0]['metric']} × 100")
+        figure.suptitle(f"{results[0]['task']}: every run; at each value the best (line) and the median (dashed)")
+        legend(figure, {method: {**_look(number), "linestyle": "-"} for number, method in enumerate(methods)})
+    return figure
+
+
+def _shifted(value: float, ticks: Sequence[float], steps: float, log: bool) -> float:
+    """Return ``value`` moved by a few hundredths of the axis, so that points of different methods do not overlap."""
+    share, (first, last) = 0.02 * steps, (ticks[0], ticks[-1])
+    return float(value * (last / first) ** share if log else value + (last - first) * share)
+
+
+def _score_lines(panel: "Axes", scores: Mapping[float, Sequence[float]], look: Mapping[str, Any]) -> None:
+    """Draw the scores of one method by place on the axis, with lines through the best and the median scores."""
+    places = sorted(scores)
+    for place in places:
+        panel.plot([place] * len(scores[place]), scores[place], **look, linestyle="", alpha=0.45)
+    panel.plot(places, [max(scores[place]) for place in places], color=look["color"])
+    panel.plot(places, [median(scores[place]) for place in places], color=look["color"], linestyle="--", linewidth=1)
+
+
+def heat_map(results: Sequence[Result], across: str) -> "Figure":
+    """Draw the best score over the learning rate and the hyper-parameter ``across``, one panel per method with both.
+
+    All results must be of one task. Each cell shows the number of runs from which its best score is taken.
+    """
+    with style():
+        cells: dict[str, dict[tuple[float, float], list[float]]] = {}
+        for result in results:
+            values = hyper_parameters(result)
+            if across in values and RATE in values:
+                cell = cells.setdefault(label(result), {}).setdefault((values[RATE], values[across]), [])
+                cell.append(100 * result["score"])
+        rows, columns = (sorted({pair[i] for by_pair in cells.values() for pair in by_pair}) for i in (0, 1))
+        best = [max(scores) for by_pair in cells.values() for scores in by_pair.values()]
+        figure, axes = panels(len(cells), 3, width=1.2 + 0.7 * len(columns), height=1.0 + 0.5 * len(rows))
+        for panel, (method, by_pair) in zip(axes, cells.items(), strict=True):
+            _heat_panel(panel, by_pair, rows, columns, (min(best), max(best)))
+            panel.set_title(method)
+            panel.set_xlabel(across)
+        figure.supylabel(RATE)
+        figure.suptitle(f"{results[0]['task']}: best {results[0]['metric']} × 100 of the runs in each cell")
+    return figure
+
+
+def _heat_panel(
+    panel: "Axes",
+    cells: Mapping[tuple[float, float], Sequence[float]],
+    rows: Sequence[float],
+    columns: Sequence[float],
+    limits: tuple[float, float],
+) -> None:
+    grid = [[max(cells.get((row, column), [float("nan")])) for column in columns] for row in rows]
+    panel.imshow(grid, cmap="cividis", vmin=limits[0], vmax=limits[1], aspect="auto", origin="lower")
+    for y, row in enumerate(rows):
+        for x, column in enumerate(columns):
+            scores = cells.get((row, column), [])
+            color = "white" if scores and max(scores) <= sum(limits) / 2 else "black"
+            text = f"{max(scores):.2f}\nof {len(scores)}" if scores else "–"
+            panel.text(x, y, text, ha="center", va="center", color=color, fontsize=8)
+    panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
+    panel.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
+    panel.grid(visible=False)
+
+
+def _look(number: int) -> dict[str, Any]:
+    return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+# --- Style, panels and legends of all figures
+
+
+def panels(count: int, most: int, width: float, height: float) -> tuple["Figure", list["Axes"]]:
+    """Return a figure of ``count`` panels of ``width`` × ``height`` inches, at most ``most`` panels in a row."""
+    from matplotlib.figure import Figure
+
+    rows = ceil(count / most)
+    columns = ceil(count / rows)
+    figure = Figure(figsize=(max(5.0, width * columns), height * rows + 0.7), layout="constrained")
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for spare in axes[count:]:
+        spare.remove()
+    return figure, list(axes[:count])
+
+
+def legend(figure: "Figure", looks: Mapping[str, Mapping[str, Any]]) -> None:
+    from matplotlib.lines import Line2D
+
+    legend_below(figure, [Line2D([], [], label=name, **look) for name, look in looks.items()])
+
+
+def legend_below(figure: "Figure", handles: Sequence[Any]) -> None:
+    """Add a legend of ``handles`` below the axes, in as many columns as fit, and wrap labels wider than the figure."""
+    line, letter, width = 0.6, 0.07, figure.get_figwidth()  # inches
+    for handle in handles:
+        handle.set_label("\n".join(wrap(str(handle.get_label()), int((width - line) / letter))))
+    longest = max((len(part) for handle in handles for part in handle.get_label().splitlines()), default=0)
+    columns = max(1, min(len(handles), int(width / (line + letter * longest))))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
+def save(figure: "Figure", file: Path) -> None:
+    """Save the figure in the format of the file's extension; equal figures give equal bytes as PNG.
+
+    Raises:
+        UserError: the format is not supported.
+    """
+    formats = sorted(figure.canvas.get_supported_filetypes())
+    if (extension := file.suffix.lower()[1:]) not in formats:
+        raise UserError("--out", file.name, "is not a picture format", f"Known: {', '.join(formats)}.")
+    with style():  # matplotlib lays out texts only now, with the style that is then active
+        figure.savefig(file, metadata={"Software": None} if extension == "png" else None)
+
+
+def style() -> AbstractContextManager[None]:
+    """Return a context with matplotlib's own defaults, whatever the user's defaults are, and a light grid."""
+    from matplotlib.style import context
+
+    own = {
+        "savefig.dpi": 150,
+        "font.size": 9,
+        "axes.titlesize": 10,
+        "figure.titlesize": 11,
+        "figure.labelsize": 9,
+        "axes.grid": True,
+        "grid.color": "0.9",
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "lines.markersize": 5,
+        "legend.frameon": False,
+    }
+    return context(["default", own])

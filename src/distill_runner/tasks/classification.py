@@ -1,0 +1,224 @@
+"""Classification tasks, and what they share with multi-label tasks: outputs that are named classes."""
+
+import re
+import shlex
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import field_validator, model_validator
+
+from distill_runner.common.errors import UserError, format_list
+from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
+from distill_runner.datasets.readers.tables import SplitTable, read_table
+from distill_runner.models.config import Head, normalized_label
+from distill_runner.tasks.task import ExamplePredictions
+from distill_runner.tasks.text import TextTask, as_int, is_empty
+
+if TYPE_CHECKING:
+    from distill_runner.datasets.splits import Split
+    from distill_runner.methods.outputs import Outputs
+
+
+SUM_TOLERANCE, MIN_PROBABILITY = 1e-3, 1e-12
+"""Tolerance for the sum of probabilities in the data, and lower bound of a probability before its logarithm."""
+
+
+class ClassesTask(TextTask):
+    """Base class of the tasks whose outputs are named classes, of which an example has one or several.
+
+    Attributes:
+        labels: class names in the order of the model's outputs; null reads them from the data.
+    """
+
+    has_classes = True
+    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    problem_type: ClassVar[Literal["single_label_classification", "multi_label_classification"]]
+
+    labels: list[str] | None = None
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _names_are_text(cls, labels: Any) -> Any:
+        """Convert numeric names to text, since the override ``task.labels=[0,1]`` is parsed as numbers."""
+        if not isinstance(labels, list | tuple):
+            return labels
+        return [str(label) if isinstance(label, int | float) else label for label in labels]
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Self:
+        if self.labels is None:
+            return self
+        names = format_list(self.labels)
+        if len(self.labels) < 2:
+            raise UserError("task.labels", names, f"a task of type {self.type} needs two classes or more")
+        if len({normalized_label(label) for label in self.labels}) < len(self.labels):
+            raise UserError("task.labels", names, "two names differ only in case, spaces, '_' and '-'")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """The class names of the resolved task."""
+        assert self.labels is not None, "resolved"
+        return self.labels
+
+    def resolved(self) -> Self:
+        task = super().resolved()
+        return task if task.labels is not None else type(self)(**task.model_dump() | {"labels": task.read_names()})
+
+    def read_names(self) -> list[str]:
+        """Return the class names of the data: the names stored with the data, else the distinct labels, sorted."""
+        table = read_table(self, self.train)
+        return table.class_names if table.class_names is not None else self.distinct_names(table)
+
+    @abstractmethod
+    def distinct_names(self, table: SplitTable) -> list[str]:
+        """Return the distinct labels of the training split, sorted."""
+
+    @property
+    def head(self) -> Head:
+        return Head(self.auto_class, tuple(self.names), len(self.names), self.problem_type, self.name)
+
+    @abstractmethod
+    def probabilities_of(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the probability of each class, float64 (N, C)."""
+
+    def class_probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+        return dict(zip(self.names, self.probabilities_of(outputs).T, strict=True))
+
+
+class ClassificationTask(ClassesTask):
+    """Classification task: exactly one of several classes for each example.
+
+    Attributes:
+        labels: class names in the order of the model's outputs; null reads them from the data.
+        class_weights: weight of the examples of each class in the loss on gold labels, in the order of ``labels``.
+            ``balanced`` gives every class the same total weight, with a mean of 1 over the training examples.
+    """
+
+    metric_functions = CLASSIFICATION_METRICS
+    problem_type = "single_label_classification"
+
+    type: Literal["classification"] = "classification"
+    class_weights: Literal["balanced"] | list[float] | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_labels(self) -> Self:
+        if self.labels is None:
+            return self
+        if isinstance(self.class_weights, list) and (
+            len(self.class_weights) != len(self.labels) or min(self.class_weights) <= 0
+        ):
+            problem = f"must be balanced, or {len(self.labels)} numbers greater than 0"
+            order = format_list(self.labels)
+            raise UserError("task.class_weights", self.class_weights, problem, f"In the order {order}.")
+        for metric in self.metrics:
+            if metric in ("f1", "accuracy_f1") and len(self.labels) != 2:
+                problem = f"is defined for two classes, but the task has {len(self.labels)}"
+                raise UserError("task.metrics", metric, problem, "task.metrics=[accuracy]")
+        return self
+
+    def resolved(self) -> Self:
+        task = super().resolved()
+        if task.class_weights == "balanced":
+            task = type(self)(**task.model_dump() | {"class_weights": task._balanced_weights()})
+        return task
+
+    def _balanced_weights(self) -> list[float]:
+        """Return the weights n / (C * n_c) of C classes, where n_c of n training examples belong to class c."""
+        counts = np.bincount(self.examples(self.train).labels, minlength=len(self.names))  # type: ignore[arg-type]
+        if not counts.all():
+            absent = self.names[int(counts.argmin())]
+            raise UserError("task.class_weights", "balanced", f"no training example has the label {absent}")
+        return [round(float(weight), 6) for weight in counts.sum() / (len(counts) * counts)]
+
+    @property
+    def outputs(self) -> "Outputs":
+        from distill_runner.methods.outputs import Classes
+
+        return Classes(None if isinstance(self.class_weights, str) else self.class_weights)
+
+    def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
+        return [self.names[number] if names else str(number) for number in outputs.argmax(axis=1)]
+
+    def probabilities_of(self, outputs: np.ndarray) -> np.ndarray:
+        from scipy.special import softmax
+
+        probabilities_NC: np.ndarray = softmax(outputs.astype(np.float64), axis=1)
+        return probabilities_NC
+
+    def example_predictions(self, outputs: np.ndarray, split: "Split") -> ExamplePredictions:
+        names, labels, predicted = self.names, np.asarray(split.labels), outputs.argmax(axis=1)
+        probabilities_NC = self.probabilities_of(outputs)
+        return ExamplePredictions(
+            correct=predicted == labels,
+            label_probability=probabilities_NC[np.arange(len(labels)), labels],
+            prediction_text=lambda number: f"{names[predicted[number]]} ({probabilities_NC[number].max():.4f})",
+            label_text=lambda number: names[labels[number]],
+        )
+
+    def to_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
+        """Return the logarithms of the probabilities as logits; probabilities below 1e-12 are raised to 1e-12."""
+        invalid = (probabilities_NC < 0).any(1) | (np.abs(probabilities_NC.sum(1) - 1) > SUM_TOLERANCE)
+        if len(rows := np.flatnonzero(invalid)):
+            problem = f"row {rows[0]} of split '{split}' has {probabilities_NC[rows[0]].tolist()}, not a distribution"
+            remedy = "They must sum to 1; for raw outputs: task.logits."
+            raise UserError("task.probabilities", format_list(self.prediction_columns), problem, remedy)
+        return np.log(np.maximum(probabilities_NC, MIN_PROBABILITY))
+
+    def is_unlabeled(self, value: Any) -> bool:
+        """Return whether ``value`` is empty, or the -1 of hub datasets, unless -1 is the name of a class."""
+        return is_empty(value) or (value == -1 and "-1" not in (self.labels or []))
+
+    def distinct_names(self, table: SplitTable) -> list[str]:
+        """Return the distinct labels of the training split, sorted.
+
+        Raises:
+            UserError: the labels are fractions, as in regression, or are not single values.
+        """
+        self._require_single_values(table.columns[self.label], self.train)
+        values = {as_int(value) for value in table.columns[self.label] if not self.is_unlabeled(value)}
+        if any(isinstance(value, float) for value in values):
+            problem = "the labels are fractions, so there are no classes to infer"
+            raise UserError("task.label", self.label, problem, "task.type=regression task.metrics=[pearson]")
+        numeric = all(isinstance(value, int) for value in values)
+        return [str(value) for value in sorted(values, key=None if numeric else str)]
+
+    def _require_single_values(self, values: list[Any], split: str) -> None:
+        """Raise a UserError if a label is a list or a mapping instead of a single value."""
+        nested = next((value for value in values if isinstance(value, list | dict)), None)
+        if nested is not None:
+            problem = f"split '{split}' has a label that is a {type(nested).__name__}: {str(nested)[:40]}"
+            raise UserError("task.label", self.label, problem, "Choose a column with one class for each example.")
+
+    def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
+        """Return class indices, int64 (N,). Names are matched, so the data may number the classes in another order."""
+        self._require_single_values(values, split)
+        labels = self.labels or []
+        index = {normalized_label(name): i for i, name in enumerate(labels)}
+        codes: dict[Any, int] = {}
+        for value in dict.fromkeys(values):
+            name = _class_name(value, table.class_names, labels)
+            if name is None or normalized_label(name) not in index:
+                problem = f"split '{split}' has the label {name or value!r}, which is not among these labels"
+                in_data = table.class_names or sorted({str(as_int(other)) for other in values})
+                remedy = shlex.quote(f"task.labels={format_list(in_data)}") if len(in_data) <= 20 else ""
+                raise UserError("task.labels", format_list(labels), problem, remedy)
+            codes[value] = index[normalized_label(name)]
+        return np.fromiter((codes[value] for value in values), dtype=np.int64, count=len(values))
+
+
+def _class_name(value: Any, class_names: list[str] | None, labels: list[str]) -> str | None:
+    """Return the class name of a label value; None if a number is out of range.
+
+    A number n is an index, counted from 0, into the class names of the data, or else into the names of the task. It
+    means "n" if the data have no class names, and a name is a number (stars 1 to 5) or all are "true" and "false".
+    """
+    value = as_int(value)
+    if not isinstance(value, int):
+        return str(value)
+    numbers = any(re.fullmatch(r"-?\d+", name) for name in labels)
+    if class_names is None and (numbers or {name.casefold() for name in labels} <= {"true", "false"}):
+        return str(value)
+    names = labels if class_names is None else class_names
+    return names[value] if 0 <= value < len(names) else None

@@ -1,0 +1,186 @@
+"""Image classification tasks: exactly one of several classes for each image."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.images import CHANNELS, Augment, Decoding, Mode
+from distill_runner.datasets.readers.tables import read_table
+from distill_runner.tasks.classification import ClassificationTask
+from distill_runner.tasks.splits import HELD_OUT
+
+if TYPE_CHECKING:
+    from distill_runner.datasets.corpora import TransferSet
+    from distill_runner.models.features import EncoderShape
+
+
+@dataclass(frozen=True)
+class ImageExamples:
+    """Images of one split before decoding.
+
+    Attributes:
+        values: the N images as stored in the data (bytes, mappings or paths; see ``decode``).
+        labels: class indices (N,); None if the split has no labels.
+        split: name of the split, for messages.
+    """
+
+    values: list[Any]
+    labels: np.ndarray | None
+    split: str
+
+
+class ImagesTask(ClassificationTask):
+    """Image classification task: exactly one of several classes for each image.
+
+    Attributes:
+        columns: the column of the images. A folder of images has the columns ``image`` and ``label``.
+        mode: ``RGB``, or ``L`` for gray images of one channel; images of another mode are refused.
+        convert: convert images of another mode to ``mode`` instead of refusing them; transparency is lost.
+        resize: [height, width] in pixels to which all images are scaled (bilinear, antialiased; the aspect ratio is
+            not kept). null keeps the size of the images, which must then be the same for all.
+        mean, std: normalization of each channel: pixel values are scaled to 0..1, then ``mean`` is subtracted and the
+            result is divided by ``std``.
+        augment: augmentation of training images: ``pad`` for random crops, ``flip`` for random mirroring.
+        max_length: ignored; only text tasks use it.
+    """
+
+    tokenized: ClassVar[bool] = False
+    exportable = False
+    pipeline_tag = "image-classification"
+    auto_class = "AutoModelForImageClassification"
+    example_fields = frozenset({"columns", "label", "labels", "type", "version", "mode", "convert", "resize"})
+
+    type: Literal["images"]  # type: ignore[assignment]
+    columns: list[str] = Field(min_length=1, max_length=1)
+    max_length: int | None = None  # type: ignore[assignment]
+    mode: Mode = "RGB"
+    convert: bool = False
+    resize: tuple[int, int] | None = None
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    augment: Augment = Augment()
+    select_on: str = HELD_OUT
+
+    @field_validator("max_length", mode="before")
+    @classmethod
+    def _has_no_length(cls, _max_length: Any) -> None:
+        return None
+
+    @model_validator(mode="after")
+    def _normalization_fits_the_channels(self) -> Self:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != CHANNELS[self.mode]:
+                problem = f"has {len(values)} numbers for the {CHANNELS[self.mode]} channels of mode {self.mode}"
+                raise UserError(f"task.{name}", list(values), problem)
+        if min(self.std) <= 0:
+            raise UserError("task.std", list(self.std), "must be above 0: values are divided by it")
+        if self.resize is not None and min(self.resize) < 1:
+            raise UserError("task.resize", list(self.resize), "must be [height, width] in pixels")
+        return self
+
+    def spec(self) -> dict[str, Any]:
+        return {name: value for name, value in super().spec().items() if name != "max_length"}
+
+    def examples(self, split: str) -> Any:
+        table = read_table(self, split)
+        labels = self.encoded_labels(table, split)
+        if split == self.train and labels is not None:
+            self._require_all_classes(labels)
+        return ImageExamples(table.columns[self.columns[0]], labels, split)
+
+    def _require_all_classes(self, labels: np.ndarray) -> None:
+        if missing := set(range(len(self.names))) - set(labels.tolist()):
+            classes = ", ".join(self.names[number] for number in sorted(missing)[:5])
+            problem = f"the split '{self.train}' has no image of the class {classes}"
+            remedy = "Leave out such classes, or add images."
+            raise UserError("task.labels", f"{len(self.names)} classes", problem, remedy)
+
+    def transfer(self, transfer: "TransferSet") -> Any:
+        return ImageExamples(transfer.inputs()[0], None, "transfer")
+
+    def write(self, folder: Path, examples: Any, tokenizer: Any) -> None:
+        from distill_runner.datasets.images import decode_images
+
+        decoding = Decoding(mode=self.mode, convert=self.convert, resize=self.resize)
+        decode_images(examples.values, decoding, examples.split, self.columns[0], folder / "images.npy")
+        if examples.labels is not None:
+            np.save(folder / "labels.npy", examples.labels)
+
+    def open(self, folder: Path, views: int | None = None) -> Any:
+        from distill_runner.datasets.image_splits import ImageSplit
+
+        return ImageSplit(folder, (self.mean, self.std), self.augment, views)
+
+    def check(self, shape: "EncoderShape") -> None:
+        """Check that a model of this ``shape`` reads the images of this task.
+
+        Raises:
+            UserError: the model reads text, or images of another number of channels or another size.
+        """
+        if not shape.reads_images:
+            problem = f"a model of type {shape.model_type} reads text, but {self.name} has images"
+            remedy = "Take image networks: teacher=resnet110 student=resnet8; with assistant: experiment=pro_kd/cifar."
+            raise UserError(".model", None, problem, remedy)
+        if shape.num_channels != CHANNELS[self.mode]:
+            problem = f"the model reads {shape.num_channels} channels, but this mode has {CHANNELS[self.mode]}"
+            raise UserError("task.mode", self.mode, problem)
+        size = shape.image_size
+        if size is not None and self.resize != size:
+            problem = f"the model reads only images of {size[0]}x{size[1]} pixels"
+            raise UserError(
+                "task.resize", self.resize and list(self.resize), problem, f"task.resize=[{size[0]},{size[1]}]"
+            )
+
+    @property
+    def num_positions(self) -> int:
+        return 0
+
+    @property
+    def input_settings(self) -> dict[str, Any]:
+        return {"mean": self.mean, "std": self.std, "augment": self.augment.model_dump()}
+
+    def is_endless(self, views: int | None) -> bool:
+        return views is None and (self.augment.pad > 0 or self.augment.flip)
+
+    def example_texts(self, name: str, split: Any, numbers: Sequence[int]) -> list[str]:
+        """Return the number and split of each image, since an image cannot be shown as text."""
+        return [f"image {number} of {name}" for number in numbers]
+
+    def save_preprocessor(self, folder: Path) -> None:
+        """Write ``preprocessor_config.json``, from which ``AutoImageProcessor`` prepares images in the same way.
+
+        The file names ViT's processor, because ``transformers`` has no class for generic resizing and normalization.
+        """
+        size = {} if self.resize is None else {"size": {"height": self.resize[0], "width": self.resize[1]}}
+        conversion = {"do_convert_rgb": True} if self.convert and self.mode == "RGB" else {}
+        settings = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": self.resize is not None,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": self.mean,
+            "image_std": self.std,
+        }
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings | size | conversion, indent=1))
+
+    def save_pictures(self, folder: Path, epochs: Any, outputs: np.ndarray, split: Any) -> None:
+        """Save training images as eight epochs show them, and the first sixteen wrong predictions."""
+        from distill_runner.datasets.images import COLUMNS, save_contact_sheet
+
+        pixels = [batch.pixels for batch in islice(epochs, COLUMNS)]
+        images = [epoch[row] for row in range(len(pixels[0])) for epoch in pixels]
+        save_contact_sheet(
+            folder / "training-images.png", images, [f"epoch {n % COLUMNS + 1}" for n in range(len(images))]
+        )
+        predictions = self.example_predictions(outputs, split)
+        if wrong := np.flatnonzero(~predictions.correct)[: 2 * COLUMNS].tolist():
+            captions = [f"{predictions.prediction_text(n)}\ntruth: {predictions.label_text(n)}" for n in wrong]
+            save_contact_sheet(folder / "wrong-predictions.png", list(split.batch(wrong).pixels), captions)

@@ -1,0 +1,118 @@
+"""Losses on start and end logits, over windows of different lengths that are concatenated without padding.
+
+Shapes: T tokens of B windows; the two columns are start and end. ``bounds`` (B + 1,) holds the row of the first token
+of each window, followed by T. Each loss is a mean over windows; a softmax is over the tokens of one window.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from distill_runner.datasets.batches import Batch, Unit
+from distill_runner.methods.outputs import Outputs
+
+Reduction = Literal["mean", "sum"]
+
+
+def segment_log_softmax(values_T2: Tensor, bounds: Tensor) -> Tensor:
+    """Return the log-softmax over the rows of each window, separately for each column."""
+    window_T = window_index(bounds)
+    index_T2 = window_T[:, None].expand_as(values_T2)
+    shape = (len(bounds) - 1, values_T2.shape[1])
+    highest_B2 = values_T2.new_full(shape, -torch.inf).scatter_reduce(0, index_T2, values_T2.detach(), "amax")
+    shifted_T2 = values_T2 - highest_B2[window_T]
+    total_B2 = values_T2.new_zeros(shape).index_add(0, window_T, shifted_T2.exp())
+    return shifted_T2 - total_B2.log()[window_T]
+
+
+def window_index(bounds: Tensor) -> Tensor:
+    """Return the index of the window of each row, (T,)."""
+    return torch.arange(len(bounds) - 1, device=bounds.device).repeat_interleave(bounds.diff())
+
+
+def span_cross_entropy(logits_T2: Tensor, bounds: Tensor, labels_B2: Tensor) -> Tensor:
+    """Return the cross entropy with the first and last token of the answer, mean of start and end.
+
+    Args:
+        logits_T2: start and end logits.
+        bounds: see the module docstring.
+        labels_B2: first and last token of the answer, counted from the first token of the window.
+    """
+    log_T2 = segment_log_softmax(logits_T2, bounds)
+    return -log_T2.gather(0, bounds[:-1, None] + labels_B2).mean()
+
+
+def soft_span_cross_entropy(
+    student_T2: Tensor,
+    teacher_T2: Tensor,
+    bounds: Tensor,
+    temperature: float,
+    scale_by_t2: bool,
+    over_ends: Reduction = "mean",
+) -> Tensor:
+    """Return the cross entropy of the student's softmax over a window's tokens with the teacher's softmax.
+
+    Args:
+        student_T2, teacher_T2: start and end logits.
+        bounds: see the module docstring.
+        temperature: temperature T of both softmaxes.
+        scale_by_t2: multiply the loss by T² (Hinton et al. 2015).
+        over_ends: mean of start and end (DistilBERT's script), or their sum (TextBrewer).
+    """
+    teacher_probs_T2 = segment_log_softmax(teacher_T2 / temperature, bounds).exp()
+    student_log_probs_T2 = segment_log_softmax(student_T2 / temperature, bounds)
+    loss = -(teacher_probs_T2 * student_log_probs_T2).sum() / (len(bounds) - 1)
+    loss = loss / 2 if over_ends == "mean" else loss
+    return loss * temperature**2 if scale_by_t2 else loss
+
+
+def span_squared_error(student_T2: Tensor, target_T2: Tensor, bounds: Tensor, over_tokens: Reduction) -> Tensor:
+    """Return the squared error of the logits (Pro-KD, Annealing-KD), mean of start and end.
+
+    Args:
+        student_T2, target_T2: start and end logits.
+        bounds: see the module docstring.
+        over_tokens: mean over the tokens of a window, or their sum.
+    """
+    error_T = (student_T2 - target_T2).square().mean(dim=-1)
+    total_B = error_T.new_zeros(len(bounds) - 1).index_add(0, window_index(bounds), error_T)
+    return (total_B / bounds.diff() if over_tokens == "mean" else total_B).mean()
+
+
+class Spans(Outputs):
+    """Start and end logits of the answer for every token of a window.
+
+    Args:
+        soft_ends: mean or sum of start and end in the loss on the teacher's predictions.
+    """
+
+    unit: ClassVar[Unit] = "example"
+
+    def __init__(self, soft_ends: Reduction = "mean") -> None:
+        self.soft_ends = soft_ends
+
+    def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
+        assert batch.labels is not None
+        return span_cross_entropy(logits_OC, _bounds(batch), batch.labels)
+
+    def soft_label_loss(
+        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
+    ) -> Tensor:
+        sides = student_OC, teacher_OC, _bounds(batch)
+        return soft_span_cross_entropy(*sides, temperature, scale_by_t2, self.soft_ends)
+
+    def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """Return the weighted mean of the logits, which corresponds to a geometric mean of the probabilities.
+
+        This is the usual ensemble of SQuAD models.
+        """
+        return torch.stack([weight * one for one, weight in zip(logits, weights, strict=True)]).sum(0)
+
+    def logit_loss(self, student_OC: Tensor, target_OC: Tensor, batch: Batch, reduction: Reduction) -> Tensor:
+        return span_squared_error(student_OC, target_OC, _bounds(batch), reduction)
+
+
+def _bounds(batch: Batch) -> Tensor:
+    return torch.cat([batch.starts, batch.starts.new_tensor([batch.num_tokens])])

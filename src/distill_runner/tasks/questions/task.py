@@ -1,0 +1,299 @@
+"""Question-answering tasks: their examples, head, losses, scores and predictions."""
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from distill_runner.common.assumptions import Assumption
+from distill_runner.common.errors import UserError, suggestion
+from distill_runner.datasets.metrics import NonFiniteOutputs
+from distill_runner.models.config import Head
+from distill_runner.tasks.questions.answers import (
+    LANGUAGES,
+    MAX_ANSWER,
+    N_BEST,
+    answer_texts,
+    best_over_thresholds,
+    best_spans,
+    normalize_answer,
+    null_margin,
+    question_scores,
+)
+from distill_runner.tasks.questions.data import Question, QuestionColumns, Windowing, question_rows, read_questions
+from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.tasks.task import ExamplePredictions, Task
+
+if TYPE_CHECKING:
+    from distill_runner.datasets.corpora import TransferSet
+    from distill_runner.methods.outputs import Outputs
+
+NO_ANSWER = "no answer"
+CONTEXT_LENGTH = 300
+"""Maximum number of characters of a context in ``QuestionsTask.example_texts``."""
+
+
+@dataclass(frozen=True)
+class QuestionExamples:
+    """Questions that can be read repeatedly; ``language`` selects MLQA's rules of scoring, None those of SQuAD."""
+
+    read: Callable[[], Iterator[Question]]
+    labeled: bool
+    language: str | None = None
+
+    def __iter__(self) -> Iterator[Question]:
+        return self.read()
+
+
+@dataclass(frozen=True)
+class AnswerScores:
+    """Scores of the answers to Q questions; each array is (Q,).
+
+    ``exact`` and ``f1`` score the predicted answers, ``answered_exact`` and ``answered_f1`` the best spans.
+    ``answered`` is whether the best span has a text; ``margin`` is ``null_margin``.
+    """
+
+    exact: np.ndarray
+    f1: np.ndarray
+    has_answer: np.ndarray
+    answered_exact: np.ndarray
+    answered_f1: np.ndarray
+    answered: np.ndarray
+    margin: np.ndarray
+
+    def best(self, scores: np.ndarray) -> float:
+        return best_over_thresholds(scores, self.answered, self.has_answer, self.margin)[0]
+
+
+def _mean(scores: np.ndarray) -> float:
+    return float(scores.mean()) if len(scores) else 0.0
+
+
+METRICS: dict[str, Callable[[AnswerScores], float]] = {
+    "f1": lambda scores: _mean(scores.f1),
+    "exact_match": lambda scores: _mean(scores.exact),
+    "has_answer_f1": lambda scores: _mean(scores.f1[scores.has_answer]),
+    "has_answer_exact": lambda scores: _mean(scores.exact[scores.has_answer]),
+    "no_answer_f1": lambda scores: _mean(scores.f1[~scores.has_answer]),
+    "optimistic_f1": lambda scores: scores.best(scores.answered_f1),
+    "optimistic_exact": lambda scores: scores.best(scores.answered_exact),
+}
+"""Metrics of questions; optimistic ones tune the threshold on the scored questions (``best_f1`` of SQuAD 2.0)."""
+
+
+class QuestionsTask(Task):
+    """Extractive question-answering task: each answer is a span of a context.
+
+    Attributes:
+        columns: the question column and the context column; ids are read from ``id``.
+        label: column of the answers: a text, a list of texts, or SQuAD's mapping of ``text`` and ``answer_start``.
+        max_length: maximum number of tokens of a window: the question, a part of the context, and special tokens.
+        unanswerable: whether questions may have no answer, which a model may predict (SQuAD 2.0).
+        windowing: how a context is divided if it does not fit into ``max_length`` tokens with its question.
+        n_best, max_answer: number of candidate spans per question, and maximum number of tokens of a span.
+        null_threshold: "no answer" is predicted if its score exceeds that of the best span by more than this.
+        languages: name of a validation or test split -> language of its contexts, for MLQA's rules of scoring.
+        soft_ends: whether the loss on the teacher's predictions is the ``mean`` of start and end, or their ``sum``.
+    """
+
+    pipeline_tag = "question-answering"
+    has_token_outputs = True
+    has_ids = True
+    exportable = False
+    metric_functions = METRICS
+    example_fields = frozenset(
+        {"columns", "label", "type", "max_length", "version", "unanswerable", "windowing"}
+    )
+
+    type: Annotated[
+        Literal["questions"],
+        Assumption("logit matching: over a window's tokens; mean of start and end", "Pro-KD Eq. 3"),
+    ] = "questions"
+    label: str = "answers"
+    max_length: int = Field(384, ge=16)
+    unanswerable: bool = False
+    windowing: Windowing = Windowing()
+    n_best: int = Field(N_BEST, ge=1)
+    max_answer: int = Field(MAX_ANSWER, ge=1)
+    null_threshold: float = 0.0
+    languages: Mapping[str, str] = Field(default_factory=dict)
+    soft_ends: Literal["mean", "sum"] = "mean"
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if len(self.columns) != 2:
+            remedy = "task.columns=[question,context]"
+            raise UserError("task.columns", self.columns, "needs the columns of question and context", remedy)
+        if self.select_on == HELD_OUT:
+            problem = "questions about one context would be both trained on and held out"
+            raise UserError("task.select_on", HELD_OUT, problem, "Split the data yourself; set select_on=validation.")
+        for name, language in self.languages.items():
+            if language not in LANGUAGES:
+                raise UserError(f"task.languages.{name}", language, "no scoring rules", suggestion(language, LANGUAGES))
+            if name not in {**self.validation, **self.test}:
+                remedy = suggestion(name, [*self.validation, *self.test])
+                raise UserError("task.languages", name, "is not a validation or test split", remedy)
+        if not self.unanswerable:
+            for metric in self.metrics:
+                if metric not in ("f1", "exact_match"):
+                    remedy = "task.metrics=[f1,exact_match], or task.unanswerable=true."
+                    raise UserError("task.metrics", metric, "applies only to tasks with unanswerable questions", remedy)
+        return self
+
+    @property
+    def label_columns(self) -> list[str]:
+        return [self.label]
+
+    def required_columns(self, split: str) -> dict[str, str]:
+        return dict.fromkeys(self.columns, "columns") | ({} if self.is_test(split) else {self.label: "label"})
+
+    def spec(self) -> dict[str, Any]:
+        languages = {name: language for name, language in self.languages.items() if name in self.validation}
+        return super().spec() | {"languages": languages}
+
+    def split_settings(self, split: str) -> dict[str, Any]:
+        language = self.languages.get(self.split_key(split).rpartition(".")[2])
+        return {"language": language} if language else {}
+
+    def examples(self, split: str) -> Any:
+        trains = self.split_key(split) == "task.train"
+        question, context = self.columns
+        labeled = not self.is_test(split)
+        columns = QuestionColumns(question, context, self.label, split, labeled, self.unanswerable, trains)
+        language = self.split_settings(split).get("language")
+        return QuestionExamples(lambda: read_questions(question_rows(self, split), columns), labeled, language)
+
+    def transfer(self, transfer: "TransferSet") -> Any:
+        def read() -> Iterator[Question]:
+            questions, contexts = transfer.examples().texts
+            for number, (question, context) in enumerate(zip(questions, contexts, strict=True)):
+                yield Question(str(number), question, context)
+
+        if any(len(part.columns) != 2 for part in transfer.parts.values()):
+            raise UserError("transfer", transfer.name, "lacks columns of question and context", "Give its parts both.")
+        return QuestionExamples(read, labeled=False)
+
+    def write(self, folder: Path, examples: Any, tokenizer: Any) -> None:
+        from distill_runner.tasks.questions.windows import write_windows
+
+        write_windows(folder, examples, tokenizer, self.max_length, self.windowing, examples.labeled, examples.language)
+
+    def open(self, folder: Path, views: int | None = None) -> Any:
+        from distill_runner.tasks.questions.windows import Windows
+
+        return Windows(folder)
+
+    @property
+    def num_positions(self) -> int:
+        return self.max_length
+
+    @property
+    def head(self) -> Head:
+        return Head("AutoModelForQuestionAnswering", ("start", "end"), 2, None, self.name, keeps_order=True)
+
+    @property
+    def outputs(self) -> "Outputs":
+        from distill_runner.tasks.questions.losses import Spans
+
+        return Spans(self.soft_ends)
+
+    @property
+    def _threshold(self) -> float | None:
+        return self.null_threshold if self.unanswerable else None
+
+    def spans(self, outputs: np.ndarray, split: Any) -> np.ndarray:
+        """Return the n best spans of each question, (Q,) of ``answers.spans_dtype``.
+
+        Args:
+            outputs: start and end logits of all tokens of the split, (T, 2).
+        """
+        if not np.isfinite(outputs).all():
+            count = int((~np.isfinite(outputs)).any(axis=-1).sum())
+            raise NonFiniteOutputs(f"{count} of {len(outputs)} outputs are not finite: the model has diverged")
+        return best_spans(outputs, split, self.unanswerable, self.n_best, self.max_answer)
+
+    def has_labels(self, name: str, split: Any) -> bool:
+        has_answer = [bool(split.question(number).answers) for number in range(split.num_questions)]
+        if any(has_answer) and not all(has_answer) and not self.unanswerable:
+            problem = f"question '{split.question(has_answer.index(False)).id}' of split '{name}' has no answer"
+            remedy = "Remove it, or for questions without an answer: task.unanswerable=true."
+            raise UserError("task.unanswerable", False, problem, remedy)
+        return any(has_answer)
+
+    def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
+        scores = self._scores(self.spans(outputs, split), split)
+        return {name: METRICS[name](scores) for name in self.metrics}
+
+    def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
+        """Save the n best spans, scores and context of each question; paired tests resample whole contexts."""
+        spans = self.spans(outputs, split)
+        scores = self._scores(spans, split)
+        arrays: dict[str, Any] = {"score-f1": scores.f1, "score-exact_match": scores.exact}
+        np.savez(file, spans=spans, clusters=split.contexts, **arrays)
+
+    def example_predictions(self, outputs: np.ndarray, split: Any) -> ExamplePredictions:
+        """Return the predictions for the questions. An answer is correct if it matches a gold answer exactly.
+
+        The label's probability is the sum over all candidate spans that match a gold answer. Without a gold answer, it
+        is the probability of "no answer".
+        """
+        spans = self.spans(outputs, split)
+        texts = answer_texts(spans, split, self._threshold)
+
+        def prediction_text(number: int) -> str:
+            probability = spans["probability"][number, 0] if texts[number] else spans["null_probability"][number]
+            return f"{texts[number] or NO_ANSWER} ({probability:.4f})"
+
+        def label_text(number: int) -> str:
+            return " / ".join(dict.fromkeys(split.question(number).answers)) or NO_ANSWER
+
+        probability = [
+            _gold_probability(candidates, split.question(number), split.language)
+            for number, candidates in enumerate(spans)
+        ]
+        correct = self._scores(spans, split).exact.astype(bool)
+        return ExamplePredictions(correct, np.array(probability), prediction_text, label_text)
+
+    def example_texts(self, name: str, split: Any, numbers: Sequence[int]) -> list[str]:
+        """Return each question with the beginning of its context."""
+        questions = map(split.question, numbers)
+        return [
+            f"{question.question} ({textwrap.shorten(question.context, CONTEXT_LENGTH, placeholder=' ...')})"
+            for question in questions
+        ]
+
+    def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
+        raise UserError("task.type", self.type, "predicts answers instead of classes", "Use distill-run submit.")
+
+    def prediction_file(self, outputs: np.ndarray, split: Any, examples: Any) -> str:
+        """Return the answers by the ids of the questions as JSON, which the official evaluation scripts read."""
+        texts = answer_texts(self.spans(outputs, split), split, self._threshold)
+        answers = {split.question(number).id: text for number, text in enumerate(texts)}
+        return json.dumps(answers, ensure_ascii=False, indent=0) + "\n"
+
+    def _scores(self, spans: np.ndarray, split: Any) -> AnswerScores:
+        golds = [split.question(number).answers for number in range(split.num_questions)]
+        best = answer_texts(spans, split)
+        rules = split.language, self.unanswerable
+        answered_exact, answered_f1 = question_scores(best, golds, *rules)
+        exact, f1 = answered_exact, answered_f1
+        if self.unanswerable:
+            exact, f1 = question_scores(answer_texts(spans, split, self.null_threshold), golds, *rules)
+        has_answer = np.array([any(some) for some in golds])
+        answered = np.array([*map(bool, best)])
+        return AnswerScores(exact, f1, has_answer, answered_exact, answered_f1, answered, null_margin(spans))
+
+
+def _gold_probability(candidates: np.ndarray, question: Question, language: str | None) -> float:
+    """Return the probability of the gold answers among the candidate spans of a question, of ``spans_dtype``."""
+    golds = {normalize_answer(answer, language) for answer in question.answers}
+    if not golds:
+        return float(candidates["null_probability"])
+    spans = zip(candidates["begin"], candidates["end"], candidates["probability"], strict=True)
+    matching = (p for begin, end, p in spans if p and normalize_answer(question.context[begin:end], language) in golds)
+    return float(sum(matching))

@@ -1,0 +1,70 @@
+"""Regression tasks: one score for each example."""
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import field_validator
+
+from distill_runner.common.assumptions import Assumption
+from distill_runner.common.errors import UserError, format_list
+from distill_runner.datasets.metrics import REGRESSION_METRICS
+from distill_runner.datasets.readers.tables import SplitTable
+from distill_runner.models.config import Head
+from distill_runner.tasks.text import TextTask, is_empty
+
+if TYPE_CHECKING:
+    from distill_runner.methods.outputs import Outputs
+
+
+class RegressionTask(TextTask):
+    """Regression task: one score for each example.
+
+    Attributes:
+        labels: must be null, because scores have no class names.
+    """
+
+    metric_functions = REGRESSION_METRICS
+
+    type: Annotated[
+        Literal["regression"],
+        Assumption("soft labels: squared error of the two outputs, without a temperature", "ALP-KD"),
+    ] = "regression"
+    labels: None = None
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _has_no_classes(cls, labels: Any) -> Any:
+        if labels is not None:
+            names = format_list([str(label) for label in labels])
+            raise UserError("task.labels", names, "a regression task has no class names", "task.labels=null")
+        return labels
+
+    @property
+    def head(self) -> Head:
+        return Head("AutoModelForSequenceClassification", ("score",), 1, "regression", self.name)
+
+    @property
+    def outputs(self) -> "Outputs":
+        from distill_runner.methods.outputs import Score
+
+        return Score()
+
+    def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
+        return [f"{value:.3f}" for value in outputs[:, 0]]
+
+    def is_unlabeled(self, value: Any) -> bool:
+        return is_empty(value)
+
+    def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
+        """Return the scores, float32 (N,)."""
+        for value in values:
+            try:
+                finite = math.isfinite(float(value))
+            except (TypeError, ValueError):
+                finite = False
+            if not finite:
+                problem = f"split '{split}' holds {value!r}, which is not a finite number"
+                remedy = "Repair the file, or for classes: task.type=classification task.metrics=[accuracy]"
+                raise UserError("task.label", self.label, problem, remedy)
+        return np.asarray(values, dtype=np.float32)

@@ -1,0 +1,231 @@
+"""Data of a task of any type: training, validation and test splits, epoch selection, and the data's fingerprint."""
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from distill_runner.common.assumptions import assumptions_field
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.metrics import LOWER_IS_BETTER
+from distill_runner.datasets.readers.dataset import Dataset, parse_split, splits_overlap
+from distill_runner.datasets.readers.files import has_local_split
+from distill_runner.datasets.readers.tables import data_fingerprint
+
+VALIDATION, HELD_OUT, MEAN = "validation", "held_out", "mean"
+OPTIONAL = "?"
+"""End of the name of a test split that is scored only if the files of the dataset contain it."""
+NO_SPLIT = ""
+"""Training split of the copies that ``Splits.locate`` makes for a single validation or test split."""
+LOCATION = {"name", "dataset", "config", "revision", "epochs"}
+"""Fields that are not part of ``Splits.spec``: the content of the data has a fingerprint there, wherever it is."""
+
+
+class Splits(Dataset):
+    """Data of a task: training, validation and test splits, and the data that select the best epoch.
+
+    Attributes:
+        name: name of the task in results and tables. Recipes and published numbers are found by this name.
+        version: version of the task; increase it when the meaning of the task changes, so that older stored results
+            are not reused.
+        type: task type; each has options of its own. The default is ``classification``.
+        metrics: names of the metrics; the first one selects the best epoch. null takes the task type's first metric.
+        epochs: number of passes over the training examples, for teacher and student, unless the recipe or ``optim``
+            sets another number.
+        train: split to train on. It may be a part, such as ``train[:90%]`` or ``train[1000:]``, and ``train[~:90%]``
+            takes rows in a fixed random order.
+        validation, test: name in the results -> split, which may be a part as in ``train``. In all three options a
+            split of another configuration or dataset is written ``<configuration>:<split>`` or
+            ``<dataset>[@<revision>]:<configuration>:<split>``. Test splits choose nothing and do not change training. If
+            they have labels, they are scored once, at the end, with the student and its teacher. ``test?`` is the split
+            ``test`` if the folder of the dataset has one. null scores none.
+        select_on: data that select the best epoch. ``validation`` is the first split of ``validation``, as in all five
+            papers. The name of another validation split selects by that split, and ``mean`` by the mean of all.
+            ``held_out`` selects by a part of the training data; validation splits are then evaluated only once.
+        hold_out: share of the training examples in the held-out set if ``select_on`` is ``held_out``. The share is the
+            same in each class (regression: in each of ten score ranges).
+        by_split: give each validation split, such as a language, a separate column in the tables.
+        assumptions: choices of the task's configuration file where a paper is silent, by option.
+    Raises:
+        UserError: fields contradict each other, a metric is unknown, or ``Dataset`` refuses a field.
+    """
+
+    name: str
+    version: int = 1
+    type: str
+    metrics: list[str] = Field(min_length=1)
+    epochs: int = Field(ge=1)
+    train: str = "train"
+    validation: dict[str, str] = Field(min_length=1)
+    test: dict[str, str] = Field(default_factory=dict)
+    select_on: str = VALIDATION
+    hold_out: float = Field(0.1, gt=0, lt=1)
+    by_split: bool = False
+    assumptions: dict[str, Any] = assumptions_field()
+
+    @field_validator("test", mode="before")
+    @classmethod
+    def _null_is_none(cls, test: Any) -> Any:
+        return {} if test is None else test
+
+    @model_validator(mode="after")
+    def _selection_split_exists(self) -> Self:
+        if self.select_on not in (VALIDATION, HELD_OUT, MEAN, *self.validation):
+            problem = "must be held_out, mean, or the name of a split in task.validation"
+            remedy = f"Take one of {', '.join(dict.fromkeys([HELD_OUT, VALIDATION, MEAN, *self.validation]))}."
+            raise UserError("task.select_on", self.select_on, problem, remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _selection_metric_is_maximized(self) -> Self:
+        if self.metrics[0] in LOWER_IS_BETTER:
+            problem = "is better when it is lower, but the epoch with the highest first metric is selected"
+            raise UserError("task.metrics", self.metrics[0], problem, f"task.metrics=[accuracy,{self.metrics[0]}]")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation_splits_are_not_trained_on(self) -> Self:
+        required = {name: split for name, split in self.test.items() if not split.endswith(OPTIONAL)}
+        for field, splits in (("validation", self.validation), ("test", required)):
+            for name, split in splits.items():
+                if splits_overlap(split, self.train):
+                    problem = f"has rows of task.train={self.train}: the model would be evaluated on training examples"
+                    can_split = "split_off" in type(self).model_fields
+                    advice = "task.split_off=0.1 sets a tenth aside; or give" if can_split else "Give"
+                    remedy = f"{advice} slices: train[:90%] and train[90%:]"
+                    raise UserError(f"task.{field}.{name}", split, problem, remedy)
+        for name, split in required.items():
+            if other := next((key for key, value in self.validation.items() if splits_overlap(split, value)), None):
+                problem = f"has rows of task.validation.{other}={self.validation[other]}, which is scored already"
+                remedy = f"Give another split, or leave it out with '~task.test.{name}'."
+                raise UserError(f"task.test.{name}", split, problem, remedy)
+        return self
+
+    def with_existing_tests(self) -> Self:
+        """Return the task without test splits that are optional and do not exist.
+
+        An optional split that overlaps with a training or validation split does not count as a test split.
+        """
+        if not any(split.endswith(OPTIONAL) for split in self.test.values()):
+            return self
+        test = {}
+        for name, split in self.test.items():
+            plain = split.removesuffix(OPTIONAL)
+            is_used = any(splits_overlap(plain, other) for other in (self.train, *self.validation.values()))
+            if plain == split or (not is_used and self._with_test({name: plain}).has_files(plain)):
+                test[name] = plain
+        return self._with_test(test)
+
+    def has_files(self, split: str) -> bool:
+        """Return whether the folder of a split, if it is local, has the split's files."""
+        source, name = self.locate(split)
+        return has_local_split(source, parse_split(name)[0])
+
+    def _with_test(self, test: Mapping[str, str]) -> Self:
+        return self.model_copy(update={"test": dict(test)})
+
+    def spec(self) -> dict[str, Any]:
+        """Return what determines training and the choice of its epoch, without options that have no effect on them.
+
+        Test splits choose nothing, and scores by further metrics are computed from the predictions.
+        """
+        unused = LOCATION | {"test", "by_split"} | (set() if self.select_on == HELD_OUT else {"select_on", "hold_out"})
+        options = self.model_dump(exclude=unused, exclude_none=True)
+        content = data_fingerprint(self._with_test({}))
+        return {**options, "metrics": self.metrics[:1], "scored_on": self._scored_on, "content": content}
+
+    def test_content(self, split: str) -> str:
+        """Return the fingerprint of the data of a test split."""
+        only = {"train": NO_SPLIT, "validation": {}, "test": {self.split_key(split).rpartition(".")[2]: split}}
+        return data_fingerprint(self.model_copy(update=only))
+
+    @property
+    def data_summary(self) -> dict[str, Any]:
+        """Data that a student is trained, selected and scored on, as its result records them: options with an effect.
+
+        ``scored_on`` lists the validation splits whose mean is the score; it is one split unless ``mean`` selects.
+        """
+        scored = self._scored_on
+        columns = {"columns": self.columns} if self.columns else {}  # otherwise they are inferred from the data
+        held_out = {"hold_out": self.hold_out} if self.select_on == HELD_OUT else {}
+        return {
+            "config": self.config,
+            "revision": self.revision,
+            **columns,
+            "labels": self.label_columns,
+            "train": self.train,
+            "validation": self.validation,
+            "select_on": self.select_on if len(scored) > 1 or self.select_on == HELD_OUT else scored[0],
+            "scored_on": scored,
+            **held_out,
+        }
+
+    @property
+    def _first(self) -> list[str]:
+        return [next(iter(self.validation))]
+
+    @property
+    def _scored_on(self) -> list[str]:
+        """Names of the validation splits whose mean is the score."""
+        if self.select_on in self.validation:
+            return [self.select_on]
+        return list(self.validation) if self.select_on == MEAN else self._first
+
+    @property
+    def split_columns(self) -> list[str]:
+        """Names of the validation splits that have separate columns in a table."""
+        return list(self.validation) if self.by_split else []
+
+    def combined_metrics(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Return the metrics of all validation splits in one mapping, those that select the best epoch first.
+
+        The selecting split, or the mean over splits, keeps the plain metric names. Metrics of other splits are named
+        ``<split>/<metric>``.
+
+        Args:
+            scores: metrics by the name of the split.
+        """
+        selecting = [name for name in self._scored_on if name in scores] or [next(iter(scores))]  # one may be missing
+        plain = {metric: fmean(scores[name][metric] for name in selecting) for metric in scores[selecting[0]]}
+        others = [name for name in scores if len(selecting) > 1 or self.by_split or name not in selecting]
+        return plain | {f"{name}/{metric}": value for name in others for metric, value in scores[name].items()}
+
+    @property
+    def key(self) -> str:
+        return "task"
+
+    @property
+    def splits(self) -> set[str]:
+        return {self.train, *self.validation.values(), *self.test.values()} - {NO_SPLIT}
+
+    def locate(self, split: str) -> tuple[Self, str]:
+        address, bracket, part = split.partition("[")  # the slice, such as [:90%], has a colon too
+        *location, name = address.rsplit(":", 2)
+        name += bracket + part
+        if not location:
+            return self, split
+        dataset, _, revision = location[0].partition("@") if len(location) > 1 else (self.dataset, "", self.revision)
+        # The copy has only this split, under the same configuration key, so that messages name the right key.
+        splits = {
+            "train": name if split == self.train else NO_SPLIT,
+            "validation": {key: name for key, value in self.validation.items() if value == split},
+            "test": {key: name for key, value in self.test.items() if value == split},
+        }
+        source = {"dataset": dataset, "config": location[-1] or None, "revision": revision or None}
+        return self.model_copy(update=splits | source), name
+
+    def is_optional(self, split: str) -> bool:
+        return self.is_test(split) or (self.split_key(split) != "task.train" and len(self.validation) > 1)
+
+    def split_key(self, split: str) -> str:
+        """Return the configuration key that names ``split``; ``task.train`` if no other key does."""
+        for field, splits in (("validation", self.validation), ("test", self.test)):
+            for name, value in splits.items():
+                if value == split and split != self.train:
+                    return f"task.{field}.{name}"
+        return "task.train"
+
+    def is_test(self, split: str) -> bool:
+        """Return whether ``split`` is only a test split, which may lack labels."""
+        return self.split_key(split).startswith("task.test.")

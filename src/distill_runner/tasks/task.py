@@ -1,0 +1,276 @@
+"""The base class of all task types: everything that the rest of the program may ask of a task."""
+
+import csv
+import difflib
+import io
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from pydantic import model_validator
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.metrics import compute_metrics
+from distill_runner.datasets.tokenization import Examples
+from distill_runner.models.config import Head
+from distill_runner.tasks.splits import Splits
+
+if TYPE_CHECKING:
+    from distill_runner.datasets.batches import Batch
+    from distill_runner.datasets.corpora import TransferSet
+    from distill_runner.datasets.splits import Split
+    from distill_runner.methods.outputs import Outputs
+    from distill_runner.models.features import EncoderShape
+
+
+@dataclass(frozen=True)
+class ExamplePredictions:
+    """Predictions of one model for N examples, to compare models example by example.
+
+    Attributes:
+        correct: (N,), whether the prediction is correct.
+        label_probability: (N,), the probability that the model gives to the true label or answer.
+        prediction_text: function from the number of an example to its prediction as text, with the probability.
+        label_text: function from the number of an example to its true label or answer as text.
+    """
+
+    correct: np.ndarray
+    label_probability: np.ndarray
+    prediction_text: Callable[[int], str]
+    label_text: Callable[[int], str]
+
+
+class Task(Splits):
+    """Base class of tasks: their examples, model head, outputs and metrics.
+
+    Each task type is a subclass in a module or package of its own, and one entry in ``TASK_TYPES``. No other code
+    depends on the type of a task: it reads the class variables and calls the methods below.
+
+    A subclass must define ``examples``, ``write`` and ``open`` (from rows to batches), ``head`` and ``outputs`` (what
+    the model predicts, and the losses), and ``prediction_texts``. A head with several outputs per example also needs
+    its own ``Split``, which sets ``Batch.head_tokens`` and ``Batch.output_rows``, and its own ``score``.
+
+    Raises:
+        UserError: a metric is unknown, or ``Splits`` refuses a field.
+    """
+
+    metric_functions: ClassVar[Mapping[str, Callable[..., float]]]
+    """The metrics by name; the first one is the default."""
+    example_fields: ClassVar[frozenset[str]]
+    """Fields on which the stored examples of a split depend, besides the content of the data."""
+    pipeline_tag: ClassVar[str] = "text-classification"
+    """Name of the ``transformers`` pipeline, and of the hub's task, that runs a model of this type."""
+    tokenized: ClassVar[bool] = True
+    """Whether the examples are texts, so that models need a tokenizer."""
+    has_classes: ClassVar[bool] = False
+    """Whether the outputs of the head are named classes, which the option ``labels`` lists."""
+    has_token_outputs: ClassVar[bool] = False
+    """Whether the outputs depend on how a text is tokenized, so that teacher and student need the same tokens."""
+    has_ids: ClassVar[bool] = False
+    """Whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them."""
+    exportable: ClassVar[bool] = True
+    """Whether ``distill-run export`` can run an exported model: on padded tokens, with ``logits`` as its output."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_fields_of_other_types(cls, fields: Any) -> Any:
+        """Drop null fields that only other task types have, and fill in the default metric for null metrics."""
+        if not isinstance(fields, Mapping):
+            return fields
+        foreign = _all_fields(Task) - cls.model_fields.keys()
+        own = {key: value for key, value in fields.items() if value is not None or key not in foreign}
+        default = {"metrics": [next(iter(cls.metric_functions))]} if own.get("metrics", ()) is None else {}
+        return own | default
+
+    @model_validator(mode="after")
+    def _metrics_exist(self) -> Self:
+        for metric in self.metrics:
+            if metric not in self.metric_functions:
+                similar = difflib.get_close_matches(metric, self.metric_functions, n=1)
+                hint = f"Did you mean {similar[0]}? " if similar else ""
+                problem = f"task.type={self.type} has no such metric"
+                raise UserError("task.metrics", metric, problem, f"{hint}Known: {', '.join(self.metric_functions)}.")
+        return self
+
+    def resolved(self) -> Self:
+        """Return the task with the fields that are read from its data: names of classes, optional test splits.
+
+        Raises:
+            UserError: the data cannot be read, or do not fit the task.
+        """
+        return self.with_existing_tests()
+
+    # From rows to batches
+
+    @abstractmethod
+    def examples(self, split: str) -> Examples:
+        """Return the examples of a split before tokenization or decoding.
+
+        Args:
+            split: the split as written in ``train``, or in the values of ``validation`` or ``test``.
+        Raises:
+            UserError: data are missing, damaged or contradictory.
+        """
+
+    @abstractmethod
+    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> None:
+        """Tokenize or decode ``examples`` and save them in ``folder`` as arrays for ``open``."""
+
+    @abstractmethod
+    def open(self, folder: Path, views: int | None = None) -> "Split":
+        """Return the examples that ``write`` saved, memory-mapped.
+
+        Args:
+            views: number of fixed random crops and flips of each image; None draws new ones in each epoch.
+        """
+
+    def transfer(self, transfer: "TransferSet") -> Examples:
+        """Return the inputs of a transfer set as examples without labels."""
+        return transfer.examples()
+
+    def split_settings(self, split: str) -> dict[str, Any]:
+        """Return settings besides ``example_fields`` on which the stored examples of this split depend."""
+        return {}
+
+    @property
+    def input_settings(self) -> dict[str, Any]:
+        """Settings besides the saved arrays on which a model's input, and so a cached teacher output, depends."""
+        return {}
+
+    def is_endless(self, views: int | None) -> bool:
+        """Return whether training examples look different in each epoch, given ``views`` as in ``open``."""
+        return False
+
+    @property
+    def num_positions(self) -> int:
+        """Number of positions that a model needs for the longest example; 0 if examples have no positions."""
+        return 0
+
+    # The model
+
+    @property
+    @abstractmethod
+    def head(self) -> Head:
+        """The head of a model for this task."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> "Outputs":
+        """The meaning of the head's outputs, and the losses on them."""
+
+    def check(self, shape: "EncoderShape") -> None:
+        """Check that a model of this ``shape`` can read the examples of the task.
+
+        Raises:
+            UserError: the model cannot read them.
+        """
+        if self.tokenized and shape.reads_images:
+            problem = f"a model of type {shape.model_type} reads images, but {self.name} has texts"
+            raise UserError(".model", None, problem, "Take a text encoder, or a task of images: task=cifar10.")
+
+    def save_preprocessor(self, folder: Path) -> None:
+        """Save preprocessing files other than the tokenizer's in the folder of a model, such as those for images."""
+
+    @property
+    def prediction_columns(self) -> list[str]:
+        """Columns of the data with the predictions of another model; empty if there are none."""
+        return []
+
+    def column_logits(self, split: str) -> np.ndarray:
+        """Return the predictions in ``prediction_columns`` as outputs of this task's head: float32, (N, C).
+
+        Raises:
+            UserError: the columns do not exist, or do not hold predictions.
+        """
+        raise UserError("task.type", self.type, "cannot read predictions from columns of the data")
+
+    def has_labels(self, name: str, split: "Split") -> bool:
+        """Return whether the examples of a test split have labels.
+
+        Args:
+            name: the split, as for ``examples``.
+            split: the same split, opened.
+        Raises:
+            UserError: only some of them have labels.
+        """
+        return split.labels is not None
+
+    # Scores and predictions. ``outputs`` are those of a split: (``split.num_outputs``, C), in the order of the split.
+
+    def score(self, outputs: np.ndarray, split: "Split") -> dict[str, float]:
+        """Return the metrics of a model's outputs for a split, in the order of ``metrics``, as fractions.
+
+        Raises:
+            NonFiniteOutputs: an output is infinite or not a number.
+        """
+        return compute_metrics(self.metrics, outputs, np.asarray(split.labels))
+
+    def save_predictions(self, file: Path, outputs: np.ndarray, split: "Split") -> None:
+        """Save the arrays that paired tests of two methods read (``report.compare``): outputs and labels by example."""
+        np.savez(file, outputs=outputs, labels=np.asarray(split.labels))
+
+    def save_pictures(self, folder: Path, epochs: "Iterator[Batch]", outputs: np.ndarray, split: "Split") -> None:
+        """Save PNG files of training examples and of wrong predictions, if such examples can be pictured.
+
+        Args:
+            epochs: the same few training examples, as one epoch after the other shows them.
+        """
+
+    def example_predictions(self, outputs: np.ndarray, split: "Split") -> ExamplePredictions:
+        """Return the prediction for each example, and whether it is correct.
+
+        Raises:
+            UserError: predictions of this type are neither correct nor wrong.
+        """
+        problem = "has predictions that are neither right nor wrong, only close or far"
+        raise UserError("task.type", self.type, problem)
+
+    def example_texts(self, name: str, split: "Split", numbers: Sequence[int]) -> list[str]:
+        """Return examples as readable texts, with the names of the columns if there are several.
+
+        Args:
+            name: the split, as for ``examples``.
+            split: the same split, opened.
+            numbers: indices of the examples in the split.
+        """
+        columns = self.examples(name).texts
+        rows = ([column[number] for column in columns] for number in numbers)
+        return [
+            row[0] if len(row) == 1 else " ".join(map(": ".join, zip(self.columns, row, strict=True))) for row in rows
+        ]
+
+    @abstractmethod
+    def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
+        """Return the prediction for each example as text.
+
+        Args:
+            names: use the names of classes; False uses their indices.
+        """
+
+    def class_probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the probabilities (N,) of each class by name; empty if the outputs are not probabilities."""
+        return {}
+
+    def prediction_file(self, outputs: np.ndarray, split: "Split", examples: Examples) -> str | bytes:
+        """Return the content of the file that ``distill-run predict`` writes.
+
+        The default is CSV, one row per example: its number, the prediction, and the probability of each class.
+
+        Args:
+            examples: the examples that ``split`` was written from.
+        """
+        probabilities = self.class_probabilities(outputs)
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(["index", "prediction", *(f"p_{name}" for name in probabilities)])
+        columns = [[f"{value:.6f}" for value in values] for values in probabilities.values()]
+        rows.writerows(zip(range(len(outputs)), self.prediction_texts(outputs), *columns, strict=True))
+        return text.getvalue()
+
+
+def _all_fields(schema: type[Any]) -> set[str]:
+    """Return the field names of a class and of all its subclasses."""
+    return set(schema.model_fields).union(*map(_all_fields, schema.__subclasses__()))

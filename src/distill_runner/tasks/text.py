@@ -1,0 +1,223 @@
+"""Base class of tasks on one or two texts: classification, multi-label classification and regression."""
+
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from distill_runner.common.errors import UserError, format_list, root_cause
+from distill_runner.datasets.readers.dataset import parse_split
+from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, read_table
+from distill_runner.datasets.tokenization import Examples
+from distill_runner.tasks.task import Task
+
+log = logging.getLogger(__name__)
+
+LABEL = "label"
+"""Default name of the label column."""
+LABELS = frozenset((LABEL, "labels", "class", "category", "target", "score", "rating", "stars", "sentiment", "intent"))
+"""Names that identify the label column if there is no column with the default name."""
+KEYS = frozenset(["id", "idx", "index", "guid", "uid", "url", "date"])
+"""Names of columns that are not taken for texts, such as identifiers and dates."""
+
+
+class TextTask(Task):
+    """Task on one or two texts and one label per example.
+
+    Attributes:
+        label: column of the labels.
+        max_length: maximum number of tokens of an example, including special tokens; longer examples are truncated.
+        columns: one or two columns of texts. If empty, they are inferred: the text columns of the data, provided that
+            there are no more than two.
+        split_off: share of the training split that becomes the validation split. The rows are drawn at random, but
+            are the same in every run.
+        probabilities: columns of the training split with the probability that another model gives to each class, in
+            the order of the model's outputs. With ``teacher=labels`` they replace the predictions of a teacher.
+        logits: as ``probabilities``, but with raw outputs before the softmax; for regression, one column of scores.
+    """
+
+    example_fields = frozenset({"columns", "label", "labels", "type", "max_length", "version"})
+
+    label: str = LABEL
+    max_length: int = Field(ge=4)
+    columns: list[str] = Field(default_factory=list, max_length=2)
+    split_off: float | None = Field(None, gt=0, lt=1)
+    probabilities: list[str] | None = None
+    logits: list[str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _slices_of_split_off(cls, fields: Any) -> Any:
+        """Translate ``split_off`` into slices of the training split for ``train`` and ``validation``."""
+        share = fields.get("split_off") if isinstance(fields, Mapping) else None
+        train = str(fields.get("train", "train")) if share else ""
+        if not isinstance(share, int | float) or not 0 < share < 1 or "[" in train:
+            return fields
+        cut = f"{100 * (1 - share):g}%"
+        name = next(iter(fields.get("validation") or {"validation": ""}))
+        return {**fields, "train": f"{train}[~:{cut}]", "validation": {name: f"{train}[~{cut}:]"}}
+
+    @model_validator(mode="after")
+    def _has_one_form_of_predictions(self) -> Self:
+        if self.probabilities and self.logits:
+            problem = "cannot be combined with task.logits"
+            raise UserError("task.probabilities", format_list(self.probabilities), problem, "Keep one of them.")
+        return self
+
+    def resolved(self) -> Self:
+        task = super().resolved()
+        return task if task.columns else type(task)(**task.model_dump() | task._inferred_columns())
+
+    def _inferred_columns(self) -> dict[str, Any]:
+        """Return the text columns and the label columns of the data, as fields.
+
+        Raises:
+            UserError: the data lack a label column, or have no column of texts, or more than two.
+        """
+        available = inspect_columns(self, self.train)
+        labels = self.label_columns
+        synonyms = [name for name in available if name.casefold() in LABELS]
+        if labels == [LABEL] and LABEL not in available and len(synonyms) == 1:  # only if ``label`` has its default
+            labels = synonyms
+        excluded = {*labels, *self.prediction_columns}
+        texts = [
+            name
+            for name, is_text in available.items()
+            if is_text and name not in excluded and name.casefold() not in KEYS
+        ]
+        columns = f"the data have {', '.join(available)}"
+        if missing := [name for name in labels if name not in available]:
+            raise UserError("task.label", missing[0], f"no such column: {columns}", "task.label=<column of the labels>")
+        if not 1 <= len(texts) <= 2:
+            raise UserError("task.columns", None, f"cannot be inferred: {columns}", "'task.columns=[<text>]'")
+        return {"columns": texts, "label": labels[0] if isinstance(self.label, str) else labels}
+
+    def spec(self) -> dict[str, Any]:
+        """Return the spec of every task, without columns of predictions, which only some teachers read.
+
+        ``train`` and ``validation`` hold the effect of ``split_off``.
+        """
+        unread = ("probabilities", "logits", "split_off")
+        return {name: value for name, value in super().spec().items() if name not in unread}
+
+    @property
+    def prediction_columns(self) -> list[str]:
+        return self.probabilities or self.logits or []
+
+    def column_logits(self, split: str) -> np.ndarray:
+        names = self.prediction_columns
+        key = "task.probabilities" if self.probabilities else "task.logits"
+        if len(names) != self.head.num_labels:
+            problem = f"names {len(names)} columns, but the task has {self.head.num_labels} outputs"
+            raise UserError(key, format_list(names), problem, f"In their order: {', '.join(self.head.names or ())}.")
+        table = read_table(self.model_copy(update={"train": split}), split).columns
+        try:
+            values_NC = np.array([table[name] for name in names], dtype=np.float64).T
+        except (TypeError, ValueError) as error:
+            problem = f"contain a value that is not a number: {root_cause(error)}"
+            raise UserError(key, format_list(names), problem) from error
+        if len(bad := np.flatnonzero(~np.isfinite(values_NC).all(1))):
+            raise UserError(key, format_list(names), f"row {bad[0]} of split '{split}' has a number that is not finite")
+        if self.probabilities:
+            values_NC = self.to_logits(values_NC, split)
+        return values_NC.astype(np.float32)
+
+    def to_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
+        """Return the logits (N, C) of another model's probabilities (N, C).
+
+        Raises:
+            UserError: the values are not probabilities, or the outputs of this task type are not.
+        """
+        columns = format_list(self.prediction_columns)
+        raise UserError("task.probabilities", columns, f"task.type={self.type} has no probabilities")
+
+    @property
+    def label_columns(self) -> list[str]:
+        return [self.label]
+
+    def required_columns(self, split: str) -> dict[str, str]:
+        """Return the required columns with their fields; a test split does not need the label column."""
+        # Names are compared without slice and dataset: the reader asks with the name of the split in its own files.
+        is_training = parse_split(self.locate(split)[1])[0] == parse_split(self.locate(self.train)[1])[0]
+        predictions = dict.fromkeys(self.prediction_columns if is_training else (), "probabilities")
+        labels = dict.fromkeys(() if self.is_test(split) else self.label_columns, "label")
+        return dict.fromkeys(self.columns, "columns") | predictions | labels
+
+    def examples(self, split: str) -> Examples:
+        table = read_table(self, split)
+        texts = [_texts(table.columns[column], column, split) for column in self.columns]
+        blank = sum(not any(text.strip() for text in row) for row in zip(*texts, strict=True))
+        if blank:
+            log.warning("%d of %d rows of split '%s' have only blanks as text", blank, len(texts[0]), split)
+        return Examples(texts, self.encoded_labels(table, split))
+
+    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> None:
+        from distill_runner.datasets.splits import TokenSplit
+
+        TokenSplit.write(folder, examples, tokenizer, self.max_length)
+
+    def open(self, folder: Path, views: int | None = None) -> Any:
+        from distill_runner.datasets.splits import TokenSplit
+
+        return TokenSplit(folder)
+
+    @property
+    def num_positions(self) -> int:
+        return self.max_length
+
+    def encoded_labels(self, table: SplitTable, split: str) -> np.ndarray | None:
+        """Return the labels of a split as ``encode`` does, one row for each example.
+
+        Returns:
+            None for a test split without labels: no such column, or all values empty or -1 (as on the hub).
+        Raises:
+            UserError: labels are missing, in a test split only some of them; or a label cannot be encoded.
+        """
+        values = self.label_values(table)
+        if self.is_test(split) and all(is_empty(value) or value == -1 for value in values):
+            return None
+        if missing := sum(self.is_unlabeled(value) for value in values):
+            problem = f"{missing} of {len(values)} rows of split '{split}' have no label (-1 or empty)"
+            key = format_list(self.label_columns) if len(self.label_columns) > 1 else self.label_columns[0]
+            hint = " If -1 is a class, name all classes in task.labels." if -1 in values else ""
+            raise UserError("task.label", key, problem, f"Remove these rows, or choose a labeled split.{hint}")
+        return self.encode(values, table, split)
+
+    def label_values(self, table: SplitTable) -> list[Any]:
+        """Return the label values of a split as stored in the data; empty if there is no label column."""
+        return table.columns.get(self.label, [])
+
+    @abstractmethod
+    def is_unlabeled(self, value: Any) -> bool:
+        """Return whether a value of the label column means that the label is missing."""
+
+    @abstractmethod
+    def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
+        """Return the labels in the form that the losses use, one row for each example.
+
+        Raises:
+            UserError: a value is not a label of the task.
+        """
+
+
+def is_empty(value: Any) -> bool:
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def as_int(value: Any) -> Any:
+    """Return a float such as 3.0 as the int 3, and any other value unchanged."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _texts(values: list[Any], column: str, split: str) -> list[str]:
+    for row, value in enumerate(values):
+        if value is None or isinstance(value, list | dict):
+            content = "no text" if value is None else f"a {type(value).__name__} instead of a text"
+            problem = f"row {row} of split '{split}' holds {content}"
+            raise UserError("task.columns", column, problem, "Remove or repair such rows.")
+    return [str(value) for value in values]

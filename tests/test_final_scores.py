@@ -1,0 +1,161 @@
+"""Test splits: found by name, scored once with models that other data chose, and never part of what is trained."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, f1_score
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from built import Run, student
+from conftest import Compose
+from distill_runner.common.errors import UserError
+from distill_runner.pipeline.scoring import FinalScores
+from distill_runner.tasks import make_task
+from words import WORDS
+
+PAIRS = [(f"{first} {second}", f"{second} {first}", ("no", "yes")[n % 3 == 0]) for n, (first, second) in
+         enumerate(zip(WORDS, WORDS[3:], strict=False))]
+
+
+def write(file: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("sentence1", "sentence2", "label")) -> None:
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+
+
+@pytest.fixture
+def data(tiny_task_folder: Path, tmp_path: Path) -> Path:
+    """The tiny task with a labeled test split."""
+    folder = tmp_path / "data"
+    shutil.copytree(tiny_task_folder, folder)
+    write(folder / "test.csv", PAIRS)
+    return folder
+
+
+def of_task(run: Any, stage: str = "student") -> dict[str, str]:
+    task = run.stages[stage].task.resolved()
+    return dict(task.test)
+
+
+def test_a_split_named_test_is_found_in_the_folder(data: Path, compose: Compose) -> None:
+    """A user who puts test.csv beside train.csv expects its score, and needs no option."""
+    run = compose("method=rkd", f"task.dataset={data}")
+    assert of_task(run) == {"test": "test"}
+    assert of_task(compose("method=rkd", f"task.dataset={data}", "task.test=null")) == {}
+    (data / "test.csv").rename(data / "testing.csv")
+    assert of_task(compose("method=rkd", f"task.dataset={data}")) == {"test": "test"}
+    (data / "testing.csv").rename(data / "test-00000-of-00001.csv")
+    assert of_task(compose("method=rkd", f"task.dataset={data}")) == {"test": "test"}
+    (data / "test-00000-of-00001.csv").rename(data / "tested.csv")
+    assert of_task(compose("method=rkd", f"task.dataset={data}")) == {}
+
+
+def test_two_formats_of_a_test_split_are_refused(data: Path, compose: Compose) -> None:
+    """Neither file is taken in silence."""
+    shutil.copy(data / "test.csv", data / "test.tsv")
+    with pytest.raises(UserError, match=r"task\.test\.test=test: several file formats in .*: test\.csv, test\.tsv"):
+        of_task(compose("method=rkd", f"task.dataset={data}"))
+
+
+def test_examples_that_are_used_before_are_no_test_split(data: Path) -> None:
+    """A score on examples that selected the epoch is no test score."""
+    fields: dict[str, Any] = {"name": "own", "dataset": str(data), "metrics": ["accuracy"], "max_length": 9, "epochs": 1}
+    for split, other in (("validation", "validation"), ("train[:50%]", "train[25%:75%]"), ("test[:5]", "test[4:]")):
+        with pytest.raises(UserError, match=r"task\.test\.final=.*has rows of task\.validation\.dev"):
+            make_task(**fields, train="train[75%:]", validation={"dev": other}, test={"final": split})
+        optional = make_task(**fields, train="train[75%:]", validation={"dev": other}, test={"final": f"{split}?"})
+        assert optional.with_existing_tests().test == {}
+    with pytest.raises(UserError, match=r"task\.test\.final=train\[:10%\]: has rows of task\.train=train"):
+        make_task(**fields, validation={"dev": "validation"}, test={"final": "train[:10%]"})
+
+
+@pytest.mark.parametrize("override", ["task.test.test=test", "+task.test.test=test", "task.test={test:test}"])
+def test_the_option_needs_no_plus(compose: Compose, tiny_task_folder: Path, override: str) -> None:
+    """`task.test` is declared, so that its names are options like any other."""
+    from distill_runner.api import compose as composed
+
+    task = composed("task=rte", override).stages["student"].task
+    assert task is not None
+    assert task.test == {"test": "test"}
+
+
+def test_a_test_split_changes_no_key(data: Path, compose: Compose) -> None:
+    """Adding, changing or removing a test split trains nothing anew."""
+    overrides = ("method=rkd", f"task.dataset={data}")
+    keys = {student(compose(*overrides, *more)).key for more in ((), ("task.test=null",), ("task.test.other=test[:3]",))}
+    write(data / "test.csv", PAIRS[:4])
+    keys.add(student(compose(*overrides)).key)
+    (data / "test.csv").unlink()
+    keys.add(student(compose(*overrides)).key)
+    assert len(keys) == 1
+
+
+def outputs_of(model_folder: Path) -> np.ndarray:
+    """The model's outputs by another route: the library's own model, one padded batch of the texts."""
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    model = AutoModelForSequenceClassification.from_pretrained(model_folder).eval()
+    columns = [[row[n] for row in PAIRS] for n in (0, 1)]
+    batch = tokenizer(*columns, padding=True, truncation=True, max_length=48, return_tensors="pt")
+    with torch.inference_mode():
+        outputs: np.ndarray = model(**batch).logits.numpy()
+    return outputs
+
+
+def test_scores_of_student_and_teacher(data: Path, compose: Compose) -> None:
+    """The numbers are those of the saved models, computed by transformers and sklearn."""
+    run = Run(compose("method=rkd", f"task.dataset={data}", "task.metrics=[accuracy,f1]", "student.num_layers=2"))
+    folder, key = run.pipeline.build(run.stage), run.stage.key
+    truth = [("no", "yes").index(label) for _, _, label in PAIRS]
+    assert run.stage.teacher is not None
+    for stage, artifact in ((run.stage, folder), (run.stage.teacher, run.pipeline.build(run.stage.teacher))):
+        final = FinalScores(stage, run.pipeline)
+        expected = outputs_of(artifact / "model")
+        np.testing.assert_allclose(final.outputs("test"), expected, atol=1e-5)
+        predicted = expected.argmax(1)
+        reference = {"accuracy": accuracy_score(truth, predicted), "f1": f1_score(truth, predicted)}
+        assert final.scores() == {"test": pytest.approx(reference)}
+    assert run.trained == ["teacher", "student"]
+    assert run.stage.key == key
+
+
+def test_predictions_are_kept(data: Path, compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated run reads them from the store; other data under the same name are predicted anew."""
+    overrides = ("method=rkd", f"task.dataset={data}", "task.epochs=1", f"store.dir={data / 'store'}")
+    run = Run(compose(*overrides))
+    run.pipeline.build(run.stage)
+    first = FinalScores(run.stage, run.pipeline).scores()
+    calls = []
+    monkeypatch.setattr("distill_runner.pipeline.scoring.predict", lambda *_: calls.append(1) or np.zeros((3, 2)))
+    again = Run(compose(*overrides))
+    assert FinalScores(again.stage, again.pipeline).scores() == first
+    more = Run(compose(*overrides, "task.metrics=[accuracy,f1]"))
+    assert FinalScores(more.stage, more.pipeline).scores()["test"].keys() == {"accuracy", "f1"}
+    assert not calls
+    write(data / "test.csv", PAIRS[:3])
+    changed = Run(compose(*overrides))
+    FinalScores(changed.stage, changed.pipeline).scores()
+    assert calls == [1]
+    assert not changed.trained + again.trained + more.trained
+
+
+@pytest.mark.parametrize("label", ["-1", "", None])
+def test_a_split_without_labels_is_not_scored(data: Path, compose: Compose, label: str | None) -> None:
+    """GLUE's test splits have no labels, or -1 in their place."""
+    rows = [pair[:2] if label is None else (*pair[:2], label) for pair in PAIRS]
+    write(data / "test.csv", rows, ("sentence1", "sentence2", "label")[: len(rows[0])])
+    run = Run(compose("method=rkd", f"task.dataset={data}", "task.epochs=1"))
+    assert FinalScores(run.stage, run.pipeline).splits == {}
+    assert FinalScores(run.stage, run.pipeline).scores() == {}
+
+
+def test_labels_of_some_rows_are_refused(data: Path, compose: Compose) -> None:
+    """The mean over the labeled rows alone would be another number than its name says."""
+    write(data / "test.csv", [*PAIRS[:5], ("a", "b", "")])
+    run = Run(compose("method=rkd", f"task.dataset={data}", "task.epochs=1"))
+    with pytest.raises(UserError, match=r"1 of 6 rows of split 'test' have no label"):
+        _ = FinalScores(run.stage, run.pipeline).splits

@@ -1,0 +1,177 @@
+"""Which runs are seeds of one row: what a row says of composed runs, none of which is trained unless a test says so."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.pipeline.build import training_conditions
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.report.identity import differences, identity_of, recorded_identity, row_names, shared_stages
+from distill_runner.report.result import describe_run
+from row_pairs import Walk, bases, make_data
+
+Compose = Callable[..., RunConfig]
+PAIRS = 60
+
+
+def finished(run: RunConfig, **changes: Any) -> dict[str, Any]:
+    """What a finished run would record, without its numbers."""
+    stage = resolve(run.stages, "student", run.runtime.precision)
+    identity = recorded_identity(stage, training_conditions(run.runtime))
+    return {**identity, **describe_run(run), "status": "done", "score": 0.5, "metric": "accuracy"} | changes
+
+
+@pytest.fixture(scope="session")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
+    folder = tmp_path_factory.mktemp("pairs")
+    make_data(folder)
+    return Walk(folder)
+
+
+def test_random_pairs_share_a_row_exactly_if_they_are_the_same_computation(walk: Walk) -> None:
+    """``python tests/row_pairs.py`` tries every key of every method."""
+    draw = random.Random(0)
+    names = draw.sample(sorted(bases(walk.folder)), 6)
+    tried = 0
+    while tried < PAIRS:
+        name = draw.choice(names)
+        tried += walk.try_pair(name, *draw.choice(walk.keys(name)))
+    assert str(walk.outcome).endswith("0 wrongly merged\n\n0 torn\n\n0 separate without a name\n")
+
+
+RELATIONS = ("method=minilmv2", "student=fresh_tiny", "relations.heads=2", "corpus.max_length=48")
+PRETRAINED = ("method=pd", "student=fresh_tiny", "corpus.max_length=48")
+ASSISTED = ("method=takd", "assistant.num_layers=3")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "change", "names"),
+    [
+        (RELATIONS, "relations.pairs=[QK,VV]", ["distil.relations.pairs"]),
+        (RELATIONS, "relations.heads=1", ["distil.relations.heads"]),
+        (RELATIONS, "corpus.stream=true", []),
+        (RELATIONS, "teacher.seed=7", []),
+        (RELATIONS, "stages.distil.seed=7", []),
+        (RELATIONS, "stages.distil.optim.max_steps=3", ["distil.optim.max_steps"]),
+        (("method=prokd",), "loss.annealed_temperature=false", ["phase1.logits.soften"]),
+        (("method=prokd",), "optim.lr=1e-4", []),
+        (("method=rco",), "route.checkpoints=[1]", ["route"]),
+        (ASSISTED, "assistant.num_layers=2", ["assistant.model.num_layers"]),
+        (ASSISTED, "stages.assistant.seed=7", ["assistant.seed"]),
+        (("method=rkd",), "teacher.optim.lr=1e-4", ["teacher.optim.lr"]),
+        (("method=rkd",), "teacher.seed=7", ["teacher seed"]),
+        (("method=rkd",), "stages.student.share=0.5", ["share"]),
+        (("method=rkd",), "teacher.outputs=float16", ["teacher_outputs"]),
+        (("method=rkd",), "stages.student.views=8", []),
+        (("method=rkd",), "optim.epochs=3", ["2 epochs"]),
+        (("method=rkd",), "loss.temperature=3", []),
+        (("method=rkd",), "loss.kd.scale_by_t2=false", ["kd.scale_by_t2"]),
+        (("method=rkd",), "runtime.compile=true", ["compile"]),
+        (("method=rkd",), "runtime.num_processes=2", []),
+        (("method=rkd",), "task.class_weights=[1,5]", ["task.class_weights"]),
+        (("method=rkd",), "task.max_length=20", ["task.max_length"]),
+        (("method=nkd",), "teacher.seed=7", []),
+        (("method=nkd", "student.init.source=finetuned"), "teacher.seed=7", ["teacher seed"]),
+        (PRETRAINED, "pretraining.optim.max_steps=3", ["pretrain.optim.max_steps"]),
+        (PRETRAINED, "pretraining.seed=7", []),
+        (("method=rkd", "teacher.fine_tuned=true"), "teacher.seed=7", []),
+        (("method=rkd", "teacher.fine_tuned=true"), "teacher.optim.lr=1e-4", []),
+    ],
+)
+def test_what_makes_rows_and_what_does_not(
+    overrides: tuple[str, ...], change: str, names: list[str], compose: Compose
+) -> None:
+    runs = [finished(compose(*overrides, "seed=1")), finished(compose(*overrides, change, "seed=2"))]
+    rows = row_names(runs)
+    if not names:
+        assert rows[0] == rows[1]
+        return
+    assert rows[0] != rows[1]
+    for name in names:
+        assert name in " ".join(rows)
+
+
+def test_a_grid_is_over_the_optimizer_the_weights_of_the_loss_and_selection(compose: Compose) -> None:
+    first = identity_of(finished(compose("method=rkd")))
+    assert first is not None
+    changes = [
+        "optim.lr=1e-4",
+        "optim.batch_size=8",
+        "loss.eta=0.3",
+        "loss.temperature=2",
+        "stages.student.select=last",
+    ]
+    for change in changes:
+        other = identity_of(finished(compose("method=rkd", change)))
+        assert other is not None
+        assert other.row == first.row, change
+        assert other.grid != first.grid, change
+
+
+def test_data_under_one_path_and_weights_under_one_path_are_told_by_their_content(
+    compose: Compose, tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path
+) -> None:
+    data, bert = tmp_path / "data", tmp_path / "bert"
+    shutil.copytree(tiny_task_folder, data)
+    shutil.copytree(tiny_bert_folder, bert)
+    overrides = ["method=rkd", "task.name=own", f"task.dataset={data}", f"teacher.source={bert}"]
+    runs = [finished(compose(*overrides, "seed=1"))]
+    lines = (data / "train.csv").read_text().splitlines(keepends=True)
+    (data / "train.csv").write_text("".join(lines[:40]))
+    runs.append(finished(compose(*overrides, "seed=2")))
+    (data / "train.csv").write_text("".join(lines))
+    (bert / "special_tokens_map.json").write_text('{"pad_token": "[UNK]"}')
+    runs.append(finished(compose(*overrides, "seed=3")))
+    elsewhere = finished(compose("method=rkd", "task.name=own", "seed=4"))
+    names = row_names([*runs, elsewhere])
+    assert len(set(names)) == 3, "a copy of the same data and weights is the same row"
+    assert names[0] == names[3]
+    assert f"data {data}" in names[1]
+
+
+def test_an_own_term_is_told_by_its_code(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a class in the working folder, which may be edited between two runs, or lie in another folder."""
+    code = "from distill_runner.methods.predictions import HardLabels\n\n\nclass Own(HardLabels):\n    {}\n"
+    keys = []
+    for number, body in enumerate(("pass", "factor = 100")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "own_terms.py").write_text(code.format(body))
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.delitem(__import__("sys").modules, "own_terms", raising=False)
+        term = {"method": {"terms": {"ce": {"term": "own_terms.Own"}}, "weights": {"ce": 1.0}}}
+        run = compose("method=nkd")
+        student = run.stages["student"]
+        config = student.model_validate({**student.model_dump(), **term})
+        identity = identity_of(finished(run.model_copy(update={"stages": {**run.stages, "student": config}})))
+        assert identity is not None
+        keys.append(identity.row)
+    assert keys[0] != keys[1]
+    assert [name for name in keys[0] if keys[0][name] != keys[1][name]] == ["ce.source"]
+
+
+def test_differences_between_methods_are_named(compose: Compose) -> None:
+    """What is compared, the terms that only one method has, is left out."""
+    alp = finished(compose("method=alp"))
+    same = finished(compose("method=rkd", "seed=2"))
+    other = compose("method=rkd", "optim.batch_size=8", "teacher.optim.lr=1e-4", "stages.student.share=0.5")
+    assert differences(alp, same) == ["ce.weight 0.3 / ce.weight 0.5"]
+    assert differences(alp, finished(other)) == [
+        "no share / share 0.5",
+        "ce.weight 0.3 / ce.weight 0.5",
+        "optim.batch_size 16 / optim.batch_size 8",
+        "teacher.optim.lr 0.003 / teacher.optim.lr 0.0001",
+    ]
+
+
+def test_seeds_of_fine_tuning_share_a_distillation(compose: Compose) -> None:
+    runs = [finished(compose(*RELATIONS, f"seed={seed}")) for seed in (1, 2)]
+    assert shared_stages(runs) == ["distil"]
+    assert shared_stages([runs[0], finished(compose(*RELATIONS, "seed=2", "stages.distil.seed=7"))]) == []
+    assert shared_stages([finished(compose("method=prokd", f"seed={seed}")) for seed in (1, 2)]) == []

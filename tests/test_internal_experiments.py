@@ -1,0 +1,150 @@
+"""The experiments of internal representations: what they have in common, and what each pair of them compares."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import BertConfig, BertForSequenceClassification
+
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.methods.base import Method, Progress
+from distill_runner.methods.config import MethodConfig
+from distill_runner.methods.outputs import Classes
+from distill_runner.methods.schedules import ScheduledMethod
+from distill_runner.models.extract import extract
+from distill_runner.models.features import EncoderShape
+from distill_runner.pipeline.resolving import resolve
+
+Compose = Callable[..., RunConfig]
+NUM_EXAMPLES, NUM_EPOCHS = 6, 50
+WITH_KL = ("3_0", "3_2", "3_4_together", "3_4", "3_5", "3_6")
+
+
+def bert(num_layers: int, seed: int) -> Any:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "initializer_range": 0.5}
+    config = BertConfig(vocab_size=100, num_hidden_layers=num_layers, max_position_embeddings=80, **sizes)
+    return BertForSequenceClassification(config).double().eval()
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[Any, Any]:
+    """A student of 3 layers and a teacher of 6, so that student layer j belongs to teacher layer 2 j."""
+    return bert(3, seed=1), bert(6, seed=2)
+
+
+@pytest.fixture(scope="module")
+def batch(tokens: TokenSplit) -> Batch:
+    return replace(tokens.batch(range(NUM_EXAMPLES)), labels=torch.arange(NUM_EXAMPLES) % 2)
+
+
+@torch.no_grad()
+def reference(student: Any, teacher: Any, batch: Batch) -> dict[str, float]:
+    """Equations 1 to 3 and Algorithm 1, example by example, from the attentions and states of transformers itself."""
+    sums = {"soft": 0.0, "kl": 0.0, "cos": 0.0}
+    bounds = [*batch.starts.tolist(), len(batch.input_ids)]
+    for start, stop in pairwise(bounds):
+        ids, segments = batch.input_ids[None, start:stop], batch.segments[None, start:stop]
+        outputs = []
+        for model in (student, teacher):
+            model.set_attn_implementation("eager")
+            outputs.append(model(ids, token_type_ids=segments, output_attentions=True, output_hidden_states=True))
+            model.set_attn_implementation("sdpa")
+        mine, theirs = outputs
+        sums["soft"] -= (theirs.logits.softmax(-1) * mine.logits.log_softmax(-1)).sum().item()
+        for j in (1, 2, 3):
+            p, q = theirs.attentions[2 * j - 1][0], mine.attentions[j - 1][0]
+            sums["kl"] += (p * (p / q).log()).sum(-1).mean().item()
+            x, y = theirs.hidden_states[2 * j][0, 0], mine.hidden_states[j][0, 0]
+            sums["cos"] += 1 - (x @ y / (x.norm() * y.norm())).item()
+    return {name: total / NUM_EXAMPLES for name, total in sums.items()}
+
+
+@torch.no_grad()
+def losses(method: MethodConfig, models: tuple[Any, Any], batch: Batch, epoch: int) -> dict[str, float]:
+    """The weighted terms of a method in an epoch of 50, of which a schedule takes 40 for its layers."""
+    shapes = [EncoderShape.from_config(model.config) for model in models]
+    made: Method = method.build(shapes[0], shapes[1], Classes())
+    for number in range(epoch + 1):
+        made.begin_epoch(Progress(number, number, NUM_EPOCHS, NUM_EPOCHS))
+    student, teacher = (extract(model, batch, needs) for model, needs in zip(models, made.needs, strict=True))
+    means: dict[str, Tensor] = made(student, teacher, batch, Progress(epoch, epoch, NUM_EPOCHS, NUM_EPOCHS))
+    return {name: loss.item() for name, loss in made.weighted_losses(means).items()}
+
+
+def student_method(compose: Compose, *overrides: str) -> MethodConfig:
+    return compose(*overrides, "student.num_layers=3").stages["student"].method
+
+
+def test_the_method_is_experiment_3_2(compose: Compose, models: tuple[Any, Any], batch: Batch) -> None:
+    """Whoever takes ``method=internal`` for the paper's Exp3.2 would publish another loss."""
+    method, experiment = (student_method(compose, name) for name in ("method=internal", "experiment=internal/3_2"))
+    expected = reference(*models, batch)
+    assert losses(method, models, batch, 0) == pytest.approx(expected, rel=1e-9)
+    assert losses(experiment, models, batch, 0) == pytest.approx(expected, rel=1e-9)
+    assert min(expected.values()) > 0.1
+
+
+def test_the_method_is_experiment_3_2_to_the_key(compose: Compose) -> None:
+    """The header of the method says so; with another key, the two would be trained twice and stand in two rows."""
+    runs = [compose(name, "student.num_layers=2") for name in ("method=internal", "experiment=internal/3_2")]
+    keys = {resolve(run.stages, "student", "fp32").key for run in runs}
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize("name", WITH_KL)
+def test_every_experiment_adds_the_losses_of_layers(
+    name: str, compose: Compose, models: tuple[Any, Any], batch: Batch
+) -> None:
+    """Table 1 compares schedules; with a mean in some rows and a sum in others it would compare weights too."""
+    last_of_layers = 39  # all layers are supervised, with a schedule and without one
+    found = losses(student_method(compose, f"experiment=internal/{name}"), models, batch, last_of_layers)
+    expected = reference(*models, batch)
+    assert "kl" in found
+    for term in found.keys() & expected.keys():
+        assert found[term] == pytest.approx(expected[term], rel=1e-9), term
+
+
+def test_the_text_of_experiment_3_0_is_an_option(compose: Compose, models: tuple[Any, Any], batch: Batch) -> None:
+    """Whoever reads "averaged across all the self-attention matrices" as the loss must get the mean over 3 layers."""
+    expected = reference(*models, batch)
+    mean = student_method(compose, "experiment=internal/3_2", "method.terms.kl.over_layers=mean")
+    assert losses(mean, models, batch, 0)["kl"] == pytest.approx(expected["kl"] / 3, rel=1e-9)
+    assert losses(mean, models, batch, 0)["cos"] == pytest.approx(expected["cos"], rel=1e-9)
+
+
+def test_pairs_of_experiments_differ_in_the_schedule_alone(compose: Compose) -> None:
+    """``sweep=internal/schedule`` says whether the order of layers helps; another difference would answer for it."""
+
+    def settings(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        stage = compose(f"experiment=internal/{name}").stages["student"].model_dump(mode="json")
+        schedule = stage["method"].pop("schedule") or {}
+        return stage, schedule
+
+    (one, with_order), (other, without_order) = settings("3_4"), settings("3_4_together")
+    assert one == other
+    assert {key for key in with_order if with_order[key] != without_order[key]} == {"rule"}
+    (one, _), (other, none) = settings("3_5"), settings("3_2")
+    assert one == other
+    assert none == {}
+
+
+def test_the_control_ends_when_the_schedule_ends(compose: Compose) -> None:
+    """The control would have more epochs of the predictions, or fewer, than the schedule it is compared with."""
+    ends = {}
+    for name in ("3_4", "3_4_together"):
+        shapes = EncoderShape(3, 16, 2, 2, 100, "bert"), EncoderShape(6, 16, 2, 2, 100, "bert")
+        made = student_method(compose, f"experiment=internal/{name}").build(*shapes, Classes())
+        assert isinstance(made, ScheduledMethod)
+        layers = []
+        for epoch in range(NUM_EPOCHS):
+            made.begin_epoch(Progress(epoch, epoch, NUM_EPOCHS, NUM_EPOCHS))
+            layers.append(made.layer)
+        ends[name] = layers.index(0)
+    assert ends == {"3_4": 40, "3_4_together": 40}

@@ -1,0 +1,117 @@
+"""State of the whole process: each switch does what it says, and only ``common/process.py`` sets one."""
+
+import ast
+import gc
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import distill_runner
+from distill_runner.common import process
+
+SOURCES = Path(distill_runner.__file__).parents[1]
+SETTERS = {
+    *(f"os.environ.{name}" for name in ("setdefault", "update", "pop")),
+    *(f"os.{name}" for name in ("chdir", "putenv", "_exit", "umask", "nice", "dup2")),
+    *(f"gc.{name}" for name in ("disable", "enable", "freeze", "unfreeze", "collect", "set_threshold")),
+    *(f"signal.{name}" for name in ("signal", "alarm", "setitimer")),
+    *(f"sys.path.{name}" for name in ("insert", "append", "remove")),
+    *(f"torch.{name}" for name in ("set_num_threads", "set_num_interop_threads", "set_flush_denormal")),
+    *(f"torch.{name}" for name in ("set_float32_matmul_precision", "set_default_dtype", "set_default_device")),
+    *(f"torch.{name}" for name in ("use_deterministic_algorithms", "set_printoptions")),
+    *(f"multiprocessing.{name}" for name in ("set_start_method", "set_forkserver_preload")),
+    "context.set_forkserver_preload",
+    "ctypes.CDLL",
+    "set_client_factory",
+    "warnings.filterwarnings",
+    "logging.disable",
+    "faulthandler.enable",
+    "resource.setrlimit",
+}
+"""Calls that change the state of a process."""
+ASSIGNED = ("os.environ[", "torch.backends.", "torch._dynamo.config.", "datasets.config.", "os._exit", "sys.excepthook")
+"""Beginnings of what assignments change."""
+
+
+def test_no_other_module_sets_a_switch() -> None:
+    others = []
+    for file in sorted(SOURCES.rglob("*.py")):
+        if file == Path(process.__file__):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else []
+            if isinstance(node, ast.AugAssign):
+                targets = [node.target]
+            changes = [ast.unparse(target) for target in targets]
+            calls = ast.unparse(node.func) in SETTERS if isinstance(node, ast.Call) else False
+            if calls or any(change.startswith(ASSIGNED) for change in changes):
+                others.append(f"{file.relative_to(SOURCES)}:{node.lineno}")
+    assert others == []
+
+
+def test_every_switch_is_in_the_table() -> None:
+    page = (SOURCES.parent / "docs" / "architecture.md").read_text()
+    section = page.partition("## Process-wide state")[2].partition("\n## ")[0]
+    tree = ast.parse(Path(process.__file__).read_text())
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"}
+    assert {name for name in functions if f"`{name}`" not in section} == {"output_error"}  # which sets nothing
+
+
+def test_a_variable_is_as_before_after_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISTILL_TEST", raising=False)
+    with process.environment_variable("DISTILL_TEST", "1"):
+        assert os.environ["DISTILL_TEST"] == "1"
+        with pytest.raises(KeyError), process.environment_variable("DISTILL_TEST", "2"):
+            raise KeyError
+        assert os.environ["DISTILL_TEST"] == "1"
+    assert "DISTILL_TEST" not in os.environ
+
+
+def test_imported_objects_are_excluded_and_collection_is_on_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_once.py").write_text(
+        "import gc\nis_collecting, kept = gc.isenabled(), [[] for _ in range(1000)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    frozen = []
+    for _ in range(2):
+        with process.fast_imports():
+            import imported_once  # type: ignore[import-not-found]
+        assert gc.isenabled()
+        frozen.append(gc.get_freeze_count())
+    assert not imported_once.is_collecting
+    assert frozen[0] > 1000
+    assert frozen[1] <= frozen[0]  # the second time nothing new was imported, and there may be garbage
+
+
+def test_a_module_that_fails_leaves_collection_on() -> None:
+    with pytest.raises(ModuleNotFoundError), process.fast_imports():
+        import no_such_module_anywhere  # type: ignore[import-not-found]  # noqa: F401
+    assert gc.isenabled()
+
+
+def test_garbage_is_collected_when_asked_for() -> None:
+    with process.manual_garbage_collection() as collect:
+        assert not gc.isenabled()
+        collect()
+        assert gc.get_freeze_count() > 0
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_sigterm_interrupts_within_the_context() -> None:
+    with pytest.raises(KeyboardInterrupt), process.sigterm_as_interrupt():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_working_folder_is_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for _ in range(2):
+        process.import_from_working_folder()
+    assert sys.path.count(str(tmp_path)) == 1
