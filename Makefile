@@ -36,7 +36,7 @@ test-all: $(READY) ## run every test, including those on real data if it is pres
 matrix: $(READY) ## train every method with every student and initialization (an hour), and write docs/matrix.md
 	mkdir -p outputs
 	DISTILL_WHOLE_MATRIX=$(CURDIR)/outputs/matrix.csv $(PYTEST) tests/test_matrix.py
-	$(BIN)/python tests/matrix_page.py outputs/matrix.csv > docs/matrix.md
+	$(BIN)/python tests/helpers/matrix_page.py outputs/matrix.csv > docs/matrix.md
 	rm outputs/matrix.csv
 
 lint: $(READY) ## check style, formatting and imports between packages

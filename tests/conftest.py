@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from words import WORDS
+from helpers.words import WORDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,7 @@ from benchmarks.machine import student_operations
 from benchmarks.setting import BATCH, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
 from distill_runner.models.features import EncoderShape
-from made_questions import as_json, made_rows
+from helpers.made_questions import as_json, made_rows
 
 
 @pytest.fixture(scope="module")

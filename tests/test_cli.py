@@ -20,13 +20,13 @@ import torch
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from command import Ended, distill_run
 from distill_runner.analysis.finished_run import FinishedRun
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.compose.command_line import hydra_arguments
 from distill_runner.compose.folders import choices
 from distill_runner.training.devices import Device
+from helpers.command import Ended, distill_run
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "bad-inputs.md"

@@ -7,7 +7,7 @@ import pytest
 
 from distill_runner.pipeline.status import locked_run, write_status
 from distill_runner.report.collect import read_result, read_results
-from fake_results import failed, result, run_folder
+from helpers.fake_results import failed, result, run_folder
 
 DONE = failed(status="done", error=None)
 

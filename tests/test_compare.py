@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from distill_runner.common.errors import UserError
-from distill_runner.report.compare import Comparison, compare, sentence
+from distill_runner.report.compare import Comparison, compare
+from distill_runner.report.comparison_text import sentence
 from distill_runner.report.rows import tabulate
 from distill_runner.report.statistics import paired_bootstrap
-from fake_results import failed, point, predicted, result
+from helpers.fake_results import failed, point, predicted, result
 
 LABELS = np.arange(40) % 2
 RKD: dict[str, Any] = {"method": "rkd", "mapping": None, "attention": None}

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from command import distill_run
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models import extract as extracting
 from distill_runner.models.extract import extract
 from distill_runner.models.families import PACKED
 from distill_runner.models.features import FeatureRequest
-from families import make
+from helpers.command import distill_run
+from helpers.families import make
 
 NEEDS = FeatureRequest(logits=True, cls=frozenset({1, 2, 3}), projections=frozenset({("value", 2)}))
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from distill_runner.pipeline import resolving
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from small_runs import made_small
+from helpers.small_runs import made_small
 
 CONF = config_folder()
 Compose = Callable[..., RunConfig]

@@ -8,7 +8,7 @@ import pytest
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.report.curves import AXES, constant_cells, curve_cells, draw
-from fake_results import failed, run_folder, with_specs
+from helpers.fake_results import failed, run_folder, with_specs
 
 
 def result(method: str, layers: int, width: int, score: float, **values: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from distill_runner.training.devices import Device
 from distill_runner.training.processes import ProcessGroup, WorkerLost, spawn_group
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
 from distill_runner.training.train import Training, fit
-from trainings import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into, same, told, weights
+from helpers.training_runs import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into, same, told, weights
 
 CPU = Device.from_name("cpu", "fp32")
 SCHEDULED: dict[str, Any] = {

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from command import distill_run
 from distill_runner.commands.parser import parser_of, subcommand_of
 from distill_runner.compose.renamed import RENAMED_OPTIONS
 from distill_runner.report.collect import read_results
+from helpers.command import distill_run
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]

@@ -19,7 +19,7 @@ from distill_runner.models.extract import extract
 from distill_runner.models.families import PACKED, PROJECTIONS
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.models.padded import extract_padded
-from families import config_of, make
+from helpers.families import config_of, make
 
 ALL = FeatureRequest(logits=True, cls=frozenset({1, 2, 3}))
 PACKED_MODELS = [*sorted(PACKED), "modernbert, head of means"]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from distill_runner.common.errors import format_value, exit_cause
+from distill_runner.common.errors import exit_cause, format_value
 from distill_runner.common.hub import hub_error
 
 CHILD = """import time

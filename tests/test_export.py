@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command import distill_run
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import Unavailable, UserError
 from distill_runner.datasets.splits import TokenSplit
@@ -26,6 +25,7 @@ from distill_runner.deploy.measure import (
     with_section,
 )
 from distill_runner.report.result import with_license
+from helpers.command import distill_run
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow

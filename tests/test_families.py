@@ -21,7 +21,7 @@ from distill_runner.models.families import PACKED
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from families import FAMILIES, config_of
+from helpers.families import FAMILIES, config_of
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "families.md"
 WRITES = bool(os.environ.get("DISTILL_WRITE_DOCS"))

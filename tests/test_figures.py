@@ -24,7 +24,7 @@ from distill_runner.report.figures import (
     varying,
     write_pictures,
 )
-from fake_results import with_specs
+from helpers.fake_results import with_specs
 
 PRINTED = {"value": 67.15, "metric": "accuracy", "source": "ALP-KD Table 1", "comparable": True}
 

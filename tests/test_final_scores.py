@@ -1,7 +1,6 @@
 """Test splits: found by name, scored once with models that other data chose, and never part of what is trained."""
 
 import csv
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,22 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from built import Run, student
 from conftest import Compose
 from distill_runner.common.errors import UserError
 from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.tasks import make_task
-from words import WORDS
+from helpers.built_runs import Run, student
+from helpers.words import WORDS
 
-PAIRS = [(f"{first} {second}", f"{second} {first}", ("no", "yes")[n % 3 == 0]) for n, (first, second) in
-         enumerate(zip(WORDS, WORDS[3:], strict=False))]
+PAIRS = [
+    (f"{first} {second}", f"{second} {first}", ("no", "yes")[n % 3 == 0])
+    for n, (first, second) in enumerate(zip(WORDS, WORDS[3:], strict=False))
+]
 
 
-def write(file: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("sentence1", "sentence2", "label")) -> None:
+def write(
+    file: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("sentence1", "sentence2", "label")
+) -> None:
     with file.open("w", newline="") as stream:
         csv.writer(stream).writerows([header, *rows])
 
@@ -64,7 +67,13 @@ def test_two_formats_of_a_test_split_are_refused(data: Path, compose: Compose) -
 
 def test_examples_that_are_used_before_are_no_test_split(data: Path) -> None:
     """A score on examples that selected the epoch is no test score."""
-    fields: dict[str, Any] = {"name": "own", "dataset": str(data), "metrics": ["accuracy"], "max_length": 9, "epochs": 1}
+    fields: dict[str, Any] = {
+        "name": "own",
+        "dataset": str(data),
+        "metrics": ["accuracy"],
+        "max_length": 9,
+        "epochs": 1,
+    }
     for split, other in (("validation", "validation"), ("train[:50%]", "train[25%:75%]"), ("test[:5]", "test[4:]")):
         with pytest.raises(UserError, match=r"task\.test\.final=.*has rows of task\.validation\.dev"):
             make_task(**fields, train="train[75%:]", validation={"dev": other}, test={"final": split})
@@ -87,7 +96,9 @@ def test_the_option_needs_no_plus(compose: Compose, tiny_task_folder: Path, over
 def test_a_test_split_changes_no_key(data: Path, compose: Compose) -> None:
     """Adding, changing or removing a test split trains nothing anew."""
     overrides = ("method=rkd", f"task.dataset={data}")
-    keys = {student(compose(*overrides, *more)).key for more in ((), ("task.test=null",), ("task.test.other=test[:3]",))}
+    keys = {
+        student(compose(*overrides, *more)).key for more in ((), ("task.test=null",), ("task.test.other=test[:3]",))
+    }
     write(data / "test.csv", PAIRS[:4])
     keys.add(student(compose(*overrides)).key)
     (data / "test.csv").unlink()

@@ -21,7 +21,7 @@ from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.report.formats import COLUMNS, as_csv, html, latex, markdown, write_report
 from distill_runner.report.rows import tabulate
-from fake_results import failed, point, result, run_folder
+from helpers.fake_results import failed, point, result, run_folder
 
 NASTY = "50 % of_{a}|b* & #1 \\ $x^2 ~ <b>"
 

@@ -11,7 +11,7 @@ from distill_runner.pipeline import status
 from distill_runner.report.rows import ResultCell, tabulate
 from distill_runner.sweeping.halving import by_cell, halve, halving_report
 from distill_runner.sweeping.points import GridPoint
-from fake_results import failed, with_specs
+from helpers.fake_results import failed, with_specs
 
 Point = tuple[float, int]
 """Learning rate and seed."""

@@ -14,7 +14,7 @@ from distill_runner.models.config import ModelConfig
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.tasks import make_task
-from families import FAMILIES, make
+from helpers.families import FAMILIES, make
 
 TASK = make_task(
     name="tiny",

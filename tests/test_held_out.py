@@ -119,8 +119,8 @@ def test_a_split_named_validation_selects_itself_wherever_it_stands(compose: Com
     assert task is not None
     parts = {"first": "validation[:5]", "validation": "validation[5:]"}
     spec = {on: task.model_copy(update={"validation": parts, "select_on": on}).spec() for on in parts}
-    assert "select_on" not in spec["first"]
-    assert spec["validation"] == spec["first"] | {"select_on": "validation"}
+    assert spec["first"]["scored_on"] == ["first"]
+    assert spec["validation"] == spec["first"] | {"scored_on": ["validation"]}
 
 
 def test_the_teacher_holds_out_the_same(compose: Compose) -> None:

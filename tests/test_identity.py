@@ -1,19 +1,23 @@
 """Which runs are seeds of one row: what a row says of composed runs, none of which is trained unless a test says so."""
 
+import json
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import training_conditions
 from distill_runner.pipeline.resolving import resolve
+from distill_runner.report.collect import read_result
 from distill_runner.report.identity import differences, identity_of, recorded_identity, row_names, shared_stages
-from distill_runner.report.result import describe_run
-from row_pairs import Walk, bases, make_data
+from distill_runner.report.result import describe_run, run_result
+from helpers.built_runs import Run
+from helpers.row_pairs import Walk, bases, make_data
 
 Compose = Callable[..., RunConfig]
 PAIRS = 60
@@ -34,7 +38,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
 
 
 def test_random_pairs_share_a_row_exactly_if_they_are_the_same_computation(walk: Walk) -> None:
-    """``python tests/row_pairs.py`` tries every key of every method."""
+    """``python tests/helpers/row_pairs.py`` tries every key of every method."""
     draw = random.Random(0)
     names = draw.sample(sorted(bases(walk.folder)), 6)
     tried = 0
@@ -72,6 +76,10 @@ ASSISTED = ("method=takd", "assistant.num_layers=3")
         (("method=rkd",), "loss.temperature=3", []),
         (("method=rkd",), "loss.kd.scale_by_t2=false", ["kd.scale_by_t2"]),
         (("method=rkd",), "runtime.compile=true", ["compile"]),
+        (("method=rkd",), "runtime.precision=bf16", ["precision"]),
+        (("method=internal", "schedule=pid"), "schedule=sid", ["schedule.rule"]),
+        (("method=rkd",), "teacher.name=mine", []),
+        (("method=rkd",), "task.revision=abc123", []),
         (("method=rkd",), "runtime.num_processes=2", []),
         (("method=rkd",), "task.class_weights=[1,5]", ["task.class_weights"]),
         (("method=rkd",), "task.max_length=20", ["task.max_length"]),
@@ -156,17 +164,62 @@ def test_an_own_term_is_told_by_its_code(compose: Compose, tmp_path: Path, monke
     assert [name for name in keys[0] if keys[0][name] != keys[1][name]] == ["ce.source"]
 
 
+def test_further_metrics_and_columns_of_splits_train_nothing_again(compose: Compose, tmp_path: Path) -> None:
+    """Their numbers are computed from the predictions, and are those of scikit-learn."""
+    from sklearn.metrics import f1_score
+
+    store = f"store.dir={tmp_path}"
+    splits = ["task.validation.validation=validation[:20]", "+task.validation.rest='validation[20:]'"]
+    overrides = ["method=rkd", "optim.epochs=1", "teacher.optim.epochs=1", store, *splits]
+    first = Run(compose(*overrides))
+    first.build()
+    run = compose(*overrides, "task.metrics=[accuracy,f1]", "task.by_split=true", "+task.test.test=validation")
+    again = Run(run)
+    again.build()
+    assert (first.trained, again.trained) == (["teacher", "student"], [])
+    result = run_result(run, again.stage, again.pipeline, tmp_path)
+    outputs = np.load(again.pipeline.build(again.stage) / "predictions-validation.npy")
+    labels = again.pipeline.inputs.split(again.stage, "validation[:20]").labels
+    assert result["metrics"]["f1"] == pytest.approx(f1_score(labels, outputs.argmax(axis=1)))
+    assert result["splits"]["validation"]["score"] == result["score"]
+    assert result["splits"]["rest"]["score"] == result["metrics"]["rest/accuracy"]
+
+
+def test_results_of_older_versions_take_their_specifications_from_the_store(compose: Compose, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    run = compose("method=rkd", "optim.epochs=1", "teacher.optim.epochs=1", f"store.dir={store}")
+    built = Run(run)
+    built.build()
+    result = finished(run)
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    older = {name: value for name, value in result.items() if name not in ("specs", "conditions")}
+    (folder / "result.json").write_text(json.dumps(older | {"student": {}}))
+    (folder / "status.json").write_text(json.dumps({"status": "done"}))
+    found = read_result(folder)
+    assert found is not None
+    one, other = identity_of(result), identity_of(found)
+    assert one is not None
+    assert other is not None
+    conditions = {"compile", "num_processes", "code"}
+    assert {name: value for name, value in one.row.items() if name not in conditions} == other.row
+    shutil.rmtree(store / "stage" / built.stage.teacher.key)  # type: ignore[union-attr]
+    lost = read_result(folder)
+    assert lost is not None
+    assert row_names([{**lost, "key": built.stage.key}])[0] == f"rkd, run {built.stage.key}"
+
+
 def test_differences_between_methods_are_named(compose: Compose) -> None:
     """What is compared, the terms that only one method has, is left out."""
     alp = finished(compose("method=alp"))
     same = finished(compose("method=rkd", "seed=2"))
     other = compose("method=rkd", "optim.batch_size=8", "teacher.optim.lr=1e-4", "stages.student.share=0.5")
-    assert differences(alp, same) == ["ce.weight 0.3 / ce.weight 0.5"]
+    assert differences(alp, same) == ["ce.weight 0.3 / 0.5"]
     assert differences(alp, finished(other)) == [
-        "no share / share 0.5",
-        "ce.weight 0.3 / ce.weight 0.5",
-        "optim.batch_size 16 / optim.batch_size 8",
-        "teacher.optim.lr 0.003 / teacher.optim.lr 0.0001",
+        "no share / 0.5",
+        "ce.weight 0.3 / 0.5",
+        "optim.batch_size 16 / 8",
+        "teacher.optim.lr 0.003 / 0.0001",
     ]
 
 

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForImageClassification, ResNetConfig, ViTConfig
 
-from command import distill_run
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.compose.run_config import RunConfig
@@ -27,6 +26,7 @@ from distill_runner.pipeline.store import Store
 from distill_runner.report.collect import read_results
 from distill_runner.report.formats import html
 from distill_runner.report.rows import tabulate
+from helpers.command import distill_run
 
 Compose = Callable[..., RunConfig]
 CLASSES = ("blue", "green", "red")

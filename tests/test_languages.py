@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from command import distill_run
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora.corpus import Corpus, quotas
 from distill_runner.pipeline.inputs import hub_commits
@@ -18,7 +17,8 @@ from distill_runner.report.collect import read_results
 from distill_runner.report.rows import tabulate
 from distill_runner.tasks import make_task
 from distill_runner.tasks.task import Task
-from words import WORDS
+from helpers.command import distill_run
+from helpers.words import WORDS
 
 
 def test_quotas_by_hand() -> None:

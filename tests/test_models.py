@@ -18,7 +18,7 @@ from distill_runner.models.config import LANGUAGE_MODEL, Init, ModelConfig, laye
 from distill_runner.models.features import EncoderShape
 from distill_runner.models.sources import read_config, read_shape, resolve_source
 from distill_runner.tasks import Task, make_task
-from families import FAMILIES, config_of
+from helpers.families import FAMILIES, config_of
 
 TASK = make_task(
     name="tiny",

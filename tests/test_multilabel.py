@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from command import distill_run
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import MULTILABEL_METRICS
@@ -21,6 +20,7 @@ from distill_runner.methods.outputs import LabelSets
 from distill_runner.methods.predictions import SoftLabels, SoftLabelsPerClass
 from distill_runner.models.features import Features
 from distill_runner.tasks import make_task
+from helpers.command import distill_run
 
 SAID = {"soup": "food", "waiter": "service", "bill": "price"}
 TEXTS = ["the soup and the bill", "a waiter", "nothing at all", "the bill , the waiter and the soup"] * 6

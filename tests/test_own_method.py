@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from command import distill_run
 from distill_runner.common.plugins import source_hash
+from helpers.command import distill_run
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_method"
 COMMAND = ["task=demo_sentences", "teacher=base", "teacher.source=teacher", "student.num_layers=1", "method=relational"]

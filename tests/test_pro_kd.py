@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import built
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.batches import Batch
@@ -27,6 +26,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.targets import targets_spec
 from distill_runner.report.result import run_result
 from distill_runner.training.teachers import CheckpointTargets
+from helpers import built_runs as built
 
 Compose = Callable[..., RunConfig]
 BATCH: Any = None  # which no term of this file reads

@@ -25,6 +25,7 @@ SETTERS = {
     *(f"multiprocessing.{name}" for name in ("set_start_method", "set_forkserver_preload")),
     "context.set_forkserver_preload",
     "ctypes.CDLL",
+    "csv.field_size_limit",
     "set_client_factory",
     "warnings.filterwarnings",
     "logging.disable",

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-import run_qa
 from distill_runner.tasks.questions import QuestionsTask
 from distill_runner.tasks.questions.answers import (
     answer_texts,
@@ -25,7 +24,8 @@ from distill_runner.tasks.questions.answers import (
     question_scores,
 )
 from distill_runner.tasks.questions.windows import Windows
-from made_questions import Row, made_rows, real_rows, windows_of
+from helpers import run_qa
+from helpers.made_questions import Row, made_rows, real_rows, windows_of
 
 
 def made_logits(windows: Windows, seed: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from distill_runner.models.families import PACKED
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.padded import extract_padded
 from distill_runner.tasks.questions import losses
-from families import config_of
+from helpers.families import config_of
 
 
 @pytest.mark.parametrize("family", [*sorted(PACKED.keys() - {"nomic_bert", "modernbert"}), "mpnet"])

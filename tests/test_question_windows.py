@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-import run_qa
 from distill_runner.common.errors import UserError
 from distill_runner.tasks.questions.data import Question, QuestionColumns, Windowing, read_questions, squad_json
 from distill_runner.tasks.questions.windows import OUTSIDE, Windows, window_starts, write_windows
-from made_questions import Row, made_rows, real_rows, windows_of
-from words import WORDS
+from helpers import run_qa
+from helpers.made_questions import Row, made_rows, real_rows, windows_of
+from helpers.words import WORDS
 
 
 def same_as_run_qa(windows: Windows, features: list[Row]) -> None:

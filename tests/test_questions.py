@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from command import distill_run
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
@@ -17,7 +16,8 @@ from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.tasks import make_task
-from made_questions import as_json, made_rows
+from helpers.command import distill_run
+from helpers.made_questions import as_json, made_rows
 
 Compose = Callable[..., RunConfig]
 

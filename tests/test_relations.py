@@ -34,7 +34,7 @@ from distill_runner.running import run_stage
 from distill_runner.sweeping.plan import START_SECONDS, Estimator
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import LiveTargets
-from families import config_of, make
+from helpers.families import config_of, make
 
 Compose = Callable[..., RunConfig]
 CPU = Device.from_name("cpu", "fp32")

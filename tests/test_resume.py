@@ -16,13 +16,13 @@ import torch
 from torch.amp import GradScaler
 from transformers import AutoTokenizer
 
-import families
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.training.config import Precision
 from distill_runner.training.devices import Device
+from helpers import families
 
 Compose = Callable[..., RunConfig]
 
@@ -42,8 +42,8 @@ CASES = {
     "padded, with torch's dropout": Case(("method=nkd", "student.init.source={albert}")),
     # The second layer is trained in epochs 2 and 3. After epoch 2, the schedule must know in which epoch it began.
     "scheduled by epochs": Case((*SCHEDULED, "schedule.limits=[1,2,2]")),
-    # The watched term has a mean of 0.048 in epoch 2 and 0.031 in epoch 3, after which the third layer follows. It would
-    # follow too early with half of the sum, and too late with half of the examples.
+    # The watched term has a mean of 0.048 in epoch 2 and 0.031 in epoch 3, after which the third layer follows.
+    # With half of the sum it would follow too early, and with half of the examples too late.
     "scheduled by thresholds": Case((*SCHEDULED, "schedule.limits=[1,3,3]", "schedule.thresholds=0.035"), (6, 11)),
     "momentum of SGD": Case(("method=nkd", "optim.name=sgd", "optim.lr=0.1")),
     "loss scale of fp16": Case(("method=nkd",), precision="fp16"),
@@ -67,7 +67,7 @@ class HalfPrecisionCpu(Device):
     """A CPU with the loss scaler of a GPU. Its first scale is too large, so the first updates are skipped."""
 
     def scaler(self) -> GradScaler:
-        return GradScaler("cpu", init_scale=2.0**24, growth_interval=2)
+        return GradScaler("cpu", init_scale=2.0**18, growth_interval=3)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.training.devices import Device
 from distill_runner.training.precision import rounded_weights
-from families import make
+from helpers.families import make
 
 NEEDS = FeatureRequest(logits=True, cls=frozenset({1, 2, 3}))
 READ_ALONE = {"bert.encoder.layer.2.attention.self.value.bias", "distilbert.transformer.layer.2.attention.v_lin.bias"}

@@ -6,7 +6,7 @@ import pytest
 
 from distill_runner.report.lines import best_settings_text
 from distill_runner.report.rows import ResultCell, cell_of, tabulate
-from fake_results import failed, point, result, with_specs
+from helpers.fake_results import failed, point, result, with_specs
 
 
 def cell(*runs: dict[str, Any]) -> ResultCell:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from distill_runner.common.seeds import random_state, restore_random_state, seed_all, preserved_random_state
+from distill_runner.common.seeds import preserved_random_state, random_state, restore_random_state, seed_all
 
 
 def drawn() -> tuple[float, float, float]:

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer, LongformerConfig, LongformerModel
 
-from built import Run, student
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
@@ -25,6 +24,7 @@ from distill_runner.models.sources import read_config, read_shape, with_padding
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
+from helpers.built_runs import Run, student
 
 Compose = Callable[..., RunConfig]
 CE = {"term": "hard_labels"}

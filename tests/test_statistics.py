@@ -1,13 +1,11 @@
-"""Means over seeds and paired tests, against numbers by hand and independent references in float64."""
+"""Means over seeds and tests over seeds and examples, against numbers by hand, scipy, and simulated errors."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.datasets.metrics import METRICS
-from distill_runner.report import statistics
-from distill_runner.report.statistics import Spread, clustered_bootstrap, holm, paired_bootstrap
+from distill_runner.report.statistics import MethodTest, Spread, holm
 
 
 def test_spread_by_hand() -> None:
@@ -21,15 +19,21 @@ def test_one_value_has_no_spread() -> None:
     assert Spread.from_values([66.0]) == Spread(1, 66.0, None, None)
 
 
+def test_two_equal_seeds_have_no_interval() -> None:
+    """A reader of ±0.00 would take the mean for exact; on 872 examples two seeds are equal by chance now and then."""
+    spread = Spread.from_values([66.0, 66.0])
+    assert (spread.sd, spread.interval) == (0, None)
+
+
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=12))
 def test_the_interval_is_scipys(values: list[float]) -> None:
     from scipy import stats
 
     spread = Spread.from_values(values)
-    assert spread.interval is not None
-    if np.ptp(values) < 1e-6:
-        assert spread.interval == pytest.approx(0, abs=1e-5)
+    if np.ptp(values) < 1e-9:
+        assert spread.interval is None
         return
+    assert spread.interval is not None
     low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
     assert (spread.mean - spread.interval, spread.mean + spread.interval) == pytest.approx((low, high))
 
@@ -54,91 +58,90 @@ def test_holm_rejects_what_stepping_down_rejects(p_values: list[float]) -> None:
         assert {place for place, p in enumerate(corrected) if p <= alpha} == rejected
 
 
-def outputs_and_labels(metric: str, size: int = 60) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
-    """Two seeds of a better and two of a worse model; three classes for accuracy and Matthews' correlation."""
-    draw = np.random.default_rng(3)
-    if metric in ("pearson", "spearman"):
-        scores = draw.uniform(0, 5, size).astype(np.float32)
-        noisy = [(scores + draw.normal(0, sd, size)).astype(np.float32)[:, None] for sd in (1, 1.5, 2.5, 3)]
-        return noisy[:2], noisy[2:], scores
-    classes = 2 if metric == "f1" else 3
-    labels = draw.integers(classes, size=size)
-    models = []
-    for noise in (1, 1.2, 2, 2.2):
-        models.append((np.eye(classes)[labels] + draw.normal(0, noise, (size, classes))).astype(np.float32))
-    return models[:2], models[2:], labels
+VARIANCES = st.floats(1e-8, 1e-2)
 
 
-def reference(metric: str, first: list[np.ndarray], second: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
-    """The differences of 100 resamples, example by example, with scikit-learn's and scipy's own metrics."""
-    draw, size = np.random.default_rng(statistics.SEED), len(labels)
-    of = METRICS[metric]
-    rows = draw.integers(size, size=(100, size))
-    return np.array(
-        [np.mean([of(m[r], labels[r]) for m in first]) - np.mean([of(m[r], labels[r]) for m in second]) for r in rows]
-    )
+@given(st.integers(2, 40), VARIANCES, st.floats(-0.5, 0.5))
+def test_without_a_part_of_the_examples_it_is_the_t_test(seeds: int, variance: float, difference: float) -> None:
+    """scipy's Student t is the other route; every p-value and interval of the pages comes from this integral."""
+    from scipy import stats
+
+    test, scale = MethodTest(difference, seeds, variance, 0.0), variance**0.5
+    assert test.p == pytest.approx(2 * stats.t.sf(abs(difference) / scale, seeds - 1), rel=1e-9)
+    half = stats.t.ppf(0.975, seeds - 1) * scale
+    assert test.interval == pytest.approx((difference - half, difference + half), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "f1", "f1_weighted", "matthews", "pearson", "spearman"])
-def test_bootstrap_is_that_of_a_plain_loop(metric: str) -> None:
-    first, second, labels = outputs_and_labels(metric)
-    found = paired_bootstrap(metric, first, second, labels, resamples=100)
-    differences = reference(metric, first, second, labels)
-    of = METRICS[metric]
-    observed = np.mean([of(m, labels) for m in first]) - np.mean([of(m, labels) for m in second])
-    assert found.difference == pytest.approx(observed, abs=1e-12)
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(differences, [0.025, 0.975])), abs=1e-12)
-    far = sum(abs(difference - observed) >= abs(observed) - 1e-12 for difference in differences)
-    assert found.p == (1 + far) / 101
-    assert found.examples == len(labels)
+def test_with_many_seeds_it_is_the_z_test() -> None:
+    from scipy import stats
+
+    test = MethodTest(0.02, 10_000, 1e-12, 1e-4)
+    assert test.p == pytest.approx(2 * stats.norm.sf(2), rel=1e-5)
 
 
-def test_bootstrap_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, labels = outputs_and_labels("matthews")
-    whole = paired_bootstrap("matthews", first, second, labels, resamples=101)
-    monkeypatch.setattr(statistics, "CHUNK", 7 * len(labels))
-    assert paired_bootstrap("matthews", first, second, labels, resamples=101) == whole
+def test_the_error_is_a_sum_of_t_and_normal() -> None:
+    """Four million draws of the sum that the distribution of Behrens and Fisher describes."""
+    draw = np.random.default_rng(0)
+    test = MethodTest(0.0, 3, 0.2, 1.0)
+    errors = draw.standard_normal(1_000_000) + np.sqrt(0.2) * draw.standard_t(2, 1_000_000)
+    for error in (0.5, 2.0, 6.0):
+        share = (errors >= error).mean()
+        assert test.tail(error) == pytest.approx(share, abs=4 * (share / 1e6) ** 0.5)
 
 
-def test_examples_of_one_cluster_are_drawn_together() -> None:
-    """Three copies of each example tell no more than one; taken for thirds of 90 examples they would seem to."""
-    rng = np.random.default_rng(0)
-    one, other = [rng.random(30), rng.random(30)], [rng.random(30), rng.random(30)]
-    single = clustered_bootstrap(one, other, np.arange(30))
-    more, less = ([np.repeat(scores, 3) for scores in seeds] for seeds in (one, other))
-    copies = clustered_bootstrap(more, less, np.repeat(np.arange(30), 3))
-    assert (copies.units, copies.examples, single.examples) == (30, 90, 30)
-    assert (copies.difference, copies.low, copies.high) == pytest.approx((single.difference, single.low, single.high))
-    assert copies.p == pytest.approx(single.p)
-    assert single.difference == pytest.approx(np.mean(one) - np.mean(other))
-    unclustered = clustered_bootstrap(more, less, np.arange(90))
-    assert unclustered.high - unclustered.low < 0.75 * (copies.high - copies.low)
+@given(st.integers(2, 20), VARIANCES, VARIANCES, st.floats(-0.05, 0.05), st.floats(1e-4, 0.05))
+def test_p_values_and_intervals_agree(
+    seeds: int, of_seeds: float, of_examples: float, difference: float, margin: float
+) -> None:
+    """p < 0.05 exactly if the 95% interval excludes 0, and two one-sided tests exactly if the 90% one is inside."""
+    test = MethodTest(difference, seeds, of_seeds, of_examples)
+    low, high = test.interval
+    assert high > low
+    if abs(test.p - 0.05) > 1e-6:
+        assert (test.p < 0.05) == (low > 0 or high < 0)
+    half = test.half_width(0.1)
+    if abs(test.p_same(margin) - 0.05) > 1e-6:
+        assert (test.p_same(margin) < 0.05) == (-margin < difference - half and difference + half < margin)
+        assert test.p_not_worse(margin) <= test.p_same(margin) + 1e-15
 
 
-def test_clusters_of_different_sizes_by_hand() -> None:
-    """Two clusters of 1 and 3 examples: drawn twice, once each, or the other twice, with means 1, 1/4 and 0."""
-    found = clustered_bootstrap([np.array([1.0, 0, 0, 0])], [np.zeros(4)], np.array([7, 3, 3, 3]))
-    assert (found.difference, found.low, found.high) == (0.25, 0, 1)
-    assert found.p == pytest.approx(1 / 2, abs=0.02)  # as far from 1/4 as 0 is: the two draws of one cluster alone
+def test_looks_multiply_p_and_widen_the_interval() -> None:
+    """Who adds seeds after a look at three must pay for it; three looks at 0.05 / 3 are at most 0.05 in all."""
+    once, thrice = MethodTest(0.02, 5, 1e-5, 1e-5), MethodTest(0.02, 5, 1e-5, 1e-5, looks=3)
+    assert thrice.p == pytest.approx(3 * once.p)
+    assert thrice.half_width() == pytest.approx(once.half_width(0.05 / 3))
 
 
-def test_a_constant_prediction_has_no_correlation_in_any_resample() -> None:
-    labels = np.array([0, 1] * 10)
-    constant = [np.tile([1.0, 0.0], (20, 1))]
-    assert paired_bootstrap("matthews", constant, constant, labels, resamples=50).difference == 0
+def test_the_variances_of_a_design_by_hand() -> None:
+    """Two seeds, differences 1 and 3; on two samples of examples (2, 4) and (0, 2)."""
+    test = MethodTest.from_seeds([1.0, 3.0], np.array([[2.0, 4.0], [0.0, 2.0]]))
+    # Over seeds: variance 2, of the mean 1. Over samples: means 3 and 1, variance 2; each seed alone has 2 as well, so
+    # that no part belongs to seed and example together.
+    assert (test.difference, test.seed_variance, test.example_variance) == (2.0, 1.0, 2.0)
+    # Where the seeds' samples are opposite, all belongs to both together, and none to the examples.
+    test = MethodTest.from_seeds([1.0, 3.0], np.array([[2.0, 2.0], [0.0, 4.0]]))
+    assert (test.seed_variance, test.example_variance) == (1.0, 0.0)
 
 
-def test_equal_models_do_not_differ() -> None:
-    first, _, labels = outputs_and_labels("accuracy")
-    found = paired_bootstrap("accuracy", first, first, labels, resamples=100)
-    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
+def test_equal_differences_of_seeds_are_rounded_numbers() -> None:
+    """On 100 examples, two seeds with the same difference may differ by less than one example."""
+    test = MethodTest.from_seeds([0.03, 0.03], np.zeros((5, 2)), step=0.01)
+    assert test.seed_variance == pytest.approx(0.01**2 / 12 / 2)
 
 
-def test_under_the_null_small_p_values_are_rare() -> None:
-    """Two models that are right as often: of 200 data sets about 10 have p < 0.05, and 22 would be 4 sd more."""
-    draw, rejected = np.random.default_rng(0), 0
-    for _ in range(200):
-        labels = draw.integers(2, size=100)
-        models = [np.eye(2)[np.where(draw.random(100) < 0.7, labels, 1 - labels)] for _ in range(2)]
-        rejected += paired_bootstrap("accuracy", [models[0]], [models[1]], labels, resamples=400).p < 0.05
-    assert rejected <= 22
+def test_so_many_seeds_would_decide() -> None:
+    """Simulated: with the number that is named, four of five new experiments decide."""
+    pilot = MethodTest(0.012, 5, 0.006**2, 0.002**2)
+    seeds = pilot.seeds_needed(0.005)
+    assert seeds is not None
+    draw, decided = np.random.default_rng(0), 0
+    for _ in range(300):
+        scores = 0.012 + 0.002 * draw.standard_normal() + 0.006 * 5**0.5 * draw.standard_normal(seeds)
+        new = MethodTest(scores.mean(), seeds, scores.var(ddof=1) / seeds, 0.002**2)
+        decided += new.p < 0.05 or new.p_same(0.005) < 0.05
+    assert 0.74 < decided / 300 < 0.9
+
+
+def test_no_number_of_seeds_makes_up_for_few_examples() -> None:
+    assert MethodTest(0.005, 5, 1e-6, 0.01**2).seeds_needed(0.005) is None
+    assert MethodTest(0.0, 5, 1e-6, 1e-8).seeds_needed() is None  # without a margin, equal methods are never decided

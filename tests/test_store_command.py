@@ -23,7 +23,7 @@ from distill_runner.pipeline.inventory import (
     unused_entries,
 )
 from distill_runner.pipeline.store import Store, key_of
-from fake_results import run_folder
+from helpers.fake_results import run_folder
 
 VOCABULARY = {"kind": "vocabulary", "schema": 1}
 TOKENS = {"kind": "tokens", "schema": 1, "split": "train", "tokenizer": VOCABULARY, "data": {"type": "regression"}}

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from command import distill_run
 from distill_runner import __version__, cli
 from distill_runner.commands import analyze
 from distill_runner.commands.completion import script
 from distill_runner.commands.parser import ANALYSES, AXES, FORMATS, SHELLS, SUBCOMMANDS, subcommand_of
 from distill_runner.common.errors import UserError
 from distill_runner.report import curves
-from fake_results import result, run_folder
+from helpers.command import distill_run
+from helpers.fake_results import result, run_folder
 
 SOURCE = Path(cli.__file__).parents[1]
 PROGRAM = "import sys; sys.argv[0] = 'distill-run'; from distill_runner.cli import main; main()"

@@ -23,7 +23,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from command import Ended, distill_run
 from distill_runner.common.errors import UserError, exit_cause
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline import status
@@ -37,7 +36,8 @@ from distill_runner.sweeping import isolation, plan
 from distill_runner.sweeping.halving import by_cell, replay, rungs, survivors
 from distill_runner.sweeping.points import Grid, GridPoint, holds
 from distill_runner.sweeping.sweep import missing_stages, run_grid
-from fake_results import failed
+from helpers.command import Ended, distill_run
+from helpers.fake_results import failed
 
 Compose = Callable[..., RunConfig]
 ROOT = Path(__file__).parents[1]

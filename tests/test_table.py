@@ -7,10 +7,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distill_runner.report.formats import result_row, terminal
 from distill_runner.report.result import model_card
 from distill_runner.report.rows import tabulate
-from distill_runner.report.formats import result_row, terminal
-from fake_results import failed, result
+from helpers.fake_results import failed, result
 
 TASKS = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]
 

@@ -19,7 +19,7 @@ from distill_runner.common.errors import UserError, format_list
 from distill_runner.datasets.readers.files import local_data
 from distill_runner.datasets.readers.tables import data_fingerprint
 from distill_runner.tasks import Task, make_task
-from shipped import shipped_task
+from helpers.shipped_tasks import shipped_task
 
 CONF = Path(__file__).parents[1] / "conf"
 SENTENCES: dict[str, list[Any]] = {"sentence": ["one", "two", "three"], "label": [0, 1, 1]}

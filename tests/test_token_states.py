@@ -23,7 +23,7 @@ from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.targets import uncacheable_reason
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import LiveTargets
-from families import config_of, make
+from helpers.families import config_of, make
 
 CPU = Device.from_name("cpu", "fp32")
 PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)

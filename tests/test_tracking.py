@@ -414,7 +414,8 @@ def test_a_pause_is_no_failure(
 ) -> None:
     codes: list[int] = []
     monkeypatch.setattr(MetricsFile, "finish", lambda _self, code: codes.append(code))
-    with contextlib.suppress(TrainingPaused, KeyboardInterrupt), open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill"):
+    expected = contextlib.suppress(TrainingPaused, KeyboardInterrupt)
+    with expected, open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill"):
         if ending:
             raise ending
     assert codes == [exit_code]

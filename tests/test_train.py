@@ -40,11 +40,11 @@ from distill_runner.models.features import EncoderShape, FeatureRequest, Feature
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import CorpusData, Data, Evaluation, TaskData, TextData
 from distill_runner.training.devices import Device
-from distill_runner.training.history import TrainingDiverged, Log
+from distill_runner.training.history import Log, TrainingDiverged
 from distill_runner.training.optimizer import make_optimizer
 from distill_runner.training.teachers import LiveTargets, NoTeacher
 from distill_runner.training.train import Training, fit, learning_rate
-from trainings import (
+from helpers.training_runs import (
     CE,
     CKD,
     CPU,

@@ -19,7 +19,7 @@ from distill_runner.pipeline.store import Store
 from distill_runner.training.devices import Device
 from distill_runner.training.train import Training
 from fake_cuda import COUNTS
-from small_runs import made_small
+from helpers.small_runs import made_small
 
 Compose = Callable[..., RunConfig]
 LAUNCHES, LAUNCHES_OF_A_LAYER = 800, 100

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from command import Ended, distill_run
 from faults.hub import Faults, Hub, serving
+from helpers.command import Ended, distill_run
 
 TINY = ("task=custom", "task.dataset=acme/pairs", "task.columns=[sentence1,sentence2]", "task.max_length=48")
 SHORT = ("student.num_layers=2", "optim.epochs=1", "teacher.optim.epochs=1", "optim.batch_size=16")

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from command import Ended, distill_run
 from faults.forked import LONG
+from helpers.command import Ended, distill_run
 
 pytestmark = pytest.mark.faults
 HERE = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""``docs/matrix.md`` of the outcomes that ``make matrix`` leaves: ``python tests/matrix_page.py <outcomes.csv>``."""
+"""``docs/matrix.md`` of the outcomes that ``make matrix`` leaves: ``python tests/helpers/matrix_page.py <outcomes.csv>``."""
 
 import csv
 import sys

@@ -8,7 +8,7 @@ import pytest
 
 from distill_runner.tasks.questions.data import QuestionColumns, Windowing, read_questions
 from distill_runner.tasks.questions.windows import Windows, write_windows
-from words import WORDS
+from helpers.words import WORDS
 
 Row = dict[str, Any]
 

@@ -3,7 +3,7 @@
 Whether two runs are the same computation is asked of the student's key in the store, with equal seeds; what a table
 makes of them is asked of the names of their rows, with different seeds. Nothing is trained.
 
-Command, for all keys of all methods: python tests/row_pairs.py
+Command, for all keys of all methods: python tests/helpers/row_pairs.py
 """
 
 import copy
@@ -44,8 +44,8 @@ SKIPPED = (
     "task.name",
 )
 """Keys that choose no run: where it is kept, its name by design, and what is asked of it."""
-RUNTIME = ("device", "targets_only", "pause_after", "workers_per_gpu", "precision")
-"""Options of the runtime that stop a run, or need a GPU. The precision is tried by hand."""
+RUNTIME = ("device", "targets_only", "pause_after", "workers_per_gpu")
+"""Options of the runtime that stop a run, or need a GPU."""
 
 
 @dataclass
@@ -102,7 +102,12 @@ def make_encoder(folder: Path, seed: int, texts: Sequence[str]) -> None:
 
     folder.mkdir()
     train_wordpiece([*WORDS, *sorted(texts)], 120, folder)
-    sizes = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 4,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
     torch.manual_seed(seed)
     vocab_size = len(AutoTokenizer.from_pretrained(folder))
     BertModel(BertConfig(vocab_size=vocab_size, max_position_embeddings=96, **sizes)).save_pretrained(folder)
@@ -201,6 +206,10 @@ WORDS_OF: dict[str, list[Any]] = {
     "classification": ["always"],
     "checkpoints": [[1]],
     "language": ["de"],
+    "name": ["mine"],
+    "revision": ["abc123"],
+    "config": ["x"],
+    "precision": ["bf16"],
 }
 
 

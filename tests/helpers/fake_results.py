@@ -21,7 +21,7 @@ def with_specs(run: dict[str, Any]) -> dict[str, Any]:
         own = {name.removeprefix(f"{stage}."): settings.pop(name) for name in [*settings] if name.startswith(stage)}
         specs[f"{key}/{stage}"] = _stage_spec(run, stage, own, {"upstream": upstream} if upstream else {})
         upstream = f"{key}/{stage}"
-    model = {"upstream": upstream} if upstream else {"content": source}
+    model: dict[str, Any] = {"upstream": upstream} if upstream else {"content": source}
     if source == "None":
         model = {"architecture": {"model_type": "bert"}}
     model |= {"num_layers": student.get("num_layers"), "width": student.get("width"), "layers": student.get("init")}

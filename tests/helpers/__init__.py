@@ -1,0 +1,1 @@
+"""What tests share: the console script, small runs, models of every family, and made data."""

@@ -1,0 +1,223 @@
+"""Paired tests over examples, against exact tests of scipy, plain loops, and simulated errors."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distill_runner.datasets.metrics import METRICS
+from distill_runner.report import resampling
+from distill_runner.report.resampling import (
+    SUMMED,
+    PairedScores,
+    SummedScores,
+    clustered_scores,
+    f1_of_counts,
+    paired_scores,
+)
+
+MULTILABEL = ("f1_micro", "subset_accuracy")
+
+
+def right_or_wrong(first: np.ndarray, second: np.ndarray) -> PairedScores:
+    """One run each, which are right (1) or wrong (0)."""
+    runs = ([np.eye(2)[1 - run.astype(int)]] for run in (first, second))
+    return paired_scores("accuracy", *runs, np.zeros(len(first), dtype=int))
+
+
+@pytest.mark.parametrize(("size", "p"), [(2, 0.5), (5, 0.0625), (6, 0.03125)])
+@pytest.mark.parametrize("equal", [0, 100])
+def test_few_differing_examples_have_an_exact_p(size: int, p: float, equal: int) -> None:
+    """Of five of five differing examples the bootstrap said p 0.0001, with an interval of width 0."""
+    test = right_or_wrong(np.ones(size + equal), np.repeat([0, 1], [size, equal])).test()
+    assert (test.p, test.is_exact, test.differing) == (p, True, size)
+    assert test.low is not None
+    assert test.high is not None
+    assert test.low < size / (size + equal) <= test.high
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+@settings(max_examples=40, deadline=None)
+def test_right_or_wrong_is_mcnemars_exact_test(better: int, worse: int) -> None:
+    from scipy.stats import binomtest
+
+    first = np.repeat([1, 0, 1], [better, worse, 10])
+    test = right_or_wrong(first, np.repeat([0, 1, 1], [better, worse, 10])).test()
+    reference = binomtest(better, better + worse).pvalue if better + worse else 1
+    assert test.p == pytest.approx(reference, rel=1e-12)
+
+
+def test_one_cluster_says_nothing() -> None:
+    """A hundred questions about one text are one unit, which might as well have been the other way round."""
+    test = clustered_scores([np.ones(100)], [np.zeros(100)], np.zeros(100)).test()
+    assert (test.p, test.units, test.differing, test.low) == (1, 1, 1, None)
+
+
+def test_few_clusters_are_enumerated() -> None:
+    """Three clusters, sums 1, 2 and 4: only two of the eight signs reach 7, and no interval is possible."""
+    test = clustered_scores([np.array([1.0, 2, 4])], [np.zeros(3)], np.arange(3)).test()
+    assert (test.p, test.is_exact, test.low) == (2 / 8, True, None)
+
+
+def test_equal_models_do_not_differ() -> None:
+    """An interval of width 0 would say that no other example could make a difference."""
+    test = right_or_wrong(np.ones(872), np.ones(872)).test()
+    assert (test.difference, test.p, test.differing) == (0, 1, 0)
+    # Clopper and Pearson's bound of a share of 0 in 872 at 98.75%: 1 - 0.0125^(1 / 872).
+    bound = 1 - 0.0125 ** (1 / 872)
+    assert (test.low, test.high) == pytest.approx((-bound, bound))
+
+
+def test_models_that_always_differ_have_an_interval() -> None:
+    """All of 30 examples differ by 1, and so does each bootstrap sample."""
+    test = right_or_wrong(np.ones(30), np.zeros(30)).test()
+    assert test.low is not None
+    assert test.low < 0.9 < test.high == 1
+
+
+def test_the_exact_interval_covers() -> None:
+    """Simulated: shares of 0.2% and 0.1% of 872, where percentiles of the few differing examples are too close."""
+    draw, covered = np.random.default_rng(0), 0
+    for _ in range(300):
+        kinds = draw.choice([1, -1, 0], p=[0.002, 0.001, 0.997], size=872)
+        test = right_or_wrong(kinds > 0, kinds < 0).test()
+        covered += test.low is not None and test.low <= 0.001 <= test.high
+    assert covered >= 285
+
+
+def outputs_and_labels(metric: str, size: int = 60) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+    """Two seeds of a better and two of a worse model; three classes, but two for F1 and AUC."""
+    draw = np.random.default_rng(3)
+    if metric in ("pearson", "spearman"):
+        scores = draw.uniform(0, 5, size).astype(np.float32)
+        noisy = [(scores + draw.normal(0, sd, size)).astype(np.float32)[:, None] for sd in (1, 1.5, 2.5, 3)]
+        return noisy[:2], noisy[2:], scores
+    if metric in MULTILABEL:
+        labels = draw.integers(2, size=(size, 3))
+        models = [labels - 0.5 + draw.normal(0, noise, labels.shape) for noise in (0.3, 0.4, 0.6, 0.7)]
+        return models[:2], models[2:], labels
+    classes = 2 if metric in ("f1", "accuracy_f1", "auc") else 3
+    labels = draw.integers(classes, size=size)
+    models = []
+    for noise in (1, 1.2, 2, 2.2):
+        models.append((np.eye(classes)[labels] + draw.normal(0, noise, (size, classes))).astype(np.float32))
+    return models[:2], models[2:], labels
+
+
+ALL = [*SUMMED, "spearman", "auc"]
+
+
+@pytest.mark.parametrize("metric", ALL)
+def test_the_interval_is_that_of_a_plain_loop(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resamples one by one, with scikit-learn's and scipy's own metrics."""
+    for name in ("DRAWS", "LOOPED_DRAWS"):
+        monkeypatch.setattr(resampling.PairedScores, "draws", 100)
+        monkeypatch.setattr(resampling.LoopedScores, "draws", 100)
+    first, second, labels = outputs_and_labels(metric)
+    test = paired_scores(metric, first, second, labels).test()
+    of, draw = METRICS[metric], np.random.default_rng(resampling.SEED)
+    rows = draw.integers(len(labels), size=(100, len(labels)))
+    mean = [
+        np.mean([of(m[r], labels[r]) for m in first]) - np.mean([of(m[r], labels[r]) for m in second]) for r in rows
+    ]
+    observed = np.mean([of(m, labels) for m in first]) - np.mean([of(m, labels) for m in second])
+    assert test.difference == pytest.approx(observed, abs=1e-12)
+    assert (test.low, test.high) == pytest.approx(tuple(np.quantile(mean, [0.025, 0.975])), abs=1e-12)
+    assert test.variance == pytest.approx(np.var(mean, ddof=1))
+    assert test.examples == len(labels)
+
+
+@pytest.mark.parametrize("metric", ALL)
+@pytest.mark.parametrize("seeds", [(1, 1), (2, 2), (2, 1)])
+def test_p_is_that_of_swapped_predictions(metric: str, seeds: tuple[int, int]) -> None:
+    """All 2^8 ways to swap the predictions of eight examples, one by one; methods may have different numbers of seeds."""
+    first, second, labels = outputs_and_labels(metric, 12)
+    first, second = first[: seeds[0]], [np.concatenate([first[0][8:], run[4:]])[:12] for run in second[: seeds[1]]]
+    second = [np.concatenate([run[:8], first[0][8:]]) for run in second]
+    first = [first[0], *(np.concatenate([run[:8], first[0][8:]]) for run in first[1:])]
+    scores = paired_scores(metric, first, second, labels)
+    test = scores.test()
+    of = METRICS[metric]
+    differences = []
+    for swaps in product([False, True], repeat=8):
+        mask = np.array([*swaps, *[False] * 4])[:, None]
+        pairs = [(one, other) for one in first for other in second] if seeds[0] != seeds[1] else zip(first, second)
+        both = [(np.where(mask, other, one), np.where(mask, one, other)) for one, other in pairs]
+        differences.append(np.mean([of(one, labels) - of(other, labels) for one, other in both]))
+    reference = np.mean(np.abs(differences) >= abs(test.difference) - 1e-9)
+    assert (test.p, test.is_exact) == (pytest.approx(reference), True)
+
+
+def test_p_is_never_below_one_of_all_draws() -> None:
+    """Sixty differing examples are 2^60 permutations; of 10,000 draws none is as extreme."""
+    values = np.random.default_rng(0).uniform(0.5, 1, 60)
+    test = clustered_scores([values], [np.zeros(60)], np.arange(60)).test()
+    assert (test.p, test.is_exact) == (1 / 10_001, False)
+
+
+def test_draws_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, labels = outputs_and_labels("matthews")
+    monkeypatch.setattr(resampling.PairedScores, "draws", 101)
+    at_once = paired_scores("matthews", first, second, labels).test()
+    monkeypatch.setattr(resampling, "CHUNK", 7 * len(labels))
+    assert paired_scores("matthews", first, second, labels).test() == at_once
+
+
+def test_examples_of_one_cluster_are_drawn_together() -> None:
+    """Three copies of each example tell no more than one; taken for thirds of 90 examples they would seem to."""
+    rng = np.random.default_rng(0)
+    one, other = [rng.random(30), rng.random(30)], [rng.random(30), rng.random(30)]
+    single = clustered_scores(one, other, np.arange(30)).test()
+    more, less = ([np.repeat(scores, 3) for scores in seeds] for seeds in (one, other))
+    copies = clustered_scores(more, less, np.repeat(np.arange(30), 3)).test()
+    assert (copies.units, copies.examples, single.examples) == (30, 90, 30)
+    assert (copies.difference, copies.low, copies.high) == pytest.approx((single.difference, single.low, single.high))
+    assert copies.p == pytest.approx(single.p)
+    assert single.difference == pytest.approx(np.mean(one) - np.mean(other))
+    unclustered = clustered_scores(more, less, np.arange(90)).test()
+    assert unclustered.high - unclustered.low < 0.75 * (copies.high - copies.low)  # type: ignore[operator]
+
+
+def test_f1_of_entities_is_a_ratio_of_sums_over_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences of a text belong together, and F1 is no mean over them: 2 tp / (predicted + actual) of the sums."""
+    rng = np.random.default_rng(0)
+    texts, actual = rng.integers(20, size=200), rng.poisson(2, 200)
+    models = []
+    for accuracy in (0.8, 0.75, 0.6, 0.65):
+        correct = rng.binomial(actual, accuracy)
+        models.append(np.stack([correct, correct + rng.poisson(0.3, 200), actual], axis=1))
+    monkeypatch.setattr(resampling.PairedScores, "draws", 200)
+    test = SummedScores(models[:2], models[2:], f1_of_counts, texts).test()
+
+    def f1(counts: np.ndarray) -> float:
+        return 2 * counts[:, 0].sum() / (counts[:, 1].sum() + counts[:, 2].sum())
+
+    def difference(rows: np.ndarray) -> float:
+        scores = [f1(model[rows]) for model in models]
+        return float(np.mean(scores[:2]) - np.mean(scores[2:]))
+
+    samples = np.random.default_rng(resampling.SEED).integers(20, size=(200, 20))
+    resampled = [difference(np.concatenate([np.flatnonzero(texts == text) for text in of])) for of in samples]
+    assert test.difference == pytest.approx(difference(np.arange(200)))
+    assert (test.low, test.high) == pytest.approx(tuple(np.quantile(resampled, [0.025, 0.975])))
+    assert (test.units, test.p) == (20, 1 / 201)
+
+
+def test_a_constant_prediction_has_no_correlation_in_any_resample() -> None:
+    labels = np.array([0, 1] * 10)
+    constant = [np.tile([1.0, 0.0], (20, 1))]
+    assert paired_scores("matthews", constant, constant, labels).test().difference == 0
+
+
+@pytest.mark.parametrize("size", [6, 20, 100])
+def test_under_the_null_small_p_values_are_rare(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models that are right as often: of 300 datasets about 15 have p < 0.05, and 30 would be 4 sd more."""
+    monkeypatch.setattr(resampling.PairedScores, "draws", 400)
+    draw, rejected = np.random.default_rng(0), 0
+    for _ in range(300):
+        labels = draw.integers(2, size=size)
+        models = [np.eye(2)[np.where(draw.random(size) < 0.7, labels, 1 - labels)] for _ in range(4)]
+        rejected += paired_scores("accuracy", models[:2], models[2:], labels).test().p < 0.05
+    assert rejected <= 30
