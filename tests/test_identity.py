@@ -38,7 +38,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
 
 
 def test_random_pairs_share_a_row_exactly_if_they_are_the_same_computation(walk: Walk) -> None:
-    """``python tests/helpers/row_pairs.py`` tries every key of every method."""
+    """``PYTHONPATH=tests python -m helpers.row_pairs`` tries every key of every method."""
     draw = random.Random(0)
     names = draw.sample(sorted(bases(walk.folder)), 6)
     tried = 0

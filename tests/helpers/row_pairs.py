@@ -3,7 +3,7 @@
 Whether two runs are the same computation is asked of the student's key in the store, with equal seeds; what a table
 makes of them is asked of the names of their rows, with different seeds. Nothing is trained.
 
-Command, for all keys of all methods: python tests/helpers/row_pairs.py
+Command, for all keys of all methods: PYTHONPATH=tests python -m helpers.row_pairs
 """
 
 import copy
@@ -28,7 +28,7 @@ from distill_runner.pipeline.build import training_conditions
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.identity import identity_of, recorded_identity, row_names
 from distill_runner.report.result import describe_run
-from words import WORDS
+from helpers.words import WORDS
 
 SKIPPED = (
     "hydra",
