@@ -90,7 +90,8 @@ def test_labels_are_read_as_they_lie_there(tmp_path: Path, shape: str) -> None:
     ("make", "fields", "said"),
     [
         (joined, {}, r"task.label=labels: split 'train.*' holds .* which is not a list of labels"),
-        (flags, {"label": ["food", "text"], "columns": ["text"]}, "in a column of 0 and 1"),
+        (flags, {"label": ["food", "text"], "columns": ["price"]}, "in a column of 0 and 1"),
+        (flags, {"label": ["food", "text"], "columns": ["text"]}, "the column 'text' holds the label"),
         (flags, {"label": NAMES, "labels": ["one", "other"]}, "names 2 labels, but task.label names 3 columns"),
         (lists, {"labels": ["food", "price"]}, "has the label service, which is not among these labels"),
         (lists, {"labels": ["food"]}, "needs two classes or more"),

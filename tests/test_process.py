@@ -24,6 +24,7 @@ SETTERS = {
     *(f"torch.{name}" for name in ("use_deterministic_algorithms", "set_printoptions")),
     *(f"multiprocessing.{name}" for name in ("set_start_method", "set_forkserver_preload")),
     "context.set_forkserver_preload",
+    "csv.field_size_limit",
     "ctypes.CDLL",
     "csv.field_size_limit",
     "set_client_factory",

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from distill_runner.common.errors import UserError
-from distill_runner.tasks.questions.data import Question, QuestionColumns, Windowing, read_questions, squad_json
+from distill_runner.datasets.corpora import CorpusPart
+from distill_runner.datasets.readers.tables import read_rows
+from distill_runner.tasks.questions.data import Question, QuestionColumns, Windowing, read_questions
 from distill_runner.tasks.questions.windows import OUTSIDE, Windows, window_starts, write_windows
 from helpers import run_qa
 from helpers.made_questions import Row, made_rows, real_rows, windows_of
@@ -231,15 +233,17 @@ def test_squad_json_is_read_row_by_row(tmp_path: Path) -> None:
     paragraphs = [{"context": CONTEXT, "qas": [asked, impossible]}]
     file = tmp_path / "train.json"
     file.write_text(json.dumps({"version": "v2.0", "data": [{"title": "Rivers", "paragraphs": paragraphs}]}))
-    rows = squad_json(file)
-    assert rows is not None
-    questions = list(read_questions(rows, QuestionColumns(unanswerable=True)))
+    part = CorpusPart(dataset=str(file), columns=["question"])
+    questions = list(read_questions(read_rows(part, "train"), QuestionColumns(unanswerable=True)))
     assert [(q.id, q.answers) for q in questions] == [("q", ("green",)), ("r", ())]
-    file.write_text(json.dumps({"id": "q", "context": 'a "paragraphs": b'}))
-    assert squad_json(file) is None
+    file.write_text(json.dumps({"id": "q", "question": "What?", "context": 'a "paragraphs": b'}))
+    assert [row["id"] for row in read_rows(part, "train")] == ["q"]
     file.write_text('{"data": [{"paragraphs": [{"context": "')
-    with pytest.raises(UserError, match="is damaged or not in SQuAD's format"):
-        squad_json(file)
+    with pytest.raises(UserError, match=r"train.json in .* is no JSON at character 39"):
+        list(read_rows(part, "train"))
+    file.write_text('{"data": [{"paragraphs": [{"context": "a"}]}]}')
+    with pytest.raises(UserError, match=r"is not in SQuAD's format \(KeyError: 'qas'\)\n.*qas\[\]"):
+        list(read_rows(part, "train"))
 
 
 def test_a_slow_tokenizer_is_refused(wordpiece: Any, tmp_path: Path) -> None:

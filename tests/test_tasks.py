@@ -412,7 +412,7 @@ def case_no_rows(folder: Path) -> tuple[Task, list[str]]:
 
 def case_broken_json(folder: Path) -> tuple[Task, list[str]]:
     (folder / "train.jsonl").write_text('{"sentence": "a", "label": 0}\n{"sentence": "b", "la')
-    return make(folder), ["task.train=train: cannot read train.jsonl", "download or write it again"]
+    return make(folder), ["task.train=train: cannot read train.jsonl", ": line 2 is no JSON", "remove this line"]
 
 
 def case_two_kinds(folder: Path) -> tuple[Task, list[str]]:
@@ -427,7 +427,7 @@ def case_number_outside(folder: Path) -> tuple[Task, list[str]]:
 
 def case_name_outside(folder: Path) -> tuple[Task, list[str]]:
     columns = SENTENCES | {"label": ["good", "a,b", "it's"]}
-    return toy(folder, columns), ["the label 'a,b'", 'task.labels=["a,b",good,']
+    return toy(folder, columns), ["the label 'a,b'", 'task.labels=[bad,good,"a,b",']
 
 
 def case_other_names(folder: Path) -> tuple[Task, list[str]]:
@@ -583,6 +583,7 @@ def test_every_task_is_complete_and_says_what_to_expect(file: Path) -> None:
         "logits",
         "probabilities",
         "split_off",
+        "encoding",
         "assumptions",
     }  # of your own data, of some
     header = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]

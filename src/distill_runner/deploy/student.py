@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.readers.files import DATA_FORMATS
+from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,25 +96,39 @@ class Student:
             split = task.open(Path(folder))
             return read(predict(model, split, place), split, examples)
 
-    def predict_file(self, file: Path, device: str) -> str | bytes:
+    def predict_file(self, file: Path, device: str, encoding: str | None = None) -> str | bytes:
         """Return the predictions for the examples in ``file``, as the content of a prediction file.
 
-        The columns of ``file`` must have the names of the task's columns.
+        The columns of ``file`` must have the names of the task's columns. In a ``.txt`` file, each line is a text.
+
+        Args:
+            encoding: as ``Dataset.encoding``, for this file.
 
         Raises:
             UserError: the file cannot be read.
         """
         if not file.is_file():
-            raise UserError("file", file, "there is no such file")
-        if file.suffix not in DATA_FORMATS:
-            raise UserError("file", file, "has a suffix that cannot be read", f"Known: {', '.join(DATA_FORMATS)}.")
-        # ``file`` is linked into an empty folder: a file beside it, such as test-2.csv, would belong to the same split.
-        with TemporaryDirectory() as folder:
-            (Path(folder) / file.name).with_stem(TEST).symlink_to(file.absolute())
-            # Labels, which the file need not have, are not read.
-            data = {"dataset": folder, "config": None, "test": {TEST: TEST}, "validation": {}, "label": ""}
-            task = self.task.model_copy(update=data)
+            problem = "is not a file that can be read" if file.exists() else "there is no such file"
+            raise UserError("file", file, problem)
+        if not file_format(file):
+            remedy = OTHER_FORMATS.get(file.suffix.lower(), f"Known: {FORMAT_NAMES}.")
+            raise UserError("file", file, "is of a format that is not read", remedy)
+        # A single file is the split ``train``. Labels, which the file need not have, are not read.
+        data = {"dataset": str(file), "config": None, "train": "", "test": {TEST: "train"}, "validation": {}}
+        fields: dict[str, Any] = {**data, "label": "", "encoding": encoding}
+        if file_format(file) == PLAIN_TEXT:
+            if len(self.task.columns) != 1:
+                problem = f"has one text a line, but the student reads {' and '.join(self.task.columns)}"
+                raise UserError("file", file, problem, "Give a CSV or JSON lines file with these columns.")
+            fields["columns"] = ["text"]
+        task = self.task.model_copy(update=fields)
+        try:
             return self.predict(task, device, task.prediction_file)
+        except UserError as error:
+            if not error.key.startswith("task."):
+                raise
+            remedy = error.remedy.replace("task.encoding=", "--encoding ")
+            raise UserError("file", file, error.problem, remedy) from error
 
 
 def _fields_of_result(folder: Path, fields: Mapping[str, Any], has_classes: bool) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from pydantic import field_validator, model_validator
 
 from distill_runner.common.errors import UserError, format_list
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
-from distill_runner.datasets.readers.tables import SplitTable, read_table
+from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
+from distill_runner.datasets.readers.tables import SplitTable, listed_names, read_table
 from distill_runner.models.config import Head, normalized_label
 from distill_runner.tasks.task import ExamplePredictions
 from distill_runner.tasks.text import TextTask, as_int, is_empty
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SUM_TOLERANCE, MIN_PROBABILITY = 1e-3, 1e-12
 """Tolerance for the sum of probabilities in the data, and lower bound of a probability before its logarithm."""
+MAX_CLASSES = 20
+"""Number of classes up to which a message lists all of them."""
 
 
 class ClassesTask(TextTask):
@@ -67,8 +70,12 @@ class ClassesTask(TextTask):
         return task if task.labels is not None else type(self)(**task.model_dump() | {"labels": task.read_names()})
 
     def read_names(self) -> list[str]:
-        """Return the class names of the data: the names stored with the data, else the distinct labels, sorted."""
-        table = read_table(self, self.train)
+        """Return the class names of the data: the names stored with the data, else the distinct labels, sorted.
+
+        If the validation splits are parts of the same split as the training split, all of its rows count.
+        """
+        splits = {parse_split(split)[0] for split in (self.train, *self.validation.values())}
+        table = read_table(self, splits.pop() if len(splits) == 1 else self.train)
         return table.class_names if table.class_names is not None else self.distinct_names(table)
 
     @abstractmethod
@@ -98,6 +105,7 @@ class ClassificationTask(ClassesTask):
 
     metric_functions = CLASSIFICATION_METRICS
     problem_type = "single_label_classification"
+    slice_order = BY_CLASS
 
     type: Literal["classification"] = "classification"
     class_weights: Literal["balanced"] | list[float] | None = None
@@ -167,8 +175,8 @@ class ClassificationTask(ClassesTask):
         return np.log(np.maximum(probabilities_NC, MIN_PROBABILITY))
 
     def is_unlabeled(self, value: Any) -> bool:
-        """Return whether ``value`` is empty, or the -1 of hub datasets, unless -1 is the name of a class."""
-        return is_empty(value) or (value == -1 and "-1" not in (self.labels or []))
+        """Return whether ``value`` is empty, the -1 of hub datasets or the - of SNLI, unless that is a class."""
+        return is_empty(value) or (value in (-1, "-") and str(value) not in (self.labels or []))
 
     def distinct_names(self, table: SplitTable) -> list[str]:
         """Return the distinct labels of the training split, sorted.
@@ -176,11 +184,17 @@ class ClassificationTask(ClassesTask):
         Raises:
             UserError: the labels are fractions, as in regression, or are not single values.
         """
-        self._require_single_values(table.columns[self.label], self.train)
-        values = {as_int(value) for value in table.columns[self.label] if not self.is_unlabeled(value)}
+        rows = self.label_values(table)
+        self._require_single_values(rows, self.train)
+        values = {as_int(value) for value in rows if not self.is_unlabeled(value)}
+        if "-" in rows and values and not any(re.search(r"\w", str(value)) for value in values):
+            values.add("-")  # signs are classes, such as + and -
         if any(isinstance(value, float) for value in values):
             problem = "the labels are fractions, so there are no classes to infer"
             raise UserError("task.label", self.label, problem, "task.type=regression task.metrics=[pearson]")
+        if len(values) > max(MAX_CLASSES, len(rows) / 2):
+            problem = f"has {len(values):,} different values in {len(rows):,} rows: is this an id?"
+            raise UserError("task.label", self.label, problem, "Name the column of the classes.")
         numeric = all(isinstance(value, int) for value in values)
         return [str(value) for value in sorted(values, key=None if numeric else str)]
 
@@ -200,12 +214,35 @@ class ClassificationTask(ClassesTask):
         for value in dict.fromkeys(values):
             name = _class_name(value, table.class_names, labels)
             if name is None or normalized_label(name) not in index:
-                problem = f"split '{split}' has the label {name or value!r}, which is not among these labels"
-                in_data = table.class_names or sorted({str(as_int(other)) for other in values})
-                remedy = shlex.quote(f"task.labels={format_list(in_data)}") if len(in_data) <= 20 else ""
-                raise UserError("task.labels", format_list(labels), problem, remedy)
+                raise self._unknown_label(value, name, values, table, split)
             codes[value] = index[normalized_label(name)]
         return np.fromiter((codes[value] for value in values), dtype=np.int64, count=len(values))
+
+    def label_values(self, table: SplitTable) -> list[Any]:
+        values = table.columns.get(self.label, [])
+        names = set(map(normalized_label, self.labels or ()))
+        if table.untyped and all(normalized_label(value) in names for value in values):
+            return values  # 007 and 3.10 are names if they are listed as such
+        return super().label_values(table)
+
+    def _unknown_label(
+        self, value: Any, name: str | None, values: list[Any], table: SplitTable, split: str
+    ) -> UserError:
+        """Return the error for a label that is not among the labels; the remedy adds those of the split to them."""
+        labels = self.labels or []
+        problem = f"split '{split}' has the label {name or value!r}, which is not among these labels"
+        in_data = table.class_names or sorted({str(as_int(other)) for other in values})
+        own, others = set(map(normalized_label, labels)), set(map(normalized_label, in_data))
+        new = [other for other in in_data if normalized_label(other) not in own]
+        names = in_data if own.isdisjoint(others) else [*labels, *new]
+        if len(in_data) > max(MAX_CLASSES, len(values) / 2):
+            remedy = f"The column {self.label} has {len(in_data):,} different values: is this an id?"
+        elif len(names) <= MAX_CLASSES:
+            remedy = shlex.quote(f"task.labels={format_list(names)}")
+        else:
+            remedy = "Name all labels in task.labels, or remove these rows."
+        shown = format_list(labels) if len(labels) <= MAX_CLASSES else f"[{listed_names(labels)}]"
+        return UserError("task.labels", shown, problem, remedy)
 
 
 def _class_name(value: Any, class_names: list[str] | None, labels: list[str]) -> str | None:

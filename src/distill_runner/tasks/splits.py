@@ -18,7 +18,7 @@ OPTIONAL = "?"
 """End of the name of a test split that is scored only if the files of the dataset contain it."""
 NO_SPLIT = ""
 """Training split of the copies that ``Splits.locate`` makes for a single validation or test split."""
-LOCATION = {"name", "dataset", "config", "revision", "epochs"}
+LOCATION = {"name", "dataset", "config", "revision", "encoding", "epochs"}
 """Fields that are not part of ``Splits.spec``: the content of the data has a fingerprint there, wherever it is."""
 
 
@@ -45,7 +45,8 @@ class Splits(Dataset):
             ``held_out`` selects by a part of the training data; validation splits are then evaluated only once.
         hold_out: share of the training examples in the held-out set if ``select_on`` is ``held_out``. The share is the
             same in each class (regression: in each of ten score ranges).
-        by_split: give each validation split, such as a language, a separate column in the tables.
+        by_split: give each of several validation or test splits, such as languages, a separate column in the tables.
+            The score is then their mean, whatever selects the epoch.
         assumptions: choices of the task's configuration file where a paper is silent, by option.
     Raises:
         UserError: fields contradict each other, a metric is unknown, or ``Dataset`` refuses a field.
@@ -133,7 +134,7 @@ class Splits(Dataset):
         unused = LOCATION | {"test", "by_split"} | (set() if self.select_on == HELD_OUT else {"select_on", "hold_out"})
         options = self.model_dump(exclude=unused, exclude_none=True)
         content = data_fingerprint(self._with_test({}))
-        return {**options, "metrics": self.metrics[:1], "scored_on": self._scored_on, "content": content}
+        return {**options, "metrics": self.metrics[:1], "scored_on": self.plain_splits, "content": content}
 
     def test_content(self, split: str) -> str:
         """Return the fingerprint of the data of a test split."""
@@ -144,9 +145,9 @@ class Splits(Dataset):
     def data_summary(self) -> dict[str, Any]:
         """Data that a student is trained, selected and scored on, as its result records them: options with an effect.
 
-        ``scored_on`` lists the validation splits whose mean is the score; it is one split unless ``mean`` selects.
+        ``scored_on`` lists the validation splits whose mean is the score.
         """
-        scored = self._scored_on
+        plain = self.plain_splits
         columns = {"columns": self.columns} if self.columns else {}  # otherwise they are inferred from the data
         held_out = {"hold_out": self.hold_out} if self.select_on == HELD_OUT else {}
         return {
@@ -156,8 +157,8 @@ class Splits(Dataset):
             "labels": self.label_columns,
             "train": self.train,
             "validation": self.validation,
-            "select_on": self.select_on if len(scored) > 1 or self.select_on == HELD_OUT else scored[0],
-            "scored_on": scored,
+            "select_on": self.select_on if len(plain) > 1 or self.select_on == HELD_OUT else plain[0],
+            "scored_on": self.scored_splits,
             **held_out,
         }
 
@@ -166,8 +167,13 @@ class Splits(Dataset):
         return [next(iter(self.validation))]
 
     @property
-    def _scored_on(self) -> list[str]:
-        """Names of the validation splits whose mean is the score."""
+    def scored_splits(self) -> list[str]:
+        """Names of the validation splits whose mean is the score: all of them if each has a column."""
+        return self.split_columns or self.plain_splits
+
+    @property
+    def plain_splits(self) -> list[str]:
+        """Names of the validation splits whose mean has the plain names of the metrics: those that select the epoch."""
         if self.select_on in self.validation:
             return [self.select_on]
         return list(self.validation) if self.select_on == MEAN else self._first
@@ -175,7 +181,7 @@ class Splits(Dataset):
     @property
     def split_columns(self) -> list[str]:
         """Names of the validation splits that have separate columns in a table."""
-        return list(self.validation) if self.by_split else []
+        return list(self.validation) if self.by_split and len(self.validation) > 1 else []
 
     def combined_metrics(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Return the metrics of all validation splits in one mapping, those that select the best epoch first.
@@ -186,7 +192,7 @@ class Splits(Dataset):
         Args:
             scores: metrics by the name of the split.
         """
-        selecting = [name for name in self._scored_on if name in scores] or [next(iter(scores))]  # one may be missing
+        selecting = [name for name in self.plain_splits if name in scores] or [next(iter(scores))]  # one may be missing
         plain = {metric: fmean(scores[name][metric] for name in selecting) for metric in scores[selecting[0]]}
         others = [name for name in scores if len(selecting) > 1 or self.by_split or name not in selecting]
         return plain | {f"{name}/{metric}": value for name in others for metric, value in scores[name].items()}

@@ -1,29 +1,37 @@
 """Base class of tasks on one or two texts: classification, multi-label classification and regression."""
 
-import logging
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError, format_list, root_cause
-from distill_runner.datasets.readers.dataset import parse_split
-from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, read_table
+from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
+from distill_runner.datasets.readers.tables import (
+    SplitTable,
+    inspect_columns,
+    listed_names,
+    read_columns,
+    read_table,
+)
 from distill_runner.datasets.tokenization import Examples
+from distill_runner.tasks.columns import (
+    LABEL,
+    MAX_CANDIDATES,
+    has_label_word,
+    infer_label,
+    infer_texts,
+    text_candidates,
+)
 from distill_runner.tasks.task import Task
 
-log = logging.getLogger(__name__)
-
-LABEL = "label"
-"""Default name of the label column."""
-LABELS = frozenset((LABEL, "labels", "class", "category", "target", "score", "rating", "stars", "sentiment", "intent"))
-"""Names that identify the label column if there is no column with the default name."""
-KEYS = frozenset(["id", "idx", "index", "guid", "uid", "url", "date"])
-"""Names of columns that are not taken for texts, such as identifiers and dates."""
+_WRITTEN_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
+"""A number as programs write it; 007 and +1 are text."""
 
 
 class TextTask(Task):
@@ -32,16 +40,19 @@ class TextTask(Task):
     Attributes:
         label: column of the labels.
         max_length: maximum number of tokens of an example, including special tokens; longer examples are truncated.
-        columns: one or two columns of texts. If empty, they are inferred: the text columns of the data, provided that
-            there are no more than two.
-        split_off: share of the training split that becomes the validation split. The rows are drawn at random, but
-            are the same in every run.
+        columns: one or two columns of texts. If empty, they are inferred: the only text column of the data, or two
+            that are named as a pair, such as sentence1 and sentence2.
+        split_off: share of the training split that becomes the validation split. The rows are drawn at random, with
+            the same share of each class, but are the same in every run.
         probabilities: columns of the training split with the probability that another model gives to each class, in
             the order of the model's outputs. With ``teacher=labels`` they replace the predictions of a teacher.
         logits: as ``probabilities``, but with raw outputs before the softmax; for regression, one column of scores.
     """
 
     example_fields = frozenset({"columns", "label", "labels", "type", "max_length", "version"})
+
+    slice_order: ClassVar[str] = SHUFFLED
+    """Order of the rows from which ``split_off`` takes the two parts."""
 
     label: str = LABEL
     max_length: int = Field(ge=4)
@@ -58,15 +69,24 @@ class TextTask(Task):
         train = str(fields.get("train", "train")) if share else ""
         if not isinstance(share, int | float) or not 0 < share < 1 or "[" in train:
             return fields
-        cut = f"{100 * (1 - share):g}%"
+        cut, order = f"{100 * (1 - share):g}%", cls.slice_order
         name = next(iter(fields.get("validation") or {"validation": ""}))
-        return {**fields, "train": f"{train}[~:{cut}]", "validation": {name: f"{train}[~{cut}:]"}}
+        return {**fields, "train": f"{train}[{order}:{cut}]", "validation": {name: f"{train}[{order}{cut}:]"}}
 
     @model_validator(mode="after")
     def _has_one_form_of_predictions(self) -> Self:
         if self.probabilities and self.logits:
             problem = "cannot be combined with task.logits"
             raise UserError("task.probabilities", format_list(self.probabilities), problem, "Keep one of them.")
+        return self
+
+    @model_validator(mode="after")
+    def _reads_no_label_as_text(self) -> Self:
+        for name in self.columns:
+            if name in self.label_columns or name in self.prediction_columns:
+                content = "the label" if name in self.label_columns else "predictions"
+                problem = f"the column '{name}' holds {content}, which no model may read"
+                raise UserError("task.columns", format_list(self.columns), problem, "Name only columns of texts.")
         return self
 
     def resolved(self) -> Self:
@@ -77,24 +97,18 @@ class TextTask(Task):
         """Return the text columns and the label columns of the data, as fields.
 
         Raises:
-            UserError: the data lack a label column, or have no column of texts, or more than two.
+            UserError: the data lack a label column or a column of texts, or there is more than one choice.
         """
-        available = inspect_columns(self, self.train)
-        labels = self.label_columns
-        synonyms = [name for name in available if name.casefold() in LABELS]
-        if labels == [LABEL] and LABEL not in available and len(synonyms) == 1:  # only if ``label`` has its default
-            labels = synonyms
-        excluded = {*labels, *self.prediction_columns}
-        texts = [
-            name
-            for name, is_text in available.items()
-            if is_text and name not in excluded and name.casefold() not in KEYS
-        ]
-        columns = f"the data have {', '.join(available)}"
-        if missing := [name for name in labels if name not in available]:
-            raise UserError("task.label", missing[0], f"no such column: {columns}", "task.label=<column of the labels>")
-        if not 1 <= len(texts) <= 2:
-            raise UserError("task.columns", None, f"cannot be inferred: {columns}", "'task.columns=[<text>]'")
+        types = inspect_columns(self, self.train)
+        labels = infer_label(self.label_columns, types)
+        texts = text_candidates(types, [*labels, *self.prediction_columns])
+        if not texts or len(texts) > MAX_CANDIDATES:
+            problem = f"cannot be inferred: the data have {listed_names(list(types))}"
+            raise UserError("task.columns", None, problem, "'task.columns=[<text>]'")
+        if len(texts) > 1 or has_label_word(texts[0]):
+            columns = read_columns(self, self.train, [*texts, *labels])
+            values = list(map(str, zip(*(columns[name] for name in labels), strict=True)))
+            texts = infer_texts(texts, columns, values)
         return {"columns": texts, "label": labels[0] if isinstance(self.label, str) else labels}
 
     def spec(self) -> dict[str, Any]:
@@ -151,9 +165,9 @@ class TextTask(Task):
     def examples(self, split: str) -> Examples:
         table = read_table(self, split)
         texts = [_texts(table.columns[column], column, split) for column in self.columns]
-        blank = sum(not any(text.strip() for text in row) for row in zip(*texts, strict=True))
-        if blank:
-            log.warning("%d of %d rows of split '%s' have only blanks as text", blank, len(texts[0]), split)
+        if not self.is_test(split) and not any(text.strip() for column in texts for text in column):
+            problem = f"all {len(texts[0]):,} texts of split '{split}' are empty"
+            raise UserError("task.columns", format_list(self.columns), problem, "Name the column of the texts.")
         return Examples(texts, self.encoded_labels(table, split))
 
     def write(self, folder: Path, examples: Examples, tokenizer: Any) -> None:
@@ -189,8 +203,11 @@ class TextTask(Task):
         return self.encode(values, table, split)
 
     def label_values(self, table: SplitTable) -> list[Any]:
-        """Return the label values of a split as stored in the data; empty if there is no label column."""
-        return table.columns.get(self.label, [])
+        """Return the label values of a split as stored in the data; empty if there is no label column.
+
+        Values of a format without types are numbers, or true and false, if all of them are.
+        """
+        return typed_values(table, self.label)
 
     @abstractmethod
     def is_unlabeled(self, value: Any) -> bool:
@@ -209,15 +226,41 @@ def is_empty(value: Any) -> bool:
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
+def typed_values(table: SplitTable, column: str) -> list[Any]:
+    """Return a column of labels; the text of a format without types as numbers or as true and false, if all are."""
+    values = table.columns.get(column, [])
+    if not table.untyped:
+        return values
+    texts = {value for value in values if value.strip()}
+    typed: dict[str, Any] = {}
+    if all(map(_WRITTEN_NUMBER.fullmatch, texts)):
+        typed = {text: float(text) if "." in text else int(text) for text in texts}
+    elif {text.casefold() for text in texts} <= {"true", "false"}:
+        typed = {text: text.casefold() == "true" for text in texts}
+    return [typed.get(value, value) for value in values]
+
+
 def as_int(value: Any) -> Any:
     """Return a float such as 3.0 as the int 3, and any other value unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _texts(values: list[Any], column: str, split: str) -> list[str]:
+    """Return the values of a column as texts.
+
+    Raises:
+        UserError: a value is missing or is no text, such as a list of tokens.
+    """
     for row, value in enumerate(values):
-        if value is None or isinstance(value, list | dict):
+        if not isinstance(value, str | int | float):
             content = "no text" if value is None else f"a {type(value).__name__} instead of a text"
             problem = f"row {row} of split '{split}' holds {content}"
             raise UserError("task.columns", column, problem, "Remove or repair such rows.")
-    return [str(value) for value in values]
+    texts = [str(value) for value in values]
+    for row, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            problem = f"row {row} of split '{split}' holds half of a surrogate pair, which is no character"
+            raise UserError("task.columns", column, problem, "Repair this row: its text was cut.") from error
+    return texts

@@ -15,8 +15,8 @@ from distill_runner.datasets.readers.dataset import Dataset
 from distill_runner.datasets.readers.tables import data_fingerprint, read_rows, read_table
 from distill_runner.datasets.tokenization import Examples
 
-LOCATION_FIELDS = {"dataset", "config", "revision"}
-"""Fields that locate the data; a part's spec contains a hash of the content instead."""
+LOCATION_FIELDS = {"dataset", "config", "revision", "encoding"}
+"""Fields that locate the data and say how files are read; a part's spec contains a hash of the content instead."""
 ORDER_SEED = 0
 """Seed of the order in which a transfer set is cut to its size; smaller sets are thus part of larger ones."""
 SplitName = Literal["train", "validation"]
@@ -37,6 +37,8 @@ class CorpusPart(Dataset):
             BookCorpus with one sentence per row.
         limit: maximum number of documents taken from each split, or of rows in a transfer set; ``null`` takes all.
     """
+
+    lines_are_texts: ClassVar[bool] = False
 
     _key: str = PrivateAttr("parts")
     train: str = "train"
@@ -167,9 +169,8 @@ class Corpus(Mixture):
         ),
         Assumption("pairs are drawn once, masks anew in every epoch; BERT used ten masked copies", "BERT A.2", "pairs"),
         Assumption("a rule on punctuation decides where a sentence ends; BERT names no splitter", "BERT A.2", "pairs"),
-        Assumption("one length for all steps; BERT's last tenth at 512: mlm_nsp_two_lengths", "BERT A.2", "pairs"),
     ] = "passages"
-    hold_out: Annotated[int, Assumption("one document in 200 is held out", "all papers that pre-train")] = Field(
+    hold_out: Annotated[int, Assumption("one document in this many is held out", "all papers that pre-train")] = Field(
         200, ge=2
     )
     short_pairs: float = Field(0.1, ge=0, le=1)

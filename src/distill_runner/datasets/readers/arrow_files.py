@@ -1,4 +1,4 @@
-"""Parquet and Arrow files: columns with the types of their schema, and the names of classes that ``datasets`` stored."""
+"""Parquet and Arrow files: columns with the types of their schema, and names of classes that ``datasets`` stored."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,10 +19,10 @@ from distill_runner.datasets.readers.table import (
     NUMBER,
     TEXT,
     TIME,
+    FileProblem,
     FilesTable,
     is_number,
 )
-from distill_runner.datasets.readers.text_files import FileProblem
 
 ROWS_AT_ONCE = 1000
 DAMAGED = "The file is damaged, incomplete or of another format than its name says: download or write it again."
@@ -60,7 +60,7 @@ class ArrowTable(FilesTable):
                 if _kind(first) != _kind(other) and EMPTY not in (_kind(first), _kind(other)):
                     problem = f"the column {column!r} is {_kind(first)} in {names[0]}, but {_kind(other)} in {name}"
                     raise FileProblem(problem, "Write all files of a split with the same types.")
-        self._class_names = dict(class_names or {}) or _stored_class_names(schemas[0])
+        self.stored_class_names |= dict(class_names or {}) or _stored_class_names(schemas[0])
 
     def _schema(self, path: Path) -> Any:
         import pyarrow.parquet
@@ -91,7 +91,7 @@ class ArrowTable(FilesTable):
         self.records[number].rows = rows
 
     def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = {name: [] for name in names}
+        columns: dict[str, list[Any]] = {name: [] for name in names if name in self.column_names}
         for path, record in zip(self._paths, self.records, strict=True):
             record.rows = 0
             for batch in self._batches(path, list(columns)):
@@ -100,9 +100,6 @@ class ArrowTable(FilesTable):
                 record.rows += len(batch)
         self._is_read = True
         return columns
-
-    def class_names(self, column: str) -> list[str] | None:
-        return self._class_names.get(column)
 
     def column_types(self) -> dict[str, str]:
         types = {field.name: _kind(field.type) for field in self._schema_of_all}

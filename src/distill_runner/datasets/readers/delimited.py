@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any
 
 from distill_runner.common.process import allow_long_csv_fields
-from distill_runner.datasets.readers.table import DIGITS, EMPTY, TEXT, FilesTable, is_number
-from distill_runner.datasets.readers.text_files import FileProblem, TextFile
+from distill_runner.datasets.readers.table import DIGITS, EMPTY, TEXT, FileProblem, FilesTable, is_number
+from distill_runner.datasets.readers.text_files import TextFile
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 SAMPLE_ROWS = 100
@@ -38,33 +38,34 @@ class DelimitedTable(FilesTable):
     def __init__(self, origin: str, files: Mapping[str, TextFile], is_tsv: bool) -> None:
         super().__init__(origin, files)
         allow_long_csv_fields()
-        self._files = [_DelimitedFile(file, is_tsv) for file in files.values()]
+        opened = [self.checked(number, _opened(file, is_tsv)) for number, file in enumerate(files.values())]
+        self._files = [next(file) for file in opened]
         self.column_names = list(self._files[0].names)
         for file in self._files[1:]:
             require_same_columns(file.name, file.names, self._files[0].name, self.column_names)
 
     def rows_of(self, number: int) -> Iterator[dict[str, Any]]:
         file = self._files[number]
-        for row in file.rows():
+        for row in self.checked(number, file.rows()):
             yield dict(zip(file.names, row, strict=True))
         file.complete(self.records[number])
 
     def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = {name: [] for name in names}
-        for file, record in zip(self._files, self.records, strict=True):
+        columns: dict[str, list[Any]] = {name: [] for name in names if name in self.column_names}
+        for number, file in enumerate(self._files):
             positions = [(file.names.index(name), values) for name, values in columns.items()]
-            for row in file.rows():
+            for row in self.checked(number, file.rows()):
                 for position, values in positions:
                     values.append(row[position])
-            file.complete(record)
+            file.complete(self.records[number])
         self._is_read = True
         return columns
 
     def column_types(self) -> dict[str, str]:
         types = dict.fromkeys(self.column_names, EMPTY)
-        for file in self._files:
+        for number, file in enumerate(self._files):
             undecided = {name: position for position, name in enumerate(file.names) if types[name] != TEXT}
-            rows = file.rows()
+            rows = self.checked(number, file.rows())
             while undecided and (chunk := list(islice(rows, CHUNK))):
                 columns = list(zip(*chunk, strict=True))
                 for name, position in list(undecided.items()):
@@ -75,6 +76,10 @@ class DelimitedTable(FilesTable):
                         types[name] = TEXT
                         del undecided[name]
         return types
+
+
+def _opened(text_file: TextFile, is_tsv: bool) -> Iterator["_DelimitedFile"]:
+    yield _DelimitedFile(text_file, is_tsv)
 
 
 def require_same_columns(name: str, names: Sequence[str], first_name: str, first_names: Sequence[str]) -> None:
@@ -127,6 +132,7 @@ class _DelimitedFile:
                         row = [""]
                     elif not row or (len(row) == 1 and not row[0].strip()):
                         blank += 1
+                        previous = reader.line_num
                         continue
                     else:
                         raise self._ragged(reader.line_num, row)
@@ -223,7 +229,9 @@ class _DelimitedFile:
             if not necessary:
                 return csv.QUOTE_NONE
             problem = "has values in quotation marks with doubled marks inside, and values in needless marks"
-            remedy = f"If the marks enclose the values, rename {self.name} to .csv; if they are part of them, undouble them."
+            remedy = (
+                f"If the marks enclose the values, rename {self.name} to .csv; if they are part of them, undouble them."
+            )
             raise FileProblem(problem, remedy)
         # A mark that is not closed in its line: text, unless only CSV's rules give every row its values.
         if self._is_even(csv.QUOTE_NONE) or not self._is_even(csv.QUOTE_MINIMAL):
@@ -295,7 +303,9 @@ class _DelimitedFile:
                 suspects.append(line + self._skipped)
         if not suspects:
             return []
-        return [f"{self.name}: a value from line {suspects[0]} has lines that look like rows: is a quotation mark wrong?"]
+        return [
+            f"{self.name}: a value from line {suspects[0]} has lines that look like rows: is a quotation mark wrong?"
+        ]
 
     def _split(self, line: str) -> list[str]:
         try:

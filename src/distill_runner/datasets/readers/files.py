@@ -1,33 +1,61 @@
-"""Data files on this machine: where a dataset is, which files a split has, and how the files are opened."""
+"""Data files on this machine: where a dataset is, and which files a split has."""
 
-import csv
+import errno
 import os
 import re
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from distill_runner.common.errors import UserError, root_cause
-from distill_runner.common.process import offline_datasets
 from distill_runner.datasets.readers.dataset import ALL_FILES, Dataset, is_embedded
+from distill_runner.datasets.readers.table import FileProblem
+from distill_runner.datasets.readers.text_files import COMPRESSIONS
 
-# A text or a class may be "NA" or "null". The type of a column follows from all rows of a file, not from the first.
-_CSV: dict[str, Any] = {"keep_default_na": False, "chunksize": 10**9}
-DATA_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".parquet": ("parquet", {}),
-    ".csv": ("csv", _CSV),
-    # Quotation marks are plain characters, as in GLUE's files; otherwise an unpaired one would swallow rows.
-    ".tsv": ("csv", {**_CSV, "sep": "\t", "quoting": csv.QUOTE_NONE}),
-    ".json": ("json", {}),
-    ".jsonl": ("json", {}),
-    ".arrow": ("arrow", {}),  # as ``save_to_disk`` of ``datasets`` writes them, in one folder per split
-    ".txt": ("text", {"sample_by": "paragraph"}),  # one row per paragraph; blank lines separate paragraphs
+PARQUET, CSV, TSV, JSON, JSON_LINES, ARROW, PLAIN_TEXT = "parquet", "csv", "tsv", "json", "jsonl", "arrow", "txt"
+DATA_FORMATS: dict[str, str] = {
+    ".parquet": PARQUET,
+    ".csv": CSV,
+    ".tsv": TSV,
+    ".json": JSON,
+    ".jsonl": JSON_LINES,
+    ".ndjson": JSON_LINES,
+    ".arrow": ARROW,  # as ``save_to_disk`` of ``datasets`` writes them, in one folder per split
+    ".txt": PLAIN_TEXT,
 }
-"""File name extension -> builder of ``datasets`` and its options."""
+"""File name extension, in any letter case -> format. Files of text may be compressed: ``train.csv.gz``."""
+BINARY_FORMATS = frozenset({PARQUET, ARROW})
 IMAGE_FORMATS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 """Extensions of files with one image each, in folders ``<split>/<class>``."""
+OTHER_FORMATS = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save the sheet as CSV, in UTF-8 if there is a choice."),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), "Unpack it."),
+    **dict.fromkeys(
+        (".pkl", ".pickle", ".feather", ".h5", ".orc", ".avro", ".xml"), "Save it as Parquet or JSON lines."
+    ),
+}
+"""Extensions of other files with data -> what to do with them."""
+FORMAT_NAMES = ", ".join(DATA_FORMATS)
 
 _SYNONYMS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing"))
+_SHARD = re.compile(r"(?P<name>.*)-(?P<number>\d+)-of-(?P<count>\d+)")
+
+
+def file_format(path: Path) -> str | None:
+    """Return the format of a file by its name; None if it is not a file of data, or a hidden file."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if path.name.startswith(".") or not suffixes:
+        return None
+    if suffixes[-1] in COMPRESSIONS:
+        inner = DATA_FORMATS.get(suffixes[-2]) if len(suffixes) > 1 else None
+        return None if inner in BINARY_FORMATS else inner
+    return DATA_FORMATS.get(suffixes[-1])
+
+
+def file_stem(path: Path) -> str:
+    """Return the name of a file of data without its extensions."""
+    stem = Path(path.stem) if path.suffix.lower() in COMPRESSIONS else path
+    return stem.stem
 
 
 def local_data(data: Dataset) -> Path | None:
@@ -37,25 +65,30 @@ def local_data(data: Dataset) -> Path | None:
     folder there lacks the configuration, the hub is used.
 
     Raises:
-        UserError: the folder does not exist or lacks the configuration.
+        UserError: the folder does not exist or lacks the configuration, or the file has another format.
     """
     if is_embedded(data):
         return None
     if not data.dataset.strip():
         raise UserError(f"{data.key}.dataset", data.dataset, "is empty", "Give a folder, or a hub id: nyu-mll/glue")
     path = Path(data.dataset).expanduser()
-    if path.is_dir():
-        if folder := _config_folder(path, data.config):
-            return folder
-        raise _no_such_config(data, path)
-    if path.is_file() and path.suffix in DATA_FORMATS:
-        return path
-    for root in local_copies(data):
-        if folder := _config_folder(root, data.config):
-            return folder
+    with _listing_errors(data):
+        if path.is_dir():
+            if folder := _config_folder(path, data.config):
+                return folder
+            raise _no_such_config(data, path)
+        if path.is_file():
+            if file_format(path):
+                return path
+            remedy = OTHER_FORMATS.get(path.suffix.lower(), f"Known: {FORMAT_NAMES}.")
+            raise UserError(f"{data.key}.dataset", data.dataset, "is a file of a format that is not read", remedy)
+        for root in local_copies(data):
+            if folder := _config_folder(root, data.config):
+                return folder
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", data.dataset):
+        problem = _oddity(path) or "no such folder"
         remedy = f"{data.key}.dataset=<folder with train.csv, validation.csv and so on>, or a hub id: nyu-mll/glue"
-        raise UserError(f"{data.key}.dataset", data.dataset, "no such folder", remedy)
+        raise UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
     return None
 
 
@@ -74,7 +107,7 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
     A single file as ``folder`` is the split ``train``.
 
     Raises:
-        UserError: there is no file of the split, or there are files of several formats.
+        UserError: there is no file of the split; more than one file could be the split; or a part of it is missing.
     """
     if folder.is_file():
         if split == "train":
@@ -87,31 +120,15 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
     if matches := _matching_files(folder, split, data):
         return matches
     files = _data_files(folder)
-    available = sorted({re.sub(r"-\d+-of-\d+$", "", file.stem) for file in files} | set(_image_splits(folder)))
+    available = sorted({_without_shard(file_stem(file)) for file in files} | set(_image_splits(folder)))
     raise missing_split(data, split, available, str(folder))
-
-
-def _matching_files(folder: Path, split: str, data: Dataset) -> list[Path]:
-    """Return the files of a split in a folder, as ``split_files`` does; empty if there are none."""
-    if split == "train" and (folder / "state.json").is_file():
-        return _arrow_files(folder)
-    files = _data_files(folder)
-    synonyms = next((names for names in _SYNONYMS if split in names), ())
-    for name in (split, *synonyms):
-        matches = [file for file in files if name in (file.stem, ALL_FILES) or file.stem.startswith(f"{name}-")]
-        if len({file.suffix for file in matches}) > 1:
-            problem = f"several file formats in {folder}: {', '.join(file.name for file in matches)}"
-            raise UserError(data.split_key(split), split, problem, "Keep the files of one format.")
-        if matches := matches or _arrow_files(folder / name) or _image_files(folder / name):
-            return matches
-    return []
 
 
 def has_local_split(data: Dataset, split: str) -> bool:
     """Return whether the folder of ``data`` has files of a split; False for data that are not in a folder.
 
     Raises:
-        UserError: there are files of several formats.
+        UserError: more than one file could be the split.
     """
     try:
         folder = local_data(data)
@@ -120,90 +137,168 @@ def has_local_split(data: Dataset, split: str) -> bool:
     return folder is not None and folder.is_dir() and bool(_matching_files(folder, split, data))
 
 
+def _matching_files(folder: Path, split: str, data: Dataset) -> list[Path]:
+    """Return the files of a split in a folder, as ``split_files`` does; empty if there are none."""
+    with _listing_errors(data):
+        if split == "train" and (folder / "state.json").is_file():
+            return _arrow_files(folder)
+        if files := _files_of(folder, split, data, split):
+            return files
+        synonyms = next((names for names in _SYNONYMS if split in names), ())
+        matches = [files for name in synonyms if name != split and (files := _files_of(folder, name, data, split))]
+    if len(matches) > 1:
+        raise _ambiguous(data, split, f"could be {' or '.join(files[0].name for files in matches)} in {folder}")
+    return matches[0] if matches else []
+
+
+def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
+    """Return the files with the name of a split, in any letter case unless there are files in its own."""
+    files = _data_files(folder)
+    matches = files if name == ALL_FILES else [file for file in files if _is_part(file_stem(file), name)]
+    matches = matches or [file for file in files if _is_part(file_stem(file).casefold(), name.casefold())]
+    if not matches:
+        return _arrow_files(folder / name) or _image_files(folder / name, data, split)
+    if len({_extensions(file) for file in matches}) > 1:
+        problem = f"several file formats in {folder}: {_listed(matches)}"
+        raise UserError(data.split_key(split), split, problem, "Keep the files of one format.")
+    if name != ALL_FILES:
+        _require_one_set(matches, name, data, split)
+    for file in matches:
+        if problem := _oddity(file):
+            raise UserError(data.split_key(split), split, f"{file.name} {problem}", "Remove it, or write it again.")
+    return matches
+
+
+def _is_part(stem: str, name: str) -> bool:
+    """Return whether a file is the split ``name``, or a part of it."""
+    return stem == name or stem.startswith(f"{name}-")
+
+
+def _extensions(file: Path) -> str:
+    return file.name[len(file_stem(file)) :].lower()
+
+
+def _require_one_set(files: Sequence[Path], name: str, data: Dataset, split: str) -> None:
+    """Check that files are one split: in one folder, and either one file or all of its parts.
+
+    Raises:
+        UserError: they are not.
+    """
+    if len({file.parent for file in files}) > 1:
+        raise _ambiguous(data, split, f"is in {files[0].parent} and in {files[-1].parent}")
+    shards = [shard for file in files if (shard := _SHARD.fullmatch(file_stem(file)))]
+    counts = {int(shard["count"]) for shard in shards}
+    has_whole = any(file_stem(file).casefold() == name.casefold() for file in files)
+    if len(files) > 1 and (has_whole or len(shards) not in (0, len(files)) or len(counts) > 1):
+        raise _ambiguous(data, split, f"could be {_listed(files)} in {files[0].parent}")
+    for count in counts:
+        numbers = {int(shard["number"]) for shard in shards}
+        if len(numbers) < count:
+            problem = f"has {len(numbers)} of the {count} parts that its files count, in {files[0].parent}"
+            raise UserError(data.split_key(split), split, problem, "Download the other parts.")
+
+
+def _listed(files: Sequence[Path]) -> str:
+    return ", ".join(file.name for file in files[:4]) + (", ..." if len(files) > 4 else "")
+
+
+def _ambiguous(data: Dataset, split: str, problem: str) -> UserError:
+    return UserError(data.split_key(split), split, problem, "Keep one of them in this folder, or rename the others.")
+
+
+def _oddity(path: Path) -> str | None:
+    """Return what is wrong with a path that should be a file; None for a file."""
+    try:
+        if path.is_file():
+            return None
+        if path.is_symlink() and not path.exists():
+            return "is a link to nothing"
+        return (
+            "is a folder, not a file" if path.is_dir() else "is not a file that can be read" if path.exists() else None
+        )
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
 def _config_folder(root: Path, config: str | None) -> Path | None:
     folder = root / config if config else root
     is_saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
     return folder if is_saved or _data_files(folder) or _image_splits(folder) else None
 
 
+def _entries(folder: Path) -> list[Path]:
+    """Return what is in a folder, sorted and without hidden names; nothing if it is not a folder."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
+
+
+@contextmanager
+def _listing_errors(data: Dataset) -> Iterator[None]:
+    """Turn the error for a folder that may not be listed into one for the user."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot be listed: {error.strerror} ({error.filename})"
+        raise UserError(f"{data.key}.dataset", data.dataset, problem, "Allow reading this folder.") from error
+
+
 def _data_files(folder: Path) -> list[Path]:
-    """Return the data files of a folder and of its subfolder ``data``, which the hub uses for data without a config."""
-    candidates = (path for place in (folder, folder / "data") if place.is_dir() for path in place.iterdir())
-    return sorted(path for path in candidates if path.suffix in DATA_FORMATS and path.is_file())
+    """Return the data files of a folder and of its subfolder ``data``, which the hub uses for data without a config.
+
+    What has the name of such a file without being one is returned too, so that it is named instead of overlooked.
+    """
+    return sorted(path for place in (folder, folder / "data") for path in _entries(place) if file_format(path))
 
 
 def _arrow_files(folder: Path) -> list[Path]:
     """Return the files that ``save_to_disk`` wrote, without the cached results of ``map`` and ``filter``."""
-    return sorted(file for file in folder.glob("*.arrow") if not file.name.startswith("cache-"))
+    files = (file for file in _entries(folder) if file.suffix == ".arrow")
+    return [file for file in files if not file.name.startswith("cache-")]
 
 
-def _image_files(folder: Path) -> list[Path]:
-    """Return the images of a split's folder, class by class."""
-    images = (file for file in folder.glob("*/*") if file.suffix.lower() in IMAGE_FORMATS)
-    return sorted(images) if folder.is_dir() else []
+def _image_files(folder: Path, data: Dataset, split: str) -> list[Path]:
+    """Return the images of a split's folder, class by class.
+
+    Raises:
+        UserError: something with the name of an image is not a file.
+    """
+    files = _image_entries(folder)
+    for file in files:
+        if problem := _oddity(file):
+            name = f"{file.parent.name}/{file.name}"
+            raise UserError(data.split_key(split), split, f"{name} {problem}", "Remove it, or write it again.")
+    return files
+
+
+def _image_entries(folder: Path) -> list[Path]:
+    classes = (path for path in _entries(folder) if path.is_dir())
+    return [file for path in classes for file in _entries(path) if file.suffix.lower() in IMAGE_FORMATS]
+
+
+def image_remarks(files: Sequence[Path]) -> list[str]:
+    """Return what a folder of images holds besides its images: other files, and folders without images."""
+    folder, used = files[0].parent.parent, {file.parent for file in files}
+    entries = _entries(folder)
+    empty = [path.name for path in entries if path.is_dir() and path not in used]
+    others = [path for place in sorted(used) for path in _entries(place) if path.suffix.lower() not in IMAGE_FORMATS]
+    others += [path for path in entries if not path.is_dir()]
+    remarks = [f"no images in {', '.join(empty[:3])}{', ...' if len(empty) > 3 else ''}"] if empty else []
+    return remarks + ([f"{len(others):,} other files not read, such as {others[0].name}"] if others else [])
 
 
 def _image_splits(folder: Path) -> list[str]:
     """Return the names of the subfolders named like a split that contain folders of images."""
     names = {name for names in _SYNONYMS for name in names}
-    return sorted(path.name for path in folder.glob("*/") if path.name in names and _image_files(path))
+    return [path.name for path in _entries(folder) if path.name in names and _image_entries(path)]
 
 
-def load_files(data: Dataset, split: str, files: list[Path], **options: Any) -> Any:
-    """Return the rows of data files as a dataset of the library ``datasets``.
-
-    Raises:
-        UserError: a file is empty or damaged, or a CSV file does not name all columns.
-    """
-    builder, format_options = DATA_FORMATS[files[0].suffix]
-    if files[0].suffix == ".csv":
-        format_options = format_options | {"sep": _separator(files[0])}
-    if builder == "csv":
-        for file in files:
-            _require_header(data, file, format_options["sep"], format_options.get("quoting", csv.QUOTE_MINIMAL))
-    names = [str(file) for file in files]
-    try:
-        return load_dataset(True, builder, data_files=names, split="train", **options, **format_options)
-    except Exception as error:
-        if "corresponds to no data" in str(error) or not any(file.stat().st_size for file in files):
-            raise empty_split(data, split, file_names(files)) from error
-        raise unreadable_split(data, split, file_names(files), error) from error
+def _without_shard(name: str) -> str:
+    shard = _SHARD.fullmatch(name)
+    return shard["name"] if shard else name
 
 
-def file_names(files: list[Path]) -> str:
+def file_names(files: Sequence[Path]) -> str:
     """Return the names of the first files and of their folder, for messages."""
     return ", ".join(file.name for file in files[:3]) + (", ..." if len(files) > 3 else "") + f" in {files[0].parent}"
-
-
-def _separator(file: Path) -> str:
-    """Return the separator of a CSV file: a comma, unless its first line has no comma but another separator."""
-    with file.open(encoding="utf-8", errors="replace") as stream:
-        header = stream.readline()
-    others = [sign for sign in (";", "\t", "|") if sign in header]
-    return others[0] if others and "," not in header else ","
-
-
-def _require_header(data: Dataset, file: Path, separator: str, quoting: Any) -> None:
-    """Check that the first row has no more fields than the header: pandas would take the first field for an index.
-
-    Raises:
-        UserError: the row has more fields.
-    """
-    with file.open(encoding="utf-8", errors="replace", newline="") as stream, suppress(csv.Error):
-        rows = csv.reader(stream, delimiter=separator, quoting=quoting)
-        header, first = next(rows, []), next(rows, [])
-        if len(first) > len(header):
-            problem = f"{file.name} names {len(header)} columns, but its first row has {len(first)} fields"
-            remedy = f"Quote texts that contain {separator!r}, or name every column in the first line."
-            raise UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
-
-
-def load_dataset(offline: bool, *args: Any, **options: Any) -> Any:
-    """Call ``load_dataset`` of ``datasets``; with ``offline``, without any request to the hub."""
-    import datasets
-
-    with offline_datasets() if offline else nullcontext():
-        return datasets.load_dataset(*args, **options)
 
 
 def missing_split(data: Dataset, split: str, available: list[str], place: str) -> UserError:
@@ -219,20 +314,47 @@ def empty_split(data: Dataset, split: str, origin: str) -> UserError:
     return UserError(data.split_key(split), split, f"the split is empty ({origin})", "Download or write it again.")
 
 
+@contextmanager
+def reading_errors(data: Dataset, split: str, origin: str) -> Iterator[None]:
+    """Turn what can happen while files are read into errors for the user; each cause has its own words.
+
+    Raises:
+        UserError: the files cannot be read. Memory that ran out is not the files' fault and stays as it is.
+    """
+    try:
+        yield
+    except FileProblem as error:
+        is_of_file = error.problem.startswith(("is ", "has ", "holds ", "names ", "may ", "cannot "))
+        problem = f"{origin} {error.problem}" if is_of_file else f"cannot read {origin}: {error.problem}"
+        raise UserError(data.split_key(split), split, problem, error.remedy) from error
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM):
+            remedy = "Allow reading it."
+        elif error.errno in (errno.ENOENT, errno.EIO, errno.ESTALE, errno.EISDIR, errno.ELOOP):
+            remedy = "Is its disk still there?"
+        else:
+            raise
+        problem = f"cannot read {origin}: {error.strerror}"
+        raise UserError(data.split_key(split), split, problem, remedy) from error
+
+
 def unreadable_split(data: Dataset, split: str, origin: str, error: Exception) -> UserError:
-    """Return the error for a split that cannot be read; ``origin`` names its files."""
+    """Return the error for a split that a library cannot read; ``origin`` names its files."""
     remedy = "The file is damaged, incomplete or of another format than its name says: download or write it again."
     return UserError(data.split_key(split), split, f"cannot read {origin}: {root_cause(error)}", remedy)
 
 
 def _no_such_config(data: Dataset, root: Path) -> UserError:
-    configs = sorted(path.name for path in root.iterdir() if path.is_dir() and _data_files(path))
+    configs = [path.name for path in _entries(root) if path.is_dir() and _data_files(path)]
     if configs:
         problem = f"{'needs a value' if data.config is None else 'no such folder with data files'} in {root}"
         return UserError(f"{data.key}.config", data.config, problem, f"It has: {', '.join(configs)}.")
     if data.config and _data_files(root):
         problem = f"{root} has data files, but no such subfolder"
         return UserError(f"{data.key}.config", data.config, problem, f"{data.key}.config=null")
-    problem = f"no data files ({', '.join(DATA_FORMATS)}) in this folder"
+    problem = f"no data files ({FORMAT_NAMES}) in this folder"
     remedy = "Name them train.csv, validation.csv and so on, or put images into train/<class>/."
+    others = [path for path in _entries(root) if path.suffix.lower() in OTHER_FORMATS]
+    if others:
+        problem, remedy = f"{problem}, only {others[0].name}", OTHER_FORMATS[others[0].suffix.lower()]
     return UserError(f"{data.key}.dataset", data.dataset, problem, remedy)

@@ -5,7 +5,8 @@ Only the files of the configuration and the split are downloaded: one of GLUE's 
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import yaml
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.common.hub import HubError
+from distill_runner.common.process import offline_datasets
 from distill_runner.datasets.readers.dataset import Dataset
-from distill_runner.datasets.readers.files import load_dataset, local_copies, missing_split, unreadable_split
+from distill_runner.datasets.readers.files import file_format, local_copies, missing_split, unreadable_split
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +37,36 @@ def dataset_commit(data: Dataset) -> hub.Commit:
         return hub.resolve_commit("dataset", data.dataset, data.revision)
 
 
-def load_from_hub(data: Dataset, split: str, folder: Path, **options: Any) -> Any:
-    """Download a split and return it as a dataset of the library ``datasets``, read from links in ``folder``.
+@dataclass(frozen=True)
+class SplitFiles:
+    """Downloaded files of a split, and the names of classes that the dataset's card gives, by column."""
 
+    files: list[Path]
+    class_names: dict[str, list[str]]
+
+
+def load_from_hub(data: Dataset, split: str, folder: Path, **options: Any) -> Any:
+    """Download a split into ``folder``, and return its files.
+
+    Returns:
+        ``SplitFiles``, for the readers of this package. Other formats, and CSV files whose card sets options of
+        pandas, are returned as a dataset of the library ``datasets``.
     Raises:
         UserError: the files cannot be downloaded or read, or the configuration or the split does not exist.
     """
     links = _download_split(data, split, folder)
     if (size := sum(file.stat().st_size for file in links.rglob("*"))) > LARGE:
         log.info("reading %s of %s: %.0f MB", split, " ".join(filter(None, (data.dataset, data.config))), size / 1e6)
-    return _load_split(data, split, True, str(links), data.config, verification_mode="no_checks", **options)
+    with _library_errors(data, split, offline=True) as datasets:
+        builder = datasets.load_dataset_builder(str(links), data.config, cache_dir=str(folder.parent))
+    paths = builder.config.data_files or {}
+    if split not in paths:
+        raise missing_split(data, split, list(map(str, paths)), f"{data.dataset} on the hub")
+    files = [Path(path) for path in paths[split]]
+    if all(map(file_format, files)) and not _sets_options(builder.config):
+        return SplitFiles(sorted(files), _class_names(builder.info.features or {}))
+    with _library_errors(data, split, offline=True) as datasets:
+        return datasets.load_dataset(str(links), data.config, split=split, verification_mode="no_checks", **options)
 
 
 def stream_from_hub(data: Dataset, split: str) -> Any:
@@ -54,17 +76,35 @@ def stream_from_hub(data: Dataset, split: str) -> Any:
         UserError: as ``load_from_hub``.
     """
     commit = dataset_commit(data)
-    return _load_split(data, split, False, commit.name, data.config, revision=commit.sha, streaming=True)
-
-
-def _load_split(data: Dataset, split: str, offline: bool, *args: Any, **options: Any) -> Any:
-    try:
-        splits = load_dataset(offline, *args, **options)
-    except Exception as error:
-        raise unreadable_split(data, split, f"{data.dataset} on the hub", error) from error
+    with _library_errors(data, split, offline=False) as datasets:
+        splits = datasets.load_dataset(commit.name, data.config, revision=commit.sha, streaming=True)
     if split not in splits:
         raise missing_split(data, split, list(splits), f"{data.dataset} on the hub")
     return splits[split]
+
+
+@contextmanager
+def _library_errors(data: Dataset, split: str, offline: bool) -> Iterator[Any]:
+    """Yield the library ``datasets``; with ``offline``, it makes no request. Its errors name the dataset."""
+    import datasets
+
+    with offline_datasets() if offline else nullcontext():
+        try:
+            yield datasets
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise unreadable_split(data, split, f"{data.dataset} on the hub", error) from error
+
+
+def _sets_options(config: Any) -> bool:
+    """Return whether the card sets options of pandas that change what the rows of a CSV file are."""
+    return any(getattr(config, name, None) not in (None, "infer", 0) for name in ("column_names", "header", "skiprows"))
+
+
+def _class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    inner = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
+    return {name: feature.names for name, feature in inner.items() if getattr(feature, "names", None)}
 
 
 def _download_split(data: Dataset, split: str, folder: Path) -> Path:

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from distill_runner.common.errors import root_cause
-from distill_runner.datasets.readers.table import FileRecord, FilesTable
-from distill_runner.datasets.readers.text_files import FileProblem, TextFile
+from distill_runner.datasets.readers.table import FileProblem, FileRecord, FilesTable
+from distill_runner.datasets.readers.text_files import TextFile
 
 Row = dict[str, Any]
 ROWS_REMEDY = "Write an object for each row: pandas' to_json(file, orient='records', lines=True)."
@@ -35,7 +34,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+        raise ValueError(f"has the key {next(name for name in names if names.count(name) > 1)!r} twice")
     return row
 
 
@@ -58,7 +57,7 @@ class JsonTable(FilesTable):
         record, text_file = self.records[number], self._files[number]
         record.rows, record.remarks = 0, list(text_file.remarks)
         names = dict.fromkeys(self.column_names)
-        for row in self._rows(text_file, record):
+        for row in self.checked(number, self._rows(text_file, record)):
             record.rows += 1
             for name in row:
                 names[name] = None
@@ -87,7 +86,7 @@ def _row(line: str, number: int) -> Row:
     try:
         row = _DECODER.decode(line.strip())
     except (ValueError, RecursionError) as error:
-        raise FileProblem(f"line {number}: {_reason(error)}", "Repair or remove this line.") from error
+        raise FileProblem(f"line {number} {_reason(error)}", "Repair or remove this line.") from error
     if not isinstance(row, dict):
         raise FileProblem(f"line {number} is not an object but a {type(row).__name__}", ROWS_REMEDY)
     return row
@@ -133,8 +132,10 @@ def _after_blanks(text: str, position: int) -> int:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "its values are nested too deeply"
-    return root_cause(error)
+        return "has values that are nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        return f"is no JSON at character {error.pos + 1}: {error.msg}"
+    return str(error)
 
 
 def _rows_of_object(value: Row, record: FileRecord) -> list[Any]:
@@ -174,7 +175,9 @@ def _is_table(value: Any) -> bool:
 
 def _is_squad(value: Row) -> bool:
     articles = value.get("data")
-    return isinstance(articles, list) and any(isinstance(article, dict) and "paragraphs" in article for article in articles)
+    return isinstance(articles, list) and any(
+        isinstance(article, dict) and "paragraphs" in article for article in articles
+    )
 
 
 def _squad_rows(value: Row) -> Iterator[Row]:
@@ -196,4 +199,3 @@ def _squad_rows(value: Row) -> Iterator[Row]:
     except (KeyError, TypeError) as error:
         problem = f"is not in SQuAD's format ({type(error).__name__}: {error})"
         raise FileProblem(problem, SQUAD_REMEDY) from error
-

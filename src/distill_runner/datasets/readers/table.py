@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+Row = TypeVar("Row")
 
 TEXT, DIGITS, NUMBER, FLAG, LIST, MAPPING, BYTES, TIME, EMPTY, MIXED = (
     "text",
@@ -27,6 +29,18 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 def is_number(text: str) -> bool:
     """Return whether a text is a decimal number."""
     return _NUMBER.fullmatch(text) is not None
+
+
+class FileProblem(Exception):
+    """A file cannot be read, or could be read in several ways; ``problem`` and ``remedy`` are for the user."""
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        self.problem, self.remedy = problem, remedy
+        super().__init__(problem)
+
+    def of_file(self, name: str) -> "FileProblem":
+        """Return the problem with the name of its file, unless it is empty or the problem names the file."""
+        return FileProblem(f"{name} {self.problem}", self.remedy) if name and name not in self.problem else self
 
 
 @dataclass
@@ -93,11 +107,14 @@ class Table(ABC):
         origin: the files or the dataset that the rows come from, for messages.
         column_names: names of all columns, in the order of the data; a stream may not know them before its first row.
         untyped: whether all values are text because the format has no types (CSV).
+        stored_class_names: names that the data itself gives to the values of columns; for lists, to their elements.
     """
 
-    origin: str
-    column_names: list[str]
     untyped: bool = False
+
+    def __init__(self, origin: str, column_names: Iterable[str] = ()) -> None:
+        self.origin, self.column_names = origin, list(column_names)
+        self.stored_class_names: dict[str, list[str]] = {}
 
     @abstractmethod
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -105,11 +122,11 @@ class Table(ABC):
 
     @abstractmethod
     def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        """Return columns with all their values."""
+        """Return columns with all their values; those that the data lack are left out."""
 
     def class_names(self, column: str) -> list[str] | None:
         """Return the names that the data itself gives to the values of a column, if any."""
-        return None
+        return self.stored_class_names.get(column)
 
     def column_types(self) -> dict[str, str]:
         """Return the type of each column, from the schema or from all values."""
@@ -179,28 +196,27 @@ class MemoryTable(Table):
         class_names: Mapping[str, list[str]],
         files: Iterable[FileRecord] = (),
     ) -> None:
-        self.origin, self.column_names = origin, list(values)
-        self._values, self._class_names, self._files = values, class_names, list(files)
+        super().__init__(origin, values)
+        self._values, self._files = values, list(files)
+        self.stored_class_names |= class_names
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for row in zip(*self._values.values(), strict=True):
             yield dict(zip(self.column_names, row, strict=True))
 
     def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        return {name: self._values[name] for name in names}
-
-    def class_names(self, column: str) -> list[str] | None:
-        return self._class_names.get(column)
+        return {name: self._values[name] for name in names if name in self._values}
 
     def record(self) -> TableRecord:
-        return TableRecord(self.origin, self._files, len(next(iter(self._values.values()))), self.column_names)
+        rows = len(next(iter(self._values.values()), []))
+        return TableRecord(self.origin, self._files, rows, self.column_names)
 
 
 class LibraryTable(Table):
     """Dataset of the library ``datasets``: completely loaded, or a stream of rows."""
 
     def __init__(self, origin: str, dataset: Any) -> None:
-        self.origin, self.column_names = origin, dataset.column_names or []
+        super().__init__(origin, dataset.column_names or [])
         self._dataset, self._rows = dataset, len(dataset) if hasattr(dataset, "__len__") else None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -211,8 +227,13 @@ class LibraryTable(Table):
         self._rows = count
 
     def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = self._dataset.select_columns(list(names)).to_dict()
+        existing = [name for name in names if name in self.column_names]
+        columns: dict[str, list[Any]] = self._dataset.select_columns(existing).to_dict()
         return columns
+
+    def column_types(self) -> dict[str, str]:
+        kinds = {name: getattr(feature, "dtype", "") for name, feature in (self._dataset.features or {}).items()}
+        return {name: TEXT if kind in ("string", "large_string") else MIXED for name, kind in kinds.items()}
 
     def class_names(self, column: str) -> list[str] | None:
         feature = self._dataset.features.get(column)
@@ -233,14 +254,20 @@ class FilesTable(Table):
     """
 
     def __init__(self, origin: str, names: Iterable[str]) -> None:
-        self.origin = origin
+        super().__init__(origin)
         self.records = [FileRecord(name) for name in names]
-        self.column_names = []
         self._is_read = False
 
     @abstractmethod
     def rows_of(self, number: int) -> Iterator[dict[str, Any]]:
         """Yield the rows of file ``number``, and complete its record."""
+
+    def checked(self, number: int, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield the rows of file ``number``; its problems name it if there are several files."""
+        try:
+            yield from rows
+        except FileProblem as error:
+            raise error.of_file(self.records[number].name if len(self.records) > 1 else "") from error
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number in range(len(self.records)):
@@ -252,7 +279,7 @@ class FilesTable(Table):
         for row in self:
             for name, values in columns.items():
                 values.append(row.get(name))
-        return columns
+        return {name: columns[name] for name in columns if name in self.column_names}
 
     def record(self) -> TableRecord | None:
         if not self._is_read:

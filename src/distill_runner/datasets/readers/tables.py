@@ -1,11 +1,12 @@
 """The content of a dataset: its splits as tables of columns, and a fingerprint. Labels are not interpreted here.
 
-Every format becomes a ``Table`` in ``open_split``, and is read from there alone.
+Every format becomes a ``Table`` in ``open_split``, and is read from there alone. What was taken from the files ends
+there in a ``TableRecord``.
 """
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,83 +19,49 @@ from distill_runner.common.files import file_sha256
 from distill_runner.common.process import quiet_datasets
 from distill_runner.datasets import embedded
 from distill_runner.datasets.readers import hub
-from distill_runner.datasets.readers.dataset import EMBEDDED, Dataset, is_embedded, locate_split, parse_split
+from distill_runner.datasets.readers.arrow_files import ArrowTable
+from distill_runner.datasets.readers.dataset import (
+    BY_CLASS,
+    EMBEDDED,
+    Dataset,
+    is_embedded,
+    locate_split,
+    parse_split,
+)
+from distill_runner.datasets.readers.delimited import DelimitedTable
 from distill_runner.datasets.readers.files import (
+    BINARY_FORMATS,
     IMAGE_FORMATS,
+    JSON,
+    JSON_LINES,
+    PARQUET,
+    PLAIN_TEXT,
+    TSV,
     empty_split,
+    file_format,
     file_names,
-    load_files,
+    image_remarks,
     local_data,
     missing_split,
+    reading_errors,
     split_files,
     unreadable_split,
 )
+from distill_runner.datasets.readers.json_files import JsonTable
+from distill_runner.datasets.readers.table import (
+    FileProblem,
+    FileRecord,
+    LibraryTable,
+    MemoryTable,
+    Table,
+    record_table,
+)
+from distill_runner.datasets.readers.text_files import PlainTextTable, TextFile
 
-
-class Table(ABC):
-    """One split as its reader opened it: named columns and rows, the same for every format.
-
-    Attributes:
-        origin: the files or the dataset that the rows come from, for messages.
-        column_names: names of all columns, in the order of the data; a stream may not know them before its first row.
-        num_rows: number of rows; None for a stream.
-    """
-
-    origin: str
-    column_names: list[str]
-    num_rows: int | None
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows one by one, each with all columns."""
-
-    @abstractmethod
-    def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        """Return columns with all their values."""
-
-    @abstractmethod
-    def class_names(self, column: str) -> list[str] | None:
-        """Return the names that the data itself gives to the values of a column, if any."""
-
-
-class MemoryTable(Table):
-    """Columns in memory: an embedded dataset or the files of a folder of images."""
-
-    def __init__(self, origin: str, values: Mapping[str, list[Any]], class_names: Mapping[str, list[str]]) -> None:
-        self.origin, self.column_names = origin, list(values)
-        self.num_rows = len(next(iter(values.values())))
-        self._values, self._class_names = values, class_names
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for row in zip(*self._values.values(), strict=True):
-            yield dict(zip(self.column_names, row, strict=True))
-
-    def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        return {name: self._values[name] for name in names}
-
-    def class_names(self, column: str) -> list[str] | None:
-        return self._class_names.get(column)
-
-
-class LibraryTable(Table):
-    """Dataset of the library ``datasets``: completely loaded, or a stream of rows."""
-
-    def __init__(self, origin: str, dataset: Any) -> None:
-        self.origin, self.column_names = origin, dataset.column_names or []
-        self.num_rows = len(dataset) if hasattr(dataset, "__len__") else None
-        self._dataset = dataset
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._dataset)
-
-    def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = self._dataset.select_columns(list(names)).to_dict()
-        return columns
-
-    def class_names(self, column: str) -> list[str] | None:
-        feature = self._dataset.features.get(column)
-        # The names are those of the elements of a list, or of a single value.
-        return getattr(getattr(feature, "feature", feature), "names", None)
+READER_VERSION = 2
+"""Version of what is read from files of text; raised when the same bytes come to mean other rows or values."""
+MAX_NAME = 40
+"""Characters of a column's name in messages. A file without a line of names has its first texts there."""
 
 
 @contextmanager
@@ -108,24 +75,77 @@ def open_split(data: Dataset, split: str, stream: bool = False, download: bool =
         UserError: files or split are missing, damaged or empty, or the hub cannot be reached.
     """
     if is_embedded(data):
-        yield _embedded_table(data, split)
+        table = _embedded_table(data, split)
+        yield table
+        record_table(table)
         return
     folder = local_data(data)
-    files = [] if folder is None else split_files(folder, split, data)
-    if files and files[0].suffix.lower() in IMAGE_FORMATS:
-        yield _image_table(files)
+    if folder is not None:
+        files = split_files(folder, split, data)
+        origin = file_names(files)
+        with reading_errors(data, split, origin):
+            table = open_files(data, files, origin)
+            yield table
+        record_table(table)
         return
+    origin = f"{data.dataset} on the hub"
     # The cache of ``datasets`` identifies a file by path and time, which may be equal for different content
     # (archives often set one time for all their files). A temporary cache cannot be stale.
-    with quiet_datasets(), TemporaryDirectory() as cache:
-        options: dict[str, Any] = {"streaming": True} if stream else {"cache_dir": cache}
-        if files:
-            yield LibraryTable(file_names(files), load_files(data, split, files, **options))
-        elif download:
-            dataset = hub.load_from_hub(data, split, Path(cache, "links"), **options)
-            yield LibraryTable(f"{data.dataset} on the hub", dataset)
+    with quiet_datasets(), TemporaryDirectory() as cache, reading_errors(data, split, origin):
+        if download:
+            options: dict[str, Any] = {"streaming": True} if stream else {"cache_dir": cache}
+            content = hub.load_from_hub(data, split, Path(cache, "links"), **options)
+            if isinstance(content, hub.SplitFiles):
+                table = open_files(data, content.files, origin, content.class_names)
+            else:
+                table = LibraryTable(origin, content)
         else:
-            yield LibraryTable(f"{data.dataset} on the hub", hub.stream_from_hub(data, split))
+            table = LibraryTable(origin, hub.stream_from_hub(data, split))
+        yield table
+    record_table(table)
+
+
+def open_files(
+    data: Dataset, files: list[Path], origin: str, class_names: Mapping[str, list[str]] | None = None
+) -> Table:
+    """Return the table of data files of one format.
+
+    Args:
+        class_names: names of the values of columns that a card of the hub gives.
+    Raises:
+        FileProblem: a file cannot be read, or could be read in several ways.
+    """
+    if files[0].suffix.lower() in IMAGE_FORMATS:
+        return _image_table(files, origin)
+    kind, paths = file_format(files[0]), dict(zip(_distinct_names(files), files, strict=True))
+    if kind in BINARY_FORMATS:
+        return ArrowTable(origin, paths, kind == PARQUET, class_names)
+    opened = {}
+    for name, file in paths.items():
+        if file.stat().st_size:
+            try:
+                opened[name] = TextFile(file, data.encoding, f"{data.key}.encoding")
+            except FileProblem as error:
+                raise error.of_file(name if len(paths) > 1 else "") from error
+    table: Table
+    if not opened:
+        return MemoryTable(origin, {}, {})  # all files have 0 bytes
+    if kind in (JSON, JSON_LINES):
+        table = JsonTable(origin, opened, kind == JSON_LINES)
+    elif kind == PLAIN_TEXT:
+        table = PlainTextTable(origin, opened, data.lines_are_texts)
+    else:
+        table = DelimitedTable(origin, opened, kind == TSV)
+    table.stored_class_names |= class_names or {}
+    return table
+
+
+def _distinct_names(files: list[Path]) -> list[str]:
+    """Return the names of files; with their folders, if two files have one name."""
+    names = [file.name for file in files]
+    if len(set(names)) == len(names):
+        return names
+    return [os.path.relpath(file, os.path.commonpath(files)) for file in files]
 
 
 def _embedded_table(data: Dataset, split: str) -> Table:
@@ -136,12 +156,13 @@ def _embedded_table(data: Dataset, split: str) -> Table:
     return MemoryTable(data.dataset, columns, {} if class_names is None else {"label": class_names})
 
 
-def _image_table(files: list[Path]) -> Table:
+def _image_table(files: list[Path], origin: str) -> Table:
     """Return the files in the column ``image``, and the number of each file's folder in ``label``."""
     class_names = sorted({file.parent.name for file in files})
     number = {name: label for label, name in enumerate(class_names)}
     columns = {"image": list[Any](files), "label": [number[file.parent.name] for file in files]}
-    return MemoryTable(file_names(files), columns, {"label": class_names})
+    record = FileRecord(f"{files[0].parent.parent.name}/", len(files), remarks=image_remarks(files))
+    return MemoryTable(origin, columns, {"label": class_names}, [record])
 
 
 @dataclass(frozen=True)
@@ -151,10 +172,12 @@ class SplitTable:
     Attributes:
         columns: name -> values; the label column is missing for a test split without labels.
         class_names: names that the data itself gives to the values of the label column, if any.
+        untyped: whether all values are text because the format has no types (CSV).
     """
 
     columns: dict[str, list[Any]]
     class_names: list[str] | None
+    untyped: bool = False
 
 
 def read_table(data: Dataset, split: str) -> SplitTable:
@@ -171,19 +194,28 @@ def _read_table(data: Dataset, split: str) -> SplitTable:
     name, part = parse_split(split)
     if part is not None:
         complete = _read_table(data, name)
-        rows = part.rows(max(map(len, complete.columns.values()), default=0)).tolist()
+        labels = None
+        if part.order == BY_CLASS:
+            column = next((column for column in data.label_columns if column in complete.columns), None)
+            if column is None:
+                problem = "is a slice by class, but there is no label column"
+                raise UserError(data.split_key(split), split, problem, "Use train[~:90%], in random order.")
+            labels = list(map(str, complete.columns[column]))
+        rows = part.rows(max(map(len, complete.columns.values()), default=0), labels).tolist()
         if not rows:
             remedy = "Use a larger part, as in train[:90%], train[90%:] or train[~:90%]."
             raise UserError(data.split_key(split), split, "has no rows", remedy)
         columns = {column: [values[row] for row in rows] for column, values in complete.columns.items()}
-        return SplitTable(columns, complete.class_names)
+        return SplitTable(columns, complete.class_names, complete.untyped)
     with open_split(data, split) as table:
-        _check_columns(data, split, table.column_names)
-        if not table.num_rows:
+        requested = dict.fromkeys([*data.required_columns(split), *data.label_columns])
+        columns = table.columns(requested)
+        if table.column_names:
+            _check_columns(data, split, table.column_names)
+        if not any(columns.values()):
             raise empty_split(data, split, table.origin)
-        requested = {*data.required_columns(split), *data.label_columns}
-        columns = table.columns(column for column in table.column_names if column in requested)
-        return SplitTable(columns, table.class_names(data.label_columns[0]) if data.label_columns else None)
+        class_names = table.class_names(data.label_columns[0]) if data.label_columns else None
+        return SplitTable(columns, class_names, table.untyped)
 
 
 def read_rows(data: Dataset, split: str, download: bool = True) -> Iterator[dict[str, Any]]:
@@ -217,17 +249,26 @@ def _iterate(data: Dataset, split: str, table: Table) -> Iterator[dict[str, Any]
         raise empty_split(data, split, table.origin)
 
 
-def inspect_columns(data: Dataset, split: str) -> dict[str, bool]:
-    """Return the columns of a split, each with whether the first row has a text in it.
+def inspect_columns(data: Dataset, split: str) -> dict[str, str]:
+    """Return the columns of a split, each with its type: that of the schema, or of all values.
 
     Raises:
         UserError: as ``read_table``.
     """
     with locate_split(data, split) as (source, name):
         name, _ = parse_split(name)
-        with open_split(source, name, stream=True) as table:
-            first = next(_iterate(source, name, table))
-    return {column: isinstance(value, str) for column, value in first.items()}
+        with open_split(source, name) as table:
+            return table.column_types()
+
+
+def read_columns(data: Dataset, split: str, names: Iterable[str]) -> dict[str, list[Any]]:
+    """Return columns of a split with all rows, whatever the dataset requires; a slice stands for its split.
+
+    Raises:
+        UserError: as ``read_table``.
+    """
+    with locate_split(data, split) as (source, name), open_split(source, parse_split(name)[0]) as table:
+        return table.columns(names)
 
 
 def _check_columns(data: Dataset, split: str, available: list[str]) -> None:
@@ -235,7 +276,13 @@ def _check_columns(data: Dataset, split: str, available: list[str]) -> None:
         if column not in available:
             problem = f"split '{split}' of {data.dataset} has no column '{column}'"
             value = format_list(data.columns) if field == "columns" else column
-            raise UserError(f"{data.key}.{field}", value, problem, f"It has: {', '.join(available)}.")
+            raise UserError(f"{data.key}.{field}", value, problem, f"It has: {listed_names(available)}.")
+
+
+def listed_names(names: Sequence[str], limit: int = 12) -> str:
+    """Return names of columns for a message: the first ones, each cut after some characters."""
+    short = [name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in names[:limit]]
+    return ", ".join(short) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
 
 
 def data_fingerprint(data: Dataset) -> str:
@@ -262,15 +309,25 @@ def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
         return f"{data.dataset}:{embedded.digits_fingerprint() if is_digits else embedded.text_fingerprint()}"
     folder = local_data(data)
     if folder is None:
-        return f"hub:{hub.dataset_commit(data).sha}/{data.config or ''}"
+        encoding = f"/{data.encoding}" if data.encoding else ""
+        return f"hub:{hub.dataset_commit(data).sha}/{data.config or ''}{encoding}"
     total = hashlib.sha256()
     for split in sorted({parse_split(split)[0] for split in splits}):
         for file in split_files(folder, split, data):
             status = file.stat()
             digest = _file_hash(str(file), status.st_size, status.st_mtime_ns)
             path = file.name if file == folder else file.relative_to(folder).as_posix()
-            total.update(f"{split}\0{path}\0{digest}\n".encode())
+            total.update(f"{split}\0{path}\0{digest}{_reading(data, file)}\n".encode())
     return f"sha256:{total.hexdigest()}"
+
+
+def _reading(data: Dataset, file: Path) -> str:
+    """Return what the content of a file depends on besides its bytes: how its text is read."""
+    kind = file_format(file)
+    if kind is None or kind in BINARY_FORMATS:
+        return ""
+    unit = "lines" if kind == PLAIN_TEXT and data.lines_are_texts else ""
+    return f"\0{READER_VERSION}{unit}{data.encoding or ''}"
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from distill_runner.datasets.readers.table import FilesTable
+from distill_runner.datasets.readers.table import FileProblem, FilesTable
 
 SAMPLE_BYTES = 2**20
 """Bytes at the beginning of a file from which its encoding is checked."""
@@ -36,14 +36,6 @@ MAGIC = {
 """First bytes of files that people rename to .csv."""
 MIN_NULLS = 0.1
 """Share of zero bytes from which a file is taken for UTF-16: half of them in English text."""
-
-
-class FileProblem(Exception):
-    """A file cannot be read, or could be read in several ways; ``problem`` and ``remedy`` are for the user."""
-
-    def __init__(self, problem: str, remedy: str = "") -> None:
-        self.problem, self.remedy = problem, remedy
-        super().__init__(problem)
 
 
 def _open_with_arrow(codec: str) -> Callable[[Path], Any]:
@@ -131,7 +123,9 @@ class TextFile:
         magic = next((content for first, content in MAGIC.items() if sample.startswith(first)), None)
         if magic is not None:
             name = self.file.name
-            raise FileProblem(f"is {magic}, which its name does not say", f"Rename {name}, or save it as its name says.")
+            raise FileProblem(
+                f"is {magic}, which its name does not say", f"Rename {name}, or save it as its name says."
+            )
         mark = next((encoding for first, encoding in MARKS if sample.startswith(first)), None)
         if requested is None:
             if mark is None and sample.count(0) > MIN_NULLS * len(sample):
@@ -197,7 +191,7 @@ class PlainTextTable(FilesTable):
         record.rows = record.lines = 0
         record.remarks = ["a text in each line" if self._by_line else "a text in each paragraph", *text_file.remarks]
         paragraph: list[str] = []
-        for line in text_file.lines():
+        for line in self.checked(number, text_file.lines()):
             record.lines += 1
             text = line.rstrip("\r\n")
             if self._by_line or text.strip():

@@ -7,8 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,8 +14,7 @@ from pydantic import Field
 from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
-from distill_runner.datasets.readers.dataset import Dataset, parse_split
-from distill_runner.datasets.readers.files import local_data, split_files
+from distill_runner.datasets.readers.dataset import BY_CLASS, Dataset, parse_split
 from distill_runner.datasets.readers.tables import read_rows
 
 log = logging.getLogger(__name__)
@@ -26,7 +23,6 @@ Row = Mapping[str, Any]
 MAX_CONTEXT = 10_000_000
 """Maximum number of characters of a context, which is tokenized in one piece: this many need some gigabytes."""
 _NUMPY = re.compile(r"array\((\[.*?\])(, dtype=\w+)?\)", re.DOTALL)
-_SQUAD_JSON = re.compile(r'(?<!\\)"paragraphs"\s*:')
 
 
 class Windowing(Schema):
@@ -44,7 +40,7 @@ class Windowing(Schema):
 
     stride: Annotated[
         Literal["overlap", "step"],
-        Assumption("as in run_qa; in the papers' time, run_squad used a step", "Pro-KD"),
+        Assumption("today's run_qa lets windows overlap; in the papers' time, run_squad used a step", "Pro-KD"),
     ] = "overlap"
     tokens: int = Field(128, ge=1)
     max_question: int | None = Field(None, ge=1)
@@ -121,58 +117,20 @@ def read_questions(rows: Iterable[Row], columns: QuestionColumns) -> Iterator[Qu
         log.warning("split '%s': %d of %d questions %s", columns.split, count, len(ids), remark)
 
 
-def squad_json(file: Path) -> Iterator[Row] | None:
-    """Return the rows of a file in SQuAD's JSON format (articles, paragraphs, questions); None for other formats.
-
-    Raises:
-        UserError: the file is damaged, or deviates from the format.
-    """
-    with file.open(encoding="utf-8") as stream:
-        if not _SQUAD_JSON.search(stream.read(2**16)):
-            return None
-        stream.seek(0)
-        try:
-            articles = json.load(stream)["data"]
-            return iter(list(_squad_rows(articles)))
-        except (ValueError, KeyError, TypeError) as error:
-            problem = f"{file} is damaged or not in SQuAD's format ({type(error).__name__}: {error})"
-            remedy = "It needs data[].paragraphs[].{context, qas[].{id, question, answers[].{text, answer_start}}}."
-            raise UserError("task.dataset", None, problem, remedy) from error
-
-
 def question_rows(data: Dataset, split: str) -> Iterator[Row]:
-    """Yield the rows of a split or of a slice of it, in any format that ``datasets`` reads or in SQuAD's JSON.
+    """Yield the rows of a split or of a slice of it, in any format of data files; in SQuAD's JSON, the questions.
 
     For a slice, the full split is read twice, the first time to count its rows.
     """
     name, part = parse_split(split)
     if part is None:
-        yield from _full_split(data, split)
+        yield from read_rows(data, split)
         return
-    selected = set(part.rows(sum(1 for _ in _full_split(data, name))).tolist())
-    yield from (row for number, row in enumerate(_full_split(data, name)) if number in selected)
-
-
-def _full_split(data: Dataset, split: str) -> Iterator[Row]:
-    source, name = data.locate(split)
-    folder = local_data(source)
-    files = split_files(folder, name, source) if folder else []
-    nested = [squad_json(file) for file in files if file.suffix == ".json"]
-    if nested and all(articles is not None for articles in nested):
-        return chain.from_iterable(filter(None, nested))
-    return read_rows(data, split)
-
-
-def _squad_rows(articles: Any) -> Iterator[Row]:
-    for article in articles:
-        for paragraph in article["paragraphs"]:
-            for question in paragraph["qas"]:
-                yield {
-                    "id": question["id"],
-                    "context": paragraph["context"],
-                    "question": question["question"],
-                    "answers": question.get("answers", []),
-                }
+    if part.order == BY_CLASS:
+        problem = "is a slice by class, but questions have no classes"
+        raise UserError(data.split_key(split), split, problem, "Use train[~:90%], in random order.")
+    selected = set(part.rows(sum(1 for _ in read_rows(data, name))).tolist())
+    yield from (row for number, row in enumerate(read_rows(data, name)) if number in selected)
 
 
 def _question(row: Row, number: int, columns: QuestionColumns, remarks: Counter[str]) -> Question:
