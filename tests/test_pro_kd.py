@@ -227,6 +227,14 @@ def test_phase_two_goes_on_from_the_end_of_phase_one(compose: Compose) -> None:
     assert weights == phase1.read_bytes()
 
 
+def test_phase_two_of_prokd_starts_from_the_end_of_phase_one(compose: Compose) -> None:
+    """Figure 1: "we start training of the student from T = tau_max and go to T = 1. Phase II: ...". From the best epoch,
+    whoever trains few epochs would start at T = 3, and the later checkpoints would have no effect. Annealing-KD's code
+    takes the best one."""
+    for method, select in (("prokd", "last"), ("annealing", "best")):
+        assert Run(compose(f"method={method}")).phase1.config.select == select
+
+
 @pytest.mark.parametrize("select", ["best", "last"])
 def test_which_epoch_of_phase_one_goes_on(compose: Compose, select: str) -> None:
     assert Run(compose(*PROKD, f"student.phase1.select={select}")).phase1.config.select == select
@@ -439,6 +447,7 @@ def test_rco_takes_its_anchors_in_turn(compose: Compose) -> None:
 def test_prokd_with_one_temperature_is_logit_matching_then_the_labels(compose: Compose) -> None:
     """Also with the whole teacher instead of its only checkpoint, by the other factor, or by none."""
     one = ("teacher.optim.epochs=1", "loss.tau_max=1", "student.num_layers=1", "optim.epochs=1")
+    one = (*one, "student.phase1.select=last")
     runs = [Run(compose(*one, *other)) for other in (["method=prokd"], ["method=annealing"])]
     runs.append(Run(compose(*one, "method=annealing", "loss.soften=none")))
     assert [run.phase1.route for run in runs] == [(1, 1), None, None]

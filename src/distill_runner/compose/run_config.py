@@ -98,7 +98,7 @@ def resolved_parts(config: DictConfig) -> dict[str, Any]:
 
 WIDTH = 120
 """Columns of the lines of ``paper_comparison``."""
-DECLARING = ("recipe", "method", "student")
+DECLARING = ("recipe", "method", "student", "pretraining")
 """Parts of the configuration that may have ``assumptions``."""
 
 

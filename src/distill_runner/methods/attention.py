@@ -26,7 +26,8 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch, LengthGroup
 from distill_runner.methods.base import LayeredTerm, Progress
 from distill_runner.methods.layer_mapping import LayerMapping
-from distill_runner.models.features import EncoderShape, FeatureRequest, Features, Projection
+from distill_runner.models.families import Projection
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
 Pair = Literal["QQ", "QK", "QV", "KQ", "KK", "KV", "VQ", "VK", "VV"]
 Rows = Literal["sequence", "token"]
@@ -70,7 +71,9 @@ class AttentionRelationLoss(LayeredTerm):
         over_rows: Annotated[
             Rows,
             Assumption(
-                "mean over each sequence's tokens, then over the batch; Eq. 6 has one sequence", "MiniLMv2 Eq. 6"
+                "mean over each sequence's tokens, then over the batch; Eq. 6 has one sequence",
+                "MiniLMv2 Eq. 6",
+                "sequence",
             ),
         ] = "sequence",
     ) -> None:
@@ -237,7 +240,8 @@ class _RelationKL(Function):
             padded_gradients = [torch.empty_like(side) for side in sides[:2]] if differentiable else []
             for part in _blocks(group, heads, block_size or BLOCK_SIZE[x_TH.device.type]):
                 sequence = torch.arange(part.start, part.stop, device=x_TH.device) // heads
-                block = _Block(*(side[part] for side in sides), group.is_token[sequence], weight_nL[sequence])
+                x, y, teacher_x, teacher_y = (side[part] for side in sides)
+                block = _Block(x, y, teacher_x, teacher_y, group.is_token[sequence], weight_nL[sequence])
                 total += block.kl([side[part] for side in padded_gradients])
             for gradient, side in zip(gradients, padded_gradients, strict=False):
                 assert gradient is not None

@@ -103,7 +103,7 @@ class Attention(Schema):
         Literal["none", "sqrt_dim"],
         Assumption("Eq. 5 has no scale; Vaswani et al., whom the appendix follows, have one", "ALP-KD Eq. 5"),
     ] = "none"
-    normalize: Annotated[bool, Assumption("queries and keys are not normalized", "ALP-KD Eq. 5")] = False
+    normalize: Annotated[bool, Assumption("queries and keys are not normalized", "ALP-KD Eq. 5", False)] = False
 
     @model_validator(mode="before")
     @classmethod

@@ -80,6 +80,7 @@ class SoftLabels(LossTerm):
             Assumption(
                 "the term is multiplied by T^2, as in Hinton et al. and in the code of the authors' group",
                 "ALP-KD Eq. 2",
+                True,
             ),
         ] = True,
     ) -> None:

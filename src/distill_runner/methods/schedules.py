@@ -88,7 +88,7 @@ class CheckpointSchedule(EpochsPerStep):
     checkpoints: list[int] | None = Field(None, min_length=1)
     moment: Annotated[
         Literal["end", "beginning"],
-        Assumption("the end of epoch i, as in Figure 1 and Table 1; Eqs. 2 and 3 say beginning", "Pro-KD"),
+        Assumption("Figure 1 and Table 1 say the end of epoch i; Eqs. 2 and 3 say the beginning", "Pro-KD"),
     ] = "end"
 
     @property
@@ -154,7 +154,8 @@ class LayerSchedule(Schema):
     rule: Literal["pid", "sid", "together"]
     limits: list[Limit] | None = None
     share: Annotated[
-        float, Assumption("six layers take about 40 of 50 epochs in Figure 4", "internal representations, Figure 4")
+        float,
+        Assumption("six layers take about 40 of 50 epochs in Figure 4", "internal representations, Figure 4", 0.8),
     ] = Field(0.8, ge=0, le=1)
     thresholds: Annotated[
         list[float] | None,

@@ -98,7 +98,7 @@ class StageConfig(Schema):
     optim: Optim
     select: Annotated[
         Literal["best", "last"],
-        Assumption("the best epoch by the first metric of the validation set", "ALP-KD", "best"),
+        Assumption("the best epoch by the first metric of the validation set", "all papers", "best"),
     ] = "best"
     keep_checkpoints: bool = False
     seed: int = Field(ge=0)

@@ -63,12 +63,11 @@ def position_warnings(stage: Stage) -> list[str]:
         length, trained = part.config.num_positions, part.num_trained_positions
         if part.data.is_corpus or trained is None or length <= trained:
             continue
-        names = ", ".join(earlier.name for earlier in part.earlier)
+        names = ", ".join(earlier.name for earlier in reversed(part.earlier))
         lines.append(
-            f"stage {part.name} reads {length} positions, and {names} trained the first {trained}: positions {trained + 1} "
-            f"to {length} are new\n"
-            f"  Longer text: pretraining=mlm_nsp_two_lengths, corpus.max_length={length}. Shorter inputs: "
-            f"task.max_length={trained}."
+            f"stage {part.name} reads {length} positions, of which its weights ({names}) have trained {trained}\n"
+            f"  Longer text: corpus.max_length={length} or pretraining=mlm_nsp_two_lengths; shorter inputs: "
+            f"task.max_length={trained}"
         )
     return lines
 

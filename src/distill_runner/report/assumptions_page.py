@@ -1,5 +1,6 @@
 """Generate ``docs/assumptions.md``: every assumption that the package declares, listed by option."""
 
+import re
 from collections.abc import Iterator, Mapping
 
 import yaml
@@ -37,6 +38,11 @@ Every run lists the assumptions that apply to it, with their values, in `result.
 
 {files}
 """
+
+
+REFERENCE = "${"
+VALUE_IN_TEXT = r"\$\{(?:recipe:)?([\w.]+)[^}]*\}"
+"""Regular expression for a value that a text takes from the configuration; its group is the name of the option."""
 
 
 def parts() -> Iterator[tuple[str, type[BaseModel]]]:
@@ -86,8 +92,9 @@ def _of_files() -> Iterator[list[str]]:
         for part in (content, *(content.get(name) for name in DECLARING)):
             for key, assumption in part.get("assumptions", {}).items() if isinstance(part, Mapping) else ():
                 entry = assumption if isinstance(assumption, Mapping) else {"text": assumption}
-                option = f"{key}={format_value(entry['value'])}" if "value" in entry else key
-                yield [f"`{choice}`", f"`{option}`", entry["text"]]
+                value = entry.get("value", REFERENCE)  # a reference is the value that the file itself gives the option
+                option = key if REFERENCE in str(value) else f"{key}={format_value(value)}"
+                yield [f"`{choice}`", f"`{option}`", re.sub(VALUE_IN_TEXT, r"`\1`", entry["text"])]
 
 
 if __name__ == "__main__":
