@@ -14,19 +14,23 @@ import numpy as np
 import torch
 import yaml
 
+from distill_runner.common.account import AccountLine, account_entries
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.process import computation_mode, limit_threads, quiet_transformers
 from distill_runner.common.terminal import Stages
 from distill_runner.compose.run_config import RunConfig, assumptions_of_files, paper_comparison
 from distill_runner.datasets.batches import Batch
+from distill_runner.pipeline.account import account_of_run, log_account
 from distill_runner.pipeline.build import Pipeline, training_conditions
 from distill_runner.pipeline.planning import plan, position_warnings, stages_to_build
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.pipeline.scoring import TEST_PREDICTIONS, FinalScores
+from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, locked_run, read_run, write_json, write_status
 from distill_runner.pipeline.store import Store, link_tree
 from distill_runner.report.collect import PICTURES, label, pictures_of, without_specs
+from distill_runner.report.compare import PREDICTIONS as SAVED_PREDICTIONS
+from distill_runner.report.compare import TEST_PREDICTIONS
 from distill_runner.report.formats import result_row
 from distill_runner.report.identity import recorded_identity
 from distill_runner.report.result import describe_run, environment, model_card, run_result, stage_assumptions
@@ -94,6 +98,7 @@ class _Run:
         for warning in position_warnings(stage):
             log.warning("%s", warning)
         if self.config.plan:
+            log_account(self._account())
             self._log_assumptions_and_cost()
             return {"status": "planned", **self.description}
         if artifacts[-1].hit and (recorded_run := read_run(self.folder)) and recorded_run["status"] == "done":
@@ -103,6 +108,7 @@ class _Run:
                 )
             return self._report()
         pipeline.prepare(stage)
+        log_account(self._account())
         if stage.name == STUDENT:
             for name in stage.config.task.test if stage.config.task else ():
                 if name not in self._tests.splits:
@@ -111,6 +117,10 @@ class _Run:
             pipeline.fill_targets(stage)
             return {"status": "planned", **self.description}
         return self._build()
+
+    def _account(self) -> list[AccountLine]:
+        """Return the account of what the run reads."""
+        return account_of_run(self.stage, self.pipeline.inputs)
 
     @cached_property
     def _tests(self) -> FinalScores:
@@ -131,9 +141,15 @@ class _Run:
     def _log_assumptions_and_cost(self) -> None:
         from distill_runner.sweeping.plan import cost_of_run
 
-        assumptions = [*assumptions_of_files(self.settings), *stage_assumptions(self.stage)]
+        assumptions = [*self._assumptions_of_files(), *stage_assumptions(self.stage)]
         log.info("%s", "\n  ".join(["assumptions, where a paper is silent:", *assumptions]))
         log.info("%s", cost_of_run(self.stage, self.config.store.dir, self.config.runtime))
+
+    def _assumptions_of_files(self) -> list[str]:
+        """Return the assumptions of the configuration files about the run and the stages that it needs."""
+        needed = {stage.name for stage in (self.stage, *self.stage.all_upstream)}
+        stages = {name: stage for name, stage in self.settings.get("stages", {}).items() if name in needed}
+        return assumptions_of_files({**self.settings, "stages": stages})
 
     def _build(self) -> Mapping[str, Any]:
         """Build the stage under the lock of the run's folder, which records the status."""
@@ -192,7 +208,8 @@ class _Run:
             log.info("the model of stage %s is in %s", self.stage.name, folder / "model")
             return {"status": "done", "key": self.stage.key, **self.description}
         result = run_result(self.config, self.stage, self.pipeline, folder)
-        result["assumptions"] = [*assumptions_of_files(self.settings), *result["assumptions"]]
+        result["assumptions"] = [*self._assumptions_of_files(), *result["assumptions"]]
+        result["account"] = account_entries(self._account())
         (folder / "model" / "README.md").write_text(model_card(result))
         self._save_outputs(artifact)
         write_json(folder / RESULT, result)
@@ -204,14 +221,14 @@ class _Run:
         if (task := self.stage.config.task) is None:
             return
         shutil.rmtree(self.folder / PICTURES, ignore_errors=True)
-        for file in self.folder.glob(TEST_PREDICTIONS.format("*")):
+        for file in self.folder.glob(TEST_PREDICTIONS):
             file.unlink()
         for name, split in self._tests.splits.items():
-            task.save_predictions(self.folder / TEST_PREDICTIONS.format(name), self._tests.outputs(name), split)
+            task.save_predictions(self.folder / TEST_PREDICTIONS.replace("*", name), self._tests.outputs(name), split)
         for number, (name, split_name) in enumerate(task.validation.items()):
             outputs = np.load(artifact / PREDICTIONS.format(name))
             split = self.pipeline.inputs.split(self.stage, split_name)
-            task.save_predictions(self.folder / f"predictions-{name}.npz", outputs, split)
+            task.save_predictions(self.folder / SAVED_PREDICTIONS.replace("*", name), outputs, split)
             if number == 0:
                 task.save_pictures(self.folder / PICTURES, self._first_examples(), outputs, split)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any, Literal, TypeVar
@@ -280,7 +280,7 @@ def download(commit: Commit, patterns: Sequence[str], revision: str | None = Non
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": True})
 
-    if (missing := _missing_files(commit, patterns)) == []:
+    if (missing := missing_files(commit, patterns)) == []:
         return commit.folder
     _connect()
     size, started = sum(file.size for file in missing or []), time.monotonic()
@@ -320,7 +320,8 @@ def _download_large_file(commit: Commit, path: str) -> None:
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+    from tqdm import tqdm
 
     url = hf_hub_url(commit.name, path, repo_type=commit.repo_type, revision=commit.sha)
     headers = build_hf_headers()
@@ -330,23 +331,24 @@ def _download_large_file(commit: Commit, path: str) -> None:
         return
     blobs = _cache_folder(commit.repo_type, commit.name) / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
-    blob, partial = blobs / checksum, blobs / f"{checksum}.partial"
+    blob, part = blobs / checksum, blobs / f"{checksum}.partial"
 
     def resume() -> None:
-        with partial.open("ab") as stream:
+        with part.open("ab") as stream:
             if stream.tell():
                 log.info("downloading %s: resuming after %.1f MB", commit.name, stream.tell() / 1e6)
-            options = {"headers": headers, "expected_size": metadata.size, "displayed_filename": path}
-            http_get(url, stream, resume_size=stream.tell(), **options)
+            bar = partial(tqdm, disable=None, leave=False)  # drawn on a terminal only
+            options: dict[str, Any] = {"headers": headers, "expected_size": metadata.size, "tqdm_class": bar}
+            http_get(url, stream, resume_size=stream.tell(), displayed_filename=path, **options)
 
-    with FileLock(f"{partial}.lock"):
+    with FileLock(f"{part}.lock"):
         if blob.exists():
             return
-        _with_retries(resume, lambda: partial.stat().st_size if partial.exists() else 0)
-        if file_sha256(partial) != checksum:
-            partial.unlink()
+        _with_retries(resume, lambda: part.stat().st_size if part.exists() else 0)
+        if file_sha256(part) != checksum:
+            part.unlink()
             raise OSError(f"{path} was damaged during the download")
-        partial.rename(blob)
+        part.rename(blob)
 
 
 def file_names(commit: Commit) -> list[str] | None:
@@ -370,7 +372,7 @@ def matching_files(files: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return [file for file in files if any(fnmatch(file, pattern) for pattern in patterns)]
 
 
-def _missing_files(commit: Commit, patterns: Sequence[str]) -> list[Any] | None:
+def missing_files(commit: Commit, patterns: Sequence[str]) -> list[Any] | None:
     """Return the files that match ``patterns`` and are not in the cache; None if the cache holds no list of files."""
     files = _listed_files(commit)
     if files is None:
@@ -403,5 +405,5 @@ def _cached_sha(repo_type: RepoType, name: str, revision: str) -> str | None:
 def _record_revision(commit: Commit, revision: str) -> None:
     file = _cache_folder(commit.repo_type, commit.name) / "refs" / revision
     file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_replacement(file) as partial:
-        partial.write_text(commit.sha)
+    with atomic_replacement(file) as new_file:
+        new_file.write_text(commit.sha)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, length_groups
-from distill_runner.datasets.tokenization import ArrayFile, Examples, uses_segment_ids
+from distill_runner.datasets.tokenization import ArrayFile, Examples, num_cut, uses_segment_ids
 
 HOLD_OUT_SEED, SCORE_RANGES = 0, 10
 """Constants, so that the held-out set depends on the data alone and all runs select on the same examples."""
@@ -30,6 +30,11 @@ class Split(ABC):
 
     @abstractmethod
     def __len__(self) -> int: ...
+
+    @property
+    def num_examples(self) -> int:
+        """Number of rows of the data that the examples were made from."""
+        return len(self)
 
     @property
     def num_outputs(self) -> int:
@@ -95,11 +100,15 @@ class TokenSplit(Split):
         return np.flatnonzero(np.bincount(self.ids))
 
     @staticmethod
-    def write(folder: Path, examples: Examples, tokenizer: Any, max_length: int) -> None:
+    def write(folder: Path, examples: Examples, tokenizer: Any, max_length: int) -> int:
         """Tokenize ``examples`` and save them in ``folder``.
 
         Inputs above ``max_length`` tokens lose tokens from the longer text first, as in BERT's own recipe.
+
+        Returns:
+            The number of examples that lost tokens.
         """
+        cut = 0
         options = {"truncation": True, "max_length": max_length, "return_attention_mask": False}
         with (
             ArrayFile(folder / "ids.npy", np.int32) as ids,
@@ -110,11 +119,13 @@ class TokenSplit(Split):
             for first in range(0, len(examples), EXAMPLES_PER_CALL):
                 columns = [texts[first : first + EXAMPLES_PER_CALL] for texts in examples.texts]
                 encoded = tokenizer(*columns, return_token_type_ids=True, **options)
+                cut += num_cut(encoded["input_ids"], columns, tokenizer, max_length)
                 offsets.append(ids.size + np.cumsum([len(example) for example in encoded["input_ids"]]))
                 ids.append(np.concatenate(encoded["input_ids"]))
                 segments.append(np.concatenate(encoded["token_type_ids"]) * uses_segment_ids(tokenizer))
         if examples.labels is not None:
             np.save(folder / "labels.npy", examples.labels)
+        return cut
 
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
         """Pack the examples with the numbers ``index``, shortest first; without ``length_multiple`` into one group."""

@@ -1,5 +1,6 @@
 """Examples as texts, and what is needed to save them as arrays of token ids. This module does not import torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -64,6 +65,21 @@ def uses_segment_ids(tokenizer: Any) -> bool:
     If not, its model was trained with segment ids of 0 only.
     """
     return any(tokenizer("a", "a").get("token_type_ids", ()))
+
+
+def num_cut(ids: Sequence[Sequence[int]], columns: Sequence[Sequence[str]], tokenizer: Any, max_length: int) -> int:
+    """Return how many examples lost tokens when they were tokenized with truncation to ``max_length``.
+
+    Args:
+        ids: the tokens of each example.
+        columns: the texts of the same examples, one list for each column.
+    """
+    rows = [row for row, tokens in enumerate(ids) if len(tokens) >= max_length]
+    if not rows:
+        return 0
+    options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+    full = tokenizer(*([texts[row] for row in rows] for texts in columns), **options)["input_ids"]
+    return sum(len(tokens) > max_length for tokens in full)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Inputs of stages: vocabularies, tokenized splits and the data made from them, each stored once; and their models."""
 
+import json
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -10,15 +11,21 @@ import numpy as np
 from distill_runner.common.seeds import seed_all, stage_seed
 from distill_runner.datasets.corpora import train_wordpiece, write_examples
 from distill_runner.datasets.readers.dataset import Dataset
+from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.readers.tables import hub_commit
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
 from distill_runner.models.build import build, load_model
 from distill_runner.models.sources import ModelSource, resolve_source
 from distill_runner.pipeline.stages import TRANSFER, Stage
+from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
+from distill_runner.tasks.account import SplitAccount, account_of_tables, length_counts
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.training.data import CorpusData, Data, TaskData, TextData
 from distill_runner.training.devices import Device
+
+ACCOUNT, HASHES = "account.json", "hashes.npy"
+"""Files of a stored split: what was taken from the data, and a hash of each example."""
 
 
 class Inputs:
@@ -59,14 +66,37 @@ class Inputs:
 
         def write(folder: Path) -> None:
             stage_tokenizer = tokenizer or self.tokenizer(stage)
-            if task is not None:
-                examples = task.transfer(transfer) if transfer and name == TRANSFER else task.examples(name)
-                task.write(folder, examples, stage_tokenizer)
-            elif corpus is not None:
-                write_examples(folder, corpus, "train" if name == "train" else "validation", stage_tokenizer)
+            with recorded_tables() as tables:
+                if task is not None:
+                    examples = task.transfer(transfer) if transfer and name == TRANSFER else task.examples(name)
+                    cut = task.write(folder, examples, stage_tokenizer)
+                    account = task.account(name, examples, tables)
+                    if (hashes := task.hashes(examples, folder)) is not None:
+                        np.save(folder / HASHES, hashes)
+                else:
+                    assert corpus is not None
+                    cut = write_examples(folder, corpus, "train" if name == "train" else "validation", stage_tokenizer)
+                    account = account_of_tables(name, tables, [], [])
+            opened = task.open(folder) if task is not None else CorpusSplit(folder)
+            account.rows = opened.num_examples
+            if stage_tokenizer is not None:
+                limit = task.num_positions if task is not None else corpus.max_length if corpus is not None else 0
+                account.lengths = length_counts(opened.lengths, cut, limit)
+            write_json(folder / ACCOUNT, account.to_json())
 
         folder = self.store.get(stage.data.split_spec(name), write)
         return task.open(folder, stage.data.views) if task is not None else CorpusSplit(folder)
+
+    def account(self, stage: Stage, name: str) -> tuple[SplitAccount, np.ndarray | None] | None:
+        """Return the account of a split in the store, and the hashes of its examples if they have any.
+
+        None if the split is not in the store.
+        """
+        folder = self.store.find(stage.data.split_spec(name))
+        if folder is None or not (folder / ACCOUNT).exists():
+            return None
+        account = SplitAccount.from_json(json.loads((folder / ACCOUNT).read_text()))
+        return account, np.load(folder / HASHES) if (folder / HASHES).exists() else None
 
     def data(self, stage: Stage) -> Data:
         """Return the data that the stage is trained and evaluated on, tokenized into the store. It is read once."""

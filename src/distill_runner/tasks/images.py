@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.images import CHANNELS, Augment, Decoding, Mode
 from distill_runner.datasets.readers.tables import read_table
+from distill_runner.tasks.account import image_hashes
 from distill_runner.tasks.classification import ClassificationTask
 from distill_runner.tasks.splits import HELD_OUT
 
@@ -105,13 +106,17 @@ class ImagesTask(ClassificationTask):
     def transfer(self, transfer: "TransferSet") -> Any:
         return ImageExamples(transfer.inputs()[0], None, "transfer")
 
-    def write(self, folder: Path, examples: Any, tokenizer: Any) -> None:
+    def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:
+        return None if folder is None else image_hashes(np.load(folder / "images.npy", mmap_mode="r"))
+
+    def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
         from distill_runner.datasets.images import decode_images
 
         decoding = Decoding(mode=self.mode, convert=self.convert, resize=self.resize)
         decode_images(examples.values, decoding, examples.split, self.columns[0], folder / "images.npy")
         if examples.labels is not None:
             np.save(folder / "labels.npy", examples.labels)
+        return 0
 
     def open(self, folder: Path, views: int | None = None) -> Any:
         from distill_runner.datasets.image_splits import ImageSplit

@@ -1,5 +1,8 @@
 """Multi-label classification tasks: any number of labels, including none, for each example."""
 
+import ast
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -11,7 +14,7 @@ from distill_runner.datasets.readers.tables import SplitTable
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.classification import MIN_PROBABILITY, ClassesTask
 from distill_runner.tasks.task import ExamplePredictions
-from distill_runner.tasks.text import as_int, is_empty
+from distill_runner.tasks.text import as_int, is_empty, typed_values
 
 if TYPE_CHECKING:
     from distill_runner.datasets.splits import Split
@@ -21,6 +24,8 @@ NO_LABELS = "no label"
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
 """Values for yes and no in a column of a single label, in any letter case."""
 SEPARATORS = {"comma": ",", "semicolon": ";", "bar": "|", "blank": None}
+_NUMPY = re.compile(r"\[\s*\d+\.?(\s+\d+\.?)*\s*\]")
+"""A list of numbers as numpy prints it."""
 
 
 class MultiLabelTask(ClassesTask):
@@ -31,16 +36,19 @@ class MultiLabelTask(ClassesTask):
             of 0 and 1, one for each label.
         separator: what divides the labels in a text; ``blank`` is any whitespace. null if the values are lists, or if
             there are several columns.
+        flags: whether the lists hold a 0 or 1 for each label, as ``transformers`` wants them, instead of names or
+            numbers of labels. null: they do if all have the same length and no other values, and one repeats a value.
         labels: label names in the order of the model's outputs; null reads them from the data.
     """
 
     metric_functions = MULTILABEL_METRICS
     problem_type = "multi_label_classification"
-    example_fields = ClassesTask.example_fields | {"separator"}
+    example_fields = ClassesTask.example_fields | {"separator", "flags"}
 
     type: Literal["multilabel"]
     label: str | list[str] = "labels"  # type: ignore[assignment]
     separator: Literal["comma", "semicolon", "bar", "blank"] | None = None
+    flags: bool | None = None
 
     @model_validator(mode="after")
     def _columns_match_the_names(self) -> Self:
@@ -59,7 +67,10 @@ class MultiLabelTask(ClassesTask):
 
     def distinct_names(self, table: SplitTable) -> list[str]:
         values = [value for value in self.label_values(table) if not self.is_unlabeled(value)]
-        names = {name for value in values for name in self._names(value, table, self.train)}
+        rows = [self._items(value, self.train) for value in values]
+        if self._are_flags(rows, None, self.train):
+            return list(map(str, range(len(rows[0]))))
+        names = {name for items in rows for name in self._names(items, table, self.train)}
         return sorted(names, key=(lambda name: f"{int(name):09d}") if all(name.isdigit() for name in names) else None)
 
     @property
@@ -122,8 +133,8 @@ class MultiLabelTask(ClassesTask):
             of the cells is empty. Empty if a column does not exist.
         """
         if isinstance(self.label, str):
-            return table.columns.get(self.label, [])
-        columns = [table.columns[name] for name in self.label if name in table.columns]
+            return typed_values(table, self.label)
+        columns = [typed_values(table, name) for name in self.label if name in table.columns]
         if len(columns) < len(self.label):  # only a test split may lack columns
             return []
         rows = zip(*columns, strict=True)
@@ -139,8 +150,11 @@ class MultiLabelTask(ClassesTask):
         labels = self.labels or []
         encoded = np.zeros((len(values), len(labels)), dtype=np.float32)
         index = {normalized_label(name): i for i, name in enumerate(labels)}
-        for row, value in enumerate(values):
-            for name in self._names(value, table, split):
+        rows = [self._items(value, split) for value in values]
+        if self._are_flags(rows, len(labels), split):
+            return np.asarray([[_is_set(item) for item in items] for items in rows], dtype=np.float32)
+        for row, items in enumerate(rows):
+            for name in self._names(items, table, split):
                 if normalized_label(name) not in index:
                     problem = f"split '{split}' has the label {name}, which is not among these labels"
                     raise UserError("task.labels", format_list(labels), problem, "Name all labels, or remove it.")
@@ -154,16 +168,72 @@ class MultiLabelTask(ClassesTask):
             raise UserError("task.label", column, problem, "Give each label a column of 0 and 1.")
         return word in YES
 
-    def _names(self, value: Any, table: SplitTable, split: str) -> list[str]:
-        """Return the label names of one example; numbers are indices if the data store class names."""
+    def _items(self, value: Any, split: str) -> list[Any]:
+        """Return the labels of one example as they are written: names, numbers or flags."""
+        if isinstance(value, str) and (items := _printed_list(value)) is not None:
+            return items
         if self.separator is not None and isinstance(value, str | int | float):  # a file of numbers has one in each row
             return [name.strip() for name in str(as_int(value)).split(SEPARATORS[self.separator]) if name.strip()]
         if not isinstance(value, list):
             problem = f"split '{split}' holds {str(value)[:40]!r}, which is not a list of labels"
             remedy = "task.separator=comma (semicolon, bar, blank), or columns of 0 and 1: 'task.label=[<one>,<other>]'"
             raise UserError("task.label", self.label, problem, remedy)
+        if wrong := [item for item in value if not isinstance(item, str) and not isinstance(as_int(item), int)]:
+            problem = f"split '{split}' has the label {str(wrong[0])[:40]}, which is neither a name nor a whole number"
+            raise UserError("task.label", self.label, problem, "Probabilities of labels: task.probabilities.")
+        return value
+
+    def _are_flags(self, rows: Sequence[list[Any]], count: int | None, split: str) -> bool:
+        """Return whether lists hold a 0 or 1 for each label instead of names or numbers of labels.
+
+        Args:
+            count: number of labels; None if it is not known yet.
+        Raises:
+            UserError: the lists can be read in both ways, or are flags of another number of labels.
+        """
+        lengths = {len(items) for items in rows}
+        binary = all(str(as_int(item)) in ("0", "1", "True", "False") for items in rows for item in items)
+        repeats = any(len(set(map(str, items))) < len(items) for items in rows)
+        if self.flags is False or (self.flags is None and (not binary or max(lengths, default=0) < 2)):
+            return False
+        if self.flags is None and not repeats:
+            if len(lengths) > 1 or count not in (None, *lengths):
+                return False
+            problem = (
+                f"split '{split}' has lists such as {rows[0]}: the labels 0 and 1, or a flag for each of two labels"
+            )
+            raise UserError("task.flags", None, problem, "task.flags=true for flags, task.flags=false for labels.")
+        if not binary or len(lengths) > 1 or count not in (None, *lengths):
+            found = " and ".join(map(str, sorted(lengths)[:3])) + ("" if binary else ", not all 0 or 1")
+            needed = f"{count} labels" if count else "the same number in each row"
+            problem = f"split '{split}' has lists of flags of length {found}; the task needs {needed}"
+            raise UserError(
+                "task.flags", self.flags, problem, "Name all labels in task.labels, in the order of the flags."
+            )
+        return True
+
+    def _names(self, items: Sequence[Any], table: SplitTable, split: str) -> list[str]:
+        """Return the label names of one example; numbers are indices if the data store class names."""
         stored = table.class_names
-        if stored and (unknown := [one for one in value if isinstance(one, int) and not 0 <= one < len(stored)]):
+        if stored and (unknown := [one for one in items if isinstance(one, int) and not 0 <= one < len(stored)]):
             problem = f"split '{split}' has the label number {unknown[0]}, but the data name labels 0 to "
             raise UserError("task.label", self.label, f"{problem}{len(stored) - 1}", "Remove or repair such rows.")
-        return [stored[one] if stored is not None and isinstance(one, int) else str(as_int(one)) for one in value]
+        return [stored[one] if stored is not None and isinstance(one, int) else str(as_int(one)) for one in items]
+
+
+def _is_set(item: Any) -> bool:
+    return str(as_int(item)) in ("1", "True")
+
+
+def _printed_list(text: str) -> list[Any] | None:
+    """Return the list that Python, JSON or numpy printed as this text; None for any other text."""
+    text = text.strip()
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    if _NUMPY.fullmatch(text):
+        return [as_int(float(number)) for number in text[1:-1].split()]
+    try:
+        items = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+    return items if isinstance(items, list) else None

@@ -37,8 +37,8 @@ class Splits(Dataset):
             takes rows in a fixed random order.
         validation, test: name in the results -> split, which may be a part as in ``train``. In all three options a
             split of another configuration or dataset is written ``<configuration>:<split>`` or
-            ``<dataset>[@<revision>]:<configuration>:<split>``. Test splits choose nothing and do not change training. If
-            they have labels, they are scored once, at the end, with the student and its teacher. ``test?`` is the split
+            ``<dataset>[@<revision>]:<configuration>:<split>``. Test splits with labels are scored once, at the end,
+            with the student and its teacher; they choose nothing and change no training. ``test?`` is the split
             ``test`` if the folder of the dataset has one. null scores none.
         select_on: data that select the best epoch. ``validation`` is the first split of ``validation``, as in all five
             papers. The name of another validation split selects by that split, and ``mean`` by the mean of all.

@@ -14,8 +14,10 @@ from pydantic import model_validator
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import compute_metrics
+from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
+from distill_runner.tasks.account import SplitAccount, account_of_tables, count_labels
 from distill_runner.tasks.splits import Splits
 
 if TYPE_CHECKING:
@@ -116,8 +118,12 @@ class Task(Splits):
         """
 
     @abstractmethod
-    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> None:
-        """Tokenize or decode ``examples`` and save them in ``folder`` as arrays for ``open``."""
+    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> int:
+        """Tokenize or decode ``examples`` and save them in ``folder`` as arrays for ``open``.
+
+        Returns:
+            The number of examples that lost a part of their text.
+        """
 
     @abstractmethod
     def open(self, folder: Path, views: int | None = None) -> "Split":
@@ -126,6 +132,25 @@ class Task(Splits):
         Args:
             views: number of fixed random crops and flips of each image; None draws new ones in each epoch.
         """
+
+    def account(self, split: str, examples: Any, tables: Sequence[TableRecord]) -> SplitAccount:
+        """Return what was taken from the data of a split.
+
+        Args:
+            examples: the examples of the split, as ``examples`` or ``transfer`` returns them.
+            tables: what the readers took from the files.
+        """
+        account = account_of_tables(split, tables, self.columns, self.label_columns)
+        count_labels(account, getattr(examples, "labels", None), self.head.names or ())
+        return account
+
+    def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:
+        """Return a hash of each example, to find examples that two splits share; None if they are not compared.
+
+        Args:
+            folder: the folder that ``write`` has filled; None if the examples are not written.
+        """
+        return None
 
     def transfer(self, transfer: "TransferSet") -> Examples:
         """Return the inputs of a transfer set as examples without labels."""

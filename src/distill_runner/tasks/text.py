@@ -3,7 +3,7 @@
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError, format_list, root_cause
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
+from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.readers.tables import (
     SplitTable,
     inspect_columns,
@@ -20,6 +21,7 @@ from distill_runner.datasets.readers.tables import (
     read_table,
 )
 from distill_runner.datasets.tokenization import Examples
+from distill_runner.tasks.account import SplitAccount, example_hashes, leaks
 from distill_runner.tasks.columns import (
     LABEL,
     MAX_CANDIDATES,
@@ -170,10 +172,21 @@ class TextTask(Task):
             raise UserError("task.columns", format_list(self.columns), problem, "Name the column of the texts.")
         return Examples(texts, self.encoded_labels(table, split))
 
-    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> None:
+    def account(self, split: str, examples: Examples, tables: Sequence[TableRecord]) -> SplitAccount:
+        account = super().account(split, examples, tables)
+        account.rows = len(examples)
+        account.blank = sum(not any(text.strip() for text in row) for row in zip(*examples.texts, strict=True))
+        if split == self.train:
+            account.warnings += leaks(examples, self.columns, self.head.names if self.has_classes else ())
+        return account
+
+    def hashes(self, examples: Examples, folder: Path | None) -> np.ndarray | None:
+        return example_hashes(examples.texts)
+
+    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> int:
         from distill_runner.datasets.splits import TokenSplit
 
-        TokenSplit.write(folder, examples, tokenizer, self.max_length)
+        return TokenSplit.write(folder, examples, tokenizer, self.max_length)
 
     def open(self, folder: Path, views: int | None = None) -> Any:
         from distill_runner.datasets.splits import TokenSplit

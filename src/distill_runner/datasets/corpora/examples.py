@@ -142,9 +142,11 @@ def _truncate_pair(
     return first, second
 
 
-def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: Any) -> None:
+def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: Any) -> int:
     """Tokenize a split into the files that ``CorpusSplit`` reads; ``labels`` are those of next sentence prediction.
 
+    Returns:
+        The number of passages that lost tokens; the other forms of examples lose none, or few at random.
     Raises:
         UserError: the corpus cannot be read, or its split gives no example.
     """
@@ -160,6 +162,7 @@ def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: An
         texts = ([part for text in document for part in SENTENCE_END.split(text) if part] for document in texts)
     with TemporaryDirectory(dir=folder) as temporary, ExitStack() as files:
         documents = Documents.tokenize(texts, tokenizer, Path(temporary))
+        cut = int((np.diff(documents.sentences) > size).sum()) if corpus.examples == "passages" else 0
         ids, segments, offsets = (
             files.enter_context(ArrayFile(folder / f"{name}.npy", dtype))
             for name, dtype in (("ids", np.int32), ("segments", np.int8), ("offsets", np.int64))
@@ -176,3 +179,4 @@ def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: An
     if not ids.size:
         problem = f"its {split} split has no example (corpus.examples={corpus.examples})"
         raise UserError("corpus", corpus.name, problem, "Use more text, or a smaller corpus.hold_out.")
+    return cut

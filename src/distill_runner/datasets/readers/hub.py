@@ -16,8 +16,14 @@ from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.common.hub import HubError
 from distill_runner.common.process import offline_datasets
-from distill_runner.datasets.readers.dataset import Dataset
-from distill_runner.datasets.readers.files import file_format, local_copies, missing_split, unreadable_split
+from distill_runner.datasets.readers.dataset import Dataset, is_embedded, parse_split
+from distill_runner.datasets.readers.files import (
+    file_format,
+    local_copies,
+    local_data,
+    missing_split,
+    unreadable_split,
+)
 
 log = logging.getLogger(__name__)
 
@@ -112,12 +118,7 @@ def _download_split(data: Dataset, split: str, folder: Path) -> Path:
     commit, revision = dataset_commit(data), data.revision or "main"
     with _hub_errors(data):
         card = _card_metadata(hub.download(commit, FILES_WITHOUT_ROWS, revision))
-        config = _select_config(data, card)
-        patterns = ["*"]
-        if config is not None:
-            patterns = _restrict_to_split(data, split, config)
-        elif data.config:
-            patterns = [f"{data.config}/*"]
+        config, patterns = _split_patterns(data, split, card)
         snapshot = hub.download(commit, patterns, revision)
     existing = sorted(file.relative_to(snapshot).as_posix() for file in snapshot.rglob("*") if file.is_file())
     files = [name for name in hub.matching_files(existing, patterns) if name not in FILES_WITHOUT_ROWS]
@@ -130,6 +131,30 @@ def _download_split(data: Dataset, split: str, folder: Path) -> Path:
     if config is not None:
         _write_card(links / CARD, card, config)
     return links
+
+
+def _split_patterns(data: Dataset, split: str, card: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the configuration that the card gives, if any, and glob patterns of the split's files."""
+    config = _select_config(data, card)
+    if config is not None:
+        return config, _restrict_to_split(data, split, config)
+    return None, [f"{data.config}/*"] if data.config else ["*"]
+
+
+def is_downloaded(data: Dataset, split: str) -> bool:
+    """Return whether a split can be read without the network: from a folder, embedded, or downloaded before.
+
+    Raises:
+        UserError: as ``load_from_hub``, as far as it is known without the network.
+    """
+    source, name = data.locate(split)
+    if is_embedded(source) or local_data(source) is not None:
+        return True
+    commit = dataset_commit(source)
+    if hub.missing_files(commit, FILES_WITHOUT_ROWS):
+        return False
+    _, patterns = _split_patterns(source, parse_split(name)[0], _card_metadata(commit.folder))
+    return commit.folder.is_dir() and not hub.missing_files(commit, patterns)
 
 
 def _link_files(links: Path, snapshot: Path, files: Sequence[str]) -> None:

@@ -106,9 +106,7 @@ class QuestionsTask(Task):
     has_ids = True
     exportable = False
     metric_functions = METRICS
-    example_fields = frozenset(
-        {"columns", "label", "type", "max_length", "version", "unanswerable", "windowing"}
-    )
+    example_fields = frozenset({"columns", "label", "type", "max_length", "version", "unanswerable", "windowing"})
 
     type: Annotated[
         Literal["questions"],
@@ -178,10 +176,12 @@ class QuestionsTask(Task):
             raise UserError("transfer", transfer.name, "lacks columns of question and context", "Give its parts both.")
         return QuestionExamples(read, labeled=False)
 
-    def write(self, folder: Path, examples: Any, tokenizer: Any) -> None:
+    def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
         from distill_runner.tasks.questions.windows import write_windows
 
-        write_windows(folder, examples, tokenizer, self.max_length, self.windowing, examples.labeled, examples.language)
+        return write_windows(
+            folder, examples, tokenizer, self.max_length, self.windowing, examples.labeled, examples.language
+        )
 
     def open(self, folder: Path, views: int | None = None) -> Any:
         from distill_runner.tasks.questions.windows import Windows

@@ -77,6 +77,10 @@ class Windows(TokenSplit):
     def num_questions(self) -> int:
         return len(self.window_offsets) - 1
 
+    @property
+    def num_examples(self) -> int:
+        return self.num_questions
+
     def question(self, number: int) -> Question:
         """Read a question and its context from disk."""
         identity, question, context, answers, starts = json.loads(self._questions[number])
@@ -131,7 +135,7 @@ def write_windows(
     windowing: Windowing,
     labeled: bool,
     language: str | None = None,
-) -> None:
+) -> int:
     """Tokenize questions and write the files that ``Windows`` reads. Only digests of the contexts are kept in memory.
 
     Args:
@@ -142,6 +146,8 @@ def write_windows(
         windowing: how a long context is divided.
         labeled: whether to write the positions of the answers.
         language: language of the contexts, used for scoring.
+    Returns:
+        The number of questions that are too long and lost tokens.
     Raises:
         UserError: the tokenizer gives no character offsets, or a context has no token.
     """
@@ -180,6 +186,7 @@ def write_windows(
     if truncated:
         message = "%d of %d questions are longer than %d tokens, and are truncated"
         log.warning(message, truncated, total, max_question)
+    return truncated
 
 
 def _portions(questions: Iterable[Question]) -> Iterator[list[Question]]:

@@ -1,0 +1,93 @@
+"""The account of a run: what its stages read, in a few lines, each from a function in ``PARTS``.
+
+Data are accounted for when they are tokenized into the store. A plan, which tokenizes nothing, reads the data on this
+machine and tokenizes the first examples.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from distill_runner.common.account import AccountLine
+from distill_runner.datasets.readers.hub import is_downloaded
+from distill_runner.datasets.readers.table import recorded_tables
+from distill_runner.datasets.tokenization import Examples, num_cut
+from distill_runner.pipeline.inputs import Inputs
+from distill_runner.pipeline.stages import TRANSFER, Stage
+from distill_runner.tasks.account import SplitAccount, data_line, length_counts, lengths_line
+
+log = logging.getLogger(__name__)
+
+SAMPLE = 1000
+"""Examples that a plan tokenizes to tell their lengths."""
+Accounts = dict[str, SplitAccount]
+Hashes = dict[str, np.ndarray]
+
+
+def account_of_run(stage: Stage, inputs: Inputs) -> list[AccountLine]:
+    """Return the lines of the account of a run that ends with ``stage``."""
+    return [line for part in PARTS for line in part(stage, inputs)]
+
+
+def log_account(lines: Iterable[AccountLine]) -> None:
+    """Print the account, and each of its warnings."""
+    for line in lines:
+        log.info("%s", line)
+        for warning in line.warnings:
+            log.warning("warning: %s", warning)
+
+
+def task_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+    """Yield the lines on the data of the stage's task: the splits that it trains on and is scored on."""
+    if (task := stage.config.task) is None:
+        return
+    accounts, hashes = Accounts(), Hashes()
+    for name, split in {"train": stage.data.train_split, **task.validation, **task.test}.items():
+        stored = inputs.account(stage, split)
+        if stored is None and split == TRANSFER:
+            continue
+        if stored is None and not is_downloaded(task, split):
+            yield AccountLine("data", f"{task.dataset} on the hub: {split} is not downloaded yet")
+            return
+        account, own_hashes = stored or _read_split(stage, split, inputs)
+        accounts[name] = account
+        if own_hashes is not None:
+            hashes[name] = own_hashes
+    if "train" in accounts:
+        yield data_line(task, accounts, hashes)
+        if (line := lengths_line(accounts)) is not None:
+            yield line
+
+
+def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount, np.ndarray | None]:
+    """Return the account of a split and the hashes of its examples from the data, without storing anything."""
+    task = stage.config.task
+    assert task is not None
+    with recorded_tables() as tables:
+        examples = task.examples(split)
+        account = task.account(split, examples, tables)
+    if isinstance(examples, Examples) and (tokenizer := inputs.tokenizer(stage)) is not None:
+        columns = [texts[:SAMPLE] for texts in examples.texts]
+        ids = tokenizer(*columns, truncation=True, max_length=task.num_positions)["input_ids"]
+        cut = num_cut(ids, columns, tokenizer, task.num_positions)
+        lengths = np.array([len(tokens) for tokens in ids])
+        account.lengths = length_counts(lengths, cut, task.num_positions, is_sample=len(examples) > SAMPLE)
+    return account, task.hashes(examples, None)
+
+
+def corpus_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+    """Yield a line for each corpus that a stage of the run has tokenized into the store."""
+    for part in (stage, *stage.all_upstream):
+        if (corpus := part.config.corpus) is None or (stored := inputs.account(part, "train")) is None:
+            continue
+        account, _ = stored
+        files = [f"{record.name} {record.rows:,} rows" for record in account.files[:3]]
+        files += [f"and {len(account.files) - 3:,} more files"] if len(account.files) > 3 else []
+        cut = f", {account.lengths['cut']:,} cut to {corpus.max_length} tokens" if account.lengths["cut"] else ""
+        text = f"{', '.join(files) or account.origin}; {account.rows:,} training examples{cut}"
+        yield AccountLine("corpus", f"{corpus.name}: {text}", tuple(account.warnings), {"train": account.to_json()})
+
+
+PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [task_lines, corpus_lines]
+"""Functions that yield lines, in the order in which they are printed. A new kind of input adds its own."""

@@ -1,0 +1,307 @@
+"""The account of a task's data: what was taken from each split, in a line, and what in it would surprise the user."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distill_runner.common.account import AccountLine
+from distill_runner.datasets.readers.table import FileRecord, TableRecord
+from distill_runner.tasks.columns import MIN_ROWS, gives_away, predictability
+
+if TYPE_CHECKING:
+    from distill_runner.datasets.tokenization import Examples
+    from distill_runner.tasks.task import Task
+
+MAX_SEARCHED = 20_000
+"""Examples that are searched for their labels; of more, evenly spaced ones."""
+MAX_LISTED = 12
+"""Classes, files or columns that a line lists."""
+FEW_VALUES = 10
+"""A column has few values if each occurs this many times on average."""
+PREDICTED, WORD_PREDICTED = 0.5, 0.95
+"""Shares of a constant prediction's errors that a column of few values, or a word, avoids if it gives labels away."""
+MANY_CUT, MANY_BLANK, MANY_SHARED = 0.1, 0.01, 0.01
+"""Shares of texts cut, of texts without words, and of validation examples in the training data that would surprise."""
+MIN_NAME = 4
+"""Letters of a class name that is searched for in the texts."""
+
+
+@dataclass
+class SplitAccount:
+    """What was taken from the data of one split.
+
+    Attributes:
+        split: name of the split as the configuration writes it.
+        origin: the data that the split is a part of, if it is not a folder of files.
+        files: records of its files.
+        rows_read: number of rows of the files, before a slice.
+        rows: number of examples.
+        texts, label: names of the columns.
+        unread: names of the other columns.
+        blank: number of examples without any text.
+        counts: number of examples by class, the largest class first; empty for other labels.
+        scores: smallest, mean and largest score of a regression task; empty for other labels.
+        lengths: as ``length_counts`` returns them; empty for images.
+        warnings: what in this split alone would surprise.
+    """
+
+    split: str
+    origin: str = ""
+    files: list[FileRecord] = field(default_factory=list)
+    rows_read: int = 0
+    rows: int = 0
+    texts: list[str] = field(default_factory=list)
+    label: str = ""
+    unread: list[str] = field(default_factory=list)
+    blank: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    scores: list[float] = field(default_factory=list)
+    lengths: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "SplitAccount":
+        return cls(**{**content, "files": [FileRecord(**record) for record in content["files"]]})
+
+
+def account_of_tables(split: str, tables: Sequence[TableRecord], texts: list[str], label: list[str]) -> SplitAccount:
+    """Return the account of a split as far as its reader knows it; a table that was read twice counts once."""
+    by_origin = {table.origin: table for table in tables}
+    files = [record for table in by_origin.values() for record in table.files]
+    columns = dict.fromkeys(name for table in by_origin.values() for name in table.columns)
+    rows = sum(table.rows for table in by_origin.values())
+    return SplitAccount(
+        split,
+        "" if files else ", ".join(by_origin),
+        files,
+        rows,
+        rows,
+        texts,
+        " + ".join(name for name in label if name in columns),
+        [name for name in columns if name not in {*texts, *label}],
+        warnings=[warning for record in files for warning in record.warnings],
+    )
+
+
+def count_labels(account: SplitAccount, labels: np.ndarray | None, names: Sequence[str]) -> None:
+    """Add the number of examples of each class, or the range of scores, to the account."""
+    if labels is None:
+        return
+    account.rows = len(labels)
+    if labels.ndim == 2:
+        counts = (labels > 0).sum(axis=0)
+    elif np.issubdtype(labels.dtype, np.integer):
+        counts = np.bincount(labels, minlength=len(names))
+    else:
+        account.scores = [float(labels.min()), float(labels.mean()), float(labels.max())]
+        return
+    account.counts = {name: int(count) for name, count in zip(names, counts, strict=True)}
+
+
+def example_hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
+    """Return a hash (N,), uint64, of the texts of each example, to find examples in two splits."""
+    hashes = (hashlib.blake2b("\0".join(row).encode(), digest_size=8).digest() for row in zip(*columns, strict=True))
+    return np.frombuffer(b"".join(hashes), dtype=np.uint64)
+
+
+def image_hashes(images: np.ndarray) -> np.ndarray:
+    """Return a hash (N,), uint64, of the pixels of each image, (N, H, W, C)."""
+    hashes = (hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images)
+    return np.frombuffer(b"".join(hashes), dtype=np.uint64)
+
+
+def length_counts(lengths: np.ndarray, cut: int, limit: int, is_sample: bool = False) -> dict[str, Any]:
+    """Return the lengths of examples in numbers.
+
+    Args:
+        cut: number of examples that lost tokens, because they had more than ``limit``.
+        is_sample: whether the examples are only the first ones of the split.
+    """
+    counts = {"examples": len(lengths), "median": int(np.median(lengths)), "longest": int(lengths.max())}
+    return {**counts, "cut": cut, "limit": limit, **({"sample": True} if is_sample else {})}
+
+
+# --- What gives labels away
+
+
+def leaks(examples: "Examples", columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return a warning for each text column from which the label can be read off.
+
+    Args:
+        names: names of the classes; empty for scores.
+    """
+    labels = examples.labels
+    if labels is None or len(examples) < MIN_ROWS:
+        return []
+    rows = np.unique(np.linspace(0, len(examples) - 1, MAX_SEARCHED).astype(int)).tolist()
+    sample = [str(label) for label in np.asarray(labels)[rows].tolist()]
+    if len(set(sample)) < 2 or (not names and len(set(sample)) > len(sample) / FEW_VALUES):
+        return []
+    single = [names[int(label)] for label in np.asarray(labels)[rows]] if names and labels.ndim == 1 else []
+    warnings = []
+    for column, texts in zip(columns, examples.texts, strict=True):
+        values = [texts[row] for row in rows]
+        if warning := _leak(values, sample, single):
+            warnings.append(f"{column} gives the label away: {warning}")
+    return warnings
+
+
+def _leak(values: list[str], labels: list[str], class_names: list[str]) -> str | None:
+    """Return how the values of a column give the labels away; None if they do not."""
+    if gives_away(values, labels):
+        return f"its {len(set(values)):,} different texts have one label each"
+    count, predicted, constant = predictability(values, labels)
+    if FEW_VALUES * count <= len(values) and predicted - constant > PREDICTED * (1 - constant):
+        return f"its {count:,} different texts predict {_percent(predicted)} of the labels"
+    for place, position in (("first", 0), ("last", -1)):
+        words = [(text.split() or [""])[position] for text in values]
+        count, predicted, constant = predictability(words, labels)
+        if FEW_VALUES * count <= len(words) and predicted - constant > WORD_PREDICTED * (1 - constant):
+            return f"the {place} word predicts {_percent(predicted)} of the labels"
+    return _named_label(values, class_names)
+
+
+def _named_label(values: list[str], class_names: list[str]) -> str | None:
+    """Return that texts hold the name of their class, and texts of other classes do not; None otherwise."""
+    names = sorted(set(class_names))
+    if len(names) < 2 or len(names) > MAX_LISTED or any(len(name) < MIN_NAME for name in names):
+        return None
+    for name in names:
+        pattern = re.compile(rf"(?<!\w){re.escape(name.casefold())}(?!\w)")
+        is_named = np.array([pattern.search(text.casefold()) is not None for text in values])
+        is_own = np.array([label == name for label in class_names])
+        if is_named[is_own].mean() < WORD_PREDICTED or is_named[~is_own].mean() > 1 - WORD_PREDICTED:
+            return None
+    return f"its texts name their own class, such as {names[0]}"
+
+
+# --- Lines
+
+
+def data_line(task: "Task", accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarray]) -> AccountLine:
+    """Return the line on the splits of a task.
+
+    Args:
+        accounts, hashes: by the name of the split: ``train``, or that of a validation or test split.
+    """
+    train = accounts["train"]
+    parts = [", ".join(_files(accounts))]
+    if train.texts:
+        parts.append(f"text = {' + '.join(train.texts)}" if task.tokenized else f"image = {train.texts[0]}")
+    if train.label:
+        parts.append(f"label = {train.label}{_labels(train)}")
+    if train.unread:
+        parts.append(f"not read: {_listed(train.unread)}")
+    details = {name: account.to_json() for name, account in accounts.items()}
+    warnings = [warning for account in accounts.values() for warning in account.warnings]
+    warnings += [*_blank(accounts), *_classes(accounts), *_shared(accounts, hashes)]
+    return AccountLine("data", "; ".join(parts), tuple(dict.fromkeys(warnings)), {"splits": details})
+
+
+def _files(accounts: Mapping[str, SplitAccount]) -> list[str]:
+    """Return what was read of each file; splits of one file are named together."""
+    groups: dict[str, list[tuple[str, SplitAccount]]] = {}
+    for name, account in accounts.items():
+        groups.setdefault(_file_names(account), []).append((name, account))
+    texts = []
+    for files, members in list(groups.items())[:MAX_LISTED]:
+        account = members[0][1]
+        remarks = list(dict.fromkeys(remark for record in account.files for remark in record.remarks))
+        if account.blank:
+            remarks.append(f"{account.blank:,} without text")
+        lines = sum(record.lines or 0 for record in account.files)
+        if lines and lines > account.rows_read + len(account.files):
+            remarks.insert(0, f"{lines:,} lines")
+        remark = f" ({', '.join(remarks)})" if remarks else ""
+        uses = [f"{other.rows:,} for {name}" for name, other in members]
+        use = f": {', '.join(uses)}" if len(members) > 1 or account.rows != account.rows_read else ""
+        name = "" if account.files else f" {account.split}"
+        texts.append(f"{files}{name} {_rows(account.rows_read)}{remark}{use}")
+    rest = len(groups) - MAX_LISTED
+    return texts + ([f"and {rest} more"] if rest > 0 else [])
+
+
+def _file_names(account: SplitAccount) -> str:
+    names = [record.name for record in account.files]
+    if len(names) > 1:
+        return f"{names[0]} and {len(names) - 1:,} more files"
+    return names[0] if names else account.origin
+
+
+def _labels(account: SplitAccount) -> str:
+    if account.scores:
+        low, mean, high = account.scores
+        return f" ({low:g} to {high:g}, mean {mean:.2f})"
+    if not account.counts:
+        return ""
+    counts = [f"{name} {count:,}" for name, count in account.counts.items()]
+    if len(counts) <= MAX_LISTED:
+        return f" ({', '.join(counts)})"
+    low, high = min(account.counts.values()), max(account.counts.values())
+    return f" ({len(counts)} classes of {low:,} to {high:,})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.{0 if share > 0.1 else 1}f} %"
+
+
+def _blank(accounts: Mapping[str, SplitAccount]) -> Iterable[str]:
+    for name, account in accounts.items():
+        if account.blank > MANY_BLANK * account.rows:
+            yield f"{account.blank:,} of {account.rows:,} examples of {name} have no text"
+
+
+def _classes(accounts: Mapping[str, SplitAccount]) -> Iterable[str]:
+    train = accounts["train"].counts
+    absent = [name for name, count in train.items() if not count]
+    if absent:
+        yield f"no training example has the label {_listed(absent)}"
+    for name, account in accounts.items():
+        missing = [label for label, count in account.counts.items() if not count and train.get(label)]
+        if name != "train" and missing:
+            yield f"{name} has no example of {_listed(missing)}, which training has"
+
+
+def _shared(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarray]) -> Iterable[str]:
+    for name, own in hashes.items():
+        if name == "train" or "train" not in hashes:
+            continue
+        count = int(np.isin(own, hashes["train"]).sum())
+        if count > MANY_SHARED * len(own):
+            share = f"{count:,} of {len(own):,} examples of {name} ({_percent(count / len(own))})"
+            yield f"{share} are in the training data too"
+
+
+def lengths_line(accounts: Mapping[str, SplitAccount]) -> AccountLine | None:
+    """Return the line on the lengths of a task's examples; None if they have none."""
+    lengths = {name: account.lengths for name, account in accounts.items() if account.lengths}
+    if "train" not in lengths:
+        return None
+    train, warnings = lengths["train"], []
+    for name, own in lengths.items():
+        if own["cut"] > MANY_CUT * own["examples"]:
+            share = _percent(own["cut"] / own["examples"])
+            warnings.append(f"{share} of the examples of {name} have more than {own['limit']} tokens and are cut")
+    cut = "none cut"
+    if train["cut"]:
+        share = _percent(train["cut"] / train["examples"])
+        cut = f"{share} longer than task.max_length={train['limit']} and cut"
+    median = f"over {train['limit']}" if 2 * train["cut"] > train["examples"] else str(train["median"])
+    sample = f" (of the first {train['examples']:,})" if train.get("sample") else ""
+    return AccountLine("lengths", f"median {median} tokens, {cut}{sample}", tuple(warnings), {"splits": lengths})
