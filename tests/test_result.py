@@ -1,15 +1,25 @@
 """What a result says of its run: the settings in which a paper's rows differ, and the number that it finds by them."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.config import parse_method
-from distill_runner.report.result import _variant, describe_run, published_number, settings_of
+from distill_runner.report.published import Quantity
+from distill_runner.report.result import describe_run, settings_of
+from distill_runner.report.scores import _variant, published_number
 
 Compose = Callable[..., RunConfig]
+RTE = Quantity("rte", ("validation",), "accuracy")
+
+
+def stage(num_layers: int) -> Any:
+    """A student of a paper's width, whose teacher has the type of a paper's."""
+    shape = SimpleNamespace(num_layers=num_layers, width=768, model_type="bert")
+    return SimpleNamespace(shape=shape, first_teacher=SimpleNamespace(shape=shape))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +38,7 @@ def test_a_run_finds_its_number_by_itself(
     overrides: tuple[str, ...], num_layers: int, value: float, compose: Compose
 ) -> None:
     run = compose("task=rte", *overrides, f"student.num_layers={num_layers}", tiny=False)
-    found = published_number(run, num_layers, 768, "accuracy")
+    found = published_number(run, stage(num_layers), RTE)
     assert found is not None
     assert (found.value, found.comparable) == (value, True)
 
@@ -62,7 +72,7 @@ def test_the_settings_of_a_method() -> None:
 
 
 def test_a_run_of_another_variant_finds_none(compose: Compose) -> None:
-    assert published_number(compose("task=rte", "method=pkd", "mapping=all", tiny=False), 4, 768, "accuracy") is None
+    assert published_number(compose("task=rte", "method=pkd", "mapping=all", tiny=False), stage(4), RTE) is None
 
 
 def test_settings_are_those_of_the_student_and_its_phases(compose: Compose) -> None:

@@ -37,7 +37,7 @@ def test_row_without_teacher_and_published_number() -> None:
 
 def test_row_says_when_a_published_number_is_a_reference_only() -> None:
     published = {"value": 60.0, "source": "ALP-KD Table 1", "comparable": False}
-    assert "60.00 (+6.43), ALP-KD Table 1; its teacher, size or metric differs" in result_row(
+    assert "60.00 (+6.43), ALP-KD Table 1; its teacher differs, or the paper" in result_row(
         result(published=published)
     )
 
@@ -80,7 +80,10 @@ def test_table_of_methods_and_tasks() -> None:
         "  ALP-KD Table 1        (65.70)           -            -            -",
         "  difference            (-0.70)           -            -            -",
         "",
-        "In parentheses: the paper's teacher, size or metric differs from the run's.",
+        "average: the mean of rte, cola and mrpc.",
+        "",
+        "In parentheses: the paper's teacher differs from the run's, or it does not name",
+        "metric or split.",
         "",
         "pkd skip on cola, seed 1 failed: UserError: " + 35 * "x" + "…",
         "pkd skip on mrpc, seed 1 interrupted: repeat the command to resume",
@@ -107,7 +110,8 @@ def test_averages_are_over_complete_rows() -> None:
         result(key="1"),
         result(key="2", task="cola", metric="matthews", score=0.3, teacher_score=0.5, published=cola),
     ]
-    lines = terminal_of(results).splitlines()
+    *lines, _, note = terminal_of(results).splitlines()
+    assert note == "average: the mean of rte and cola."
     assert [line.split()[-1] for line in lines] == [
         "average",
         "59.12",  # (68.23 + 50) / 2

@@ -28,9 +28,7 @@ from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, locked_run, read_run, write_json, write_status
 from distill_runner.pipeline.store import Store, link_tree
-from distill_runner.report.collect import PICTURES, label, pictures_of, without_specs
-from distill_runner.report.compare import PREDICTIONS as SAVED_PREDICTIONS
-from distill_runner.report.compare import TEST_PREDICTIONS
+from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS, label, pictures_of, without_specs
 from distill_runner.report.formats import result_row
 from distill_runner.report.identity import recorded_identity
 from distill_runner.report.result import describe_run, environment, model_card, run_result, stage_assumptions
@@ -228,7 +226,7 @@ class _Run:
         for number, (name, split_name) in enumerate(task.validation.items()):
             outputs = np.load(artifact / PREDICTIONS.format(name))
             split = self.pipeline.inputs.split(self.stage, split_name)
-            task.save_predictions(self.folder / SAVED_PREDICTIONS.replace("*", name), outputs, split)
+            task.save_predictions(self.folder / f"predictions-{name}.npz", outputs, split)
             if number == 0:
                 task.save_pictures(self.folder / PICTURES, self._first_examples(), outputs, split)
 

@@ -162,7 +162,11 @@ def run_key(*, _root_: DictConfig, stages: Any = None) -> str:
     except (OmegaConfBaseException, UserError):  # the run itself reports the error, in a separate folder
         stages = OmegaConf.to_container(_root_, resolve=False)
     stage = OmegaConf.select(_root_, "stage")
-    parts = {"stages": {name: _without_test(part) for name, part in stages.items()}, "precision": OmegaConf.select(_root_, "runtime.precision"), "stage": stage}
+    parts = {
+        "stages": {name: _without_test(part) for name, part in stages.items()},
+        "precision": OmegaConf.select(_root_, "runtime.precision"),
+        "stage": stage,
+    }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     method = OmegaConf.select(_root_, "method.name") if stage == "student" else stage
     names = (OmegaConf.select(_root_, "task.name"), method)

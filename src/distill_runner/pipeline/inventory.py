@@ -128,7 +128,7 @@ def freed_bytes(entries: Iterable[Entry]) -> int:
 def unused_entries(entries: Sequence[Entry], runs: Path) -> list[Entry]:
     """Return the complete artifacts that no finished run in the folder ``runs`` was made from.
 
-    Caches (``tokens``, ``targets``, ``checkpoints``, ``test``) always count as unused, since no stage's spec names them.
+    Caches (``tokens``, ``targets``, ``checkpoints``, ``test``) always count as unused: no stage names them.
 
     Raises:
         UserError: ``runs`` holds no finished run, so that every artifact would be unused.

@@ -24,9 +24,6 @@ from distill_runner.training.data import predict
 OUTPUTS = "outputs.npy"
 """File with the outputs of the stage's head for a test split, in the order of the split."""
 
-TEST_PREDICTIONS = "test-predictions-{}.npz"
-"""File of a run's folder with the predictions for a test split, for paired tests."""
-
 
 class FinalScores:
     """Predictions and scores of a stage's model on the test splits of its task that have labels.
@@ -61,10 +58,15 @@ class FinalScores:
         return outputs
 
     def scores(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of each test split, in the order of ``task.metrics``."""
-        scores = {}
+        """Return the metrics of each test split, in the order of ``task.metrics``.
+
+        Splits that nobody has predicted are left out if the model has been deleted from the store.
+        """
+        store, scores = self.pipeline.store, {}
         for name, split in self.splits.items():
             assert self.task is not None
+            if not store.has(self.spec(name)) and not all(store.has(model.spec) for model in self.models):
+                continue
             metrics: dict[str, float] = json.loads((self._folder(name) / METRICS).read_text())
             if set(self.task.metrics) - metrics.keys():  # the run that predicted the split asked for other metrics
                 metrics = self.task.score(self.outputs(name), split)

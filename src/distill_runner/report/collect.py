@@ -17,6 +17,8 @@ Result = Mapping[str, Any]
 """Content of ``result.json``, or of ``status.json`` for a run that has not finished."""
 REQUIRED = ("task", "method", "seed", "status")
 """Keys that the file of every run has, whatever its status."""
+TEST_PREDICTIONS = "test-predictions-*.npz"
+"""Files of a run's folder with the predictions for test splits, in the format of those for validation splits."""
 PICTURES = "pictures"
 """Folder of the pictures of examples, in a run's folder."""
 STAGE_KINDS = ("stage", "ensemble", "labels")
@@ -86,10 +88,10 @@ def _stored_specs(folder: Path, result: Result) -> dict[str, Any]:
     with suppress(OSError, ValueError, TypeError, LookupError, yaml.YAMLError):  # else, the default folder
         stores.insert(0, Path(yaml.safe_load((folder / "config.yaml").read_text())["store"]["dir"]))
     specs: dict[str, Any] = {}
-    keys = [result.get("key")]
+    keys = [str(result.get("key"))]
     while keys:
         key = keys.pop()
-        files = [store / kind / str(key) / "spec.json" for store in stores for kind in STAGE_KINDS]
+        files = [store / kind / key / "spec.json" for store in stores for kind in STAGE_KINDS]
         if key not in specs and (file := next(filter(Path.is_file, files), None)):
             specs[key] = json.loads(file.read_text())
             keys += upstream_keys(specs[key])
@@ -170,6 +172,16 @@ def data_of(result: Result) -> Mapping[str, Any]:
     return result.get("data") or {}
 
 
+def tested_on(result: Result) -> Mapping[str, Mapping[str, Any]]:
+    """Return the test splits, by name, whose mean is the score of a test column; empty for other columns."""
+    return result.get("tested_on") or {}
+
+
 def scored_on(result: Result) -> list[str]:
-    """Return the validation splits whose mean is the score: one, unless ``mean`` selects. Empty if not known."""
+    """Return the validation or test splits whose mean is the score: several, such as languages, or one.
+
+    Empty if not known.
+    """
+    if tested := tested_on(result):
+        return [*tested]
     return [result["split"]] if "split" in result else data_of(result).get("scored_on", [])

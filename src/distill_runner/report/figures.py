@@ -30,7 +30,7 @@ ONE, MEAN, BEST, PUBLISHED, REFERENCE, TEACHER = (
     "mean over seeds, 95% interval",
     "best of a search",
     "published",
-    "published; other teacher, size or metric",
+    "published; other teacher",
     "teacher",
 )
 MARKS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import format_value
-from distill_runner.report.collect import Result, data_of, is_scored, label, stage_of, upstream_keys
+from distill_runner.report.collect import (
+    Result,
+    data_of,
+    is_scored,
+    label,
+    scored_on,
+    stage_of,
+    tested_on,
+    upstream_keys,
+)
 
 if TYPE_CHECKING:
     from distill_runner.pipeline.stages import Stage
@@ -169,8 +178,13 @@ def _data_settings(spec: Spec, result: Result) -> Iterator[tuple[str, Any]]:
     selecting = [select_on] if select_on in splits else [*splits] if select_on == "mean" else [next(iter(splits))]
     recorded = data.pop("scored_on", None) or data_of(result).get("scored_on", ())
     selecting = [name for name in recorded if name in splits] or selecting
-    scored = [result["split"]] if result.get("split") in splits else selecting
-    yield "task.scored_on", _splits(scored, splits)
+    scored, tested = [name for name in scored_on(result) if name in splits] or selecting, tested_on(result)
+    if tested:
+        scored, splits_of_score = [], {name: part["split"] for name, part in tested.items()}
+        yield "task.scored_on", _splits([*tested], splits_of_score)
+        yield "task.test.content", [part["content"] for part in tested.values()]
+    else:
+        yield "task.scored_on", _splits(scored, splits)
     if select_on == "held_out":
         yield "task.select_on", select_on
     elif scored != selecting:
@@ -230,12 +244,13 @@ def differences(first: Result, second: Result) -> list[str]:
     skipped = (terms ^ other_terms) | (stages ^ other_stages)
     names = [name for name in _merged_order((one, other)) if name.partition(".")[0] not in skipped]
     names.sort(key=lambda name: name.partition(".")[0] in stages | other_stages)  # the student's own come first
-    pairs = [(name, one.get(name), other.get(name)) for name in names]
-    return [
-        " / ".join(facet.words if facet else f"no {name}" for facet in (a, b))
-        for name, a, b in pairs
-        if a is None or b is None or a.value != b.value
-    ]
+    texts = []
+    for name in names:
+        absent = Facet(None, f"no {name}")
+        a, b = one.get(name, absent), other.get(name, absent)
+        if a != b:
+            texts.append(f"{a.words} / {b.words.removeprefix(f'{name} ')}")
+    return texts
 
 
 def shared_stages(runs: Sequence[Result]) -> list[str]:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
 from distill_runner.common.errors import format_value
-from distill_runner.datasets.metrics import METRICS
 from distill_runner.report.rows import GRID, GRID_MEAN, ResultCell, ResultTable, Row, Teacher, held_out_column
 
-AVERAGE, PHASES = "average", "steps, phases included"
-BRACKETS = "In parentheses: the paper's teacher, size or metric differs from the run's."
+PHASES = "steps, phases included"
+BRACKETS = "In parentheses: the paper's teacher differs from the run's, or it does not name metric or split."
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,13 @@ class Line:
         text = self.form.format(self.values[task])
         return f"({text})" if task in self.bracketed else text
 
-    def with_average(self, tasks: Sequence[str]) -> "Line":
-        """Add the mean over ``tasks``, if the line has a number for each of them."""
-        if not self.averaged or any(task not in self.values for task in tasks):
+    def with_average(self, name: str, columns: Sequence[str]) -> "Line":
+        """Add the column ``name`` with the mean over ``columns``, if the line has a number for each of them."""
+        if not self.averaged or any(column not in self.values for column in columns):
             return self
-        values = {**self.values, AVERAGE: fmean(self.values[task] for task in tasks)}
-        return replace(self, values=values, bracketed=self.bracketed | ({AVERAGE} if self.bracketed else set()))
+        values = {**self.values, name: fmean(self.values[column] for column in columns)}
+        bracketed = {name} if self.bracketed & {*columns} else set()
+        return replace(self, values=values, bracketed=self.bracketed | bracketed)
 
 
 Number = Callable[[ResultCell], float | None]
@@ -69,21 +70,14 @@ DETAILS: tuple[tuple[str, Number, str, bool], ...] = (
 
 
 def table_lines(table: ResultTable) -> tuple[list[str], list[Line]]:
-    """Return the columns and the lines of a table, teachers first. Two tasks or more also get a column of averages."""
+    """Return the columns and the lines of a table, teachers first, with averages over tasks in columns of their own."""
     lines = [line for teacher in table.teachers for line in _teacher_lines(teacher)]
     phases_differ = len({cell.steps_before for row in table.rows for cell in row.cells.values()}) > 1
     lines += [line for row in table.rows for line in _row_lines(row) if phases_differ or line.name != PHASES]
-    if len(averaged := _averaged_columns(table.tasks)) < 2:
-        return table.tasks, lines
-    return [*table.tasks, AVERAGE], [line.with_average(averaged) for line in lines]
-
-
-def _averaged_columns(columns: Sequence[str]) -> list[str]:
-    """Return one column per task, without columns of a task for other metrics or for held-out selection."""
-    repeated = {
-        name for task in columns for name in (held_out_column(task), *(f"{task} {metric}" for metric in METRICS))
-    }
-    return [column for column in columns if column not in repeated]
+    averages = [name for name in table.means if name not in table.tasks]
+    for name in averages:
+        lines = [line.with_average(name, table.means[name]) for line in lines]
+    return [*table.tasks, *averages], lines
 
 
 def notes(table: ResultTable) -> list[str]:
@@ -91,7 +85,12 @@ def notes(table: ResultTable) -> list[str]:
     bracketed = any(line.bracketed for line in table_lines(table)[1])
     kinds = {kind for row in table.rows for kind in row.kinds}
     optimistic = "The best of a grid was chosen by these scores: expect a lower score on other data."
-    return [BRACKETS] * bracketed + [optimistic] * bool(kinds & {GRID, GRID_MEAN})
+    means = [f"{name}: the mean of {_enumeration(columns)}." for name, columns in table.means.items()]
+    return [*means, *[BRACKETS] * bracketed, *[optimistic] * bool(kinds & {GRID, GRID_MEAN})]
+
+
+def _enumeration(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def best_points(table: ResultTable) -> list[tuple[str, str, str]]:
@@ -167,16 +166,14 @@ def _numbers(cells: Mapping[str, ResultCell], number_of: Number) -> dict[str, fl
     return {task: value for task, value in values.items() if value is not None}
 
 
-def _published_lines(printed: Mapping[str, Mapping[str, object]], differences: Mapping[str, float]) -> list[Line]:
+def _published_lines(printed: Mapping[str, Mapping[str, Any]], differences: Mapping[str, float]) -> list[Line]:
     """Return two lines per source: its published numbers, and the differences of the run's scores from them."""
     lines = []
     for source in dict.fromkeys(str(number["source"]) for number in printed.values()):
         of_source = {task: number for task, number in printed.items() if number["source"] == source}
         bracketed = frozenset(task for task, number in of_source.items() if not number["comparable"])
-        lines.append(
-            Line(source, {task: float(number["value"]) for task, number in of_source.items()}, bracketed=bracketed)
-        )  # type: ignore[arg-type]
-        lines.append(
-            Line("difference", {task: differences[task] for task in of_source}, form="{:+.2f}", bracketed=bracketed)
-        )
+        numbers = {task: float(number["value"]) for task, number in of_source.items()}
+        difference = {task: differences[task] for task in of_source}
+        lines += [Line(source, numbers, bracketed=bracketed)]
+        lines += [Line("difference", difference, form="{:+.2f}", bracketed=bracketed)]
     return lines

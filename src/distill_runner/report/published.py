@@ -8,9 +8,10 @@ An average that a paper prints is a line with ``task`` = average.
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -34,6 +35,21 @@ CHECKPOINTS = {
 
 A match begins at the start of the name, or right after a slash.
 """
+FAMILIES = {
+    "XLM-R": "xlm-roberta",
+    "XLM": "xlm",
+    "RoBERTa": "roberta",
+    "DistilBERT": "distilbert",
+    "MobileBERT": "mobilebert",
+    "IB-BERT": "mobilebert",
+    "BERT": "bert",
+    "ResNet": "resnet",
+}
+"""Part of a model's name in a paper -> model type; the first part that a name contains counts."""
+FRESH_TYPE = "bert"
+"""Type of the students with new weights, whatever their teacher is."""
+AVERAGE, MISMATCHED = "average", "mismatched"
+NOT_COMPARABLE = "its teacher differs, or the paper does not name metric or split"
 
 
 class PublishedCell(Schema):
@@ -89,11 +105,10 @@ class Published(Schema):
 
     Attributes:
         value: in percent, as printed.
-        metric: metric of the paper's number; a run's score by another metric is not comparable. None if the paper does
-            not name it.
+        metric: metric of the paper's number; None if the paper does not name it.
         source: paper and table.
         split: split of the paper's number, as in ``PublishedCell``.
-        comparable: whether the run has the paper's teacher, depth, width, metric and split.
+        comparable: whether the run has the paper's teacher, and the paper names metric and split.
     """
 
     value: float
@@ -103,6 +118,61 @@ class Published(Schema):
     split: str | None = None
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """What a score is: the mean of a metric over splits of a task.
+
+    Attributes:
+        splits: names of the splits in results, such as the languages of a task.
+        metric: None accepts any metric.
+        is_test: whether the splits are test splits.
+        is_part: whether the splits are some of several that the task is scored on, each with its own column.
+    """
+
+    task: str
+    splits: tuple[str, ...] = ()
+    metric: str | None = None
+    is_test: bool = False
+    is_part: bool = False
+
+    def is_of(self, cell: PublishedCell) -> bool:
+        """Whether a cell is this quantity, as far as the paper names metric and split."""
+        split = "test" if self.is_test else "dev"
+        if self.splits == (MISMATCHED,):
+            split, tasks = f"{split}_{MISMATCHED}", {self.task}
+        else:
+            tasks = {f"{self.task}_{name}" for name in self.splits}
+        if len(self.splits) > 1:
+            is_same = cell.task == AVERAGE and _languages(cell.paper, cell.table) == tasks
+        else:
+            is_same = cell.task in (tasks if self.is_part else {*tasks, self.task})
+        return is_same and cell.metric in (None, self.metric or cell.metric) and cell.split in (None, split)
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """The model that has a score, as far as it is known: sizes and type, and type and name of its teacher.
+
+    For a teacher's own score, ``teacher`` is its name, and ``teacher_type`` its type.
+    """
+
+    num_layers: int | None = None
+    width: int | None = None
+    model_type: str | None = None
+    teacher: str = ""
+    teacher_type: str | None = None
+
+    def is_of(self, cell: PublishedCell) -> bool:
+        """Whether a cell is about a model of this size and type; a model of unknown size must have the cell's name."""
+        if self.num_layers is None:
+            return _is(cell.teacher, self.teacher)
+        if self.num_layers != cell.num_layers or (self.width and cell.width not in (None, self.width)):
+            return False
+        teacher_type, named = _family(cell.teacher), _family(cell.student or cell.teacher)
+        types = {named} if named else {teacher_type, FRESH_TYPE}  # a student that is named by its size
+        return self.model_type in (None, *types) and self.teacher_type in (None, teacher_type)
+
+
 def _rows(name: str) -> list[dict[str, str]]:
     text = files("distill_runner.report").joinpath("published", f"{name}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
@@ -110,7 +180,7 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 @cache
 def titles() -> dict[str, str]:
-    """Return paper -> title in ``source``. The order breaks ties: ``find`` takes the cell of the earlier paper."""
+    """Return paper -> title in ``source``, in the order in which ``find`` prefers equally good numbers."""
     return {line["paper"]: line["title"] for line in _rows("titles")}
 
 
@@ -127,68 +197,63 @@ def _scores() -> tuple[PublishedCell, ...]:
     return tuple(cell for cell in all_cells if cell.method and cell.task and cell.is_of_a_table)
 
 
+def papers_of(method: str) -> list[str]:
+    """Return the papers that print a score of a method."""
+    return list(dict.fromkeys(cell.paper for cell in _scores() if method in str(cell.method).split("|")))
+
+
 def find(
     method: str,
-    task: str,
-    *,
-    num_layers: int | None,
-    teacher: str,
-    width: int | None = None,
-    metric: str | None = None,
-    split: str = "dev",
+    quantity: Quantity,
+    model: ScoredModel,
     variant: Mapping[str, Any] | None = None,
+    papers: Collection[str] | None = None,
 ) -> Published | None:
-    """Return the printed number for the same method and variant on the same task, or None.
+    """Return the printed number of a method for the same quantity and a model of the same size and type, or None.
 
-    Size, teacher, metric and split need not match. If no number matches in all of them, the nearest one is returned as
-    a reference; of two equally near depths, the deeper one.
+    The teacher need not be the paper's. Of several numbers, one with the paper's teacher is preferred.
 
     Args:
         method: name as in ``conf/method``, or ``teacher``.
-        num_layers, width: size of the student, or of the teacher for ``teacher``. None if unknown or irrelevant.
-        teacher: hub id, folder or configuration name of the teacher.
-        metric: metric of the run's score; None accepts any metric.
-        split: split of the run's score, as in ``PublishedCell``.
         variant: all settings of the run, such as ``mapping``; settings that the paper does not name are ignored.
+        papers: papers to look in; None looks in all.
     """
     stated = {key: _text(value) for key, value in (variant or {}).items() if value is not None}
-    of_method = (cell for cell in _scores() if task in _names(cell) and method in str(cell.method).split("|"))
-    candidates = [cell for cell in of_method if _agrees(cell, stated)]
+    of_method = (cell for cell in _scores() if method in str(cell.method).split("|"))
+    candidates = [
+        cell
+        for cell in of_method
+        if (papers is None or cell.paper in papers)
+        and quantity.is_of(cell)
+        and model.is_of(cell)
+        and _agrees(cell, stated)
+    ]
     if not candidates:
         return None
-    distance = partial(_distance, num_layers=num_layers, width=width, teacher=teacher, metric=metric, split=split)
-    cell = min(candidates, key=lambda cell: (*distance(cell), -(cell.num_layers or 0), -len(cell.variant)))
+    cell = min(candidates, key=lambda cell: (*_unknown(cell, model, quantity), -len(cell.variant)))
     source = f"{titles()[cell.paper]} Table {cell.table}"
-    comparable = cell.metric is not None and not any(distance(cell))
+    comparable = cell.metric is not None and not any(_unknown(cell, model, quantity))
     number = {"value": float(cell.value), "metric": cell.metric, "split": cell.split}
     return Published(**number, source=source, comparable=comparable)
 
 
-def _names(cell: PublishedCell) -> tuple[str | None, ...]:
-    """Return the cell's task; for an average over languages, also their common task (``xnli`` for ``xnli_en`` etc.)."""
-    of_languages = _languages_of(cell.paper, cell.table) if cell.task == "average" else None
-    return (cell.task, of_languages) if of_languages else (cell.task,)
+def _unknown(cell: PublishedCell, model: ScoredModel, quantity: Quantity) -> tuple[bool, ...]:
+    """Return what may differ between a cell and a result, the most serious first; all False for equal experiments."""
+    metric_is_unknown = quantity.metric is not None and cell.metric is None
+    return not _is(cell.teacher, model.teacher), metric_is_unknown, cell.split is None
 
 
 @cache
-def _languages_of(paper: str, table: str) -> str | None:
-    """Return the task that a table prints in several languages; None if the table has other tasks too."""
-    tasks = {cell.task for cell in cells(paper) if cell.table == table and cell.task} - {"average"}
+def _languages(paper: str, table: str) -> frozenset[str]:
+    """Return the tasks of a table that prints one task in several languages; empty if the table has other tasks too."""
+    tasks = frozenset(cell.task for cell in cells(paper) if cell.table == table and cell.task) - {AVERAGE}
     stems = {task.partition("_")[0] for task in tasks}
-    return stems.pop() if len(stems) == 1 and len(tasks) > 1 else None
+    return tasks if len(stems) == 1 and len(tasks) > 1 else frozenset()
 
 
-def _distance(
-    cell: PublishedCell, *, num_layers: int | None, width: int | None, teacher: str, metric: str | None, split: str
-) -> tuple[float, ...]:
-    """Return the differences between a cell and a result, the most serious first; all 0 for the same experiment."""
-    return (
-        metric is not None and cell.metric not in (None, metric),
-        cell.split != split,
-        not _is(cell.teacher, teacher),
-        width not in (None, cell.width),
-        0 if num_layers is None else abs((cell.num_layers or 0) - num_layers),
-    )
+def _family(name: str | None) -> str | None:
+    """Return the model type of a paper's model."""
+    return next((family for part, family in FAMILIES.items() if part in str(name)), None)
 
 
 def _is(checkpoint: str | None, teacher: str) -> bool:

@@ -1,6 +1,5 @@
 """What a run leaves: the content of ``result.json``, versions of packages, and the model card."""
 
-import json
 import platform
 import re
 import subprocess
@@ -9,25 +8,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from distill_runner.common.assumptions import applied_assumptions
 from distill_runner.common.errors import format_value
 from distill_runner.common.terminal import markdown_table
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.methods.config import MethodConfig
-from distill_runner.methods.hidden_states import Attention
-from distill_runner.methods.layer_mapping import LayerMapping
-from distill_runner.pipeline.build import METRICS, Pipeline
+from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.inputs import hub_commits
 from distill_runner.pipeline.stages import STAGE, Stage
 from distill_runner.report.collect import Result, label
 from distill_runner.report.identity import flat, recorded_identity
-from distill_runner.report.published import Published, find
-from distill_runner.tasks.splits import HELD_OUT
-from distill_runner.training.train import PREDICTIONS
+from distill_runner.report.published import NOT_COMPARABLE
+from distill_runner.report.scores import mapping_and_attention, measured_stage, scores_on_tests, scores_on_validation
 
 PACKAGES = (
     "distill-run",
@@ -58,24 +52,16 @@ def run_result(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -
         stage: the student's stage. Earlier stages may have been deleted since; then their numbers are None.
         folder: folder of the run.
     """
-    measured = _measured(stage, pipeline)
+    measured = measured_stage(stage, pipeline)
     assert measured is not None
-    first = stage.first_teacher
-    teacher = _measured(first, pipeline) if first and first.has_head else None
-    metric = next(iter(measured["metrics"]))
-    description = describe_run(run)
-    published = published_number(run, stage.shape.num_layers, stage.shape.width, metric)
-    task = stage.config.task
+    description, task = describe_run(run), stage.config.task
     return {
         **recorded_identity(stage, measured["conditions"]),
         "status": "done",
         **description,
         "data": task.data_summary if task else None,  # with the columns that were found in the data
-        "metric": metric,
-        "score": measured["metrics"][metric],
-        "metrics": measured["metrics"],
-        "selection": _selection(stage, metric, measured["metrics"]),
-        "others": list(_others(run, stage, measured["metrics"], teacher)),
+        **scores_on_validation(run, stage, pipeline),
+        "test": scores_on_tests(run, stage, pipeline),
         "select": stage.config.select,
         "best_epoch": measured["best"],
         "epochs": measured["epoch"],
@@ -84,16 +70,11 @@ def run_result(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -
         "history": measured["epochs"],
         "teacher": run.teacher.name if stage.first_teacher else None,
         "base_model": _base_model(stage),
-        "teacher_score": teacher["metrics"][metric] if teacher else None,
+        "teacher_model": _teacher_model(stage),
         "student": measured["shape"] | description["student"],
         "num_params": measured["num_params"],
         "examples_per_second": measured["examples_per_second"],
         "seconds": measured["wall_seconds"],
-        "published": published.model_dump() if published else None,
-        "splits": {
-            name: _split_result(run, stage, name, measured["metrics"], teacher)
-            for name in (task.split_columns if task else ())
-        },
         "assumptions": stage_assumptions(stage),
         "labels": list(stage.head.names or ()),
         "pipeline_tag": task.pipeline_tag if task else "fill-mask",
@@ -103,25 +84,6 @@ def run_result(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -
     }
 
 
-def _measured(stage: Stage, pipeline: Pipeline) -> dict[str, Any] | None:
-    """Return the metrics of a stage in the store, None if it has been deleted.
-
-    Metrics that another run did not ask for when it trained the stage are computed from its predictions.
-    """
-    if (artifact := pipeline.store.find(stage.spec)) is None:
-        return None
-    measured: dict[str, Any] = json.loads((artifact / METRICS).read_text())
-    task = stage.config.task
-    if task is not None and set(task.metrics) - measured["metrics"].keys():
-        scores = {
-            name: task.score(np.load(artifact / PREDICTIONS.format(name)), pipeline.inputs.split(stage, split))
-            for name, split in task.validation.items()
-            if (artifact / PREDICTIONS.format(name)).exists()
-        }
-        measured["metrics"] |= task.combined_metrics(scores)
-    return measured
-
-
 def _steps_in_all(stage: Stage, pipeline: Pipeline) -> int | None:
     """Return the steps that trained the student, those of its earlier phases included.
 
@@ -129,45 +91,16 @@ def _steps_in_all(stage: Stage, pipeline: Pipeline) -> int | None:
     """
     source = None if stage.source is stage.first_teacher else stage.source
     earlier = _steps_in_all(source, pipeline) if source else 0
-    measured = _measured(stage, pipeline)
+    measured = measured_stage(stage, pipeline)
     return None if earlier is None or measured is None else earlier + measured["step"]
 
 
-def _split_result(
-    run: RunConfig, stage: Stage, name: str, metrics: Mapping[str, float], teacher: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the entries that differ for one validation split with a separate column."""
-    metric = next(iter(metrics))
-    published = published_number(run, stage.shape.num_layers, stage.shape.width, metric, f"_{name}")
-    return {
-        "score": _split_score(metrics, name, metric),
-        "teacher_score": _split_score(teacher["metrics"], name, metric) if teacher else None,
-        "published": published.model_dump() if published else None,
-    }
-
-
-def _split_score(metrics: Mapping[str, float], name: str, metric: str) -> float:
-    """Return the score on one split. The plain name of a metric stands for the split whose score selects the epoch."""
-    return metrics.get(f"{name}/{metric}", metrics[metric])
-
-
-def _selection(stage: Stage, metric: str, metrics: Mapping[str, float]) -> dict[str, Any] | None:
-    """Return what selected the epoch, with the score; None if the reported score did."""
-    score = metrics.get(f"{HELD_OUT}/{metric}")
-    return None if score is None else {"on": f"{HELD_OUT} examples", "score": score}
-
-
-def _others(
-    run: RunConfig, stage: Stage, metrics: Mapping[str, float], teacher: Mapping[str, Any] | None
-) -> Iterator[dict[str, Any]]:
-    """Yield scores by metrics other than the first one, if a paper prints a number of this method by that metric."""
-    task = stage.config.task
-    for metric in task.metrics[1:] if task else []:
-        published = published_number(run, stage.shape.num_layers, stage.shape.width, metric)
-        if published is not None and (published.metric, published.split) == (metric, "dev"):
-            of_teacher = teacher["metrics"].get(metric) if teacher else None
-            score = {"metric": metric, "score": metrics[metric], "teacher_score": of_teacher}
-            yield {**score, "published": published.model_dump()}
+def _teacher_model(stage: Stage) -> dict[str, Any] | None:
+    """Return the size and type of the teacher; None without a teacher that is one model."""
+    teacher = stage.first_teacher
+    if teacher is None or teacher.config.prediction_source is not None:
+        return None
+    return {name: getattr(teacher.shape, name) for name in ("num_layers", "width", "model_type")}
 
 
 def _base_model(stage: Stage) -> str | None:
@@ -180,59 +113,12 @@ def _base_model(stage: Stage) -> str | None:
     return None
 
 
-def published_number(run: RunConfig, num_layers: int, width: int, metric: str, split: str = "") -> Published | None:
-    """Return the number that a paper prints for a run, or None. The methods of all its stages define the variant.
-
-    Args:
-        num_layers, width: size of the student.
-        metric: metric of the run's score.
-        split: suffix of the task's name for one of its validation splits, such as ``_en``.
-    """
-    description = describe_run(run)
-    variant: dict[str, Any] = {}
-    for config in [*run.stages.values(), run.stages["student"]]:  # last, as the student's settings override the others
-        variant |= _variant(config.method)
-    if route := run.stages["student"].route:
-        variant |= route.variant
-    return find(
-        description["method"],
-        description["task"] + split,
-        num_layers=num_layers,
-        width=width,
-        teacher=run.teacher.source or run.teacher.name,
-        metric=metric,
-        split="test" if (task := run.stages["student"].task) and "test" in task.validation else "dev",
-        variant=variant,
-    )
-
-
-def _variant(method: MethodConfig) -> dict[str, Any]:
-    """Return options of the loss terms by name, options of a schedule as ``schedule.rule``, and names of the terms."""
-    schedule = method.schedule.model_dump(mode="json") if method.schedule else {}
-    schedule = {f"schedule.{key}": value for key, value in schedule.items()}
-    options = {key: value for term in method.terms.values() for key, value in term.options.items()}
-    return schedule | options | _mapping_and_attention(method) | {"terms": list(method.terms)}
-
-
-def _mapping_and_attention(method: MethodConfig) -> dict[str, Any]:
-    """Return the first mapping and the first attention among the loss terms, as names, with the attention's heads."""
-    arguments = [dict(term.arguments) for term in method.terms.values()]
-    mapping: LayerMapping | None = next((term["mapping"] for term in arguments if term.get("mapping")), None)
-    attention: Attention | None = next((term["attention"] for term in arguments if term.get("attention")), None)
-    names: dict[str, Any] = {}
-    if mapping:
-        names["mapping"] = mapping.rule if mapping.layer is None else f"{mapping.rule}:{mapping.layer}"
-    if attention:
-        names |= {"attention": attention.type, "heads": attention.heads}
-    return names
-
-
 def describe_run(run: RunConfig) -> dict[str, Any]:
     """Return what is known of a run before it starts, so that runs that fail are described too."""
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
-    layers = _mapping_and_attention(student.method)
+    layers = mapping_and_attention(student.method)
     return {
         "stage": run.stage,
         "task": data.name,
@@ -352,6 +238,7 @@ def model_card(result: Result) -> str:
         f"({result['num_params'] / 1e6:.1f}M parameters, init `{_without_paths(student['init'])}`), trained with "
         f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
         "## Scores on the validation set\n\n" + _scores(result),
+        *(["## Scores on the test set\n\n" + _scores(result["test"])] if result.get("test") else []),
         *([f"Labels, in the order of the outputs: {', '.join(result['labels'])}."] if result.get("labels") else []),
         NO_LICENSE,
         "## Loading\n\n" + LOADING.format(tag=_pipeline_tag(result)),
@@ -382,31 +269,35 @@ def _pipeline_tag(result: Result) -> str:
 
 
 def _front_matter(result: Result) -> dict[str, Any]:
-    metrics = [{"type": name, "name": name, "value": float(value)} for name, value in result["metrics"].items()]
-    entry = {
-        "task": {"type": _pipeline_tag(result)},
-        "dataset": {
-            "type": _without_paths(result["dataset"] or result["task"]),
-            "name": result["task"],
-            "split": "validation",
-        },
-        "metrics": metrics,
-    }
+    entries = [_index_entry(result, "validation", result["metrics"])]
+    if test := result.get("test"):
+        entries.append(_index_entry(result, "test", test["metrics"]))
     name = f"{label(result)} {result['task']}"
     return {
         "library_name": "transformers",
         **({"base_model": result["base_model"]} if result.get("base_model") else {}),
         "pipeline_tag": _pipeline_tag(result),
         "tags": ["knowledge-distillation", "distill-run", result["method"]],
-        "model-index": [{"name": name, "results": [entry]}],
+        "model-index": [{"name": name, "results": entries}],
     }
 
 
-def _scores(result: Result) -> str:
+def _index_entry(result: Result, split: str, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return an entry of the hub's index: the metrics on one split."""
+    dataset = _without_paths(result["dataset"] or result["task"])
+    return {
+        "task": {"type": _pipeline_tag(result)},
+        "dataset": {"type": dataset, "name": result["task"], "split": split},
+        "metrics": [{"type": name, "name": name, "value": float(value)} for name, value in metrics.items()],
+    }
+
+
+def _scores(result: Mapping[str, Any]) -> str:
+    """Return a table of the metrics on the validation or the test splits, with the teacher's and the paper's."""
     rows = [(name, 100 * value) for name, value in result["metrics"].items() if name != "perplexity"]
     if result.get("teacher_score") is not None:
         rows.append((f"{result['metric']} of the teacher", 100 * result["teacher_score"]))
     if number := result.get("published"):
-        remark = "" if number["comparable"] else "; its teacher, size or metric differs"
+        remark = "" if number["comparable"] else f"; {NOT_COMPARABLE}"
         rows.append((f"published ({number['source']}{remark})", number["value"]))
     return markdown_table(["", "×100"], [[name, f"{value:.2f}"] for name, value in rows])

@@ -5,17 +5,27 @@ A result holds scores as fractions. Here and in all printed output, scores are p
 
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, isnan
 from statistics import fmean
 from typing import Any
 
 from distill_runner.report import published
-from distill_runner.report.collect import Result, data_of, is_scored, label, selection_of, settings
-from distill_runner.report.identity import identity_of, row_names
+from distill_runner.report.collect import (
+    Result,
+    data_of,
+    is_scored,
+    label,
+    scored_on,
+    selection_of,
+    settings,
+    tested_on,
+)
+from distill_runner.report.identity import TEACHER, identity_of, row_names
 from distill_runner.report.statistics import Spread
 
+AVERAGE, TEST = "average", "test"
 GRID, GRID_MEAN, ELSEWHERE = "best of grid", "best mean of grid", "chosen by {}"
 """How the point of a grid was chosen: by the scores that the table shows, or by other scores of the same runs."""
 
@@ -177,11 +187,17 @@ class Teacher:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table. Tasks, teachers and rows keep the order of the results."""
+    """A table. Tasks, teachers and rows keep the order of the results.
+
+    Attributes:
+        tasks: names of the columns.
+        means: columns that are means of others, with the names of those. Averages over tasks are not among ``tasks``.
+    """
 
     tasks: list[str]
     teachers: list[Teacher]
     rows: list[Row]
+    means: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def unfinished(self) -> list[tuple[str, Result]]:
@@ -192,7 +208,7 @@ class ResultTable:
 def tabulate(results: Iterable[Result]) -> ResultTable:
     """Return the table of ``results``, finished or not, without runs that ended with a stage before the student."""
     students = distinct(result for result in results if is_scored(result) or result["status"] != "done")
-    entries = [entry for result in students for part in by_split(result) for entry in _in_columns(part)]
+    entries = [entry for result in students for entry in _in_columns(result)]
     tasks = list(dict.fromkeys(entry["task"] for entry in entries))
     by_row: dict[str, list[Result]] = {}
     for name, entry in zip(row_names(entries), entries, strict=True):
@@ -201,14 +217,23 @@ def tabulate(results: Iterable[Result]) -> ResultTable:
     for name, runs in by_row.items():
         cells = {task: cell_of([run for run in runs if run["task"] == task]) for task in tasks}
         rows.append(Row(name, cells, runs[0]))
-    return ResultTable(tasks, _teachers(entries), rows)
+    return ResultTable(tasks, _teachers(entries), rows, _means(entries))
 
 
-def by_split(result: Result) -> list[Result]:
-    """Return the result and a copy for each validation split (``splits``) with its own column, such as a language."""
-    parts = (result.get("splits") or {}).items() if is_scored(result) else ()
-    own = ({**part, "split": name, "task": f"{result['task']}_{name}"} for name, part in parts)
-    return [result, *({**result, "others": [], **part} for part in own)]
+def _means(entries: Sequence[Result]) -> dict[str, list[str]]:
+    """Return the columns that are means of others, with those: of a task's splits, and of the same part of all tasks.
+
+    A column whose rows are means of different splits is left out: the names of the rows then say which.
+    """
+    means: dict[str, list[str]] = {}
+    for column in dict.fromkeys(entry["task"] for entry in entries):
+        parts = {tuple(entry.get("mean_of", ())) for entry in entries if entry["task"] == column}
+        if len(parts) == 1 and len(part := parts.pop()) > 1:
+            means[column] = [*part]
+    by_average: dict[str, list[str]] = {}
+    for name, column in dict.fromkeys((entry["average"], entry["task"]) for entry in entries if "average" in entry):
+        by_average.setdefault(name, []).append(column)
+    return means | {name: columns for name, columns in by_average.items() if len(columns) > 1}
 
 
 def held_out_column(task: str) -> str:
@@ -224,23 +249,51 @@ def column_of(result: Result) -> str:
 
 
 def _in_columns(result: Result) -> Iterator[Result]:
-    """Yield the result with its column's name as task, and a copy for each other metric that a paper prints."""
-    task = column_of(result)
-    entry = {**result, "task": task, "of_task": result["task"]}
-    yield entry
-    if not is_scored(result):
+    """Yield the result with its column's name as task, and a copy for each other score that has a column.
+
+    These are the scores on splits with columns of their own, on test splits, and by other metrics that a paper prints.
+    A grid chooses its point by the score that chose it on the validation splits, never by another column.
+    """
+    task, column, is_done = result["task"], column_of(result), is_scored(result)
+    suffix = column.removeprefix(task)
+    splits = (result.get("splits") or {}) if is_done else {}
+    own = {"task": column, "of_task": task, "average": AVERAGE + suffix}
+    yield from _with_other_metrics({**result, **own, "mean_of": _columns(task, scored_on(result), suffix)})
+    if not is_done:
         return
-    selection = {"on": result["metric"], "score": result["score"], **selection_of(result)}
-    for other in result.get("others") or []:
-        yield {**entry, **other, "task": f"{task} {other['metric']}", "selection": selection}
+    selection = {"on": column, "score": result["score"], **selection_of(result)}
+    part = {**result, "of_task": task, "others": [], "selection": selection}
+    for name, numbers in splits.items():
+        yield {**part, **numbers, "split": name, "task": f"{task}_{name}{suffix}"}
+    if test := result.get("test"):
+        suffix, tested = f"{suffix} {TEST}", test["splits"]
+        own = {"task": task + suffix, "average": AVERAGE + suffix, "mean_of": _columns(task, tested, suffix)}
+        yield from _with_other_metrics({**part, **test, **own, "splits": {}, "tested_on": tested})
+        for name in test["columns"]:
+            numbers = {**tested[name], "metric": test["metric"], "split": name, "tested_on": {name: tested[name]}}
+            yield {**part, **numbers, "task": f"{task}_{name}{suffix}"}
+
+
+def _columns(task: str, splits: Iterable[str], suffix: str) -> list[str]:
+    return [f"{task}_{name}{suffix}" for name in splits]
+
+
+def _with_other_metrics(entry: Result) -> Iterator[Result]:
+    """Yield an entry of the table, and a copy for each other metric of it that a paper prints."""
+    yield entry
+    if is_scored(entry):
+        selection = {"on": entry["metric"], "score": entry["score"], **selection_of(entry)}
+        for other in entry.get("others") or []:
+            copy = {key: value for key, value in entry.items() if key not in ("average", "mean_of")}
+            yield {**copy, **other, "task": f"{entry['task']} {other['metric']}", "selection": selection}
 
 
 def distinct(results: Iterable[Result]) -> list[Result]:
-    """Return one result per run, since two folders may hold the same run; a finished result replaces a failure."""
+    """Return one result per run, since two folders may hold the same run: the one with most scores."""
     runs: dict[Hashable, Result] = {}
     for number, result in enumerate(results):
         run = (label(result), result["task"], result.get("key") or number, str(result.get("conditions")))
-        if run not in runs or not is_scored(runs[run]):
+        if run not in runs or not is_scored(runs[run]) or (result.get("test") and not runs[run].get("test")):
             runs[run] = result
     return list(runs.values())
 
@@ -263,9 +316,20 @@ def _teachers(results: Sequence[Result]) -> list[Teacher]:
 
 
 def _published_teachers(runs: Mapping[str, Result]) -> dict[str, Mapping[str, Any]]:
+    """Return the numbers that the paper of each run's method prints for its teacher."""
     numbers = {}
     for task, run in runs.items():
-        split = "test" if "test" in data_of(run).get("validation", ()) else "dev"  # as for the student
-        of_run = {"teacher": run["teacher"], "metric": run["metric"], "split": split}
-        numbers[task] = published.find("teacher", run["of_task"], num_layers=None, **of_run)
+        papers = published.papers_of(run["method"])
+        if number := run.get("published"):
+            papers = [paper for paper in papers if number["source"].startswith(published.titles()[paper])]
+        teacher = run.get("teacher_model") or {}
+        model = published.ScoredModel(**teacher, teacher=run["teacher"], teacher_type=teacher.get("model_type"))
+        numbers[task] = published.find(TEACHER, _quantity(run), model, papers=papers)
     return {task: number.model_dump() for task, number in numbers.items() if number}
+
+
+def _quantity(entry: Result) -> published.Quantity:
+    """Return what the score of an entry of the table is."""
+    splits, is_part = tuple(scored_on(entry)), "split" in entry
+    is_test = bool(tested_on(entry)) or splits == (TEST,)
+    return published.Quantity(entry["of_task"], splits, entry["metric"], is_test, is_part)

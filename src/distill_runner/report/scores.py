@@ -1,0 +1,190 @@
+"""Scores of a run in its result: on validation and test splits, of student and teacher, and the published numbers."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.methods.config import MethodConfig
+from distill_runner.methods.hidden_states import Attention
+from distill_runner.methods.layer_mapping import LayerMapping
+from distill_runner.pipeline.build import METRICS, Pipeline
+from distill_runner.pipeline.scoring import FinalScores
+from distill_runner.pipeline.stages import Stage
+from distill_runner.report.published import Published, Quantity, ScoredModel, find
+from distill_runner.tasks import Task
+from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.training.train import PREDICTIONS
+
+Metrics = Mapping[str, Mapping[str, float]]
+"""Metrics by split."""
+
+
+def scores_on_validation(run: RunConfig, stage: Stage, pipeline: Pipeline) -> dict[str, Any]:
+    """Return the entries of a result with the scores on validation splits.
+
+    ``score`` is the mean over ``data.scored_on``. ``selection`` is what selected the epoch, with its score, if that is
+    not ``score``. ``splits`` has the scores of splits with columns of their own, ``others`` those by other metrics.
+    """
+    task, measured, first = stage.config.task, measured_stage(stage, pipeline), stage.first_teacher
+    assert measured is not None
+    of_teacher = measured_stage(first, pipeline) if first and first.has_head else None
+    metrics, metric = measured["metrics"], next(iter(measured["metrics"]))
+    if task is None:
+        numbers = {"score": metrics[metric], "teacher_score": None, "published": None}
+        return {"metric": metric, **numbers, "metrics": metrics, "selection": None, "others": [], "splits": {}}
+    student = _by_split(task, metrics)
+    teacher = _by_split(first.config.task or task, of_teacher["metrics"]) if first and of_teacher else {}
+    quantity = Quantity(task.name, tuple(task.scored_splits), metric, is_test=task.scored_splits == ["test"])
+    part = replace(quantity, is_part=True)
+    return {
+        "metric": metric,
+        **_numbers(run, stage, quantity, student, teacher),
+        "metrics": metrics | (_combined(student, task.metrics) if task.split_columns else {}),
+        "selection": _selection(task, metric, metrics),
+        "others": list(_others(run, stage, quantity, student, teacher)),
+        "splits": {
+            name: _numbers(run, stage, replace(part, splits=(name,)), student, teacher) for name in task.split_columns
+        },
+    }
+
+
+def scores_on_tests(run: RunConfig, stage: Stage, pipeline: Pipeline) -> dict[str, Any] | None:
+    """Return the scores on the labeled test splits, whose mean is ``score``; None if there are none.
+
+    ``columns`` are the splits that have columns of their own in a table.
+    """
+    task, first = stage.config.task, stage.first_teacher
+    if task is None or not (student := FinalScores(stage, pipeline).scores()):
+        return None
+    teacher = FinalScores(first, pipeline).scores() if first and first.has_head else {}
+    quantity = Quantity(task.name, tuple(student), task.metrics[0], is_test=True)
+    part = replace(quantity, is_part=len(student) > 1)
+    return {
+        "metric": quantity.metric,
+        **_numbers(run, stage, quantity, student, teacher),
+        "metrics": _combined(student, task.metrics),
+        "others": list(_others(run, stage, quantity, student, teacher)),
+        "columns": [*student] if task.by_split and len(student) > 1 else [],
+        "splits": {
+            name: {
+                "split": task.test[name],
+                "content": task.test_content(task.test[name]),
+                "metrics": metrics,
+                **_numbers(run, stage, replace(part, splits=(name,)), student, teacher),
+            }
+            for name, metrics in student.items()
+        },
+    }
+
+
+def _numbers(run: RunConfig, stage: Stage, quantity: Quantity, student: Metrics, teacher: Metrics) -> dict[str, Any]:
+    """Return score, the teacher's score and the published number of the same quantity."""
+    assert quantity.metric is not None
+    published = published_number(run, stage, quantity)
+    return {
+        "score": _mean(student, quantity.splits, quantity.metric),
+        "teacher_score": _mean(teacher, quantity.splits, quantity.metric),
+        "published": published.model_dump() if published else None,
+    }
+
+
+def _others(
+    run: RunConfig, stage: Stage, quantity: Quantity, student: Metrics, teacher: Metrics
+) -> Iterator[dict[str, Any]]:
+    """Yield scores by metrics other than the first one, if a paper prints a number of this method by that metric."""
+    for metric in stage.config.task.metrics[1:] if stage.config.task else ():
+        numbers = _numbers(run, stage, replace(quantity, metric=metric), student, teacher)
+        if numbers["published"] and numbers["published"]["metric"] == metric:
+            yield {"metric": metric, **numbers}
+
+
+def _by_split(task: Task, metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the metrics of a stage by validation split, from their combined names (``combined_metrics``)."""
+    by_split = {}
+    for name in task.validation:
+        plain = task.plain_splits == [name]
+        values = {
+            metric: metrics.get(f"{name}/{metric}", metrics.get(metric) if plain else None) for metric in task.metrics
+        }
+        by_split[name] = {metric: value for metric, value in values.items() if value is not None}
+    return by_split
+
+
+def _combined(by_split: Metrics, metrics: Sequence[str]) -> dict[str, float | None]:
+    """Return the means over all splits under the plain names of the metrics, and each as ``<split>/<metric>``."""
+    parts = {f"{name}/{metric}": value for name, values in by_split.items() for metric, value in values.items()}
+    return {metric: _mean(by_split, by_split, metric) for metric in metrics} | (parts if len(by_split) > 1 else {})
+
+
+def _mean(metrics: Metrics, splits: Sequence[str] | Metrics, metric: str) -> float | None:
+    """Return the mean of a metric over splits; None if it is missing for one of them."""
+    values = [metrics.get(name, {}).get(metric) for name in splits]
+    present = [value for value in values if value is not None]
+    return fmean(present) if present and len(present) == len(values) else None
+
+
+def _selection(task: Task, metric: str, metrics: Mapping[str, float]) -> dict[str, Any] | None:
+    """Return what selected the epoch, with the score; None if the reported score did."""
+    if (score := metrics.get(f"{HELD_OUT}/{metric}")) is not None:
+        return {"on": f"{HELD_OUT} examples", "score": score}
+    if task.scored_splits == task.plain_splits:
+        return None
+    return {"on": f"{task.name}_{task.plain_splits[0]}", "score": metrics[metric]}
+
+
+def measured_stage(stage: Stage, pipeline: Pipeline) -> dict[str, Any] | None:
+    """Return the metrics of a stage in the store, None if it has been deleted.
+
+    Metrics that another run did not ask for when it trained the stage are computed from its predictions.
+    """
+    if (artifact := pipeline.store.find(stage.spec)) is None:
+        return None
+    measured: dict[str, Any] = json.loads((artifact / METRICS).read_text())
+    task = stage.config.task
+    if task is not None and set(task.metrics) - measured["metrics"].keys():
+        scores = {
+            name: task.score(np.load(artifact / PREDICTIONS.format(name)), pipeline.inputs.split(stage, split))
+            for name, split in task.validation.items()
+            if (artifact / PREDICTIONS.format(name)).exists()
+        }
+        measured["metrics"] |= task.combined_metrics(scores)
+    return measured
+
+
+def published_number(run: RunConfig, stage: Stage, quantity: Quantity) -> Published | None:
+    """Return the number that a paper prints for a run, or None. The methods of all its stages define the variant."""
+    variant: dict[str, Any] = {}
+    for config in [*run.stages.values(), run.stages["student"]]:  # last, as the student's settings override the others
+        variant |= _variant(config.method)
+    if route := run.stages["student"].route:
+        variant |= route.variant
+    shape, first = stage.shape, stage.first_teacher
+    teacher = run.teacher.source or run.teacher.name
+    model = ScoredModel(shape.num_layers, shape.width, shape.model_type, teacher, first and first.shape.model_type)
+    return find(run.method, quantity, model, variant)
+
+
+def _variant(method: MethodConfig) -> dict[str, Any]:
+    """Return options of the loss terms by name, options of a schedule as ``schedule.rule``, and names of the terms."""
+    schedule = method.schedule.model_dump(mode="json") if method.schedule else {}
+    schedule = {f"schedule.{key}": value for key, value in schedule.items()}
+    options = {key: value for term in method.terms.values() for key, value in term.options.items()}
+    return schedule | options | mapping_and_attention(method) | {"terms": list(method.terms)}
+
+
+def mapping_and_attention(method: MethodConfig) -> dict[str, Any]:
+    """Return the first mapping and the first attention among the loss terms, as names, with the attention's heads."""
+    arguments = [dict(term.arguments) for term in method.terms.values()]
+    mapping: LayerMapping | None = next((term["mapping"] for term in arguments if term.get("mapping")), None)
+    attention: Attention | None = next((term["attention"] for term in arguments if term.get("attention")), None)
+    names: dict[str, Any] = {}
+    if mapping:
+        names["mapping"] = mapping.rule if mapping.layer is None else f"{mapping.rule}:{mapping.layer}"
+    if attention:
+        names |= {"attention": attention.type, "heads": attention.heads}
+    return names

@@ -1,0 +1,154 @@
+"""A column is a number over what it says it is over: means of splits, averages over tasks, the papers' beside them."""
+
+from collections.abc import Mapping
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill_runner.report.lines import Line, notes, table_lines
+from distill_runner.report.published import Quantity, cells
+from distill_runner.report.rows import ResultTable, tabulate
+from distill_runner.report.scores import scores_on_validation
+from distill_runner.tasks import make_task
+from helpers.fake_results import point
+
+
+def enumerated(text: str) -> list[str]:
+    *first, last = text.split(" and ")
+    return [*", ".join(first).split(", "), last]
+
+
+def named_means(table: ResultTable) -> dict[str, list[str]]:
+    """The columns that a table's notes call means, with the columns that they name."""
+    told = (note.removesuffix(".").partition(": the mean of ") for note in notes(table) if ": the mean of " in note)
+    return {name: enumerated(parts) for name, _, parts in told}
+
+
+def value_lines(table: ResultTable) -> list[Line]:
+    return [line for line in table_lines(table)[1] if not line.is_detail]
+
+
+scores = st.floats(0, 1)
+languages = st.dictionaries(st.sampled_from(["en", "es", "de"]), scores, min_size=2)
+tasks = st.fixed_dictionaries({"score": scores, "splits": st.none() | languages, "test": st.none() | languages})
+
+
+def result(
+    task: str, seed: int, score: float, splits: Mapping[str, float] | None, test: Mapping[str, float] | None
+) -> Any:
+    """A run of a task: with a column for each split if there are several, and with test splits."""
+    parts = {
+        name: {"score": part, "teacher_score": part / 2, "published": None} for name, part in (splits or {}).items()
+    }
+    data = {"validation": {name: name for name in splits or ["validation"]}, "scored_on": [*(splits or ["validation"])]}
+    mean = fmean(splits.values()) if splits else score
+    changes: dict[str, Any] = {
+        "task": task,
+        "seed": seed,
+        "score": mean,
+        "data": data,
+        "splits": parts,
+        "published": None,
+    }
+    if test:
+        tested = {
+            name: {"score": part, "teacher_score": None, "split": name, "content": "x"} for name, part in test.items()
+        }
+        own = {"metric": "accuracy", "score": fmean(test.values()), "teacher_score": None, "published": None}
+        changes["test"] = {**own, "columns": [*test] if splits else [], "splits": tested}
+    return point(**changes)
+
+
+@given(st.dictionaries(st.sampled_from(["rte", "cola", "mlqa", "own"]), tasks, min_size=1), st.booleans())
+def test_an_average_is_the_mean_of_what_its_header_names(runs: dict[str, dict[str, Any]], two_seeds: bool) -> None:
+    """A task's own column beside the columns of its splits counted twice: 6.32 in place of 6.96 on two languages."""
+    table = tabulate([result(task, seed, **run) for task, run in runs.items() for seed in (1, 2)[: 1 + two_seeds]])
+    columns, means = table_lines(table)[0], named_means(table)
+    assert ("average" in columns) == (len(runs) > 1)
+    assert ("average test" in columns) == (sum(run["test"] is not None for run in runs.values()) > 1)
+    for name, parts in means.items():
+        assert len({*parts}) == len(parts)
+        assert name in columns
+        atoms = [atom for part in parts for atom in means.get(part, [part])]
+        assert len({*atoms}) == len(atoms)  # nothing counts twice, not even through another mean
+    (line,) = [line for line in value_lines(table) if line.name.startswith("alp")]
+    for name, parts in means.items():
+        if all(part in line.values for part in parts):  # a test column of each split is only there if asked for
+            assert line.values[name] == pytest.approx(fmean(line.values[part] for part in parts))
+    for task, run in runs.items():
+        for kind, suffix in (("splits", ""), ("test", " test")):
+            if split_scores := run[kind]:
+                assert line.values[f"{task}{suffix}"] == pytest.approx(100 * fmean(split_scores.values()))
+                assert means[f"{task}{suffix}"] == [f"{task}_{name}{suffix}" for name in split_scores]
+
+
+def scored(monkeypatch: pytest.MonkeyPatch, stored: dict[str, float], **fields: Any) -> dict[str, Any]:
+    """What a result says of a stage with these metrics in the store."""
+    fields = {"name": "two", "dataset": "data", "columns": ["a", "b"], "max_length": 16, "epochs": 1} | fields
+    task = make_task(**fields)
+    numbers: list[Quantity] = []
+    monkeypatch.setattr("distill_runner.report.scores.measured_stage", lambda *_: {"metrics": stored})
+    monkeypatch.setattr("distill_runner.report.scores.published_number", lambda *args: numbers.append(args[-1]))
+    stage: Any = SimpleNamespace(config=SimpleNamespace(task=task), first_teacher=None)
+    return scores_on_validation(None, stage, None) | {"quantities": numbers}  # type: ignore[arg-type]
+
+
+def test_two_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """English selects, but the score is the mean of both; each number is looked up as what it is."""
+    languages = {"en": "mlqa.en.en:validation", "es": "mlqa.es.es:validation"}
+    fields = {"type": "questions", "validation": languages, "metrics": ["f1"], "by_split": True, "name": "mlqa"}
+    found = scored(monkeypatch, {"f1": 0.0504, "en/f1": 0.0504, "es/f1": 0.0888}, **fields)
+    assert found["score"] == found["metrics"]["f1"] == pytest.approx(0.0696)
+    assert found["selection"] == {"on": "mlqa_en", "score": 0.0504}
+    assert {name: part["score"] for name, part in found["splits"].items()} == {"en": 0.0504, "es": 0.0888}
+    assert found["quantities"] == [
+        Quantity("mlqa", ("en", "es"), "f1"),
+        Quantity("mlqa", ("en",), "f1", is_part=True),
+        Quantity("mlqa", ("es",), "f1", is_part=True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("select_on", "by_split", "score", "scored_on"),
+    [
+        ("validation", True, 58.125, ["one", "two"]),  # 63.75 where the first split counted twice
+        ("mean", True, 58.125, ["one", "two"]),
+        ("mean", False, 58.125, ["one", "two"]),
+        ("validation", False, 75.0, ["one"]),
+        ("two", False, 41.25, ["two"]),
+    ],
+)
+def test_two_splits_of_one_task(
+    monkeypatch: pytest.MonkeyPatch, select_on: str, by_split: bool, score: float, scored_on: list[str]
+) -> None:
+    splits = {"one": 0.75, "two": 0.4125}
+    fields = {"validation": {name: f"validation_{name}" for name in splits}, "metrics": ["accuracy"], "name": "rte"}
+    task = make_task(
+        dataset="d", columns=["a"], max_length=9, epochs=1, select_on=select_on, by_split=by_split, **fields
+    )
+    metrics = task.combined_metrics({name: {"accuracy": value} for name, value in splits.items()})
+    found = scored(monkeypatch, metrics, select_on=select_on, by_split=by_split, **fields)
+    assert 100 * found["score"] == pytest.approx(score)
+    assert task.data_summary["scored_on"] == scored_on
+
+
+def test_a_paper_s_own_row_has_the_paper_s_mean() -> None:
+    """MiniLMv2's row of Table 6 for 6 layers from XLM-R-large, as a run would give it: 59.0, not 61.1."""
+    row = {
+        str(cell.task).removeprefix("mlqa_"): cell
+        for cell in cells("minilmv2")
+        if (cell.table, cell.method, cell.student, cell.teacher, cell.metric)
+        == ("6", "minilmv2", "6x384", "XLM-R-large", "f1")
+    }
+    printed = row.pop("average")
+    splits = {name: float(cell.value) / 100 for name, cell in row.items()}
+    table = tabulate([result("mlqa", 1, 0.0, splits, splits)])
+    line = next(line for line in value_lines(table) if line.name.startswith("alp"))
+    assert round(line.values["mlqa"], 1) == round(line.values["mlqa test"], 1) == float(printed.value) == 59.0
+    assert "average" not in table_lines(table)[0]
+    twice = [*splits.values(), splits["en"]]
+    assert round(100 * fmean(twice), 1) == 61.1
