@@ -1,5 +1,6 @@
 """Two rows against each other: what is paired, and what is said where nothing can be."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ import pytest
 
 from distill_runner.common.errors import UserError
 from distill_runner.report.compare import Comparison, compare
-from distill_runner.report.comparison_text import sentence
+from distill_runner.report.comparison_text import as_mapping, conclusion_text, sentence
+from distill_runner.report.resampling import paired_scores
 from distill_runner.report.rows import tabulate
-from distill_runner.report.statistics import paired_bootstrap
 from helpers.fake_results import failed, point, predicted, result
 
 LABELS = np.arange(40) % 2
@@ -39,21 +40,119 @@ def test_seeds_and_examples_are_paired(tmp_path: Path) -> None:
     assert "no t-test: the difference is the same for every seed" in found.remarks
     first = [np.eye(2)[wrong_at(*range(seed))] for seed in (1, 2, 3)]
     second = [np.eye(2)[wrong_at(*range(5, 11 + seed))] for seed in (2, 3, 4)]
-    assert found.examples == paired_bootstrap("accuracy", first, second, LABELS)
-    assert "bootstrap over 40 examples: 95% [" in sentence(found)
+    assert found.examples == paired_scores("accuracy", first, second, LABELS).test()
+    assert "over 40 examples: 95% [" in sentence(found)
 
 
 def test_questions_about_one_context_are_drawn_together(tmp_path: Path) -> None:
-    runs = []
-    for name, scores, changes in (("alp", np.ones(40), {}), ("rkd", np.arange(40) % 2.0, RKD)):
+    runs, draw = [], np.random.default_rng(0)
+    for name, scores, changes in (("alp", draw.random(40), {}), ("rkd", draw.random(40) - 0.5, RKD)):
         run = predicted(tmp_path, name, LABELS, LABELS, **changes) | {"score": scores.mean()}
         kept: dict[str, Any] = {f"score-{run['metric']}": scores, "clusters": np.arange(40) // 4}
         np.savez(Path(run["folder"]) / "predictions-validation.npz", **kept)
         runs.append(run)
     found = compared(*runs)
     assert found.examples is not None
-    assert found.examples.difference == pytest.approx(0.5)
-    assert "bootstrap over 40 examples in 10 clusters: 95% [" in sentence(found)
+    assert found.examples.difference == pytest.approx(runs[0]["score"] - runs[1]["score"])
+    assert "over 40 examples in 10 clusters: 95% [" in sentence(found)
+
+
+def test_f1_of_entities_comes_from_kept_counts(tmp_path: Path) -> None:
+    """A score that is a ratio of sums has no score for each example; a mean of their F1 would be another number."""
+    runs = []
+    for name, correct, changes in (("alp", 3, {}), ("rkd", 2, RKD)):
+        counts = np.tile([correct, 4, 3], (40, 1))
+        counts[0] = [0, 9, 1]
+        tp, predicted_entities, actual = counts.sum(axis=0)
+        score = 2 * tp / (predicted_entities + actual)
+        run = predicted(tmp_path, name, LABELS, LABELS, **changes) | {"score": score, "metric": "f1"}
+        kept: dict[str, Any] = {"counts-f1": counts, "clusters": np.arange(40)}
+        np.savez(Path(run["folder"]) / "predictions-validation.npz", **kept)
+        runs.append(run)
+    found = compared(*runs)
+    assert found.examples is not None
+    # 39 of 40 sentences with 3 or 2 of 4 predicted and 3 actual entities: 2 * 117 / 283 and 2 * 78 / 283.
+    assert found.examples.difference == pytest.approx(2 * (117 - 78) / 283)
+
+
+def seeds_of(folder: Path, name: str, wrong: int, **changes: Any) -> list[dict[str, Any]]:
+    """Five seeds on 872 examples of which about ``wrong`` are wrong, at other places for each seed."""
+    labels, runs = np.arange(872) % 2, []
+    for seed in range(1, 6):
+        draw = np.random.default_rng([seed, wrong, *name.encode()])
+        predictions = labels.copy()
+        predictions[draw.choice(872, wrong + draw.integers(-4, 5), replace=False)] ^= 1
+        runs.append(predicted(folder, f"{name}{seed}", predictions, labels, seed=seed, **changes))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("wrong", "margin", "conclusion", "text"),
+    [
+        (150, None, "better", "better"),
+        (150, 2.0, "better", "better"),
+        (112, 3.0, "better", "better, by less than 3 points"),
+        (100, 1.0, "the same", "the same within 1 point"),
+        (95, 0.1, "undecided", "undecided, about 10 seeds would decide"),
+        (100, 0.1, "undecided", "undecided, more than 100 seeds, or more examples, would decide"),
+        (50, 1.0, "worse", "worse"),
+    ],
+)
+def test_conclusions(tmp_path: Path, wrong: int, margin: float | None, conclusion: str, text: str) -> None:
+    """A difference that was not shown is not shown to be absent: only a margin and its own test can say that."""
+    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", wrong, **RKD)
+    (found,) = compare(tabulate(runs), ("alp", "rkd"), margin=margin)
+    assert (found.conclusion, conclusion_text(found)) == (conclusion, text)
+    assert f": {text}" in sentence(found)
+    content = json.loads(json.dumps(as_mapping(found)))
+    assert (content["conclusion"], content["margin"]) == (conclusion, margin)
+    low, high = content["methods"]["interval"]
+    assert (low > 0 or high < 0) == (conclusion in ("better", "worse"))
+
+
+def test_a_look_before_costs(tmp_path: Path) -> None:
+    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
+    once, again = (compare(tabulate(runs), ("alp", "rkd"), looks=looks)[0] for looks in (1, 2))
+    assert once.methods is not None
+    assert again.methods is not None
+    assert again.methods.p == pytest.approx(2 * once.methods.p)
+    assert "over seeds and examples: 97.5% [" in sentence(again)
+
+
+def test_seeds_of_one_distillation_are_not_seeds_of_the_method(tmp_path: Path) -> None:
+    """Five fine-tunings of one distillation say nothing about another distillation; the conclusion says so."""
+    source = {"source": "stage:distil"}
+    student = {"num_layers": 4, "width": 768, "init": "first"} | source
+    alp = seeds_of(tmp_path, "a", 100, student=student)
+    for run in alp:
+        distil = next(key for key, spec in run["specs"].items() if spec.get("stage") == "distil")
+        run["specs"]["one"] = run["specs"].pop(distil) | {"seed": 42}
+        run["specs"][run["key"]]["model"]["upstream"] = "one"
+    (found,) = compare(tabulate([*alp, *seeds_of(tmp_path, "r", 150, **RKD)]), ("alp", "rkd"))
+    assert found.fixed_stages == {found.first: ["distil"]}
+    assert f"seeds of the last stage only: those of {found.first} share one distil" in found.remarks
+    assert conclusion_text(found) == "better, over seeds of the last stage only"
+    rkd = seeds_of(tmp_path, "q", 150, student=student, **RKD)
+    for run in rkd:  # both methods start from the same distillation: it is a condition of both
+        distil = next(key for key, spec in run["specs"].items() if spec.get("stage") == "distil")
+        del run["specs"][distil]
+        run["specs"] |= {"one": alp[0]["specs"]["one"]}
+        run["specs"][run["key"]]["model"]["upstream"] = "one"
+    (found,) = compare(tabulate([*alp, *rkd]), ("alp", "rkd"))
+    assert found.fixed_stages == {}
+    assert "both rows share one distil" in found.remarks
+
+
+def test_predictions_that_hardly_differ_have_no_resampled_interval(tmp_path: Path) -> None:
+    runs = [
+        predicted(tmp_path, f"{name}{seed}", wrong_at(0, *([seed] if changes else [])), LABELS, seed=seed, **changes)
+        for name, changes in (("a", {}), ("r", RKD))
+        for seed in (1, 2)
+    ]
+    found = compared(*runs)
+    assert found.examples is not None
+    assert found.examples.differing == 2
+    assert "over 40 examples: 95% [-10.38, +18.81], p 0.5000 (exact)" in sentence(found)
 
 
 def test_p_values_over_seeds_are_told() -> None:
@@ -61,9 +160,7 @@ def test_p_values_over_seeds_are_told() -> None:
     runs = [point(seed=seed, score=alp) for seed, (alp, _) in scores.items()]
     runs += [point(seed=seed, score=rkd, **RKD) for seed, (_, rkd) in scores.items()]
     # Differences 2, 4, 6, as in test_statistics but for a factor: p = 0.0742.
-    assert "alp all against rkd on rte: +4.00 accuracy; paired t-test over 3 seeds: p 0.0742" in sentence(
-        compared(*runs)
-    )
+    assert "alp all against rkd on rte: +4.00 accuracy; t-test over 3 seeds: p 0.0742" in sentence(compared(*runs))
 
 
 def test_one_seed_has_no_t_test_and_lost_predictions_no_bootstrap(tmp_path: Path) -> None:
@@ -72,8 +169,8 @@ def test_one_seed_has_no_t_test_and_lost_predictions_no_bootstrap(tmp_path: Path
     found = compared(*runs)
     assert found.examples is None
     assert found.remarks == (
-        "no bootstrap: predictions are not kept for all runs",
-        "no t-test: it needs at least two seeds that both rows ran; there is 1",
+        "no test over examples: predictions are not kept for all runs",
+        "no test over seeds: it needs at least two that both rows ran; there is 1",
     )
 
 
@@ -112,17 +209,19 @@ def test_languages_of_equal_scores_are_not_confused(tmp_path: Path) -> None:
     rkd = spoken(tmp_path / "rkd", english=wrong_at(*range(6)), german=wrong_at(*range(10, 16)), **RKD)
     of_mean, *by_language = compare(tabulate([alp, rkd]), ["alp", "rkd"])
     assert of_mean.examples is None
-    assert "no bootstrap: the score is a mean over validation splits" in of_mean.remarks
+    assert "no test over examples: the score is a mean over several splits" in of_mean.remarks
     wrong = {"xnli_en": (wrong_at(0, 1), wrong_at(*range(6))), "xnli_de": (wrong_at(2, 3), wrong_at(*range(10, 16)))}
     for found in by_language:
         first, second = ([np.eye(2)[said]] for said in wrong[found.task])
-        assert found.examples == paired_bootstrap("accuracy", first, second, LABELS), found.task
+        assert found.examples == paired_scores("accuracy", first, second, LABELS).test(), found.task
 
 
 def test_other_examples_cannot_be_paired(tmp_path: Path) -> None:
     alp = predicted(tmp_path, "a", wrong_at(1), LABELS)
     rkd = predicted(tmp_path, "r", 1 - wrong_at(1), 1 - LABELS, **RKD)
-    assert "no bootstrap: their examples, or the numbers of their classes, differ" in compared(alp, rkd).remarks
+    assert (
+        "no test over examples: their examples, or the numbers of their classes, differ" in compared(alp, rkd).remarks
+    )
 
 
 def test_the_best_of_a_grid_is_no_honest_sample(tmp_path: Path) -> None:
@@ -154,15 +253,15 @@ def test_p_values_of_a_table_are_corrected_together() -> None:
     assert between is not None
     assert rkd < nkd < between
     # Three tests: the smallest times 3, the next times 2, the largest as it is.
-    assert [each.seeds_holm for each in every] == [
+    assert [each.corrected.get("seeds") for each in every] == [
         pytest.approx(3 * rkd),
         pytest.approx(max(3 * rkd, 2 * nkd)),
         pytest.approx(max(3 * rkd, 2 * nkd, between)),
         None,
     ]
-    assert {each.family for each in every} == {(0, 3)}
-    assert f"p {rkd:.4f} (Holm, 3 tests: p {every[0].seeds_holm:.4f})" in sentence(every[0])
-    assert "paired t-test over 3 seeds: p < 0.0001" in sentence(replace(every[0], seeds_p=3e-7))
+    assert {each.family.get("seeds") for each in every} == {3}
+    assert f"p {rkd:.4f} (Holm, 3 tests: p {every[0].corrected['seeds']:.4f})" in sentence(every[0])
+    assert "t-test over 3 seeds: p < 0.0001" in sentence(replace(every[0], seeds_p=3e-7))
 
 
 def test_a_point_that_cannot_run_does_not_hide_the_row_of_its_method() -> None:

@@ -56,7 +56,7 @@ def test_the_difference_is_the_optimism_with_its_interval(results: list[dict[str
     assert found.difference == pytest.approx(8.0)
     assert found.examples is not None
     assert found.examples.low < 0.08 < found.examples.high
-    assert "rkd selected on validation against on held-out examples on rte: +8.00 accuracy; bootstrap" in sentence(
+    assert "rkd selected on validation against on held-out examples on rte: +8.00 accuracy; over" in sentence(
         found
     )
     assert found.remarks[-1] == "the best of 2 and of 1 points were chosen on these examples: p is too small"

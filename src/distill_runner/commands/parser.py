@@ -5,8 +5,10 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import NoReturn
 
@@ -66,6 +68,7 @@ def _table(parser: Parser) -> None:
         metavar="ROW",
         help="test the first row, or method, against the others; may be repeated",
     )
+    _add_margin(parser)
     parser.add_argument("--title", default="distill-run", help="title of the HTML page")
     parser.add_argument(
         "--picture", nargs="+", type=Path, default=[], metavar="FILE", help="pictures to embed in the HTML page"
@@ -76,6 +79,18 @@ def _compare(parser: Parser) -> None:
     parser.add_argument("rows", nargs="+", metavar="ROW", help="row of the table, or method that has only one row")
     parser.add_argument("--runs", nargs="+", type=Path, default=[RUNS], help=f"folders of runs (default: {RUNS})")
     _add_filters(parser)
+    _add_margin(parser)
+    parser.add_argument(
+        "--looks",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="how often the seeds so far were tested, this time included, if some were added after a look (default: 1)",
+    )
+    parser.add_argument(
+        "--format", choices=("terminal", "markdown", "json"), default="terminal", help="default: %(default)s"
+    )
+    _add_out(parser, "file to write instead of standard output")
 
 
 def _curves(parser: Parser) -> None:
@@ -174,6 +189,28 @@ def _add_filters(parser: Parser) -> None:
     parser.add_argument("--method", nargs="+", metavar="METHOD", help="only these methods")
 
 
+def _add_margin(parser: Parser) -> None:
+    parser.add_argument(
+        "--margin",
+        type=_margin,
+        metavar="POINTS",
+        help="also test whether rows differ by less than this: better, worse, the same, or undecided",
+    )
+
+
+def _margin(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (margin := float(text)) < inf:
+            return margin
+    raise UserError("--margin", text, "is no positive number of points", "Example: --margin 0.5")
+
+
+def _count(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise UserError("--looks", text, "is no number of at least 1")
+
+
 def _add_out(parser: Parser, help_text: str, required: bool = False) -> None:
     parser.add_argument("--out", type=_new_file, metavar="FILE", help=help_text, required=required)
 
@@ -217,6 +254,8 @@ SUBCOMMANDS = {
         """examples:
   distill-run compare alp rkd
   distill-run compare alp nkd rkd pkd ckd             four tests, with Holm's correction
+  distill-run compare alp rkd --margin 0.5            better, worse, the same within 0.5 points, or undecided
+  distill-run compare alp rkd --looks 2               two more seeds were run after a look at three
   distill-run compare alp rkd --task rte --runs outputs/runs my_runs
 """,
     ),

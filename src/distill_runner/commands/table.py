@@ -1,5 +1,6 @@
 """``distill-run table``, ``compare`` and ``curves``: read the results of runs, at any time and without torch."""
 
+import json
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,9 +8,10 @@ from textwrap import fill
 
 from distill_runner.commands.parser import write_file
 from distill_runner.common.errors import UserError
-from distill_runner.report import curves
+from distill_runner.report import comparison_text, curves
 from distill_runner.report.collect import Result, select_results
-from distill_runner.report.compare import compare, optimism, sentence
+from distill_runner.report.compare import compare, optimism
+from distill_runner.report.comparison_text import as_mapping, sentence
 from distill_runner.report.figures import drawable, save, score_figure
 from distill_runner.report.formats import WIDTH, as_csv, html, latex, markdown, terminal
 from distill_runner.report.rows import tabulate
@@ -25,7 +27,7 @@ def show_table(options: Namespace) -> None:
     if options.format == "picture":
         return _draw_scores(results, options.out)
     table = tabulate(results)
-    comparisons = [*optimism(table), *compare(table, *options.compare)]
+    comparisons = [*optimism(table), *compare(table, *options.compare, margin=options.margin)]
     formats = {
         "terminal": lambda: terminal(table, comparisons) + "\n",
         "markdown": lambda: markdown(table, comparisons),
@@ -33,11 +35,7 @@ def show_table(options: Namespace) -> None:
         "latex": lambda: latex(table, comparisons),
         "html": lambda: html(table, options.title, comparisons, options.picture),
     }
-    text = formats[options.format]()
-    if options.out:
-        write_file(options.out, text)
-    else:
-        print(text, end="")
+    _write(formats[options.format](), options.out)
 
 
 def show_comparison(options: Namespace) -> None:
@@ -48,11 +46,15 @@ def show_comparison(options: Namespace) -> None:
     """
     table = tabulate(select_results(options.runs, {"task": options.task, "method": options.method}))
     try:
-        comparisons = compare(table, options.rows)
+        comparisons = compare(table, options.rows, margin=options.margin, looks=options.looks)
     except UserError as error:
         raise error.with_key("compare") if error.key == "--compare" else error from error
-    for comparison in comparisons:
-        print(fill(sentence(comparison), WIDTH, subsequent_indent="  "))
+    formats = {
+        "terminal": lambda: "\n".join(fill(sentence(one), WIDTH, subsequent_indent="  ") for one in comparisons) + "\n",
+        "markdown": lambda: comparison_text.markdown(comparisons),
+        "json": lambda: json.dumps([as_mapping(one) for one in comparisons], indent=1) + "\n",
+    }
+    _write(formats[options.format](), options.out)
 
 
 def draw_curves(options: Namespace) -> None:
@@ -70,3 +72,10 @@ def _draw_scores(results: Sequence[Result], file: Path | None) -> None:
     if not (scored := drawable(results)):
         raise UserError("--format", "picture", "no student has finished")
     save(score_figure(scored), file)
+
+
+def _write(text: str, file: Path | None) -> None:
+    if file:
+        write_file(file, text)
+    else:
+        print(text, end="")

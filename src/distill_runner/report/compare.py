@@ -1,7 +1,7 @@
 """Paired tests of whether two methods differ: over the examples that both predicted, and the seeds that both ran."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isclose
 from pathlib import Path
 from statistics import fmean
@@ -10,16 +10,28 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, suggestion
 from distill_runner.datasets.metrics import METRICS
-from distill_runner.report.collect import Result, scored_on
-from distill_runner.report.identity import differences, shared_stages
+from distill_runner.report.collect import TEST_PREDICTIONS, Result, scored_on, tested_on
+from distill_runner.report.identity import shared_stages
+from distill_runner.report.resampling import (
+    ExampleTest,
+    PairedScores,
+    SummedScores,
+    clustered_scores,
+    f1_of_counts,
+    paired_scores,
+)
+from distill_runner.report.row_names import differences
 from distill_runner.report.rows import GRID, GRID_MEAN, ResultCell, ResultTable, Row, SettingScores, held_out_column
-from distill_runner.report.statistics import Bootstrap, clustered_bootstrap, holm, paired_bootstrap
+from distill_runner.report.statistics import ALPHA, MethodTest, holm
 
 PREDICTIONS = "predictions-*.npz"
-"""Prediction files in a run's folder, one per validation split: ``outputs`` (N, C) and ``labels`` (N,).
+"""Prediction files in a run's folder, one per validation or test split: ``outputs`` (N, C) and ``labels`` (N,).
 
-If the score is a mean over examples that depend on each other: ``score-<metric>`` (N,) and ``clusters`` (N,) instead.
+Where examples depend on each other, they have ``clusters`` (N,) and, if the score is a mean over examples,
+``score-<metric>`` (N,). If it is the F1 of sums over examples, they have ``counts-<metric>`` (N, 3) instead: true
+positives, predicted and actual positives of each.
 """
+BETTER, WORSE, SAME, UNDECIDED = "better", "worse", "the same", "undecided"
 
 
 @dataclass(frozen=True)
@@ -28,11 +40,15 @@ class Comparison:
 
     Attributes:
         difference: between the values in the table, in percentage points; None if one is missing or the metrics differ.
-        examples: bootstrap over the examples, in fractions; None if it cannot be computed.
+        examples: test over the examples, in fractions; None if it cannot be computed.
         shared: number of seeds that both rows ran.
         seeds_p: two-sided p-value of the paired t-test over the shared seeds; None if it cannot be computed.
-        examples_holm, seeds_holm: the same p-values with Holm's correction for all comparisons made together.
-        family: number of p-values that are corrected together: over examples, and over seeds.
+        methods: test over seeds and examples, of the shared seeds, in fractions; None if it cannot be computed.
+        margin: in points; methods that differ by less are the same. None if only differences are of interest.
+        is_selected: whether a point was selected from a grid by these scores, so that no test has a known error.
+        fixed_stages: for each row, the stages that all of its seeds share and the other row does not have.
+        corrected: p-values by test, with Holm's correction for all comparisons made together.
+        family: number of p-values that are corrected together, by test.
         remarks: why a test cannot be computed, what to beware of, and in which settings the rows differ.
     """
 
@@ -42,26 +58,69 @@ class Comparison:
     remarks: tuple[str, ...]
     metric: str | None = None
     difference: float | None = None
-    examples: Bootstrap | None = None
+    examples: ExampleTest | None = None
     shared: int = 0
     seeds_p: float | None = None
-    examples_holm: float | None = None
-    seeds_holm: float | None = None
-    family: tuple[int, int] = (0, 0)
+    methods: MethodTest | None = None
+    margin: float | None = None
+    is_selected: bool = False
+    fixed_stages: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    corrected: Mapping[str, float] = field(default_factory=dict)
+    family: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def p_values(self) -> dict[str, float]:
+        """The p-values by test: ``examples``, ``seeds``, ``methods``; with a margin, ``same`` and ``not_worse``."""
+        p_values = {"examples": self.examples.p} if self.examples else {}
+        if self.seeds_p is not None:
+            p_values["seeds"] = self.seeds_p
+        if self.methods:
+            p_values["methods"] = self.methods.p
+            if self.margin is not None:
+                p_values["same"] = self.methods.p_same(self.margin / 100)
+                p_values["not_worse"] = self.methods.p_not_worse(self.margin / 100)
+        return p_values
+
+    def is_significant(self, test: str) -> bool:
+        p = self.corrected.get(test, self.p_values.get(test))
+        return p is not None and p <= ALPHA and not self.is_selected
+
+    @property
+    def conclusion(self) -> str:
+        """What the test over seeds and examples says of the first method: one of the four words of this module."""
+        if self.methods and self.is_significant("methods"):
+            return BETTER if self.methods.difference > 0 else WORSE
+        return SAME if self.is_significant("same") else UNDECIDED
+
+    @property
+    def is_not_worse(self) -> bool:
+        """Whether the first method is not worse by the margin or more."""
+        return self.is_significant("not_worse")
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """About how many seeds would decide; None if the comparison is decided, or no number up to 100 would do."""
+        if self.methods is None or self.conclusion != UNDECIDED:
+            return None
+        return self.methods.seeds_needed(None if self.margin is None else self.margin / 100)
 
 
-def compare(table: ResultTable, *groups: Sequence[str]) -> list[Comparison]:
+def compare(
+    table: ResultTable, *groups: Sequence[str], margin: float | None = None, looks: int = 1
+) -> list[Comparison]:
     """Compare the first row of each group with the group's other rows, on each task of the table.
 
     The p-values of all comparisons are corrected together.
 
     Args:
         groups: names of rows, or of methods that have only one row.
+        margin: difference in points below which methods are the same.
+        looks: how often the seeds so far were tested, this time included.
     Raises:
         UserError: a group has fewer than two rows, or a name fits no row or several rows.
     """
     pairs = [pair for names in groups for pair in _pairs(table, names)]
-    return _corrected([_on_task(task, *pair) for pair in pairs for task in table.tasks])
+    return correct([compare_rows(task, *pair, margin, looks) for pair in pairs for task in table.tasks])
 
 
 def _pairs(table: ResultTable, names: Sequence[str]) -> list[tuple[Row, Row]]:
@@ -71,46 +130,20 @@ def _pairs(table: ResultTable, names: Sequence[str]) -> list[tuple[Row, Row]]:
     return [(first, other) for other in others]
 
 
-def _corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Add Holm's p-values. The two tests ask different questions, so each test is a separate family."""
-    of_examples = _holm(comparisons, lambda comparison: comparison.examples.p if comparison.examples else None)
-    of_seeds = _holm(comparisons, lambda comparison: comparison.seeds_p)
-    family = len(of_examples), len(of_seeds)
+def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Add Holm's p-values. Each test asks another question, so its p-values are a family of their own."""
+    p_values = [comparison.p_values for comparison in comparisons]
+    corrected: list[dict[str, float]] = [{} for _ in comparisons]
+    family = {}
+    for test in dict.fromkeys(test for of_one in p_values for test in of_one):
+        numbers = [number for number, of_one in enumerate(p_values) if test in of_one]
+        family[test] = len(numbers)
+        for number, p in zip(numbers, holm([p_values[number][test] for number in numbers]), strict=True):
+            corrected[number][test] = p
     return [
-        replace(comparison, examples_holm=of_examples.get(number), seeds_holm=of_seeds.get(number), family=family)
-        for number, comparison in enumerate(comparisons)
+        replace(comparison, corrected=of_one, family=family)
+        for comparison, of_one in zip(comparisons, corrected, strict=True)
     ]
-
-
-def _holm(comparisons: Sequence[Comparison], p_of: Callable[[Comparison], float | None]) -> dict[int, float]:
-    """Map the index of each comparison that has a p-value to its corrected p-value."""
-    p_values = {number: p for number, one in enumerate(comparisons) if (p := p_of(one)) is not None}
-    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
-
-
-def sentence(comparison: Comparison) -> str:
-    """Describe the comparison in words, percentages and p-values."""
-    head = f"{comparison.first} against {comparison.second} on {comparison.task}"
-    parts = []
-    if comparison.difference is not None:
-        parts.append(f"{comparison.difference:+.2f} {comparison.metric}")
-    if paired := comparison.examples:
-        bounds = f"[{100 * paired.low:+.2f}, {100 * paired.high:+.2f}]"
-        corrected = _of_family(comparison.examples_holm, comparison.family[0])
-        units = f"{paired.examples} examples" + f" in {paired.units} clusters" * (paired.units < paired.examples)
-        parts.append(f"bootstrap over {units}: 95% {bounds}, {_p(paired.p)}{corrected}")
-    if comparison.seeds_p is not None:
-        corrected = _of_family(comparison.seeds_holm, comparison.family[1])
-        parts.append(f"paired t-test over {comparison.shared} seeds: {_p(comparison.seeds_p)}{corrected}")
-    return f"{head}: {'; '.join([*parts, *comparison.remarks])}"
-
-
-def _of_family(p: float | None, size: int) -> str:
-    return "" if p is None or size < 2 else f" (Holm, {size} tests: {_p(p)})"
-
-
-def _p(value: float) -> str:
-    return "p < 0.0001" if value < 0.0001 else f"p {value:.4f}"
 
 
 def _row(table: ResultTable, name: str) -> Row:
@@ -138,21 +171,34 @@ def optimism(table: ResultTable) -> list[Comparison]:
     ]
 
 
-def _on_task(task: str, first: Row, second: Row) -> Comparison:
-    """Compare two rows on a task, with the settings in which they differ and the seeds that are not of the method."""
-    comparison = _compare_cells({row.name: row.cells[task] for row in (first, second)}, task)
+def compare_rows(task: str, first: Row, second: Row, margin: float | None = None, looks: int = 1) -> Comparison:
+    """Compare two rows on a task, with the settings in which they differ and the stages that all seeds share."""
+    comparison = _compare_cells({row.name: row.cells[task] for row in (first, second)}, task, margin, looks)
     points = [(row.name, point) for row in (first, second) if (point := row.cells[task].best_point)]
     if len(points) < 2:
         return comparison
-    remarks = [
-        f"the seeds of {name} share one {stage}" for name, point in points for stage in shared_stages(point.runs)
-    ]
+    stages = [set(_fixed_stages(point.runs).items()) for _, point in points]
+    remarks = [f"both rows share one {stage}" for stage, _ in sorted(stages[0] & stages[1])]
+    fixed_stages = {}
+    for (name, _), of_row in zip(points, stages, strict=True):
+        if own := sorted(stage for stage, _ in of_row - (stages[0] & stages[1])):
+            fixed_stages[name] = own
+            remarks.append(f"seeds of the last stage only: those of {name} share one {' and one '.join(own)}")
     if settings := differences(*(point.runs[0] for _, point in points)):
         remarks.append(f"they differ in {', '.join(settings)}")
-    return replace(comparison, remarks=(*comparison.remarks, *remarks))
+    return replace(comparison, remarks=(*comparison.remarks, *remarks), fixed_stages=fixed_stages)
 
 
-def _compare_cells(cells: Mapping[str, ResultCell], task: str) -> Comparison:
+def _fixed_stages(runs: Sequence[Result]) -> dict[str, str]:
+    """Return the stages before the student that all seeds share, each with its key."""
+    specs = runs[0].get("specs") or {}
+    keys = {spec.get("stage"): key for key, spec in specs.items()}
+    return {stage: keys.get(stage, "") for stage in shared_stages(runs)}
+
+
+def _compare_cells(
+    cells: Mapping[str, ResultCell], task: str, margin: float | None = None, looks: int = 1
+) -> Comparison:
     first, second = cells
     names = (first, second, task)
     if missing := tuple(f"{name} is {cell.status}" for name, cell in cells.items() if cell.best_point is None):
@@ -161,61 +207,124 @@ def _compare_cells(cells: Mapping[str, ResultCell], task: str) -> Comparison:
     metric = one.runs[0]["metric"]
     if metric != other.runs[0]["metric"]:
         return Comparison(*names, ("their metrics differ",))
-    examples, problems = _test_examples(one, other)
-    scores = _shared_scores(one, other)
-    p = _test_seeds(*scores)
-    remarks = (*problems, *_seeds_remarks(len(scores[0]), p), *_grid_remarks(list(cells.values())))
-    difference = one.spread.mean - other.spread.mean
-    return Comparison(*names, remarks, metric, difference, examples, len(scores[0]), p)
+    scores, problems = _paired_scores(one, other)
+    examples = scores.test() if scores else None
+    if examples and examples.low is None:
+        problems.append(f"too few for an interval: {examples.differing} of {examples.units} differ")
+    shared = _shared_scores(one, other)
+    seeds_p = _test_seeds(*shared)
+    methods = _test_methods(one, other, scores, examples, looks) if scores and examples else None
+    selected = _grid_remarks(list(cells.values()))
+    return Comparison(
+        *names,
+        (*problems, *_seeds_remarks(len(shared[0]), seeds_p), *selected),
+        metric,
+        one.spread.mean - other.spread.mean,
+        examples,
+        len(shared[0]),
+        seeds_p,
+        methods,
+        margin,
+        is_selected=bool(selected),
+    )
 
 
-def _test_examples(first: SettingScores, second: SettingScores) -> tuple[Bootstrap | None, list[str]]:
+def _paired_scores(first: SettingScores, second: SettingScores) -> tuple[PairedScores | None, list[str]]:
     if any(len(scored_on(run)) > 1 for point in (first, second) for run in point.runs):
-        return None, ["no bootstrap: the score is a mean over validation splits"]
+        return None, ["no test over examples: the score is a mean over several splits"]
     predictions = [[_predictions(run) for run in point.runs] for point in (first, second)]
     complete = [[of_run for of_run in point if of_run] for point in predictions]
     if any(len(point) < len(runs) for point, runs in zip(complete, predictions, strict=True)):
-        return None, ["no bootstrap: predictions are not kept for all runs"]
-    labels = complete[0][0][1]
-    if any(not np.array_equal(labels, other) for point in complete for _, other in point):
-        return None, ["no bootstrap: their examples, or the numbers of their classes, differ"]
-    one, other = ([output for output, _ in point] for point in complete)
-    if one[0].ndim == 1:
-        return clustered_bootstrap(one, other, labels), []
-    return paired_bootstrap(first.runs[0]["metric"], one, other, labels), []
+        return None, ["no test over examples: predictions are not kept for all runs"]
+    sample = complete[0][0]
+    if any(not sample.is_paired_with(other) for point in complete for other in point):
+        return None, ["no test over examples: their examples, or the numbers of their classes, differ"]
+    one, other = ([of_run.values for of_run in point] for point in complete)
+    if sample.source == "outputs":
+        return paired_scores(first.runs[0]["metric"], one, other, sample.units), []
+    if sample.source == "counts":
+        return SummedScores(one, other, f1_of_counts, sample.units), []
+    return clustered_scores(one, other, sample.units), []
 
 
-def _predictions(run: Result) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return outputs (N, C) and labels (N,) of the run's split; None if its metric is not the run's score.
+@dataclass(frozen=True)
+class _Predictions:
+    """Outputs (N, C) with labels (N,); or scores (N,) or counts (N, 3) with the clusters (N,) of the examples."""
 
-    For a score over dependent examples: the score (N,) and the cluster (N,) of each example. An older result does not
-    name its split; then it is the first one whose metric equals the score.
+    source: str
+    values: np.ndarray
+    units: np.ndarray
+
+    def is_paired_with(self, other: "_Predictions") -> bool:
+        same = self.source == other.source and self.values.shape == other.values.shape
+        return same and np.array_equal(self.units, other.units)
+
+    def score(self, metric: str) -> float:
+        if self.source == "outputs":
+            return METRICS[metric](self.values, self.units)
+        return float(self.values.mean() if self.source == "score" else f1_of_counts(self.values.sum(axis=0)))
+
+
+def _predictions(run: Result) -> _Predictions | None:
+    """Return the predictions of the run's split; None if their score is not the run's.
+
+    An older result does not name its split; then it is the first one with the run's score.
     """
     folder, split = Path(run["folder"]), "".join(scored_on(run))
-    for file in [folder / PREDICTIONS.replace("*", split)] if split else sorted(folder.glob(PREDICTIONS)):
+    pattern = TEST_PREDICTIONS if tested_on(run) else PREDICTIONS
+    for file in [folder / pattern.replace("*", split)] if split else sorted(folder.glob(pattern)):
         try:
             with np.load(file) as arrays:
-                if (scores := arrays.get(f"score-{run['metric']}")) is not None:
-                    if isclose(scores.mean(), run["score"], abs_tol=1e-6):
-                        return scores, arrays["clusters"]
-                    continue
-                outputs, labels = arrays["outputs"], arrays["labels"]
-            if isclose(METRICS[run["metric"]](outputs, labels), run["score"], abs_tol=1e-6):
-                return outputs, labels
+                predictions = _read_arrays(arrays, run["metric"])
+            if isclose(predictions.score(run["metric"]), run["score"], abs_tol=1e-6):
+                return predictions
         except (OSError, ValueError, KeyError):  # truncated, or not written by this package
             continue
     return None
 
 
+def _read_arrays(arrays: Mapping[str, np.ndarray], metric: str) -> _Predictions:
+    for source in ("counts", "score"):
+        if (values := arrays.get(f"{source}-{metric}")) is not None:
+            return _Predictions(source, values, arrays["clusters"])
+    return _Predictions("outputs", arrays["outputs"], arrays["labels"])
+
+
+def _test_methods(
+    first: SettingScores, second: SettingScores, scores: PairedScores, examples: ExampleTest, looks: int
+) -> MethodTest | None:
+    """Test over seeds and examples, with the seeds that both ran; None below two, or if too few examples differ."""
+    shared = _shared_seeds(first, second)
+    if len(shared) < 2 or examples.variance is None:
+        return None
+    columns = np.array([run["seed"] for point in (first, second) for run in point.runs])
+    numbers = np.arange(len(columns))
+    is_first = numbers < len(first.runs)
+    pairs = [[numbers[(columns == seed) & of_row] for of_row in (is_first, ~is_first)] for seed in shared]
+
+    def by_seed(values: np.ndarray) -> np.ndarray:
+        return np.stack([values[..., one].mean(-1) - values[..., other].mean(-1) for one, other in pairs], axis=-1)
+
+    minimum = examples.variance if scores.exact_interval else 0.0
+    step = 1 / examples.examples
+    return MethodTest.from_seeds(by_seed(scores.observed).tolist(), by_seed(scores.resampled), minimum, step, looks)
+
+
 def _shared_scores(first: SettingScores, second: SettingScores) -> tuple[list[float], list[float]]:
     """Return the scores of the seeds that both ran: means, where stages before the student had several seeds."""
-    seeds = [list(dict.fromkeys(run["seed"] for run in point.runs)) for point in (first, second)]
-    shared = [seed for seed in seeds[0] if seed in seeds[1]]
     one, other = (
-        [fmean(float(run["score"]) for run in point.runs if run["seed"] == seed) for seed in shared]
+        [
+            fmean(float(run["score"]) for run in point.runs if run["seed"] == seed)
+            for seed in _shared_seeds(first, second)
+        ]
         for point in (first, second)
     )
     return one, other
+
+
+def _shared_seeds(first: SettingScores, second: SettingScores) -> list[int]:
+    seeds = {run["seed"] for run in second.runs}
+    return [seed for seed in dict.fromkeys(run["seed"] for run in first.runs) if seed in seeds]
 
 
 def _test_seeds(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -229,9 +338,8 @@ def _test_seeds(first: Sequence[float], second: Sequence[float]) -> float | None
 
 def _seeds_remarks(count: int, p: float | None) -> list[str]:
     if count < 2:
-        return [
-            f"no t-test: it needs at least two seeds that both rows ran; there {'is' if count == 1 else 'are'} {count}"
-        ]
+        verb = "is" if count == 1 else "are"
+        return [f"no test over seeds: it needs at least two that both rows ran; there {verb} {count}"]
     return ["no t-test: the difference is the same for every seed"] if p is None else []
 
 

@@ -7,7 +7,7 @@ import json
 import mimetypes
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from distill_runner.common.errors import format_value
 from distill_runner.common.files import atomic_replacement
 from distill_runner.common.terminal import duration, markdown_table
 from distill_runner.report.collect import Result, label, pictures_of, settings
-from distill_runner.report.compare import Comparison, optimism, sentence
+from distill_runner.report.compare import Comparison, optimism
+from distill_runner.report.comparison_text import escaped, sentence
 from distill_runner.report.lines import Line, best_points, best_settings_text, notes, reasons, table_lines
+from distill_runner.report.published import NOT_COMPARABLE
 from distill_runner.report.rows import ResultCell, ResultTable, Row, tabulate
 
 WIDTH = 80
@@ -61,18 +63,21 @@ def write_report(
 
 
 def result_row(result: Result) -> str:
-    """Summarize one run in a few lines: score, teacher, published number, student, training cost and folder."""
+    """Summarize one run in a few lines: scores, teacher, published numbers, student, training cost and folder."""
     if result["status"] != "done":
         return f"{reasons(tabulate([result]))[0]}\n  folder     {result['folder']}"
     score, student = 100 * result["score"], result["student"]
-    lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {score:.2f} {result['metric']}"]
+    shown = "undefined" if _is_undefined(result) else f"{score:.2f}"
+    lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {shown} {result['metric']}"]
+    lines += _splits_lines(result)
     if result.get("teacher_score") is not None:
-        teacher = 100 * result["teacher_score"]
-        lines.append(f"  teacher    {teacher:.2f} ({score - teacher:+.2f}), {result['teacher']}")
-    if number := result.get("published"):
-        remark = "" if number["comparable"] else "; its teacher, size or metric differs"
-        difference = f"({score - number['value']:+.2f})"
-        lines.append(f"  published  {number['value']:.2f} {difference}, {number['source']}{remark}")
+        lines.append(f"  teacher    {_beside(result['teacher_score'], score)}, {result['teacher']}")
+    lines += _published_lines(result)
+    if test := result.get("test"):
+        teacher = test["teacher_score"]
+        of_teacher = "" if teacher is None else f"; teacher {_beside(teacher, 100 * test['score'])}"
+        lines += [f"  test       {100 * test['score']:.2f} {test['metric']}{of_teacher}"]
+        lines += [*_splits_lines(test), *_published_lines(test)]
     return "\n".join(
         [
             *lines,
@@ -83,6 +88,31 @@ def result_row(result: Result) -> str:
             f"  folder     {result['folder']}",
         ]
     )
+
+
+def _is_undefined(result: Result) -> bool:
+    """Return whether the metric of the score is not defined for the predictions on a validation split."""
+    undefined = (entry.get("undefined") or {} for entry in result.get("account", []))
+    return any(result["metric"] in reasons for splits in undefined for reasons in splits.values())
+
+
+def _beside(other: float, score: float) -> str:
+    """Return another score, given as a fraction, and the difference of ``score`` from it, in percent."""
+    return f"{100 * other:.2f} ({score - 100 * other:+.2f})"
+
+
+def _splits_lines(numbers: Mapping[str, Any]) -> list[str]:
+    """Return the scores on the splits whose mean is the score, if there are several."""
+    splits = [f"{name} {100 * part['score']:.2f}" for name, part in (numbers.get("splits") or {}).items()]
+    text = f"mean of {', '.join(splits)}"
+    return textwrap.wrap(text, WIDTH, initial_indent=13 * " ", subsequent_indent=13 * " ") if len(splits) > 1 else []
+
+
+def _published_lines(numbers: Mapping[str, Any]) -> list[str]:
+    if not (number := numbers.get("published")):
+        return []
+    remark = "" if number["comparable"] else f"; {NOT_COMPARABLE}"
+    return [f"  published  {_beside(number['value'] / 100, 100 * numbers['score'])}, {number['source']}{remark}"]
 
 
 def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
@@ -150,7 +180,7 @@ def markdown(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     """Return the table in GitHub's Markdown, then lists of grids' best points, comparisons and unfinished runs."""
     columns, lines = table_lines(table)
     rows = (_markdown_cells(line, columns) for line in lines)
-    parts = [markdown_table(["", *columns], rows), *map(_plain, notes(table))]
+    parts = [markdown_table(["", *columns], rows), *map(escaped, notes(table))]
     best = [f"{name} on {task}: {values}" for name, task, values in best_points(table)]
     for title, items in (
         ("Best points of the grids", best),
@@ -158,17 +188,13 @@ def markdown(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
         ("Not finished", reasons(table)),
     ):
         if items:
-            parts.append(f"{title}:\n\n" + "\n".join(f"- {_plain(item)}" for item in items))
+            parts.append(f"{title}:\n\n" + "\n".join(f"- {escaped(item)}" for item in items))
     return "\n\n".join(parts) + "\n"
 
 
 def _markdown_cells(line: Line, columns: Sequence[str]) -> list[str]:
-    name = f"&nbsp;&nbsp;{_plain(line.name)}" if line.is_detail else f"**{_plain(line.name)}**"
-    return [name, *(_plain(line.text(column)) for column in columns)]
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"([|*_`<\\\[\]])", r"\\\1", text)
+    name = f"&nbsp;&nbsp;{escaped(line.name)}" if line.is_detail else f"**{escaped(line.name)}**"
+    return [name, *(escaped(line.text(column)) for column in columns)]
 
 
 # --- LaTeX

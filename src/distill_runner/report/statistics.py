@@ -1,20 +1,18 @@
-"""Means over seeds, paired tests over examples of whether two methods differ, and corrections for many tests.
+"""Means over seeds, tests of whether two methods differ for other seeds and examples, and corrections for many tests.
 
-All computations use float64 and depend only on their arguments, because resampling has a fixed seed. scipy and
-scikit-learn are imported where they are used, so that a table without comparisons starts at once.
+scipy is imported where it is used, so that a table without comparisons starts at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from functools import cached_property
+from math import inf, sqrt
 
 import numpy as np
 
-from distill_runner.datasets.metrics import METRICS
-
-RESAMPLES, SEED, CONFIDENCE = 10_000, 0, 0.95
-CHUNK = 2**22
-"""Maximum size of one block of resampling counts: 32 MiB of 64-bit integers."""
+CONFIDENCE, ALPHA, POWER = 0.95, 0.05, 0.8
+MAX_SEEDS = 100
+"""Largest number of seeds that an estimate names."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,8 @@ class Spread:
     Attributes:
         count: n, the number of values.
         sd: standard deviation (n - 1 in the denominator); None if n = 1.
-        interval: half the width of the 95% interval of the mean; None if n = 1.
+        interval: half the width of the 95% interval of the mean; None if n = 1 or all values are equal, which are too
+            few to say how far others would be.
     """
 
     count: int
@@ -41,6 +40,8 @@ class Spread:
         from scipy.special import stdtrit
 
         sd = float(np.std(values, ddof=1))
+        if np.ptp(values) < 1e-9:
+            return cls(count, mean, sd)
         return cls(count, mean, sd, float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * sd / sqrt(count))
 
 
@@ -59,142 +60,122 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Bootstrap:
-    """Difference of two scores (first minus second), with its 95% percentile interval and two-sided p-value.
+class MethodTest:
+    """Difference of two methods (first minus second) for other seeds and other examples.
+
+    The model has random effects of seeds, of examples, and of both together: the difference of seed s on example i is
+    ``difference + seed_s + example_i + residual_si``. Then the error of the mean is the sum of two independent parts:
+    Student's t times the root of ``seed_variance``, and a normal one with ``example_variance``. That sum has the
+    distribution of Behrens and Fisher. Without a part of the examples it is the paired t-test over seeds.
 
     Attributes:
-        examples: number of examples.
-        units: number of units drawn in each resample: the examples, or the clusters that contain them.
-        low, high: bounds of the interval.
+        seeds: number of paired seeds, at least 2.
+        seed_variance: of the mean over seeds, from the scatter of their differences; includes the residual.
+        example_variance: of the mean over examples, without the residual.
+        looks: how often the seeds so far were tested, this test included; p-values are multiplied by it.
     """
 
-    examples: int
-    units: int
     difference: float
-    low: float
-    high: float
-    p: float
+    seeds: int
+    seed_variance: float
+    example_variance: float
+    looks: int = 1
 
+    @classmethod
+    def from_seeds(
+        cls,
+        differences: Sequence[float],
+        resampled: np.ndarray,
+        minimum: float = 0.0,
+        step: float = 0.0,
+        looks: int = 1,
+    ) -> "MethodTest":
+        """Estimate the variances.
 
-def paired_bootstrap(
-    metric: str,
-    first: Sequence[np.ndarray],
-    second: Sequence[np.ndarray],
-    labels: np.ndarray,
-    resamples: int = RESAMPLES,
-) -> Bootstrap:
-    """Bootstrap the difference of two methods' scores; each resample draws the same examples for both.
+        Args:
+            differences: of each seed.
+            resampled: (R, seeds), the differences on bootstrap samples of the examples.
+            minimum: the least variance over the examples, where too few of them differ for the bootstrap.
+            step: what one example adds to a score. Scores are rounded to it, so equal seeds may differ by a part of it.
+        """
+        seeds = len(differences)
+        seed_variance = max(float(np.var(differences, ddof=1)), step**2 / 12) / seeds
+        of_mean = float(resampled.mean(axis=1).var(ddof=1))
+        residual = (float(resampled.var(axis=0, ddof=1).mean()) - of_mean) / (seeds - 1)
+        return cls(float(np.mean(differences)), seeds, seed_variance, max(of_mean - residual, minimum, 0.0), looks)
 
-    The test asks whether the difference would hold on other examples for *these* models. A paired t-test asks about
-    other seeds. A resample is extreme if its difference departs from the observed difference at least as
-    far as the observed difference departs from 0. The p-value is the share of extreme resamples (Efron & Tibshirani
-    1993, ch. 16; Berg-Kirkpatrick et al. 2012, sec. 2). One is added to numerator and denominator, so that the p-value
-    is never 0 (Davison & Hinkley 1997, sec. 4.2).
+    @cached_property
+    def _scales(self) -> tuple[np.ndarray, np.ndarray]:
+        """Standard deviations of the error, with their weights: one for each value of the scatter over seeds.
 
-    Args:
-        metric: a key of ``METRICS``.
-        first, second: outputs (N, C) of each seed; a method's score is the mean over its seeds.
-        labels: (N,).
-    """
+        The integral is over the logarithm of a chi-squared variable, where the trapezoidal rule is accurate.
+        """
+        from scipy.special import gammaln
 
-    def difference(counts: np.ndarray) -> np.ndarray:
-        return _score(metric, first, labels, counts) - _score(metric, second, labels, counts)
+        freedom = self.seeds - 1
+        logarithms = np.linspace(-80 / freedom - 8, np.log(freedom + 60 + 12 * sqrt(freedom)), 2000)
+        half = freedom / 2
+        density = np.exp(half * logarithms - np.exp(logarithms) / 2 - half * np.log(2) - gammaln(half))
+        weights = density / density.sum()
+        return np.sqrt(self.example_variance + self.seed_variance * freedom * np.exp(-logarithms)), weights
 
-    return _bootstrap(difference, len(labels), len(labels), resamples)
+    def tail(self, error: float) -> float:
+        """Return the probability that the error is at least ``error``."""
+        from scipy.special import ndtr
 
+        scales, weights = self._scales
+        return float(weights @ ndtr(-error / scales))
 
-def clustered_bootstrap(
-    first: Sequence[np.ndarray], second: Sequence[np.ndarray], clusters: np.ndarray, resamples: int = RESAMPLES
-) -> Bootstrap:
-    """Bootstrap the difference as ``paired_bootstrap`` does, but draw whole clusters of examples.
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of no difference."""
+        return min(1.0, 2 * self.tail(abs(self.difference)) * self.looks)
 
-    This suits a score that is a mean over examples which depend on each other.
+    def p_not_worse(self, margin: float) -> float:
+        """Return the p-value of the first method being worse by ``margin`` or more; small if it is not (one-sided)."""
+        return min(1.0, self.tail(self.difference + margin) * self.looks)
 
-    Args:
-        first, second: scores (N,) of the examples, for each seed.
-        clusters: (N,), equal for examples of one cluster, such as questions about one context.
-    """
-    _, cluster, size = np.unique(clusters, return_inverse=True, return_counts=True)
-    by_cluster = np.bincount(cluster, weights=np.mean(first, axis=0) - np.mean(second, axis=0))
-    return _bootstrap(lambda counts: counts @ by_cluster / (counts @ size), len(size), len(clusters), resamples)
+    def p_same(self, margin: float) -> float:
+        """Return the p-value of a difference of ``margin`` or more: the larger of two one-sided tests."""
+        return min(1.0, self.tail(margin - abs(self.difference)) * self.looks)
 
+    def half_width(self, tails: float = 1 - CONFIDENCE) -> float:
+        """Return the error that is exceeded, to either side, with probability ``tails`` divided by ``looks``."""
+        low, high = 0.0, sqrt(self.seed_variance + self.example_variance)
+        while 2 * self.tail(high) > tails / self.looks:
+            high *= 2
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if 2 * self.tail(middle) > tails / self.looks else (low, middle)
+        return high
 
-def _bootstrap(difference: Callable[[np.ndarray], np.ndarray], size: int, examples: int, resamples: int) -> Bootstrap:
-    """Bootstrap distribution of ``difference``, which maps resampling counts (R, size) to R differences."""
-    generator, differences = np.random.default_rng(SEED), np.empty(resamples)
-    rows = max(1, CHUNK // size)
-    for start in range(0, resamples, rows):
-        count = min(rows, resamples - start)
-        indices = generator.integers(size, size=(count, size)) + size * np.arange(count)[:, None]
-        counts = np.bincount(indices.ravel(), minlength=count * size).reshape(count, size)
-        differences[start : start + count] = difference(counts)
-    observed = float(difference(np.ones((1, size), dtype=np.int64))[0])
-    # Equal counts may give sums that differ in the last digits; such a departure must not count as smaller.
-    is_extreme = np.abs(differences - observed) >= abs(observed) * (1 - 1e-9)
-    low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Bootstrap(examples, size, observed, float(low), float(high), float((1 + is_extreme.sum()) / (1 + resamples)))
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Bounds of the 95% interval, of a higher level after several looks."""
+        half = self.half_width()
+        return self.difference - half, self.difference + half
 
+    def with_seeds(self, seeds: int) -> "MethodTest":
+        """Return the test that another number of seeds with the same scatter and difference would give."""
+        return MethodTest(self.difference, seeds, self.seed_variance * self.seeds / seeds, self.example_variance)
 
-def _score(metric: str, outputs: Sequence[np.ndarray], labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Scores (R,) of R resamples, averaged over the seeds; ``counts`` (R, N) is how often each example is drawn."""
-    weighted = WEIGHTED.get(metric)
-    if weighted is not None:
-        return np.mean([weighted(output, labels, counts) for output in outputs], axis=0)
-    rows = [np.repeat(np.arange(len(labels)), count) for count in counts]
-    return np.array([np.mean([METRICS[metric](output[row], labels[row]) for output in outputs]) for row in rows])
+    def power(self, margin: float | None) -> float:
+        """Return about how likely a new test of this size is to decide, if difference and scatter are the true ones."""
+        from scipy.special import ndtr
 
+        sd, size = sqrt(self.seed_variance + self.example_variance), abs(self.difference)
+        different = self.half_width()
+        same = -inf if margin is None else margin - self.half_width(2 * ALPHA)
+        if same > different:  # each outcome decides
+            return 1.0
+        power = float(ndtr((size - different) / sd) + ndtr((-size - different) / sd))
+        return power + (float(ndtr((same - size) / sd) - ndtr((-same - size) / sd)) if same > 0 else 0.0)
 
-def _confusion(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Confusion matrices (R, C, C): how many examples of class i (by label) were predicted as class j."""
-    classes = outputs.shape[1]
-    cell = np.eye(classes**2)[labels.astype(np.int64) * classes + outputs.argmax(axis=1)]
-    return (counts.astype(np.float64) @ cell).reshape(len(counts), classes, classes)
+    def seeds_needed(self, margin: float | None = None) -> int | None:
+        """Return about how many seeds would decide with probability ``POWER``.
 
-
-def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Return the ratio, and 0 where ``denominator`` is not positive, as in ``datasets.metrics``."""
-    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
-
-
-def _accuracy(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    return counts @ (outputs.argmax(axis=1) == labels).astype(np.float64) / counts.sum(axis=1)
-
-
-def _f1(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    table = _confusion(outputs, labels, counts)
-    return _ratio(2 * table[:, 1, 1], table[:, 1].sum(axis=1) + table[:, :, 1].sum(axis=1))
-
-
-def _f1_weighted(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    table = _confusion(outputs, labels, counts)
-    true, predicted = table.sum(axis=2), table.sum(axis=1)
-    of_class = _ratio(2 * np.diagonal(table, axis1=1, axis2=2), true + predicted)
-    return (true * of_class).sum(axis=1) / true.sum(axis=1)
-
-
-def _matthews(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Gorodkin's correlation for K classes, which equals Matthews' correlation for two classes."""
-    table = _confusion(outputs, labels, counts)
-    total, correct = table.sum(axis=(1, 2)), np.trace(table, axis1=1, axis2=2)
-    true, predicted = table.sum(axis=2), table.sum(axis=1)
-    variances = (total**2 - (true**2).sum(axis=1)) * (total**2 - (predicted**2).sum(axis=1))
-    return _ratio(correct * total - (true * predicted).sum(axis=1), np.sqrt(variances))
-
-
-def _pearson(outputs: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    share = counts / counts.sum(axis=1, keepdims=True)
-    x, y = (values - values.mean() for values in (outputs[:, 0].astype(np.float64), labels.astype(np.float64)))
-    moments = share @ np.stack([x, y, x * x, y * y, x * y], axis=1)
-    mean_x, mean_y, xx, yy, xy = moments.T
-    variances = np.maximum(xx - mean_x**2, 0) * np.maximum(yy - mean_y**2, 0)
-    return _ratio(xy - mean_x * mean_y, np.sqrt(variances))
-
-
-WEIGHTED: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
-    "accuracy": _accuracy,
-    "f1": _f1,
-    "f1_weighted": _f1_weighted,
-    "matthews": _matthews,
-    "pearson": _pearson,
-}
-"""Metrics computed for many resamples at once, equal to ``METRICS``. Other metrics are computed per resample."""
+        Returns:
+            None if more than ``MAX_SEEDS``, or if these examples are too few for any number of seeds.
+        """
+        enough = (seeds for seeds in range(2, MAX_SEEDS + 1) if self.with_seeds(seeds).power(margin) >= POWER)
+        return next(enough, None)

@@ -1,0 +1,407 @@
+"""Paired tests of two methods over the examples that both predicted: do *these* models differ on other examples?
+
+The p-value is that of a permutation test: if two methods do not differ, their predictions of an example may be swapped.
+Few differing examples are enumerated, so that the test is exact: McNemar's, if each example is right or wrong. The
+interval is a bootstrap percentile interval, with an exact one where few examples differ. Examples that depend on each
+other, such as questions about one text, are swapped and drawn together, as one unit.
+
+Computations use float64 and a fixed seed, so results depend on the arguments alone. A score is a function of sums over
+units, which allows all draws at once. Metrics that are no such function are computed draw by draw.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, cycle, islice
+from math import lcm
+
+import numpy as np
+
+from distill_runner.datasets.metrics import METRICS
+
+SEED, CONFIDENCE, CRITICAL = 0, 0.95, 1.959963984540054
+DRAWS, LOOPED_DRAWS = 10_000, 1_000
+"""Number of draws, and of draws for metrics that are computed one by one."""
+CHUNK = 2**22
+"""Maximum size of one block of draws: 32 MiB of 64-bit numbers."""
+FEW_EXAMPLES, FEW_UNITS = 6, 10
+"""Differing units below which a percentile interval is too short: of a mean over examples, and of another score.
+
+With fewer than six, no paired test can have p < 0.05.
+"""
+
+ScoreOfSums = Callable[[np.ndarray], np.ndarray]
+"""Maps sums (..., S) of the statistics of a sample of units to its scores (...)."""
+
+
+@dataclass(frozen=True)
+class ExampleTest:
+    """Difference of two methods' scores (first minus second) for these models on other examples.
+
+    Attributes:
+        units: number of units that are swapped and drawn: the examples, or the clusters that contain them.
+        differing: number of units on which the methods differ.
+        p: two-sided p-value of the permutation test; never 0.
+        is_exact: whether all permutations count, not a sample of them.
+        low, high: bounds of the 95% interval; None if too few units differ for one.
+        variance: of the difference over samples of units; None if there is no interval.
+    """
+
+    examples: int
+    units: int
+    differing: int
+    difference: float
+    p: float
+    is_exact: bool
+    low: float | None = None
+    high: float | None = None
+    variance: float | None = None
+
+
+class PairedScores(ABC):
+    """Scores of two methods on samples of the same units; a method's score is the mean over its runs.
+
+    Attributes:
+        sizes: number of runs of each method.
+        examples, units: numbers of examples and of units.
+        is_different: (units,), whether the methods differ on a unit.
+        draws: number of draws that the cost of the metric allows.
+    """
+
+    sizes: tuple[int, int]
+    examples: int
+    units: int
+    is_different: np.ndarray
+    draws = DRAWS
+
+    @abstractmethod
+    def scores(self, counts: np.ndarray) -> np.ndarray:
+        """Scores (R, runs) of R samples, those of the first method's runs first.
+
+        Args:
+            counts: (R, units), how often each sample draws each unit.
+        """
+
+    @abstractmethod
+    def swapped_difference(self, masks: np.ndarray) -> np.ndarray:
+        """Differences (R,) after the predictions of some units are swapped between the methods.
+
+        Methods with different numbers of runs are paired as often as each pair needs to occur equally often.
+
+        Args:
+            masks: (R, differing units), 1 where a unit is swapped.
+        """
+
+    @cached_property
+    def observed(self) -> np.ndarray:
+        """Scores (runs,) on all units."""
+        return self.scores(np.ones((1, self.units), dtype=np.int64))[0]
+
+    @cached_property
+    def resampled(self) -> np.ndarray:
+        """Scores (draws, runs) of bootstrap samples; both methods have the same examples in each."""
+        generator = np.random.default_rng(SEED)
+        blocks = []
+        for count in _blocks(self.draws, self.units):
+            indices = generator.integers(self.units, size=(count, self.units))
+            indices += self.units * np.arange(count)[:, None]
+            counts = np.bincount(indices.ravel(), minlength=count * self.units).reshape(count, self.units)
+            blocks.append(self.scores(counts))
+        return np.concatenate(blocks)
+
+    def difference(self, scores: np.ndarray) -> np.ndarray:
+        """Mean of the first method's runs minus that of the second's, of scores (..., runs)."""
+        return scores[..., : self.sizes[0]].mean(axis=-1) - scores[..., self.sizes[0] :].mean(axis=-1)
+
+    def test(self) -> ExampleTest:
+        """Test whether the methods' scores differ, and estimate by how much."""
+        differing, observed = int(self.is_different.sum()), float(self.difference(self.observed))
+        p, is_exact = self._permutation_p(observed, differing)
+        numbers = self.exact_interval or self._percentile_interval(differing) or ()
+        return ExampleTest(self.examples, self.units, differing, observed, p, is_exact, *numbers)
+
+    def _permutation_p(self, observed: float, differing: int) -> tuple[float, bool]:
+        """Return the share of permutations whose difference is at least as large, and whether all were counted.
+
+        Permutations that are drawn count together with the observed one, so that the p-value is at least
+        1 / (draws + 1) (Phipson & Smyth 2010).
+        """
+        if (counts := self.signs()) is not None:
+            from scipy.special import bdtr
+
+            return min(1.0, 2 * float(bdtr(min(counts), sum(counts), 0.5))), True
+        is_exact = 2**differing <= self.draws
+        draws = 2**differing if is_exact else self.draws
+        generator, extreme, start = np.random.default_rng(SEED), 0, 0
+        for count in _blocks(draws, max(differing, 1)):
+            if is_exact:
+                masks = (np.arange(start, start + count)[:, None] >> np.arange(differing)) & 1
+            else:
+                masks = generator.integers(2, size=(count, differing), dtype=np.int8)
+            # Equal permutations may give sums that differ in the last digits; they must not count as smaller.
+            limit = abs(observed) * (1 - 1e-9) - 1e-12
+            extreme += int((np.abs(self.swapped_difference(masks.astype(np.float64))) >= limit).sum())
+            start += count
+        return (extreme / draws, True) if is_exact else ((1 + extreme) / (1 + draws), False)
+
+    def signs(self) -> tuple[int, int] | None:
+        """Numbers of units on which the first and the second method are better; None unless only they matter."""
+        return None
+
+    def _percentile_interval(self, differing: int) -> tuple[float, float, float] | None:
+        if differing < FEW_UNITS and not (self.is_mean_of_examples and differing >= FEW_EXAMPLES):
+            return None
+        differences = self.difference(self.resampled)
+        low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+        return None if high - low < 1e-12 else (float(low), float(high), float(differences.var(ddof=1)))
+
+    @property
+    def is_mean_of_examples(self) -> bool:
+        """Whether the score is a mean over independent examples, each between 0 and 1."""
+        return False
+
+    @property
+    def exact_interval(self) -> tuple[float, float, float] | None:
+        """Bounds and variance where too few examples differ for percentiles; None otherwise, or if there are none."""
+        return None
+
+
+class SummedScores(PairedScores):
+    """Scores that are functions of sums over units."""
+
+    def __init__(
+        self,
+        first: Sequence[np.ndarray],
+        second: Sequence[np.ndarray],
+        score: ScoreOfSums,
+        clusters: np.ndarray | None = None,
+    ) -> None:
+        """Take the statistics of the examples.
+
+        Args:
+            first, second: statistics (N, S) of each run, such as true positives, predicted and true entities.
+            score: maps their sums to the score.
+            clusters: (N,), equal for examples that depend on each other; None if none do.
+        """
+        self.sizes, self.examples, self.score = (len(first), len(second)), len(first[0]), score
+        statistics = np.stack([np.asarray(run, dtype=np.float64) for run in (*first, *second)])
+        if clusters is not None:
+            _, cluster = np.unique(clusters, return_inverse=True)
+            order = np.argsort(cluster, kind="stable")
+            starts = np.flatnonzero(np.diff(cluster[order], prepend=-1))
+            statistics = np.add.reduceat(statistics[:, order], starts, axis=1)
+        self.statistics, self.units = statistics, statistics.shape[1]
+        pairs = lcm(*self.sizes)
+        one, other = (
+            statistics[list(islice(cycle(runs), pairs))]
+            for runs in (range(self.sizes[0]), range(self.sizes[0], sum(self.sizes)))
+        )
+        self.is_different = (one != other).any(axis=(0, 2))
+        self.totals = one.sum(axis=1), other.sum(axis=1)
+        self.changes = (other - one)[:, self.is_different]
+
+    def scores(self, counts: np.ndarray) -> np.ndarray:
+        weights = counts.astype(np.float64)
+        return self.score(np.stack([weights @ run for run in self.statistics], axis=1))
+
+    def swapped_difference(self, masks: np.ndarray) -> np.ndarray:
+        pairs = []
+        for total, other, changes in zip(*self.totals, self.changes, strict=True):
+            change = masks @ changes
+            pairs.append(self.score(total + change) - self.score(other - change))
+        return np.mean(pairs, axis=0)
+
+    @cached_property
+    def unit_differences(self) -> np.ndarray:
+        """Difference (units,) of the means over runs, of a score that is a mean."""
+        return np.asarray(self.difference(np.moveaxis(self.statistics[..., 0], 0, -1)))
+
+    def signs(self) -> tuple[int, int] | None:
+        if self.score is not mean_of_sums:
+            return None
+        nonzero = self.unit_differences[np.abs(self.unit_differences) > 1e-12]
+        if not len(nonzero) or np.ptp(np.abs(nonzero)) > 1e-12:
+            return None
+        return int((nonzero > 0).sum()), int((nonzero < 0).sum())
+
+    @property
+    def is_mean_of_examples(self) -> bool:
+        values, sizes = self.statistics[..., 0], self.statistics[..., 1]
+        return self.score is mean_of_sums and bool((sizes == 1).all() and values.min() >= 0 and values.max() <= 1)
+
+    @property
+    def exact_interval(self) -> tuple[float, float, float] | None:
+        """Bounds and variance for few differing examples or for equal differences, whose percentiles are too close.
+
+        Both shares, of examples on which one method is better and of those on which the other is, have exact intervals
+        of 97.5% (Clopper & Pearson 1934), and a difference is at most 1. So the interval covers at least 95%.
+        """
+        values = self.unit_differences
+        is_few = np.count_nonzero(np.abs(values) > 1e-12) < FEW_EXAMPLES or np.ptp(values) < 1e-12
+        if not self.is_mean_of_examples or not is_few:
+            return None
+        from scipy.special import betaincinv
+
+        tail, number = (1 - CONFIDENCE) / 4, len(values)
+        counts = [int((sign * values > 1e-12).sum()) for sign in (1, -1)]
+        upper = [1.0 if count == number else betaincinv(count + 1, number - count, 1 - tail) for count in counts]
+        lower = [0.0 if count == 0 else betaincinv(count, number - count + 1, tail) for count in counts]
+        if np.abs(values[values != 0]).min(initial=1.0) < 1:  # then a share says only how large the difference may be
+            lower = [0.0, 0.0]
+        low, high = float(lower[0] - upper[1]), float(upper[0] - lower[1])
+        return low, high, ((high - low) / (2 * CRITICAL)) ** 2
+
+
+class LoopedScores(PairedScores):
+    """Scores by a metric that is no function of sums, such as a rank correlation."""
+
+    draws = LOOPED_DRAWS
+
+    def __init__(
+        self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], metric: str, labels: np.ndarray
+    ) -> None:
+        self.sizes, self.examples, self.units = (len(first), len(second)), len(labels), len(labels)
+        self.metric, self.labels = METRICS[metric], labels
+        self.outputs = np.stack([*first, *second])
+        pairs = range(lcm(*self.sizes))
+        self.pairs = [(number % self.sizes[0], self.sizes[0] + number % self.sizes[1]) for number in pairs]
+        self.is_different = np.any(
+            [(self.outputs[one] != self.outputs[other]).any(axis=-1) for one, other in self.pairs], axis=0
+        )
+
+    def scores(self, counts: np.ndarray) -> np.ndarray:
+        samples = [np.repeat(np.arange(self.units), count) for count in counts]
+        return np.array([[self.metric(run[rows], self.labels[rows]) for run in self.outputs] for rows in samples])
+
+    def swapped_difference(self, masks: np.ndarray) -> np.ndarray:
+        is_swapped = np.zeros((len(masks), self.units, 1), dtype=bool)
+        is_swapped[:, self.is_different, 0] = masks
+        return np.array([np.mean([self._of_pair(*pair, mask) for pair in self.pairs]) for mask in is_swapped])
+
+    def _of_pair(self, one: int, other: int, mask: np.ndarray) -> float:
+        first, second = self.outputs[one], self.outputs[other]
+        swapped = np.where(mask, second, first), np.where(mask, first, second)
+        return self.metric(swapped[0], self.labels) - self.metric(swapped[1], self.labels)
+
+
+def paired_scores(
+    metric: str, first: Sequence[np.ndarray], second: Sequence[np.ndarray], labels: np.ndarray
+) -> PairedScores:
+    """Pair the outputs of two methods on the same examples.
+
+    Args:
+        metric: a key of ``METRICS``.
+        first, second: outputs (N, C) of each run.
+        labels: (N,), or (N, C) of 0 and 1 for multi-label tasks.
+    """
+    if metric not in SUMMED:
+        return LoopedScores(first, second, metric, labels)
+    statistics, score = SUMMED[metric]
+    one, other = ([statistics(outputs, labels) for outputs in runs] for runs in (first, second))
+    return SummedScores(one, other, score)
+
+
+def clustered_scores(first: Sequence[np.ndarray], second: Sequence[np.ndarray], clusters: np.ndarray) -> SummedScores:
+    """Pair scores (N,) of each run on the same examples; the score is their mean. See ``SummedScores``."""
+    one, other = ([np.stack([scores, np.ones_like(scores)], axis=1) for scores in runs] for runs in (first, second))
+    return SummedScores(one, other, mean_of_sums, clusters)
+
+
+def _blocks(draws: int, units: int) -> list[int]:
+    """Numbers of draws of blocks of at most ``CHUNK`` numbers."""
+    size = max(1, CHUNK // units)
+    return list(chain([size] * (draws // size), [draws % size] if draws % size else []))
+
+
+# --- Metrics as functions of sums
+
+
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Return the ratio, and 0 where ``denominator`` is not positive, as in ``datasets.metrics``."""
+    return np.divide(numerator, denominator, out=np.zeros(np.shape(numerator)), where=denominator > 0)
+
+
+def mean_of_sums(sums: np.ndarray) -> np.ndarray:
+    """Return the mean of scores, of the sum of scores and their number."""
+    return _ratio(sums[..., 0], sums[..., 1])
+
+
+def f1_of_counts(counts: np.ndarray) -> np.ndarray:
+    """Return F1 of the numbers of true positives, predicted positives and actual positives."""
+    return _ratio(2 * counts[..., 0], counts[..., 1] + counts[..., 2])
+
+
+def _is_correct(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    is_multilabel = labels.ndim == 2
+    correct = ((outputs > 0) == (labels > 0)).all(axis=1) if is_multilabel else outputs.argmax(axis=1) == labels
+    return np.stack([correct, np.ones_like(correct)], axis=1).astype(np.float64)
+
+
+def _class_counts(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return, for each example and class, whether it is correctly predicted, predicted, and the label: (N, 3C)."""
+    classes = np.arange(outputs.shape[1])
+    predicted = outputs > 0 if labels.ndim == 2 else outputs.argmax(axis=1)[:, None] == classes
+    actual = labels > 0 if labels.ndim == 2 else labels[:, None] == classes
+    return np.concatenate([predicted & actual, predicted, actual], axis=1).astype(np.float64)
+
+
+def _by_class(sums: np.ndarray) -> np.ndarray:
+    """Return the counts of each class (..., C, 3)."""
+    return np.moveaxis(sums.reshape(*sums.shape[:-1], 3, -1), -2, -1)
+
+
+def _f1(sums: np.ndarray) -> np.ndarray:
+    return f1_of_counts(_by_class(sums)[..., 1, :])
+
+
+def _f1_micro(sums: np.ndarray) -> np.ndarray:
+    return f1_of_counts(_by_class(sums).sum(axis=-2))
+
+
+def _f1_macro(sums: np.ndarray) -> np.ndarray:
+    return f1_of_counts(_by_class(sums)).mean(axis=-1)
+
+
+def _f1_weighted(sums: np.ndarray) -> np.ndarray:
+    counts = _by_class(sums)
+    return (counts[..., 2] * f1_of_counts(counts)).sum(axis=-1) / counts[..., 2].sum(axis=-1)
+
+
+def _accuracy_f1(sums: np.ndarray) -> np.ndarray:
+    counts = _by_class(sums).sum(axis=-2)
+    return (_ratio(counts[..., 0], counts[..., 2]) + _f1(sums)) / 2
+
+
+def _matthews(sums: np.ndarray) -> np.ndarray:
+    """Gorodkin's correlation for K classes, which equals Matthews' correlation for two classes."""
+    correct, predicted, actual = np.moveaxis(_by_class(sums), -1, 0)
+    total = actual.sum(axis=-1)
+    variances = (total**2 - (actual**2).sum(axis=-1)) * (total**2 - (predicted**2).sum(axis=-1))
+    return _ratio(correct.sum(axis=-1) * total - (actual * predicted).sum(axis=-1), np.sqrt(variances))
+
+
+def _moments(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    x, y = outputs.reshape(len(labels)).astype(np.float64), labels.astype(np.float64)
+    x, y = x - y.mean(), y - y.mean()  # one shift for all models: their rows are swapped
+    return np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)
+
+
+def _pearson(sums: np.ndarray) -> np.ndarray:
+    x, y, xx, yy, xy = np.moveaxis(sums[..., 1:] / sums[..., :1], -1, 0)
+    variances = np.maximum(xx - x**2, 0) * np.maximum(yy - y**2, 0)
+    return _ratio(xy - x * y, np.sqrt(variances))
+
+
+SUMMED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ScoreOfSums]] = {
+    "accuracy": (_is_correct, mean_of_sums),
+    "subset_accuracy": (_is_correct, mean_of_sums),
+    "f1": (_class_counts, _f1),
+    "f1_micro": (_class_counts, _f1_micro),
+    "f1_macro": (_class_counts, _f1_macro),
+    "f1_weighted": (_class_counts, _f1_weighted),
+    "accuracy_f1": (_class_counts, _accuracy_f1),
+    "matthews": (_class_counts, _matthews),
+    "pearson": (_moments, _pearson),
+}
+"""Statistics of outputs and labels, and the score of their sums, equal to ``METRICS``."""
