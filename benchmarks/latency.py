@@ -1,11 +1,12 @@
-"""Time a forward pass of each of the 24 compact BERTs, and compute its speed-up over the teacher.
+"""Time a forward pass of a paper's students, and compute their speed-ups over a large model.
 
-    python benchmarks/latency.py [--batch 1 32] [--length 512] [--repeats 3] [--layers 2 12] [--width 128]
+    python benchmarks/latency.py [--paper minilmv2] [--batch 1 32] [--length 512] [--repeats 3] [--layers 2]
 
-Source: well-read students (Turc et al. 2019), Table 1b: speed-up against BERT-large at batch 1, length 512 on a TPU v2.
-The students of one width and the teacher are timed in turns, so that other work on the machine affects all equally.
-The speed-up is a ratio of medians. Weights are random, since they do not affect the time. The paper's speed-up is in
-parentheses.
+Sources: well-read students (Turc et al. 2019), Table 1b: the 24 compact BERTs against BERT-large at batch 1, length 512
+on a TPU v2. MiniLMv2 (Wang et al. 2021), Tables 1, 2 and 9: its students against BERT-base; the paper names neither
+hardware nor length. The students of one width and the large model are timed in turns, so that other work on the machine
+affects all equally. The speed-up is a ratio of medians. Weights are random, since they do not affect the time. The
+paper's speed-up is in parentheses.
 """
 
 import argparse
@@ -19,16 +20,17 @@ from transformers import PreTrainedModel
 
 from distill_runner.models.build import build
 from distill_runner.models.config import LANGUAGE_MODEL, ModelConfig
+from distill_runner.report.published import cells
 from distill_runner.training.devices import Device
 
-LAYERS, WIDTHS = (2, 4, 6, 8, 10, 12), (128, 256, 512, 768)
-PUBLISHED = {
-    128: (65.24, 32.37, 21.87, 16.42, 13.05, 11.02),
-    256: (31.25, 15.96, 10.67, 8.01, 6.37, 5.35),
-    512: (14.44, 7.27, 4.85, 3.64, 2.90, 2.43),
-    768: (7.46, 3.75, 2.50, 1.88, 1.50, 1.25),
-}
-"""Speed-ups in Table 1b, by width and then by number of layers."""
+LARGE = {"well_read": (24, 1024), "minilmv2": (12, 768)}
+"""Paper -> layers and width of the model that its students are compared with."""
+
+
+def speedups(paper: str) -> dict[tuple[int, int], float]:
+    """Return the printed speed-up of each size (layers, width) of a paper's students."""
+    students = [cell for cell in cells(paper) if cell.metric == "speedup" and cell.student]
+    return {(cell.num_layers, cell.width): float(cell.value) for cell in students if cell.num_layers and cell.width}
 
 
 def bert(layers: int, width: int, device: Device) -> PreTrainedModel:
@@ -62,26 +64,31 @@ def medians(models: Sequence[PreTrainedModel], ids_BL: torch.Tensor, repeats: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--paper", choices=LARGE, default="well_read")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, choices=LAYERS)
-    parser.add_argument("--width", type=int, nargs="+", default=WIDTHS, choices=WIDTHS)
+    parser.add_argument("--layers", type=int, nargs="+", help="only students of these numbers of layers")
+    parser.add_argument("--width", type=int, nargs="+", help="only students of these widths")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     device = Device.from_name(options.device, "fp32")
-    teacher = bert(24, 1024, device)
+    published = {
+        (layers, width): speedup
+        for (layers, width), speedup in sorted(speedups(options.paper).items(), key=lambda item: item[0][::-1])
+        if layers in (options.layers or [layers]) and width in (options.width or [width])
+    }
+    reference = bert(*LARGE[options.paper], device)
     for batch in options.batch:
         ids_BL = torch.randint(1000, 30000, (batch, options.length), device=device.torch)
         print(f"\n{device.torch}, {torch.get_num_threads()} threads, batch {batch}, length {options.length}")
-        print(f"{'size':>8} {'student ms':>11} {'teacher ms':>11} {'speed-up':>9}  Table 1b")
-        for width in options.width:
-            students = [bert(layers, width, device) for layers in options.layers]
-            large, *small = medians([teacher, *students], ids_BL, options.repeats)
-            for layers, student in zip(options.layers, small, strict=True):
+        print(f"{'size':>8} {'student ms':>11} {'large ms':>11} {'speed-up':>9}  {options.paper}")
+        for width in dict.fromkeys(width for _, width in published):
+            sizes = [size for size in published if size[1] == width]
+            large, *small = medians([reference, *(bert(*size, device) for size in sizes)], ids_BL, options.repeats)
+            for (layers, _), student in zip(sizes, small, strict=True):
                 times = f"{1000 * student:>11.2f} {1000 * large:>11.1f} {large / student:>9.2f}"
-                published = PUBLISHED[width][LAYERS.index(layers)]
-                print(f"{f'{layers}/{width}':>8} {times}  ({published:.2f})", flush=True)
+                print(f"{f'{layers}/{width}':>8} {times}  ({published[layers, width]})", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 writes docs/papers/hours.yaml after each command (a quarter of an hour in total).
 
 It counts the operations of all matrix products: 3 forward passes for each training example, and one for each example
-that a teacher reads or that is evaluated. Stages that points share count once. No GPU is used: its two speeds below are
+that a teacher reads or that is evaluated. Stages that points share count once, also if they are shared by the commands
+of one row: the first of these commands has them. No GPU is used: its two speeds below are
 assumptions. On a machine with a GPU, ``plan=true`` measures times instead.
 """
 
@@ -30,7 +31,7 @@ SECONDS_PER_LAYER = 0.003
 """Minimum time of an update per layer, to start its kernels. 4 layers take the host some 12 ms (docs/clusters.md)."""
 SECONDS_PER_CONVOLUTION = 0.0003
 """Minimum time per convolution with the operations around it, which have a tenth of a layer's kernels."""
-SHARED = {"minilmv2": ("optim.lr", "seed"), "alp_kd": ("optim.lr",)}
+SHARED = {"minilmv2": ("optim.lr", "seed"), "alp_kd": ("optim.lr",), "internal": ("seed",)}
 """Axes of a paper's sweeps whose values all cost the same, and change no stage except the last."""
 
 LOCAL = ("amazon_reviews", "wiki_paragraphs")
@@ -166,9 +167,13 @@ def count_stage(stage: Any, count: Count, visited: set[Any], times: int = 1) -> 
     count.add(operations, updates * stage.shape.num_layers * per_layer, times)
 
 
-def count_grid(points: Sequence[Any], times: int) -> Count:
-    """Return the cost of all points, with the stages that points share counted once."""
-    count, visited = Count(), set[Any]()
+def count_grid(points: Sequence[Any], times: int, visited: set[Any]) -> Count:
+    """Return the cost of all points, with the stages that points share counted once.
+
+    Args:
+        visited: keys of the stages that are already counted; receives those of this grid.
+    """
+    count = Count()
     for point in points:
         if point.error:
             raise point.error
@@ -197,12 +202,14 @@ def points_of(arguments: Sequence[str], paper: str) -> tuple[Any, int]:
         assert hydra is not None
         master = hydra.compose_config("config", fixed, RunMode.MULTIRUN, with_log_configuration=False)
         params, times = dict(master.hydra.sweeper.params or {}), 1
+        params |= {key: value for key, _, value in (argument.partition("=") for argument in arguments) if key in params}
         for key in SHARED.get(paper, ()):
             if key in params:
                 first, *others = str(params[key]).split(",")
                 params[key], times = first, times * (1 + len(others))
         unread = [UNREAD[argument] for argument in arguments if argument in UNREAD]
-        overrides = [*(f"{key}={value}" for key, value in params.items()), *arguments, *unread]
+        others = [argument for argument in arguments if argument.partition("=")[0] not in params]
+        overrides = [*(f"{key}={value}" for key, value in params.items()), *others, *unread]
         return expand(master, hydra.config_loader, overrides, master.sweep.where).points, times
 
 
@@ -235,32 +242,39 @@ def _sha(name: str) -> str:
     return hashlib.sha1(name.encode()).hexdigest()
 
 
-def commands() -> dict[str, str]:
-    """Return every training command in the rows of the papers, with its paper."""
+def commands_by_row() -> dict[tuple[str, str], list[str]]:
+    """Return the training commands of each row, by paper and place."""
     papers = yaml.safe_load((PAGES / "rows.yaml").read_text())
     pattern = re.compile(r"distill-run (sweep=|-m )")
     return {
-        command: paper
+        (paper, place): [command for command in str(row[2]).split("; ") if pattern.match(command)]
         for paper, content in papers.items()
-        for row in content["rows"].values()
-        for command in str(row[2]).split("; ")
-        if pattern.match(command)
+        for place, row in content["rows"].items()
     }
+
+
+def commands() -> list[str]:
+    """Return every training command in the rows of the papers."""
+    return list(dict.fromkeys(command for row in commands_by_row().values() for command in row))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--missing", action="store_true", help="only commands that the file does not have yet")
-    file, papers = PAGES / "hours.yaml", commands()
+    parser.add_argument(
+        "--missing", action="store_true", help="only rows with commands that the file lacks"
+    )
+    file = PAGES / "hours.yaml"
     hours = yaml.safe_load(file.read_text()) if parser.parse_args().missing and file.exists() else {}
     with TemporaryDirectory() as cache:
         pretend(Path(cache))
-        for command, paper in papers.items():
-            if command not in hours:
+        for (paper, _), row in commands_by_row().items():
+            visited = set[Any]()
+            for command in row if set(row) - set(hours) else []:
                 points, times = points_of([part for part in shlex.split(command)[1:] if part != "-m"], paper)
-                hours[command] = count_grid(points, times).rounded() | {"trainings": len(points) * times}
+                count = count_grid(points, times, visited)
+                hours[command] = count.rounded() | {"trainings": len(points) * times}
                 print(f"{command}: {hours[command]}", flush=True)
-                ordered = {name: hours[name] for name in papers if name in hours}
+                ordered = {name: hours[name] for name in commands() if name in hours}
                 file.write_text(HEAD + yaml.safe_dump(ordered, sort_keys=False, width=150))
 
 

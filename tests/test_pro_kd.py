@@ -228,7 +228,7 @@ def test_phase_two_goes_on_from_the_end_of_phase_one(compose: Compose) -> None:
 
 
 def test_phase_two_of_prokd_starts_from_the_end_of_phase_one(compose: Compose) -> None:
-    """Figure 1: "we start training of the student from T = tau_max and go to T = 1. Phase II: ...". From the best epoch,
+    """Figure 1: "we start training of the student from T = tau_max and go to T = 1. Phase II: ...". From the best one,
     whoever trains few epochs would start at T = 3, and the later checkpoints would have no effect. Annealing-KD's code
     takes the best one."""
     for method, select in (("prokd", "last"), ("annealing", "best")):

@@ -7,8 +7,11 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+import torch
+from transformers import BertConfig, BertModel
 
 from distill_runner.datasets.metrics import METRICS
+from distill_runner.models.build import count_parameters
 from distill_runner.report.published import PublishedCell, cells, titles
 
 EVERY = [cell for paper in titles() for cell in cells(paper)]
@@ -17,7 +20,14 @@ CONF = Path(__file__).parents[1] / "conf"
 
 COUNTS = {
     "alp_kd": {"1": 81, "2": 81, "3": 72, "4": 54, "Figure 4": 2},  # 9, 9, 8 and 6 rows of 8 tasks and their average
-    "internal": {"1": 60, "2": 18, "3": 6, "Figure 5": 2},  # 10 and 3 rows of 6 scores; counts of predictions
+    "internal": {  # 10 and 3 rows of 6 scores; counts of predictions
+        "1": 60,
+        "2": 18,
+        "3": 6,
+        "Figure 5": 2,
+        "Section Experimental Setup": 1,
+        "Section Performance vs. Parameters": 5,
+    },
     "minilmv2": {  # rows × (scores, average, millions of parameters, speed-up)
         "1": 14 * 11,
         "2": 4 * 13,
@@ -42,7 +52,7 @@ COUNTS = {
         "9": 4 * 2,
         "10": 2 * 11,
     },
-    "well_read": {"1a": 24, "1b": 24, "3": 7 * 10, "Section 6.2": 4},
+    "well_read": {"1a": 24, "1b": 24, "3": 7 * 10, "Section 6.1": 3, "Section 6.2": 4 + 7, "Section 6.3": 1},
 }
 
 
@@ -295,8 +305,40 @@ def test_numbers_that_no_table_prints() -> None:
     assert found == {
         ("alp_kd", "Figure 4", "cosine_distance"): ["0.20", "0.05"],
         ("internal", "Figure 5", "attention_kl"): ["2.229", "0.085"],
+        ("internal", "Section Experimental Setup", "p_value"): ["0.001"],
+        ("internal", "Section Performance vs. Parameters", "params_millions"): ["109.4", "23.8", "85.6", "43.1"],
+        ("internal", "Section Performance vs. Parameters", "difference"): ["0.73"],
+        ("well_read", "Section 6.1", "percent_of_gain"): ["24", "5", "73"],
+        ("well_read", "Section 6.2", "difference"): ["5", "12", "8", "3", "4", "1.8", "1.5"],
+        ("well_read", "Section 6.3", "difference"): ["2.2"],
         ("well_read", "Section 6.2", "spearman_s"): ["0.43", "0.52", "0.76", "1.0"],
     }
+
+
+QQP_F1 = ("qqp", "f1_weighted", "dev")
+
+
+def test_the_gain_in_the_text_of_internal_kd_is_that_of_its_table() -> None:
+    """ "The 0.73% F1 drop" is 91.38 - 90.65; a cell of the wrong row would give another number."""
+    f1 = {cell.method: cell.value for cell in CELLS if (cell.task, cell.metric, cell.split) == QQP_F1}
+    (text,) = (cell for cell in EVERY if cell.paper == "internal" and cell.metric == "difference")
+    assert f1[text.method] - f1[f"internal|{text.variant['over']}"] == text.value
+
+
+def test_the_parameters_of_bert_that_internal_kd_prints() -> None:
+    """The axis of its Figures 2 and 6 to 8. Pooler and layers count together: 85.6 of 12 layers, 43.1 of 6."""
+    counts = {}
+    for layers in (12, 6):
+        with torch.device("meta"):
+            model = BertModel(BertConfig(num_hidden_layers=layers))
+        embeddings = count_parameters(model.embeddings)
+        counts[layers] = {"embeddings": embeddings, "layers": count_parameters(model) - embeddings}
+    printed = [cell for cell in EVERY if cell.paper == "internal" and cell.metric == "params_millions"]
+    assert len(printed) == 4
+    for cell in printed:
+        parts = counts[cell.num_layers or 0]
+        count = parts[cell.variant["part"]] if cell.variant else sum(parts.values())
+        assert cell.value == Decimal(count // 100_000) / 10, cell  # cut, not rounded
 
 
 def test_what_a_paper_does_not_say_is_empty() -> None:

@@ -13,6 +13,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose import hydra_private, resolvers
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.run_config import typed_run
+from distill_runner.pipeline.planning import position_warnings
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.result import describe_run
 from distill_runner.sweeping import points as points_of_a_grid
@@ -153,6 +154,7 @@ def test_points_of_alp_kd(sweep: str, of_rte: int, of_stsb: int, deep_bert_folde
 
 
 OFFLINE = ("task=demo_sentences", "corpus=embedded")
+OF_QUESTIONS = ("task=demo_questions", "corpus=embedded", "optim.lr=3e-5,6e-5,8e-5,9e-5", "optim.epochs=3")
 WITHOUT_SEARCH = ("optim.lr=2e-5", "optim.epochs=5", "seed=1")
 
 
@@ -168,12 +170,45 @@ WITHOUT_SEARCH = ("optim.lr=2e-5", "optim.epochs=5", "seed=1")
         ("internal/layers", ("task=demo_sentences",), 2 * 6),
         ("minilmv2/table4", (*OFFLINE, *WITHOUT_SEARCH), 3),
         ("minilmv2/table10", (*OFFLINE, *WITHOUT_SEARCH), 2 * 2),
+        # The halves on SQuAD 2.0, with four rates: numbers of heads, sets of relations, and MiniLM's two layers.
+        ("minilmv2/table8", (*OF_QUESTIONS, "seed=1"), 4 * 4),
+        ("minilmv2/table7", (*OF_QUESTIONS, "seed=1,2"), 5 * 4 * 2),
+        ("minilmv2/table4", (*OF_QUESTIONS, "seed=1"), 3 * 4),
+        ("internal/schedule", ("task=demo_sentences", "seed=1"), 4),
     ],
 )
 def test_points_of_other_papers(sweep: str, arguments: tuple[str, ...], count: int, deep_bert_folder: Path) -> None:
     teacher = ("teacher=base", f"teacher.source={deep_bert_folder}", "task.max_length=64")
     grid = points(sweep, *arguments, *teacher)
     assert len(grid.points) == count, [point.overrides for point in grid.points]
+
+
+LONG_TEXTS = {  # sweep -> options that leave a point of each method
+    "figure6": ("student=fresh", "student.layers=2", "student.width=128"),
+    "figure7_books": ("student=fresh_tiny",),
+    "figure7_sst2": ("student=fresh_tiny",),
+    "figure8": ("student=fresh_mini", "transfer.size=11"),
+    "figure9": ("transfer.size=11",),
+}
+
+
+@pytest.mark.parametrize("sweep", LONG_TEXTS)
+def test_students_of_long_texts_are_pre_trained_on_all_their_positions(
+    sweep: str, deep_bert_folder: Path, tmp_path: Path
+) -> None:
+    """54% of IMDB's tokens are at positions above 128, which the students of these figures would see untrained."""
+    for file in deep_bert_folder.glob("*.json"):
+        text = file.read_text().replace('"max_position_embeddings": 128', '"max_position_embeddings": 512')
+        (tmp_path / file.name).write_text(text)
+    teacher = ("teacher=base", f"teacher.source={tmp_path}")
+    found = points(f"well_read/{sweep}", "task=sst2", "transfer=imdb", *teacher, *LONG_TEXTS[sweep]).points
+    assert [str(point.error) for point in found if point.error] == []
+    lengths = {point.run.stages["student"].num_positions for point in found if point.run}
+    pretrained = [point.stage for point in found if point.stage and point.stage.earlier]
+    assert lengths == {512}
+    assert pretrained
+    assert [line for stage in pretrained for line in position_warnings(stage)] == []
+    assert {stage.num_trained_positions for stage in pretrained} == {512}
 
 
 def test_each_teacher_has_layers_of_its_own_in_minilmv2s_figure_2() -> None:
