@@ -1,15 +1,18 @@
 """Assumptions: declared with the option, listed by every run that they apply to, and all on one page."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from distill_runner.api import composed
-from distill_runner.common.assumptions import applied_assumptions
-from distill_runner.compose.run_config import RunConfig, assumptions_of_files, resolved_settings, typed_run
+from distill_runner.common.assumptions import ANY_VALUE, applied_assumptions, schema_assumptions
+from distill_runner.compose.folders import config_folder
+from distill_runner.compose.run_config import DECLARING, RunConfig, assumptions_of_files, resolved_settings, typed_run
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.report.assumptions_page import page
+from distill_runner.report.assumptions_page import page, parts
 from distill_runner.report.result import stage_assumptions
 
 Compose = Callable[..., RunConfig]
@@ -50,8 +53,14 @@ def test_no_other_is_listed(compose: Compose) -> None:
 
 
 def test_values_are_those_of_the_run_and_stages_are_named(compose: Compose) -> None:
+    found = of(compose, "method=prokd", "loss.over_classes=mean")
+    assert any(line.startswith("logits.over_classes=mean: ") and line.endswith("[phase1]") for line in found)
+
+
+def test_an_option_with_another_value_is_not_said_to_have_the_default(compose: Compose) -> None:
+    """A result would list "scale_by_t2=false: the term is multiplied by T^2"."""
     found = of(compose, "method=rkd", "loss.kd.scale_by_t2=false")
-    assert any(line.startswith("kd.scale_by_t2=false: ") and line.endswith("[student]") for line in found)
+    assert not any("T^2" in line for line in found)
 
 
 def test_files_of_tasks_and_corpora_declare_some() -> None:
@@ -94,3 +103,104 @@ def test_another_value_is_not_what_was_taken() -> None:
     assert not any(line.startswith(("optim.warmup", "optim.name")) for line in lines)
     assert any(line.startswith("optim.clip=1: ") for line in lines)
     assert not any("as BERT" in line for line in of_files("task=rte", "method=prokd"))
+
+
+PLACES = r"(?:Eqs?\.|Exp|Table|Figure|[Ss]ection|Algorithm|A\.|T\^|T = )\s*[\d.]+(?: and \d+)?|\(\d\.\d\)"
+NO_VALUE = re.compile(rf"{PLACES}|1x1|\b0\b|XLM-R \(CC-100\)")
+"""Numbers that are no value of an option: places in papers, T^2, T = 1, 1x1 kernels, 0, a data set."""
+
+
+def names_a_number(text: str) -> bool:
+    """Whether a text names a number itself, instead of taking it from the configuration."""
+    return bool(re.search(r"\d", NO_VALUE.sub("", re.sub(r"\$\{[^}]*\}", "", text))))
+
+
+def test_an_assumption_that_names_a_number_belongs_to_a_value() -> None:
+    """Else a run with another value would still say the number: "optim.epochs=5: 160 of methods without phases"."""
+    of_options = [
+        (name, option, assumption.text)
+        for name, schema in parts()
+        for option, _, assumption in schema_assumptions(schema)
+        if assumption.value is ANY_VALUE
+    ]
+    of_files = []
+    for file in sorted(config_folder().rglob("*.yaml")):
+        content = yaml.safe_load(file.read_text()) or {}
+        for part in (content, *(content.get(name) for name in DECLARING)):
+            for key, entry in part.get("assumptions", {}).items() if isinstance(part, dict) else ():
+                if not isinstance(entry, dict) or "value" not in entry:
+                    of_files.append((file.name, key, entry["text"] if isinstance(entry, dict) else entry))
+    assert of_options
+    assert of_files
+    assert [found for found in (*of_options, *of_files) if names_a_number(found[-1])] == []
+
+
+CIFAR = ("experiment=pro_kd/cifar",)
+AS_LONG = "={}: methods without phases train as long as phase I ({} x 1 + 1) and phase II ({}) together"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "line"),
+    [
+        ((*CIFAR, "method=annealing"), "route.epochs", "=20: phase I takes 200 epochs, and phase II 100; "),
+        ((*CIFAR, "method=annealing", "route.epochs=3"), "route.epochs", "=3: phase I takes 30 epochs, "),
+        (("method=annealing",), "route.epochs", "=1: phase I takes 8 epochs, and phase II 10; "),
+        ((*CIFAR, "method=nkd", "optim.epochs=5"), "optim.epochs", None),
+        ((*CIFAR, "method=nkd"), "optim.epochs", "=160: 160 of methods without phases, "),
+        ((*CIFAR, "method=nkd", "optim.schedule=linear"), "optim.schedule", None),
+        (("method=vanilla",), "optim.epochs", AS_LONG.format(18, 7, 10)),
+        (("method=vanilla", "task=squad"), "optim.epochs", AS_LONG.format(9, 3, 5)),
+        (("method=vanilla", "optim.epochs=3"), "optim.epochs", None),
+        (("method=prokd", "recipe=pro_kd/distilroberta", "task=squad"), "teacher.optim.lr", None),
+        (("method=prokd",), "teacher.optim.lr", "=2e-05: the student's learning rate"),
+        (("method=prokd", "task=qqp"), "task.metrics", "=[accuracy_f1, accuracy, f1]: where GLUE has two metrics"),
+        (("method=prokd", "task=qqp", "task.metrics=[f1]"), "task.metrics", None),
+        (("method=pd", "optim.lr=0.5"), "optim.lr", None),
+        (("method=pd", "task.max_length=32"), "task.max_length", None),
+        (("method=pd", "task=sst2"), "task.max_length", "=512: 128 tokens; whole documents (512)"),
+        (("method=pd",), "stages.pretrain.corpus.max_length", "=128: one length for all steps; "),
+        (
+            ("method=pd", "pretraining=mlm_nsp_two_lengths", "pretraining.optim.max_steps=90"),
+            "stages.pretrain.corpus.max_length",
+            "=128: 90 steps of this length, then 100000 of 512 with new AdamW moments",
+        ),
+        (("method=prokd",), "student.phase1.select", "=last: phase II starts from phase I's end at T = 1 (last: "),
+        (("method=annealing",), "student.phase1.select", "=best: phase II starts from phase I's best epoch (best)"),
+    ],
+)  # fmt: skip
+def test_texts_say_what_the_run_has(overrides: tuple[str, ...], key: str, line: str | None) -> None:
+    """Whoever reads the assumptions of a run would be told of epochs, rates and lengths that it does not have."""
+    task = [] if any(override.startswith(("task=", "experiment=")) for override in overrides) else ["task=sst2"]
+    found = assumptions_of_files(resolved_settings(composed(*task, *overrides)))
+    lines = [one for one in found if one.startswith(f"{key}=")]
+    if line is None:
+        assert lines == []
+    else:
+        assert any(one.startswith(key + line) for one in lines), found
+
+
+def test_the_budgets_of_pro_kds_recipes_are_those_that_the_text_derives() -> None:
+    """The text says "as long as phase I and phase II together"; with other numbers, the comparison would be unfair."""
+    for name in ("bert_small", "distilroberta"):
+        recipe = yaml.safe_load((config_folder() / "recipe" / "pro_kd" / f"{name}.yaml").read_text())
+        for task in ("every", "squad", "squad_v2"):
+            phases = recipe["prokd"][task]
+            total = phases["tau_max"] * phases["increment"] + phases["warmup"] + phases["epochs"]
+            assert recipe["every"][task]["epochs"] == total, (name, task)
+
+
+def test_a_run_lists_no_assumption_of_a_stage_that_it_does_not_have(
+    compose: Compose, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A student without pre-training would have assumptions about the lengths of pre-training."""
+    from distill_runner.running import run_stage
+
+    for method, listed in (("basic", False), ("pf", True)):
+        caplog.clear()
+        run = compose(f"method={method}", "student=fresh_tiny", "corpus.max_length=24", "plan=true")
+        stages = {name: {"corpus": {"max_length": 24}} for name in ("pretrain", "student")}
+        assumed = {"assumptions": {"stages.pretrain.corpus.max_length": "one length"}}
+        settings = {"recipe": {"paper": "paper"}, "pretraining": assumed, "stages": stages}
+        with caplog.at_level("INFO"):
+            run_stage(run, tmp_path, settings)
+        assert ("stages.pretrain.corpus.max_length=24: one length (paper)" in caplog.text) == listed
