@@ -1,7 +1,9 @@
 """Test splits: found by name, scored once with models that other data chose, and never part of what is trained."""
 
 import csv
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from conftest import Compose
 from distill_runner.common.errors import UserError
 from distill_runner.pipeline.scoring import FinalScores
+from distill_runner.report.scores import scores_on_tests, scores_on_validation
 from distill_runner.tasks import make_task
 from helpers.built_runs import Run, student
+from helpers.made_questions import as_json, made_rows
 from helpers.words import WORDS
 
 PAIRS = [
@@ -170,3 +174,98 @@ def test_labels_of_some_rows_are_refused(data: Path, compose: Compose) -> None:
     run = Run(compose("method=rkd", f"task.dataset={data}", "task.epochs=1"))
     with pytest.raises(UserError, match=r"1 of 6 rows of split 'test' have no label"):
         _ = FinalScores(run.stage, run.pipeline).splits
+
+
+def texts_of(folder: Path, labels: dict[str, list[str]], header: tuple[str, ...]) -> Path:
+    folder.mkdir()
+    for split, rows in labels.items():
+        texts = [(" ".join(WORDS[n % 7 : n % 7 + 9]), label) for n, label in enumerate(rows)]
+        write(folder / f"{split}.csv", texts, header)
+    return folder
+
+
+def regression(folder: Path) -> tuple[Path, list[str]]:
+    scores = [str(n % 5 / 2) for n in range(24)]
+    own = texts_of(folder, {"train": scores, "validation": scores[3:15]}, ("text", "label"))
+    return own, ["task.type=regression", "task.labels=null", "task.metrics=[pearson,spearman]"]
+
+
+def multilabel(folder: Path) -> tuple[Path, list[str]]:
+    names = [("red", "red;blue", "", "blue")[n % 4] for n in range(24)]
+    own = texts_of(folder, {"train": names, "validation": names[2:14]}, ("text", "label"))
+    return own, ["task.type=multilabel", "task.separator=semicolon", "task.labels=[red,blue]", "task.metrics=null"]
+
+
+def classification(folder: Path) -> tuple[Path, list[str]]:
+    names = [("no", "yes")[n % 3 == 0] for n in range(24)]
+    own = texts_of(folder, {"train": names, "validation": names[2:14]}, ("text", "label"))
+    return own, ["task.metrics=[matthews,accuracy]", "task.select_on=held_out"]
+
+
+def questions(folder: Path) -> tuple[Path, list[str]]:
+    folder.mkdir()
+    for split, seed in (("train", 1), ("validation", 2)):
+        rows = [row for row in made_rows(40, seed, longest=30) if row["answers"]["text"]]
+        (folder / f"{split}.json").write_text(json.dumps(as_json(rows)))
+    options = ["task.type=questions", "task.columns=[question,context]", "task.label=answers", "task.labels=null"]
+    return folder, [*options, "task.metrics=[f1,exact_match]", "+task.windowing.tokens=16"]
+
+
+def added_split(folder: Path) -> None:
+    """The validation split once more, as a test split."""
+    (file,) = folder.glob("validation.*")
+    shutil.copy(file, file.with_stem("test"))
+
+
+@pytest.mark.parametrize("of_type", [classification, regression, multilabel, questions])
+def test_a_copy_of_the_validation_split_has_its_score(
+    tmp_path: Path, compose: Compose, of_type: Callable[[Path], tuple[Path, list[str]]]
+) -> None:
+    """Of every type of task, of a student and of the mean of two teachers: the same examples, the same number."""
+    folder, options = of_type(tmp_path / "own")
+    added_split(folder)
+    columns = [] if of_type is questions else ["task.columns=[text]"]
+    overrides = ["method=rkd", f"task.dataset={folder}", *columns, *options, "task.epochs=2", "task.max_length=48"]
+    config = compose(*overrides)
+    run = Run(config)
+    run.pipeline.build(run.stage)
+    validation, test = (scored(config, run.stage, run.pipeline) for scored in (scores_on_validation, scores_on_tests))
+    assert test is not None
+    assert run.stage.config.task is not None
+    for metric in run.stage.config.task.metrics:
+        assert test["metrics"][metric] == pytest.approx(validation["metrics"][metric], abs=1e-12)
+    assert test["score"] == pytest.approx(validation["score"])
+    assert test["teacher_score"] == pytest.approx(validation["teacher_score"])
+    assert test["splits"]["test"]["metrics"] == test["metrics"]
+
+
+def test_images_of_a_second_folder(tmp_path: Path, images_folder: Path, compose: Compose) -> None:
+    """Images have a test split of their own where another one is the validation split."""
+    shutil.copytree(images_folder, tmp_path / "own")
+    shutil.copytree(images_folder / "test", tmp_path / "own" / "validation")
+    groups = ["task=custom_images", "teacher=resnet", "student=resnet8", "optim=cifar", "method=vanilla"]
+    splits = ["~task.validation.test", "+task.validation.validation=validation", "task.select_on=validation"]
+    sizes = ["teacher.depth=8", "optim.epochs=1", "teacher.optim.epochs=1", "optim.batch_size=16"]
+    config = compose(*groups, f"task.dataset={tmp_path / 'own'}", *splits, *sizes, tiny=False)
+    run = Run(config)
+    run.pipeline.build(run.stage)
+    validation, test = (scored(config, run.stage, run.pipeline) for scored in (scores_on_validation, scores_on_tests))
+    assert test is not None
+    assert (test["score"], test["teacher_score"]) == (validation["score"], validation["teacher_score"])
+
+
+def test_an_ensemble_is_scored_by_its_mean(data: Path, tmp_path: Path, compose: Compose) -> None:
+    """The teacher's test score is that of the mean of its members, computed from their own models."""
+    members = []
+    for seed in (1, 2):
+        run = Run(compose("method=nkd", f"task.dataset={data}", f"seed={seed}", "student.num_layers=2"))
+        members.append(shutil.copytree(run.pipeline.build(run.stage) / "model", tmp_path / f"member{seed}"))
+    sources = f"teacher.sources=[{members[0]},{members[1]}]"
+    config = compose("method=rkd", "teacher=ensemble", f"task.dataset={data}", sources, "teacher.fine_tuned=true")
+    run = Run(config)
+    run.pipeline.build(run.stage)
+    teacher = run.stage.teacher
+    assert teacher is not None
+    shares = np.mean([torch.from_numpy(outputs_of(member)).softmax(-1).numpy() for member in members], axis=0)
+    outputs = FinalScores(teacher, run.pipeline).outputs("test")
+    np.testing.assert_allclose(torch.from_numpy(outputs).softmax(-1).numpy(), shares, atol=1e-5)

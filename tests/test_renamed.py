@@ -52,6 +52,9 @@ def test_an_override_has_its_new_name(old: str, name: str, sign: str) -> None:
         ("'sweep.where=[task.kind != images]'", "'sweep.where=[task.kind != images]'"),  # quotes are the shell's
         ("sweep.where=[\"task.kind != 'images'\"]", "sweep.where=[\"task.type != 'images'\"]"),
         ("optim.lr=${task.kind}", "optim.lr=${task.type}"),
+        ("+task.test.test=test", "task.test.test=test"),
+        ("++task.test.test=test", "++task.test.test=test"),
+        ("+task.validation.test=test", "+task.validation.test=test"),
         ("transfer=labelled", "transfer=labeled"),
         ("transfer=imdb,labelled", "transfer=imdb,labeled"),
         ("transfer=choice(labelled,imdb)", "transfer=choice(labeled,imdb)"),

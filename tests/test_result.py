@@ -8,6 +8,7 @@ import pytest
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.config import parse_method
+from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.published import Quantity
 from distill_runner.report.result import describe_run, settings_of
 from distill_runner.report.scores import _variant, published_number
@@ -41,6 +42,18 @@ def test_a_run_finds_its_number_by_itself(
     found = published_number(run, stage(num_layers), RTE)
     assert found is not None
     assert (found.value, found.comparable) == (value, True)
+
+
+@pytest.mark.parametrize(("method", "value"), [("nkd", 88.44), ("vanilla", 88.45), ("prokd", 90.01), ("takd", 88.47)])
+@pytest.mark.parametrize("teacher", ["resnet110", "resnet20"])
+def test_an_image_network_finds_its_number(method: str, value: float, teacher: str, compose: Compose) -> None:
+    """Its size and type are those of the resolved student; with another teacher the number is a reference."""
+    groups = (f"method={method}", "task=cifar10", "student=resnet8", f"teacher={teacher}")
+    run = compose("experiment=pro_kd/cifar", *groups, tiny=False)
+    stage = resolve(run.stages, "student", "fp32")
+    found = published_number(run, stage, Quantity("cifar10", ("test",), "accuracy", is_test=True))
+    assert found is not None
+    assert (found.value, found.comparable) == (value, teacher == "resnet110")
 
 
 def test_the_settings_of_a_method() -> None:

@@ -39,6 +39,8 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {
 }
 """New value by old value, for each key or group (in its new spelling). A user's own file of the old name keeps it."""
 RENAMED_RESOLVERS = {"named_by": "own_task_name", "of_plan": "plan_suffix"}
+OPEN_OPTIONS = ("task.test.",)
+"""Beginnings of keys that took a + in an earlier release, and now need none."""
 LAST_RELEASE = "0.3"
 """Release that no longer knows the old names."""
 
@@ -52,6 +54,9 @@ def current_override(override: str) -> str:
         return override
     sign, old, package, value = match.groups()
     key = ".".join(_current_path(tuple(old.split("."))))
+    if sign == "+" and key.startswith(OPEN_OPTIONS):
+        _report(f"+{key}", key)
+        sign = ""
     if value is None:
         return f"{sign}{key}{package or ''}"
     return f"{sign}{key}{package or ''}={_current_value(key, _current_references(value, key))}"

@@ -43,7 +43,7 @@ FAMILIES = {
     "MobileBERT": "mobilebert",
     "IB-BERT": "mobilebert",
     "BERT": "bert",
-    "ResNet": "resnet",
+    "ResNet": "cifar_resnet",
 }
 """Part of a model's name in a paper -> model type; the first part that a name contains counts."""
 FRESH_TYPE = "bert"

@@ -12,10 +12,12 @@ from pydantic import Field, field_validator, model_validator
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.images import CHANNELS, Augment, Decoding, Mode
+from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.readers.tables import read_table
-from distill_runner.tasks.account import image_hashes
+from distill_runner.tasks.account import SplitAccount, image_hashes
 from distill_runner.tasks.classification import ClassificationTask
 from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.tasks.task import Task
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
@@ -105,6 +107,9 @@ class ImagesTask(ClassificationTask):
 
     def transfer(self, transfer: "TransferSet") -> Any:
         return ImageExamples(transfer.inputs()[0], None, "transfer")
+
+    def account(self, split: str, examples: Any, tables: Sequence[TableRecord]) -> SplitAccount:
+        return Task.account(self, split, examples, tables)  # images have neither texts nor blanks
 
     def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:
         return None if folder is None else image_hashes(np.load(folder / "images.npy", mmap_mode="r"))
