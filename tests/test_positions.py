@@ -49,7 +49,7 @@ def test_a_plan_says_which_positions_are_untrained(
     overrides: tuple[str, ...], expected: list[str], compose: Compose
 ) -> None:
     """A student pre-trained on 128 tokens would read texts of 512 with 384 positions of random numbers, unnoticed."""
-    assert [line.partition("\n")[0] for line in position_warnings(resolved(compose, *overrides))] == expected
+    assert [line.partition(":")[0] for line in position_warnings(resolved(compose, *overrides))] == expected
 
 
 def test_the_plan_of_a_run_shows_it(compose: Compose, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

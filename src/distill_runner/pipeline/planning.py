@@ -65,9 +65,8 @@ def position_warnings(stage: Stage) -> list[str]:
             continue
         names = ", ".join(earlier.name for earlier in reversed(part.earlier))
         lines.append(
-            f"stage {part.name} reads {length} positions, of which its weights ({names}) have trained {trained}\n"
-            f"  Longer text: corpus.max_length={length} or pretraining=mlm_nsp_two_lengths; shorter inputs: "
-            f"task.max_length={trained}"
+            f"stage {part.name} reads {length} positions, of which its weights ({names}) have trained {trained}: take "
+            f"corpus.max_length={length} or pretraining=mlm_nsp_two_lengths to train all, or task.max_length={trained}"
         )
     return lines
 
