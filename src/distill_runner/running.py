@@ -14,10 +14,10 @@ import numpy as np
 import torch
 import yaml
 
-from distill_runner.common.account import AccountLine, account_entries
+from distill_runner.common.account import AccountLine, account_entries, account_line
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.process import computation_mode, limit_threads, quiet_transformers
-from distill_runner.common.terminal import Stages
+from distill_runner.common.terminal import Stages, Undefined
 from distill_runner.compose.run_config import RunConfig, assumptions_of_files, paper_comparison
 from distill_runner.datasets.batches import Batch
 from distill_runner.pipeline.account import account_of_run, log_account
@@ -104,7 +104,7 @@ class _Run:
                 log.info(
                     "tracker=%s: this run had already finished, so nothing is sent again", self.config.tracker.name
                 )
-            return self._report()
+            return self._report(is_new=False)
         pipeline.prepare(stage)
         log_account(self._account())
         if stage.name == STUDENT:
@@ -116,9 +116,14 @@ class _Run:
             return {"status": "planned", **self.description}
         return self._build()
 
-    def _account(self) -> list[AccountLine]:
-        """Return the account of what the run reads."""
-        return account_of_run(self.stage, self.pipeline.inputs)
+    def _account(self, is_new: bool = True) -> list[AccountLine]:
+        """Return the account of what the run reads; the data of a finished run may be gone."""
+        try:
+            return account_of_run(self.stage, self.pipeline.inputs)
+        except UserError as error:
+            if is_new:
+                raise
+            return [AccountLine("data", f"is not here any more: {error.problem}")]
 
     @cached_property
     def _tests(self) -> FinalScores:
@@ -195,10 +200,13 @@ class _Run:
             tracker.model(self.folder / "model")
         return result
 
-    def _report(self) -> dict[str, Any]:
+    def _report(self, is_new: bool = True) -> dict[str, Any]:
         """Write ``result.json``, put the student and its model card into ``model/``, and print the result.
 
         For another stage than the student, only its model is put into ``model/``.
+
+        Args:
+            is_new: whether this run has printed its account; the repetition of a finished run prints it here.
         """
         artifact, folder = self.pipeline.build(self.stage), self.folder
         link_tree(artifact / "model", folder / "model")
@@ -207,12 +215,36 @@ class _Run:
             return {"status": "done", "key": self.stage.key, **self.description}
         result = run_result(self.config, self.stage, self.pipeline, folder)
         result["assumptions"] = [*self._assumptions_of_files(), *result["assumptions"]]
-        result["account"] = account_entries(self._account())
+        account = self._account(is_new)
+        scores = list(self._score_lines(artifact)) if is_new else self._recorded_score_lines()
+        log_account(scores if is_new else [*account, *scores])
+        result["account"] = account_entries([*account, *scores])
         (folder / "model" / "README.md").write_text(model_card(result))
         self._save_outputs(artifact)
         write_json(folder / RESULT, result)
         print(result_row(result))
         return result
+
+    def _score_lines(self, artifact: Path) -> Iterator[AccountLine]:
+        """Yield the line on validation splits whose predictions would surprise, or whose metrics are not defined."""
+        warnings, undefined = [], {}
+        for name, split_name in self.stage.config.task.validation.items() if self.stage.config.task else ():
+            outputs = np.load(artifact / PREDICTIONS.format(name))
+            split = self.pipeline.inputs.split(self.stage, split_name)
+            task = self.stage.config.task
+            warnings += [f"{name}: {warning}" for warning in task.prediction_warnings(outputs, split)]
+            scores = task.score(outputs, split)
+            reasons = {metric: score.reason for metric, score in scores.items() if isinstance(score, Undefined)}
+            warnings += [f"{name}: {metric} is undefined, {reason}" for metric, reason in reasons.items()]
+            undefined |= {name: reasons} if reasons else {}
+        if warnings:
+            text = "undefined metrics count as 0" if undefined else "see the warning"
+            yield AccountLine("scores", text, tuple(warnings), {"undefined": undefined})
+
+    def _recorded_score_lines(self) -> list[AccountLine]:
+        """Return the line of ``_score_lines`` from an earlier result, without the libraries that compute metrics."""
+        entries = (read_run(self.folder) or {}).get("account", [])
+        return [line for line in map(account_line, entries) if line.topic == "scores"]
 
     def _save_outputs(self, artifact: Path) -> None:
         """Save predictions on the validation and test splits, for paired tests, and the first split's pictures."""

@@ -66,7 +66,7 @@ def predict(options: Namespace) -> None:
     Raises:
         UserError: the folder has no student, or the file cannot be read.
     """
-    content = Student.read(options.run).predict_file(options.file, options.device)
+    content = Student.read(options.run).predict_file(options.file, options.device, options.encoding)
     if options.out:
         write_file(options.out, content)
         print(f"{options.out}: predictions for {options.file} by {options.run}")

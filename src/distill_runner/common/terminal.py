@@ -142,7 +142,26 @@ def _bars() -> Any:
     return progress.Progress(*columns, console=Console(stderr=True), expand=True)
 
 
+class Undefined(float):
+    """The value of a metric that is not defined for the outputs of a model, such as a correlation of equal scores.
+
+    It counts and is stored as its number, 0 by convention, but is printed as undefined.
+    """
+
+    def __new__(cls, value: float, reason: str) -> "Undefined":
+        number = super().__new__(cls, value)
+        number.reason = reason
+        return number
+
+    reason: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Undefined, (float(self), self.reason)
+
+
 def _score(name: str, value: float) -> str:
+    if isinstance(value, Undefined):
+        return "undefined"
     return f"{value:.2f}" if name.endswith("perplexity") else f"{100 * value:.2f}"
 
 

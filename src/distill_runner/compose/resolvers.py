@@ -109,7 +109,7 @@ def own_task_name(dataset: Any) -> str:
     A name that equals that of a configured task gets the prefix ``own_``: that task's published numbers do not apply.
     """
     path = Path(str(dataset)).absolute()
-    name = re.sub(r"[^\w.-]+", "_", path.stem if path.is_file() else path.name)
+    name = re.sub(r"[^\w.-]+", "_", path.stem if path.is_file() else path.name).lstrip(".") or "data"
     return f"own_{name}" if name in choices("task") else name
 
 
@@ -170,7 +170,8 @@ def run_key(*, _root_: DictConfig, stages: Any = None) -> str:
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     method = OmegaConf.select(_root_, "method.name") if stage == "student" else stage
     names = (OmegaConf.select(_root_, "task.name"), method)
-    return "-".join([*(str(name) for name in names if name), digest])
+    # A name with a slash is refused later; until then, it must not name a folder elsewhere.
+    return "-".join([*(re.sub(r"[/\\\0-\x1f]|^\.+", "_", str(name)) for name in names if name), digest])
 
 
 def _without_test(stage: Any) -> Any:

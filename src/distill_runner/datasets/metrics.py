@@ -2,11 +2,13 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from distill_runner.common.errors import TrainingError
+from distill_runner.common.terminal import Undefined
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 """Maps the outputs of a model, shape (N, C), and labels, shape (N,) or (N, C), to one number."""
@@ -26,9 +28,11 @@ def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def f1(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """F1 of class 1 of two classes; 0 if class 1 is neither predicted nor present."""
+    """F1 of class 1 of two classes; undefined, 0, if class 1 is neither predicted nor present."""
     from sklearn.metrics import f1_score
 
+    if not (labels == 1).any() and not (outputs.argmax(axis=-1) == 1).any():
+        return Undefined(0.0, "the second class is neither predicted nor present")
     return float(f1_score(labels, outputs.argmax(axis=-1), average="binary", pos_label=1, zero_division=0.0))
 
 
@@ -43,23 +47,26 @@ def f1_weighted(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Matthews correlation of predicted and true classes, -1 to 1; 0 if only one class is predicted or present."""
+    """Matthews correlation of classes, -1 to 1; undefined, 0, if only one class is predicted or present."""
     from sklearn.metrics import matthews_corrcoef
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warning "a single label was found": the result is then 0
-        return float(matthews_corrcoef(labels, outputs.argmax(axis=-1)))
+    predicted = outputs.argmax(axis=-1)
+    if (predicted == predicted[0]).all():
+        return Undefined(0.0, "one class is predicted for all examples")
+    if (labels == labels[0]).all():
+        return Undefined(0.0, "all examples have one class")
+    return float(matthews_corrcoef(labels, predicted))
 
 
 def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Pearson correlation of the single output with the score, -1 to 1; 0 if either is constant."""
+    """Pearson correlation of the single output with the score, -1 to 1; undefined, 0, if either is constant."""
     from scipy.stats import pearsonr
 
     return _correlation(pearsonr, outputs, labels)
 
 
 def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Spearman rank correlation of the single output with the score, -1 to 1; 0 if either is constant."""
+    """Spearman rank correlation of the single output with the score, -1 to 1; undefined, 0, if one is constant."""
     from scipy.stats import spearmanr
 
     return _correlation(spearmanr, outputs, labels)
@@ -67,22 +74,31 @@ def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 def _correlation(function: Callable[..., Any], outputs: np.ndarray, labels: np.ndarray) -> float:
     scores = outputs.reshape(len(labels)).astype(np.float64)
-    if np.ptp(scores) == 0 or np.ptp(labels) == 0:
-        return 0.0
+    if np.ptp(scores) == 0:
+        return Undefined(0.0, "all predicted scores are equal")
+    if np.ptp(labels) == 0:
+        return Undefined(0.0, "all labels are equal")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nearly constant input: the correlation is defined, but noisy
         value = float(function(scores, labels.astype(np.float64))[0])
-    return 0.0 if np.isnan(value) else value
+    return Undefined(0.0, "the predicted scores are equal up to rounding") if np.isnan(value) else value
 
 
 def accuracy_f1(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Mean of accuracy and F1, by which GLUE ranks MRPC and QQP."""
-    return (accuracy(outputs, labels) + f1(outputs, labels)) / 2
+    return mean([accuracy(outputs, labels), f1(outputs, labels)])
 
 
 def pearson_spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Mean of Pearson and Spearman correlation, by which GLUE ranks STS-B."""
-    return (pearson(outputs, labels) + spearman(outputs, labels)) / 2
+    return mean([pearson(outputs, labels), spearman(outputs, labels)])
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of metrics; it is undefined if one of them is."""
+    value = fmean(values)
+    reasons = [one.reason for one in values if isinstance(one, Undefined)]
+    return Undefined(value, reasons[0]) if reasons else value
 
 
 def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -96,9 +112,11 @@ def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def f1_micro(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """F1 over all pairs of an example and a label; 0 if no label is predicted or present."""
+    """F1 over all pairs of an example and a label; undefined, 0, if no label is predicted or present."""
     from sklearn.metrics import f1_score
 
+    if not (outputs > 0).any() and not labels.any():
+        return Undefined(0.0, "no label is predicted or present")
     return float(f1_score(labels, outputs > 0, average="micro", zero_division=0.0))
 
 
@@ -110,25 +128,25 @@ def subset_accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
 def mean_average_precision(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Mean over labels of the area under the precision-recall curve.
 
-    Labels without any example are left out; the result is 0 if no label has an example.
+    Labels without any example are left out; the result is undefined, 0, if no label has an example.
     """
     from sklearn.metrics import average_precision_score
 
     areas = [average_precision_score(labels[:, c], outputs[:, c]) for c in np.flatnonzero(labels.any(axis=0))]
-    return float(np.mean(areas)) if areas else 0.0
+    return float(np.mean(areas)) if areas else Undefined(0.0, "no label has an example")
 
 
 def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Area under the ROC curve: of class 1 for two classes, otherwise the mean of each class against the rest.
 
-    Classes that no example or every example has are left out; the result is 0.5 if no class is left.
+    Classes that no example or every example has are left out; the result is undefined, 0.5, if no class is left.
     """
     from sklearn.metrics import roc_auc_score
 
     probabilities = _softmax(outputs)
     classes = [1] if outputs.shape[-1] == 2 else range(outputs.shape[-1])
     areas = [roc_auc_score(labels == c, probabilities[:, c]) for c in classes if 0 < (labels == c).sum() < len(labels)]
-    return float(np.mean(areas)) if areas else 0.5
+    return float(np.mean(areas)) if areas else Undefined(0.5, "all examples have one class")
 
 
 def brier(outputs: np.ndarray, labels: np.ndarray) -> float:

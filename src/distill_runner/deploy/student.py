@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from distill_runner.common.errors import UserError
+from distill_runner.datasets.readers.dataset import is_text_encoding
 from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class Student:
         if not file.is_file():
             problem = "is not a file that can be read" if file.exists() else "there is no such file"
             raise UserError("file", file, problem)
+        if encoding is not None and not is_text_encoding(encoding):
+            raise UserError("--encoding", encoding, "there is no such encoding of text", "Such as cp1252 or utf-16.")
         if not file_format(file):
             remedy = OTHER_FORMATS.get(file.suffix.lower(), f"Known: {FORMAT_NAMES}.")
             raise UserError("file", file, "is of a format that is not read", remedy)

@@ -1,1 +1,1 @@
-"""Models: builds encoders and reads their features. No other room knows attribute names of ``transformers``."""
+"""Models: builds encoders and reads their features. No other package knows attribute names of ``transformers``."""

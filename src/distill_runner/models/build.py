@@ -13,6 +13,7 @@ from distill_runner.common.errors import UserError, root_cause
 from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.images import reads_images
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
+from distill_runner.models.weights import require_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,8 @@ def build(
     New weights are drawn from torch's global generator, so seed it first.
 
     Args:
-        vocab_size: vocabulary size of a new model whose tokenizer was trained by the run itself.
+        vocab_size: vocabulary size of a new model whose tokenizer was trained by the run itself, or of a model with a
+            source whose table of embeddings gets new rows; None keeps the size.
         source: the resolved ``model.source``; resolved here if it is None.
     Raises:
         UserError: the source is not available, or a kept head does not fit ``head``.
@@ -40,18 +42,33 @@ def build(
     auto: Any = getattr(transformers, head.auto)
     if model.head == "keep" and source is not None:
         if head.task:
-            return _with_kept_head(source, model.labels, head, auto)
-        language_model: PreTrainedModel = source.load(auto.from_pretrained, dtype=torch.float32)
-        return language_model
+            return _resized(_with_kept_head(source, model, head, auto), vocab_size)
+        return _resized(_load(source, auto, model), vocab_size)
     config = read_config(model, source)
     if source is not None and reads_images(config):
-        return _image_network(source, model.layers, head, auto, config)
+        return _image_network(source, model, head, auto, config)
     if vocab_size is not None:
         config.vocab_size = vocab_size
     head.describe(config)
     network: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
     if source is not None and model.layers != "random":
-        _copy_layers(source.load(AutoModel.from_pretrained, dtype=torch.float32), network, model.layers)
+        backbone = _load(source, AutoModel, model)
+        _copy_layers(_resized(backbone, vocab_size), network, model.layers)
+    return network
+
+
+def _load(source: ModelSource, auto: Any, model: ModelConfig, **options: Any) -> PreTrainedModel:
+    """Load a model in float32; only its head and its pooler may be new."""
+    network: PreTrainedModel
+    network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True, **options)
+    require_all(network, info, source, model)
+    return network
+
+
+def _resized(network: PreTrainedModel, vocab_size: int | None) -> PreTrainedModel:
+    """Return the network with ``vocab_size`` embeddings, of which those beyond its own are new; None keeps its own."""
+    if vocab_size is not None and vocab_size > network.config.vocab_size:
+        network.resize_token_embeddings(vocab_size, mean_resizing=False)
     return network
 
 
@@ -84,15 +101,16 @@ def require_cuttable(model: ModelConfig, source: ModelSource | None = None) -> N
         raise UserError(".model.num_layers", model.num_layers, problem, remedy) from error
 
 
-def _image_network(source: ModelSource, init: Init, head: Head, auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
+def _image_network(
+    source: ModelSource, model: ModelConfig, head: Head, auto: Any, config: PreTrainedConfig
+) -> PreTrainedModel:
     """Build an image network with all of its layers and a new head; ``random`` copies no weights."""
     head.describe(config)
     network: PreTrainedModel
-    if init == "random":
+    if model.layers == "random":
         network = auto.from_config(config, dtype=torch.float32)
         return network
-    options: dict[str, Any] = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
-    network = source.load(auto.from_pretrained, **options)
+    network = _load(source, auto, model, config=config, ignore_mismatched_sizes=True)
     output_layer(network).reset_parameters()  # with as many classes, the weights would be those of another task
     return network
 
@@ -136,17 +154,19 @@ def _layers_prefix(backbone: PreTrainedModel) -> str | None:
     return f"{next(lists)}."
 
 
-def _with_kept_head(source: ModelSource, labels: list[str] | None, head: Head, auto: Any) -> PreTrainedModel:
-    """Load a fine-tuned model; put the outputs of its head in the task's order by their names, or by ``labels``."""
+def _with_kept_head(source: ModelSource, model: ModelConfig, head: Head, auto: Any) -> PreTrainedModel:
+    """Load a fine-tuned model; put the outputs of its head in the task's order by their names, or by their labels."""
+    network: PreTrainedModel
     network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True)
-    if info["missing_keys"]:
+    require_all(network, info, source, model)
+    if info["missing_keys"] and not model.allow_missing:
         raise UserError(
             "teacher.fine_tuned",
             True,
             f"{source.name} has no head for the task {head.task} (no {min(info['missing_keys'])})",
             "Set teacher.fine_tuned=false to fine-tune it first.",
         )
-    if (order := head.output_order(dict(enumerate(labels)) if labels else source.label_names)) is not None:
+    if (order := head.output_order(dict(enumerate(model.labels)) if model.labels else source.label_names)) is not None:
         outputs = output_layer(network)
         with torch.no_grad():
             outputs.weight.copy_(outputs.weight[order].clone())

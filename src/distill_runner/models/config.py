@@ -44,6 +44,10 @@ class ModelConfig(Schema):
             put in the task's order by name.
         labels: names of a kept head's outputs, for a head whose configuration does not name them (LABEL_0, ...).
         architecture: configuration of a new model, with its ``model_type``.
+        resize: give the source's table of embeddings a new row for each token that its tokenizer has beyond them, such
+            as tokens that were added later. Otherwise such a tokenizer is an error.
+        allow_missing: give new weights to tensors that the source's files lack. Otherwise they are an error, except a
+            new head and a pooler.
     """
 
     source: str | None = None
@@ -59,6 +63,8 @@ class ModelConfig(Schema):
     head: Literal["new", "keep"] = "new"
     labels: list[str] | None = None
     architecture: dict[str, Any] | None = None
+    resize: bool = False
+    allow_missing: bool = False
 
     @property
     def copies_layers(self) -> bool:
@@ -124,7 +130,7 @@ class Head:
 
 LANGUAGE_MODEL = Head("AutoModelForMaskedLM")
 PRE_TRAINING = Head("AutoModelForPreTraining")
-"""BERT's two heads: masked language modelling and next sentence prediction."""
+"""BERT's two heads: masked language modeling and next sentence prediction."""
 
 
 def _matching_outputs(label_names: Mapping[int, str] | None, names: Sequence[str] | None, task: str) -> list[int]:

@@ -122,8 +122,7 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
         layer_angles = angles.get(layer.rotary or "")
         projections: Mapping[Projection, Tensor]
         if number == num_layers > num_outputs:  # only projections are requested of this layer, not its output
-            x_TH = layer.attention_input(h_TH)
-            projections = {name: _project(layer, [name], x_TH, layer_angles) for name in names}
+            projections = {name: _project(layer, [name], layer.attention_input(h_TH), layer_angles) for name in names}
         else:
             # The last layer computes first tokens only, unless its states are requested or the head reads others.
             only_cls = (

@@ -30,6 +30,10 @@ from distill_runner.models.images import reads_images
 PACKAGE = "package:"
 FOLDER_REMEDY = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
 HUB_REMEDY = "Give a folder in Hugging Face layout, or check the hub id and the network (HF_HUB_OFFLINE, HF_HOME)."
+ADAPTER = "adapter_config.json"
+ADAPTER_REMEDY = (
+    "Merge it into its base: AutoPeftModel...from_pretrained(folder).merge_and_unload().save_pretrained(new folder)."
+)
 TRUST = "DISTILL_TRUST_REMOTE_CODE"
 """Environment variable; 1 allows the program to run the code that a model includes."""
 TOKENIZER_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model")
@@ -56,12 +60,14 @@ class TokenizerTraits:
         uses_segment_ids: whether the second text of a pair gets segment ids of 1.
         input_names: names of the model's inputs that the tokenizer makes.
         vocabulary: hash of the tokens and their ids.
+        num_ids: number of rows that a table of embeddings needs: the largest id and 1.
     """
 
     padding_id: int | None
     uses_segment_ids: bool
     input_names: frozenset[str]
     vocabulary: str
+    num_ids: int
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ class ModelSource:
     @property
     def label_names(self) -> dict[int, str] | None:
         """Names of the head's outputs by index; None if the configuration has none."""
-        names: dict[int, str] | None = self._config.id2label
+        names: Any = self._config.id2label
         return names
 
     @cached_property
@@ -122,9 +128,14 @@ class ModelSource:
             UserError: as ``tokenizer``.
         """
         tokenizer = self.tokenizer()
-        vocabulary = hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
-        input_names = frozenset(getattr(tokenizer, "model_input_names", ()))
-        return TokenizerTraits(tokenizer.pad_token_id, uses_segment_ids(tokenizer), input_names, vocabulary)
+        ids = tokenizer.get_vocab()
+        return TokenizerTraits(
+            tokenizer.pad_token_id,
+            uses_segment_ids(tokenizer),
+            frozenset(getattr(tokenizer, "model_input_names", ())),
+            hashlib.sha256(repr(sorted(ids.items())).encode()).hexdigest(),
+            max(ids.values()) + 1,
+        )
 
     def tokenizer(self) -> Any:
         """Return a new tokenizer, the fast version if there is one.
@@ -167,6 +178,7 @@ class ModelSource:
             UserError: the weights are missing or truncated.
         """
         folder = self.download(weights=True)
+        self.require_no_adapter(folder)
         files = list(folder.glob("*.safetensors"))
         if not files and not list(folder.glob("pytorch_model*.bin")):
             raise UserError(".model.source", self.name, "the folder holds no weights", FOLDER_REMEDY)
@@ -178,6 +190,12 @@ class ModelSource:
                 problem = f"{file.name} is damaged: {root_cause(error)}"
                 raise UserError(".model.source", self.name, problem, FOLDER_REMEDY) from error
 
+    def require_no_adapter(self, folder: Path) -> None:
+        """Raise a UserError if the folder holds a PEFT adapter: ``transformers`` would leave it out in silence."""
+        if (folder / ADAPTER).is_file():
+            problem = f"holds a PEFT adapter ({ADAPTER}), which is not read"
+            raise UserError(".model.source", self.name, problem, ADAPTER_REMEDY)
+
     def load(self, from_pretrained: Any, weights: bool = True, **options: Any) -> Any:
         """Call ``from_pretrained`` on the folder.
 
@@ -188,6 +206,7 @@ class ModelSource:
             UserError: the source is not available or cannot be loaded; the message names a remedy.
         """
         folder = self.download(weights)
+        self.require_no_adapter(folder)
         if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
             problem = "cannot be loaded: the folder holds no config.json"
             raise UserError(".model.source", self.name, problem, FOLDER_REMEDY)

@@ -4,6 +4,7 @@ Data are accounted for when they are tokenized into the store. A plan, which tok
 machine and tokenizes the first examples.
 """
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
@@ -13,7 +14,9 @@ from distill_runner.common.account import AccountLine
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.tokenization import Examples, num_cut
-from distill_runner.pipeline.inputs import Inputs
+from distill_runner.models.weights import WeightsReport
+from distill_runner.pipeline.build import METRICS
+from distill_runner.pipeline.inputs import Inputs, weights_report
 from distill_runner.pipeline.stages import TRANSFER, Stage
 from distill_runner.tasks.account import SplitAccount, data_line, length_counts, lengths_line
 
@@ -55,7 +58,7 @@ def task_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         if own_hashes is not None:
             hashes[name] = own_hashes
     if "train" in accounts:
-        yield data_line(task, accounts, hashes)
+        yield data_line(accounts, hashes, "text" if task.tokenized else "image")
         if (line := lengths_line(accounts)) is not None:
             yield line
 
@@ -89,5 +92,27 @@ def corpus_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         yield AccountLine("corpus", f"{corpus.name}: {text}", tuple(account.warnings), {"train": account.to_json()})
 
 
-PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [task_lines, corpus_lines]
+def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+    """Yield a line for each model source whose weights a stage of the run starts from."""
+    for part in [*reversed(stage.all_upstream), stage]:
+        if part.model_source is None or part.config.model.layers == "random":
+            continue
+        name = f"{part.name} {part.model_source.name}"
+        if (report := _stored_report(part, inputs) or weights_report(part)) is None:
+            yield AccountLine("weights", f"{name}: not on this machine yet")
+            continue
+        warnings = (f"{name}: {len(report.missing)} tensors are random",) if report.fails else ()
+        yield AccountLine("weights", f"{name}: {report}", warnings, {"stage": part.name, **report.to_json()})
+
+
+def _stored_report(stage: Stage, inputs: Inputs) -> WeightsReport | None:
+    """Return the report that was stored when the stage was built, which needs no library and no source."""
+    file = inputs.store.path(stage.spec) / METRICS
+    if not inputs.store.has(stage.spec) or not file.exists():
+        return None
+    entry = json.loads(file.read_text()).get("weights")
+    return WeightsReport.from_json(entry) if entry else None
+
+
+PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [task_lines, corpus_lines, weight_lines]
 """Functions that yield lines, in the order in which they are printed. A new kind of input adds its own."""

@@ -18,7 +18,7 @@ from distill_runner.common.process import quiet_transformers
 from distill_runner.common.seeds import preserved_random_state, stage_seed
 from distill_runner.datasets.splits import Split
 from distill_runner.models.build import require_cuttable
-from distill_runner.pipeline.inputs import Inputs, initial_model, saved_model
+from distill_runner.pipeline.inputs import Inputs, initial_model, saved_model, weights_report
 from distill_runner.pipeline.planning import missing_caches
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
@@ -95,6 +95,8 @@ class Pipeline:
         with error_context(f"stages.{stage.name}"):
             if stage.model_source is not None:
                 stage.model_source.require_weights()
+                if (report := weights_report(stage)) is not None and not stage.config.model.allow_missing:
+                    report.require(stage.model_source.name)
                 require_cuttable(stage.config.model, stage.model_source)
             self._check_max_steps(stage, len(self.inputs.data(stage)))
 
@@ -211,6 +213,7 @@ class Pipeline:
             "num_params": training.num_params,
             "shape": asdict(stage.shape) | {"vocab_size": config.get("vocab_size", stage.shape.vocab_size)},
             "conditions": training_conditions(self.runtime),
+            "weights": report.to_json() if (report := weights_report(stage)) else None,
         }
         write_json(folder / METRICS, metrics)
         remove(folder / CHECKPOINT)

@@ -16,6 +16,7 @@ from distill_runner.datasets.readers.tables import hub_commit
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
 from distill_runner.models.build import build, load_model
 from distill_runner.models.sources import ModelSource, resolve_source
+from distill_runner.models.weights import WeightsReport, read_report
 from distill_runner.pipeline.stages import TRANSFER, Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
@@ -52,9 +53,11 @@ class Inputs:
         return resolve_source(str(self.store.get(stage.data.vocabulary_spec, train))).tokenizer()
 
     def vocab_size(self, stage: Stage) -> int | None:
-        """Return the vocabulary size of a newly initialized model; None for a model with a source or without text."""
+        """Return the vocabulary size of a newly initialized or resized model; None keeps that of the source."""
+        if stage.config.model.resize and (stage.source or stage.model_source):
+            return stage.shape.vocab_size
         tokenizer = None if stage.source or stage.model_source else self.tokenizer(stage)
-        return None if tokenizer is None else len(tokenizer)
+        return None if tokenizer is None else max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
 
     def split(self, stage: Stage, name: str, tokenizer: Any | None = None) -> Split:
         """Return a split of the stage's data, ready for batches; the name ``TRANSFER`` stands for the transfer set.
@@ -138,6 +141,13 @@ def initial_model(stage: Stage, folder: Path | None, vocab_size: int | None) -> 
     if folder is not None:
         model = model.model_copy(update={"source": str(folder)})
     return build(model, stage.head, vocab_size, stage.model_source)
+
+
+def weights_report(stage: Stage) -> WeightsReport | None:
+    """Return what the stage reads of its source's weights; None if it reads none, or they are not on this machine."""
+    if stage.model_source is None:
+        return None
+    return read_report(stage.model_source, stage.config.model, stage.head)
 
 
 def saved_model(stage: Stage, folder: Path) -> Any:

@@ -83,16 +83,20 @@ class _Resolver:
             config = config.model_copy(update={"model": _with_padding(model, tokenizer)})
         shape = _shape(config, source, model_source)
         _require_tokenizer(config, tokenizer)
+        if model.source is not None and isinstance(tokenizer, ModelSource):
+            shape = _with_embeddings(config.model, shape, tokenizer)
         stage = Stage(name, config, shape, self.precision, tokenizer, source, model_source)
         _require_labels(stage)
         if config.optim.epochs != 0 and not config.method.terms:
             raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
         if not config.method.reads_teacher:
-            return replace(stage, description=config.method.describe(shape, None, stage.outputs))
-        if config.teacher is None:
+            stage = replace(stage, description=config.method.describe(shape, None, stage.outputs))
+        elif config.teacher is None:
             raise UserError("teacher", None, "this method needs a teacher, but the stage has none")
-        teacher = self.resolve(config.teacher, ".teacher", config.teacher, (*heirs, name))
-        return _with_teacher(stage, teacher)
+        else:
+            stage = _with_teacher(stage, self.resolve(config.teacher, ".teacher", config.teacher, (*heirs, name)))
+        _require_positions(config, shape)
+        return stage
 
 
 def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
@@ -180,6 +184,22 @@ def _require_tokenizer(config: StageConfig, tokenizer: Tokenizer) -> None:
         raise UserError("corpus.vocab_size", None, "a vocabulary trained on the corpus needs a size")
 
 
+def _with_embeddings(model: ModelConfig, shape: EncoderShape, tokenizer: ModelSource) -> EncoderShape:
+    """Return the shape with an embedding for each token.
+
+    Raises:
+        UserError: tokens have no embedding, and ``model.resize`` does not ask for them.
+    """
+    num_ids = tokenizer.tokenizer_traits.num_ids
+    if num_ids <= shape.vocab_size:
+        return shape
+    if not model.resize:
+        problem = f"its tokenizer has {num_ids} tokens, but the model has embeddings for {shape.vocab_size}"
+        remedy = "student.resize=true adds new ones, in the teacher too. Or take the model's own tokenizer."
+        raise UserError(".model.source", model.source, problem, remedy)
+    return replace(shape, vocab_size=num_ids)
+
+
 def _require_labels(stage: Stage) -> None:
     """Raise a UserError if the training data lack labels that the method reads."""
     missing = stage.config.method.reads_labels - stage.data.labels
@@ -210,12 +230,16 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
     elif shape.reads_images:
         problem = f"a model of type {shape.model_type} is an image network, but this stage reads the text of a corpus"
         raise UserError(".model", None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
+    return replace(shape, num_labels=config.task.head.num_labels) if config.task else shape
+
+
+def _require_positions(config: StageConfig, shape: EncoderShape) -> None:
+    """Raise a UserError if the stage's examples are longer than the model reads."""
     key = "task" if config.task else "corpus"
     if config.num_positions > shape.max_length:
         problem = f"the model reads at most {shape.max_length} tokens"
         remedy = f"Take {key}.max_length={shape.max_length}."
         raise UserError(f"{key}.max_length", config.num_positions, problem, remedy)
-    return replace(shape, num_labels=config.task.head.num_labels) if config.task else shape
 
 
 def _with_padding(model: ModelConfig, tokenizer: ModelSource | str) -> ModelConfig:

@@ -225,7 +225,9 @@ class Stage:
             columns = self.config.task.model_dump(include={"probabilities", "logits"}, exclude_none=True)
             return spec | {"columns": columns}
         is_new = self.source is None and self.model_source is None  # new weights are copied from no layers
-        model = self.config.model.model_dump(exclude={"source", "tokenizer"} | ({"layers"} if is_new else set()))
+        unread = {"source", "tokenizer"} | ({"layers"} if is_new else set())
+        unread |= {name for name in ("resize", "allow_missing") if not getattr(self.config.model, name)}
+        model = self.config.model.model_dump(exclude=unread)
         trained = self.config.optim.epochs != 0
         share = {"share": self.data.share} if self.data.share < 1 and trained else {}
         return (

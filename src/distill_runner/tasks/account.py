@@ -14,7 +14,6 @@ from distill_runner.tasks.columns import MIN_ROWS, gives_away, predictability
 
 if TYPE_CHECKING:
     from distill_runner.datasets.tokenization import Examples
-    from distill_runner.tasks.task import Task
 
 MAX_SEARCHED = 20_000
 """Examples that are searched for their labels; of more, evenly spaced ones."""
@@ -63,8 +62,10 @@ class SplitAccount:
     lengths: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def to_json(self, with_lengths: bool = True) -> dict[str, Any]:
+        """Return the account for a JSON file; the lengths may have a line of their own there."""
+        content = asdict(self)
+        return content if with_lengths else {key: value for key, value in content.items() if key != "lengths"}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "SplitAccount":
@@ -185,21 +186,22 @@ def _named_label(values: list[str], class_names: list[str]) -> str | None:
 # --- Lines
 
 
-def data_line(task: "Task", accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarray]) -> AccountLine:
+def data_line(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarray], unit: str) -> AccountLine:
     """Return the line on the splits of a task.
 
     Args:
         accounts, hashes: by the name of the split: ``train``, or that of a validation or test split.
+        unit: what an example is: ``text`` or ``image``.
     """
     train = accounts["train"]
     parts = [", ".join(_files(accounts))]
     if train.texts:
-        parts.append(f"text = {' + '.join(train.texts)}" if task.tokenized else f"image = {train.texts[0]}")
+        parts.append(f"{unit} = {' + '.join(train.texts)}")
     if train.label:
         parts.append(f"label = {train.label}{_labels(train)}")
     if train.unread:
         parts.append(f"not read: {_listed(train.unread)}")
-    details = {name: account.to_json() for name, account in accounts.items()}
+    details = {name: account.to_json(with_lengths=False) for name, account in accounts.items()}
     warnings = [warning for account in accounts.values() for warning in account.warnings]
     warnings += [*_blank(accounts), *_classes(accounts), *_shared(accounts, hashes)]
     return AccountLine("data", "; ".join(parts), tuple(dict.fromkeys(warnings)), {"splits": details})

@@ -165,6 +165,12 @@ class ClassificationTask(ClassesTask):
             label_text=lambda number: names[labels[number]],
         )
 
+    def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
+        predicted = np.unique(outputs.argmax(axis=1))
+        if len(predicted) > 1 or len(np.unique(np.asarray(split.labels))) < 2:
+            return []
+        return [f"the student predicts {self.names[predicted[0]]} for all {len(outputs):,} examples"]
+
     def to_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
         """Return the logarithms of the probabilities as logits; probabilities below 1e-12 are raised to 1e-12."""
         invalid = (probabilities_NC < 0).any(1) | (np.abs(probabilities_NC.sum(1) - 1) > SUM_TOLERANCE)
@@ -239,6 +245,8 @@ class ClassificationTask(ClassesTask):
             remedy = f"The column {self.label} has {len(in_data):,} different values: is this an id?"
         elif len(names) <= MAX_CLASSES:
             remedy = shlex.quote(f"task.labels={format_list(names)}")
+            if own.isdisjoint(others):
+                remedy = f"Do all splits have the same labels? {remedy}"
         else:
             remedy = "Name all labels in task.labels, or remove these rows."
         shown = format_list(labels) if len(labels) <= MAX_CLASSES else f"[{listed_names(labels)}]"

@@ -14,6 +14,7 @@ from distill_runner.models.config import Head
 from distill_runner.tasks.text import TextTask, is_empty
 
 if TYPE_CHECKING:
+    from distill_runner.datasets.splits import Split
     from distill_runner.methods.outputs import Outputs
 
 
@@ -52,6 +53,10 @@ class RegressionTask(TextTask):
 
     def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
         return [f"{value:.3f}" for value in outputs[:, 0]]
+
+    def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
+        spread, of_labels = np.std(outputs), np.std(np.asarray(split.labels))
+        return [] if spread > 1e-3 * of_labels else [f"the student predicts {outputs.mean():.3f} for all examples"]
 
     def is_unlabeled(self, value: Any) -> bool:
         return is_empty(value)

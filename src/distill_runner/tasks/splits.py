@@ -1,23 +1,25 @@
 """Data of a task of any type: training, validation and test splits, epoch selection, and the data's fingerprint."""
 
+import re
 from collections.abc import Mapping
-from statistics import fmean
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from distill_runner.common.assumptions import assumptions_field
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.metrics import LOWER_IS_BETTER
+from distill_runner.datasets.metrics import LOWER_IS_BETTER, mean
 from distill_runner.datasets.readers.dataset import Dataset, parse_split, splits_overlap
 from distill_runner.datasets.readers.files import has_local_split
 from distill_runner.datasets.readers.tables import data_fingerprint
 
 VALIDATION, HELD_OUT, MEAN = "validation", "held_out", "mean"
-OPTIONAL = "?"
+TEST, OPTIONAL = "test", "?"
 """End of the name of a test split that is scored only if the files of the dataset contain it."""
 NO_SPLIT = ""
 """Training split of the copies that ``Splits.locate`` makes for a single validation or test split."""
+MAX_NAME = 100
+"""Characters of a name that becomes a part of files' names."""
 LOCATION = {"name", "dataset", "config", "revision", "encoding", "epochs"}
 """Fields that are not part of ``Splits.spec``: the content of the data has a fingerprint there, wherever it is."""
 
@@ -39,7 +41,7 @@ class Splits(Dataset):
             split of another configuration or dataset is written ``<configuration>:<split>`` or
             ``<dataset>[@<revision>]:<configuration>:<split>``. Test splits with labels are scored once, at the end,
             with the student and its teacher; they choose nothing and change no training. ``test?`` is the split
-            ``test`` if the folder of the dataset has one. null scores none.
+            ``test`` if the folder of the dataset has one. ``test`` alone is short for ``{test: test}``, null scores none.
         select_on: data that select the best epoch. ``validation`` is the first split of ``validation``, as in all five
             papers. The name of another validation split selects by that split, and ``mean`` by the mean of all.
             ``held_out`` selects by a part of the training data; validation splits are then evaluated only once.
@@ -67,8 +69,19 @@ class Splits(Dataset):
 
     @field_validator("test", mode="before")
     @classmethod
-    def _null_is_none(cls, test: Any) -> Any:
-        return {} if test is None else test
+    def _null_or_one_split(cls, test: Any) -> Any:
+        return {TEST: test} if isinstance(test, str) else {} if test is None else test
+
+    @model_validator(mode="after")
+    def _names_are_no_paths(self) -> Self:
+        """Check the names that become a part of files' names: of the task, and of its validation and test splits."""
+        names = [("task.name", self.name)]
+        names += [(f"task.{kind}", name) for kind in ("validation", "test") for name in getattr(self, kind)]
+        for key, name in names:
+            if not name.strip() or name.startswith(".") or re.search(r"[/\\\0-\x1f]", name) or len(name) > MAX_NAME:
+                problem = "cannot be a part of a file's name"
+                raise UserError(key, name, problem, "Take a short name without slashes that does not begin with a dot.")
+        return self
 
     @model_validator(mode="after")
     def _selection_split_exists(self) -> Self:
@@ -193,7 +206,7 @@ class Splits(Dataset):
             scores: metrics by the name of the split.
         """
         selecting = [name for name in self.plain_splits if name in scores] or [next(iter(scores))]  # one may be missing
-        plain = {metric: fmean(scores[name][metric] for name in selecting) for metric in scores[selecting[0]]}
+        plain = {metric: mean([scores[name][metric] for name in selecting]) for metric in scores[selecting[0]]}
         others = [name for name in scores if len(selecting) > 1 or self.by_split or name not in selecting]
         return plain | {f"{name}/{metric}": value for name in others for metric, value in scores[name].items()}
 

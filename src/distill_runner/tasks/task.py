@@ -233,6 +233,10 @@ class Task(Splits):
         """
         return compute_metrics(self.metrics, outputs, np.asarray(split.labels))
 
+    def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
+        """Return what would surprise in the outputs for a split, such as one class predicted for all examples."""
+        return []
+
     def save_predictions(self, file: Path, outputs: np.ndarray, split: "Split") -> None:
         """Save the arrays that paired tests of two methods read (``report.compare``): outputs and labels by example."""
         np.savez(file, outputs=outputs, labels=np.asarray(split.labels))

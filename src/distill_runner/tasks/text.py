@@ -209,7 +209,7 @@ class TextTask(Task):
         if self.is_test(split) and all(is_empty(value) or value == -1 for value in values):
             return None
         if missing := sum(self.is_unlabeled(value) for value in values):
-            problem = f"{missing} of {len(values)} rows of split '{split}' have no label (-1 or empty)"
+            problem = f"{missing} of {len(values)} rows of split '{split}' have no label (empty, -1 or -)"
             key = format_list(self.label_columns) if len(self.label_columns) > 1 else self.label_columns[0]
             hint = " If -1 is a class, name all classes in task.labels." if -1 in values else ""
             raise UserError("task.label", key, problem, f"Remove these rows, or choose a labeled split.{hint}")

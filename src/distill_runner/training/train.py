@@ -57,7 +57,7 @@ def fit(training: Training) -> History:
         training.end_epoch()
     with deferred_interrupts() as interrupts:
         # After the last step, a position above 0 means that training stopped before evaluating the last epoch.
-        while (training.history.step < training.num_steps and not training.is_stale) or training.history.position:
+        while training.history.position or not training.is_finished:
             if training.should_pause():
                 raise TrainingPaused(training.history.epochs)
             for update in training.rest_of_epoch():
@@ -115,9 +115,9 @@ class Training:
         self.num_params = count_parameters(model)
         if runtime.gradient_checkpointing:
             _checkpoint_activations(model)
-        self.rows = None
+        self.used_rows = None
         if self.optim.decay_is_decoupled and (token_ids := self.data.token_ids) is not None:
-            self.rows = train_used_rows(model, torch.as_tensor(token_ids, device=device.torch))
+            self.used_rows = train_used_rows(model, torch.as_tensor(token_ids, device=device.torch))
         self.checkpoint_minutes, self.checkpoint_steps = runtime.checkpoint_minutes, runtime.checkpoint_steps
         self.optimizer, self.scaler = make_optimizer(model, method, self.optim), device.scaler()
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -138,7 +138,7 @@ class Training:
         return Progress(self.history.epoch, self.history.step, epochs, self.num_steps)
 
     def rest_of_epoch(self) -> Iterator[Update]:
-        """Prepare for training and return the remaining updates of the current epoch, on the device."""
+        """Begin or resume the current epoch, and yield its remaining updates on the device."""
         self.model.train()
         self.method.train()
         self.method.begin_epoch(self.progress)
@@ -158,8 +158,8 @@ class Training:
         self.group.seed(self.seed, history.step)
         means, diagnostics = dict[str, Tensor](), dict[str, Tensor]()
         for batch in weighted_batches(update, self.group):
-            for name, part in self._backward(batch, progress).items():
-                means[name] = means.get(name, 0) + part
+            for name, mean in self._backward(batch, progress).items():
+                means[name] = means.get(name, 0) + mean
             for name, value in self.method.diagnostics().items():
                 diagnostics[name] = diagnostics.get(name, 0) + batch.weights["example"] * value
         gradients = (p.grad for p in self.parameters if p.grad is not None)
@@ -173,7 +173,7 @@ class Training:
             norm = nn.utils.clip_grad_norm_(self.parameters, optim.clip)
             if not self.scaler.is_enabled():  # with fp16 loss scaling, a norm that is not finite is normal
                 diagnostics["gradient_norm"] = norm
-        if self.rows is not None and self.rows.weight.grad is not None:
+        if self.used_rows is not None and self.used_rows.weight.grad is not None:
             history.decay *= 1 - rate * optim.weight_decay
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -184,7 +184,7 @@ class Training:
         self.meter.add(losses | diagnostics, rate)
 
     def _backward(self, batch: Batch, progress: Progress) -> dict[str, Tensor]:
-        """Add the gradient of this batch's part of the update's loss; return its part of each unweighted term."""
+        """Add the gradient of this batch's part of the loss; return its part of the mean of each unweighted term."""
         student_needs, teacher_needs = self.method.needs
         targets = self.teacher(batch, progress, teacher_needs)
         with self.device.forward(self.model):
@@ -192,18 +192,18 @@ class Training:
         means = self.method(features.full(), targets, batch, progress)
         loss = torch.stack(list(self.method.weighted_losses(means).values())).sum()
         self.scaler.scale(loss).backward()
-        return {name: part.detach() for name, part in means.items()}
+        return {name: mean.detach() for name, mean in means.items()}
 
     def end_epoch(self) -> None:
-        """Evaluate, save the model if it is the one to keep, and write the checkpoint."""
+        """Evaluate; save the model if it is the best so far, or the last one is kept; write the checkpoint."""
         self.meter.flush()
         history = self.history
         metrics, predictions = self.group.broadcast_from_main(lambda: self.data.evaluate(self.model))
-        history.epochs.append(metrics)
+        history.epochs.append({name: float(value) for name, value in metrics.items()})
         history.epoch, history.position = history.epoch + 1, 0
         if self.epochs_folder is not None and self.group.is_main:
             self._save_model(self.epochs_folder / EPOCH.format(history.epoch))
-        score = next(iter(metrics.values()), 0.0)
+        score = next(iter(history.epochs[-1].values()), 0.0)
         if not (self.select_best and metrics) or score > history.best_score:
             history.best, history.best_score = history.epoch, score
             if self.group.is_main:
@@ -215,19 +215,20 @@ class Training:
             self.report(values, history.step, history.step / self.per_epoch)
         self.save()
 
-    def whole_model(self) -> AbstractContextManager[PreTrainedModel]:
+    def full_model(self) -> AbstractContextManager[PreTrainedModel]:
         """Return a context in which the model is complete; outside, it lacks tokens that never occur in ``data``."""
         return full_vocabulary(self.model, self.history.decay)
 
     def _save_model(self, folder: Path) -> None:
-        with self.whole_model() as model:
+        with self.full_model() as model:
             model.save_pretrained(folder)
 
     @property
-    def is_stale(self) -> bool:
-        """Whether the last ``optim.patience`` epochs have brought no better score."""
+    def is_finished(self) -> bool:
+        """Whether all steps are taken, or the last ``optim.patience`` epochs have brought no better score."""
         history, patience = self.history, self.optim.patience
-        return patience is not None and history.epoch - history.best >= patience
+        is_stale = patience is not None and history.epoch - history.best >= patience
+        return history.step >= self.num_steps or is_stale
 
     def should_pause(self) -> bool:
         epochs = self.pause_after

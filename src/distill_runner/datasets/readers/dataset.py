@@ -58,7 +58,7 @@ class Dataset(Schema, ABC):
         if len(set(self.columns)) < len(self.columns):
             problem = f"names the column '{self.columns[0]}' twice"
             raise UserError(f"{self.key}.columns", format_list(self.columns), problem, "Name each column once.")
-        if self.encoding is not None and not _is_text_encoding(self.encoding):
+        if self.encoding is not None and not is_text_encoding(self.encoding):
             remedy = "Such as utf-8, cp1252, latin-1, utf-16, gb18030 or shift_jis."
             raise UserError(f"{self.key}.encoding", self.encoding, "there is no such encoding of text", remedy)
 
@@ -119,7 +119,8 @@ def is_embedded(data: Dataset) -> bool:
     return data.dataset.startswith(EMBEDDED)
 
 
-def _is_text_encoding(name: str) -> bool:
+def is_text_encoding(name: str) -> bool:
+    """Return whether Python knows an encoding of text by this name."""
     try:
         return "a".encode(name) != b""
     except (LookupError, UnicodeError, ValueError):
