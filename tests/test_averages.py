@@ -1,20 +1,24 @@
-"""A column is a number over what it says it is over: means of splits, averages over tasks, the papers' beside them."""
+"""A column is a number over what it says it is over: splits and their means, test splits, averages over tasks."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distill_runner.report.compare import compare
 from distill_runner.report.lines import Line, notes, table_lines
 from distill_runner.report.published import Quantity, cells
 from distill_runner.report.rows import ResultTable, tabulate
 from distill_runner.report.scores import scores_on_validation
 from distill_runner.tasks import make_task
-from helpers.fake_results import point
+from helpers.fake_results import point, predicted, with_specs
 
 
 def enumerated(text: str) -> list[str]:
@@ -152,3 +156,83 @@ def test_a_paper_s_own_row_has_the_paper_s_mean() -> None:
     assert "average" not in table_lines(table)[0]
     twice = [*splits.values(), splits["en"]]
     assert round(100 * fmean(twice), 1) == 61.1
+
+
+def of_test_split(test: float, content: str = "x", **changes: Any) -> dict[str, Any]:
+    """A run of RTE with a score on a test split."""
+    numbers = {"score": test, "teacher_score": None, "published": None}
+    splits = {"test": {**numbers, "split": "test", "content": content, "metrics": {"accuracy": test}}}
+    return point(**{"published": None, **changes}) | {
+        "test": {**numbers, "metric": "accuracy", "others": [], "columns": [], "splits": splits}
+    }
+
+
+def test_a_grid_chooses_by_validation_and_shows_the_test_score_of_its_choice() -> None:
+    """The second rate is better on the test split, and the second seed of the first rate is the best on validation."""
+    runs = [
+        of_test_split(0.50, lr=1e-5, seed=1, score=0.68),
+        of_test_split(0.54, lr=1e-5, seed=2, score=0.72),
+        of_test_split(0.90, lr=2e-5, seed=1, score=0.60),
+        of_test_split(0.92, lr=2e-5, seed=2, score=0.64),
+    ]
+    table = tabulate(runs)
+    (row,) = table.rows
+    assert table.tasks == ["rte", "rte test"]
+    assert {task: (cell.kind, cell.value, cell.best_run) for task, cell in row.cells.items()} == {
+        "rte": ("best mean of grid", pytest.approx(70), pytest.approx(72)),
+        "rte test": ("chosen by rte", pytest.approx(52), pytest.approx(54)),
+    }
+    singles = [line.values for line in table_lines(table)[1] if line.name == "best single run"]
+    assert singles == [{"rte": pytest.approx(72)}, {"rte test": pytest.approx(54)}]
+
+
+def test_languages_show_the_point_that_their_mean_chose() -> None:
+    """Each language of a grid used to show the best point of its own, which is no model that anyone could take."""
+    runs = [
+        result("mlqa", 1, 0, {"en": 0.9, "de": 0.1}, None) | {"settings": {"optim.lr": 1e-5}, "key": "a"},
+        result("mlqa", 1, 0, {"en": 0.8, "de": 0.6}, None) | {"settings": {"optim.lr": 2e-5}, "key": "b"},
+    ]
+    runs = [with_specs({name: value for name, value in run.items() if name != "specs"}) for run in runs]
+    (row,) = tabulate(runs).rows
+    assert {task: (cell.kind, round(cell.value or 0)) for task, cell in row.cells.items()} == {
+        "mlqa": ("best of grid", 70),
+        "mlqa_en": ("chosen by mlqa", 80),
+        "mlqa_de": ("chosen by mlqa", 60),
+    }
+
+
+def test_other_test_examples_make_a_row_of_their_own() -> None:
+    """Two seeds on different test files under one name are no mean; the validation column is not concerned."""
+    same = tabulate([of_test_split(0.5, seed=1), of_test_split(0.7, seed=2)])
+    assert [row.cells["rte test"].value for row in same.rows] == [pytest.approx(60)]
+    other = tabulate([of_test_split(0.5, seed=1), of_test_split(0.7, "y", seed=2)])
+    by_column = {task: [row.cells[task] for row in other.rows if row.cells[task].points] for task in other.tasks}
+    assert [cell.value for cell in by_column["rte test"]] == [pytest.approx(50), pytest.approx(70)]
+    assert [len(cell.points[0].runs) for cell in by_column["rte"]] == [2]
+
+
+def test_of_one_run_in_two_folders_the_one_with_a_test_score_counts() -> None:
+    """A finished run got its test score later, in another folder."""
+    with_test = of_test_split(0.5)
+    without = {name: value for name, value in with_test.items() if name != "test"}
+    for runs in ([without, with_test], [with_test, without]):
+        (row,) = tabulate(runs).rows
+        assert [len(cell.points[0].runs) for cell in row.cells.values()] == [1, 1]
+
+
+def test_a_comparison_on_test_splits_reads_their_predictions(tmp_path: Path) -> None:
+    """Each column is compared by the predictions for its own examples."""
+    labels = np.arange(40) % 2
+    runs = []
+    for name, flipped in (("a", 4), ("b", 12)):
+        of_test = np.where(np.arange(40) < flipped, 1 - labels, labels)
+        run = predicted(tmp_path, name, labels, labels, method=name, mapping=None, attention=None, published=None)
+        np.savez(tmp_path / name / "test-predictions-test.npz", outputs=np.eye(2)[of_test], labels=labels)
+        extra = of_test_split(float((of_test == labels).mean()))["test"]
+        runs.append(run | {"test": extra})
+    found = {one.task: one for one in compare(tabulate(runs), ("a", "b"))}
+    assert found["rte"].difference == pytest.approx(0)
+    assert found["rte test"].difference == pytest.approx(100 * (36 - 28) / 40)
+    examples = found["rte test"].examples
+    assert examples is not None
+    assert examples.p == pytest.approx(scipy.stats.binomtest(0, 8).pvalue)  # 8 of 40 differ, all in one direction

@@ -87,7 +87,9 @@ def test_examples_that_are_used_before_are_no_test_split(data: Path) -> None:
         make_task(**fields, validation={"dev": "validation"}, test={"final": "train[:10%]"})
 
 
-@pytest.mark.parametrize("override", ["task.test.test=test", "+task.test.test=test", "task.test={test:test}"])
+@pytest.mark.parametrize(
+    "override", ["task.test.test=test", "task.test=test", "+task.test.test=test", "task.test={test:test}"]
+)
 def test_the_option_needs_no_plus(compose: Compose, tiny_task_folder: Path, override: str) -> None:
     """`task.test` is declared, so that its names are options like any other."""
     from distill_runner.api import compose as composed

@@ -71,11 +71,11 @@ def result_row(result: Result) -> str:
     lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {shown} {result['metric']}"]
     lines += _splits_lines(result)
     if result.get("teacher_score") is not None:
-        lines.append(f"  teacher    {_beside(result['teacher_score'], score)}, {result['teacher']}")
+        lines.append(f"  teacher    {_with_difference(result['teacher_score'], score)}, {result['teacher']}")
     lines += _published_lines(result)
     if test := result.get("test"):
         teacher = test["teacher_score"]
-        of_teacher = "" if teacher is None else f"; teacher {_beside(teacher, 100 * test['score'])}"
+        of_teacher = "" if teacher is None else f"; teacher {_with_difference(teacher, 100 * test['score'])}"
         lines += [f"  test       {100 * test['score']:.2f} {test['metric']}{of_teacher}"]
         lines += [*_splits_lines(test), *_published_lines(test)]
     return "\n".join(
@@ -96,7 +96,7 @@ def _is_undefined(result: Result) -> bool:
     return any(result["metric"] in reasons for splits in undefined for reasons in splits.values())
 
 
-def _beside(other: float, score: float) -> str:
+def _with_difference(other: float, score: float) -> str:
     """Return another score, given as a fraction, and the difference of ``score`` from it, in percent."""
     return f"{100 * other:.2f} ({score - 100 * other:+.2f})"
 
@@ -112,7 +112,8 @@ def _published_lines(numbers: Mapping[str, Any]) -> list[str]:
     if not (number := numbers.get("published")):
         return []
     remark = "" if number["comparable"] else f"; {NOT_COMPARABLE}"
-    return [f"  published  {_beside(number['value'] / 100, 100 * numbers['score'])}, {number['source']}{remark}"]
+    value = _with_difference(number["value"] / 100, 100 * numbers["score"])
+    return [f"  published  {value}, {number['source']}{remark}"]
 
 
 def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:

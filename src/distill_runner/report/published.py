@@ -168,8 +168,8 @@ class ScoredModel:
             return _is(cell.teacher, self.teacher)
         if self.num_layers != cell.num_layers or (self.width and cell.width not in (None, self.width)):
             return False
-        teacher_type, named = _family(cell.teacher), _family(cell.student or cell.teacher)
-        types = {named} if named else {teacher_type, FRESH_TYPE}  # a student that is named by its size
+        teacher_type, own_type = _family(cell.teacher), _family(cell.student or cell.teacher)
+        types = {own_type} if own_type else {teacher_type, FRESH_TYPE}  # else, the student is named by its size
         return self.model_type in (None, *types) and self.teacher_type in (None, teacher_type)
 
 
