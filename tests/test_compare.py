@@ -1,6 +1,7 @@
 """Two rows against each other: what is paired, and what is said where nothing can be."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.report.compare import Comparison, compare
 from distill_runner.report.comparison_text import as_mapping, conclusion_text, sentence
@@ -293,3 +295,32 @@ def test_rows_that_cannot_be_found(names: tuple[str, ...], said: str) -> None:
     table = tabulate([result(), result(mapping="po"), result(**RKD)])
     with pytest.raises(UserError, match=said):
         compare(table, names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--margin", "0"], "--margin=0: is no positive number of points"),
+        (["--margin", "half"], "--margin=half: is no positive number of points"),
+        (["--margin", "inf"], "--margin=inf: is no positive number of points"),
+        (["--looks", "0"], "--looks=0: is no number of at least 1"),
+    ],
+)
+def test_wrong_margins_and_looks_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        run_subcommand("compare", ["alp", "rkd", *arguments])
+
+
+def test_compare_writes_json_and_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = seeds_of(tmp_path / "runs", "a", 100) + seeds_of(tmp_path / "runs", "r", 150, **RKD)
+    for run in runs:
+        (Path(run["folder"]) / "result.json").write_text(json.dumps(run))
+    arguments = ["alp", "rkd", "--runs", str(tmp_path / "runs"), "--margin", "0.5"]
+    run_subcommand("compare", [*arguments, "--format", "json"])
+    (content,) = json.loads(capsys.readouterr().out)
+    assert (content["conclusion"], content["seeds"], content["margin"]) == ("better", 5, 0.5)
+    run_subcommand("compare", [*arguments, "--format", "markdown", "--out", str(tmp_path / "page.md")])
+    page = (tmp_path / "page.md").read_text()
+    assert page.startswith("| first | second | task | points |")
+    assert "| alp all | rkd | rte | +5." in page
+    assert "| better |" in page

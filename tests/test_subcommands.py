@@ -115,6 +115,7 @@ COMMANDS = [
     "table runs",
     "table --help",
     "compare alp rkd --runs runs",
+    "claims runs",
     "store --store store",
     "completion bash",
 ]

@@ -35,7 +35,7 @@ def show_table(options: Namespace) -> None:
         "latex": lambda: latex(table, comparisons),
         "html": lambda: html(table, options.title, comparisons, options.picture),
     }
-    _write(formats[options.format](), options.out)
+    _print_or_write(formats[options.format](), options.out)
 
 
 def show_comparison(options: Namespace) -> None:
@@ -54,7 +54,7 @@ def show_comparison(options: Namespace) -> None:
         "markdown": lambda: comparison_text.markdown(comparisons),
         "json": lambda: json.dumps([as_mapping(one) for one in comparisons], indent=1) + "\n",
     }
-    _write(formats[options.format](), options.out)
+    _print_or_write(formats[options.format](), options.out)
 
 
 def draw_curves(options: Namespace) -> None:
@@ -74,7 +74,7 @@ def _draw_scores(results: Sequence[Result], file: Path | None) -> None:
     save(score_figure(scored), file)
 
 
-def _write(text: str, file: Path | None) -> None:
+def _print_or_write(text: str, file: Path | None) -> None:
     if file:
         write_file(file, text)
     else:

@@ -102,7 +102,8 @@ class Comparison:
         """About how many seeds would decide; None if the comparison is decided, or no number up to 100 would do."""
         if self.methods is None or self.conclusion != UNDECIDED:
             return None
-        return self.methods.seeds_needed(None if self.margin is None else self.margin / 100)
+        alpha = ALPHA / self.family.get("methods", 1)
+        return self.methods.seeds_needed(None if self.margin is None else self.margin / 100, alpha)
 
 
 def compare(

@@ -19,8 +19,9 @@ from math import lcm
 import numpy as np
 
 from distill_runner.datasets.metrics import METRICS
+from distill_runner.report.statistics import CONFIDENCE, CRITICAL
 
-SEED, CONFIDENCE, CRITICAL = 0, 0.95, 1.959963984540054
+SEED = 0
 DRAWS, LOOPED_DRAWS = 10_000, 1_000
 """Number of draws, and of draws for metrics that are computed one by one."""
 CHUNK = 2**22

@@ -11,6 +11,7 @@ from math import inf, sqrt
 import numpy as np
 
 CONFIDENCE, ALPHA, POWER = 0.95, 0.05, 0.8
+CRITICAL = 1.959963984540054
 MAX_SEEDS = 100
 """Largest number of seeds that an estimate names."""
 
@@ -104,6 +105,34 @@ class MethodTest:
         residual = (float(resampled.var(axis=0, ddof=1).mean()) - of_mean) / (seeds - 1)
         return cls(float(np.mean(differences)), seeds, seed_variance, max(of_mean - residual, minimum, 0.0), looks)
 
+    @classmethod
+    def from_summary(
+        cls,
+        difference: float,
+        interval: tuple[float, float],
+        seeds: int,
+        seeds_p: float | None,
+        seed_differences: Sequence[float] = (),
+        looks: int = 1,
+    ) -> "MethodTest | None":
+        """Estimate the variances from the two tests that older pages print; None below two seeds.
+
+        The interval's variance includes the part of seed and example, which then counts twice: the test is too careful.
+
+        Args:
+            interval: of 95% over examples.
+            seeds_p: of the paired t-test over seeds; not needed if the seeds' differences are known.
+        """
+        from scipy.special import stdtrit
+
+        if seeds < 2:
+            return None
+        if seed_differences:
+            error = float(np.std(seed_differences, ddof=1)) / sqrt(seeds)
+        else:
+            error = abs(difference) / max(-float(stdtrit(seeds - 1, (seeds_p or 1.0) / 2)), 1e-3)
+        return cls(difference, seeds, error**2, ((interval[1] - interval[0]) / (2 * CRITICAL)) ** 2, looks)
+
     @cached_property
     def _scales(self) -> tuple[np.ndarray, np.ndarray]:
         """Standard deviations of the error, with their weights: one for each value of the scatter over seeds.
@@ -159,23 +188,25 @@ class MethodTest:
         """Return the test that another number of seeds with the same scatter and difference would give."""
         return MethodTest(self.difference, seeds, self.seed_variance * self.seeds / seeds, self.example_variance)
 
-    def power(self, margin: float | None) -> float:
+    def power(self, margin: float | None, alpha: float = ALPHA) -> float:
         """Return about how likely a new test of this size is to decide, if difference and scatter are the true ones."""
         from scipy.special import ndtr
 
         sd, size = sqrt(self.seed_variance + self.example_variance), abs(self.difference)
-        different = self.half_width()
-        same = -inf if margin is None else margin - self.half_width(2 * ALPHA)
+        different = self.half_width(alpha)
+        same = -inf if margin is None else margin - self.half_width(2 * alpha)
         if same > different:  # each outcome decides
             return 1.0
         power = float(ndtr((size - different) / sd) + ndtr((-size - different) / sd))
         return power + (float(ndtr((same - size) / sd) - ndtr((-same - size) / sd)) if same > 0 else 0.0)
 
-    def seeds_needed(self, margin: float | None = None) -> int | None:
-        """Return about how many seeds would decide with probability ``POWER``.
+    def seeds_needed(self, margin: float | None = None, alpha: float = ALPHA) -> int | None:
+        """Return about how many seeds, more than now, would decide with probability ``POWER``.
 
+        Args:
+            alpha: level of each test: less than 0.05 if several tests are corrected together.
         Returns:
             None if more than ``MAX_SEEDS``, or if these examples are too few for any number of seeds.
         """
-        enough = (seeds for seeds in range(2, MAX_SEEDS + 1) if self.with_seeds(seeds).power(margin) >= POWER)
-        return next(enough, None)
+        numbers = range(self.seeds + 1, MAX_SEEDS + 1)
+        return next((seeds for seeds in numbers if self.with_seeds(seeds).power(margin, alpha) >= POWER), None)

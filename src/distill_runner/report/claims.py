@@ -1,0 +1,320 @@
+"""Claims of papers as data, and a page of what their runs say.
+
+Each claim names the runs that test it. The conclusions are those of ``compare``, in the words of the page. Where the
+runs are not at hand, the same tests are computed from numbers that are recorded with the claim.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, model_validator
+
+from distill_runner.common.errors import UserError
+from distill_runner.common.schema import Schema, validate_config
+from distill_runner.common.terminal import markdown_table
+from distill_runner.report.collect import Result, is_scored, settings
+from distill_runner.report.compare import BETTER, SAME, UNDECIDED, WORSE, Comparison, compare_rows, correct
+from distill_runner.report.comparison_text import bounds_text, conclusion_text, escaped
+from distill_runner.report.rows import Row, tabulate
+from distill_runner.report.statistics import MethodTest
+
+CLAIMS = Path(__file__).with_name("claims.yaml")
+"""The claims of the five papers, with the numbers of the project's own runs."""
+HEADER = "# Claims of papers, and the runs that test them. `distill-run claims --record` writes numbers of runs here.\n"
+COLUMNS = ("paper", "claim", "tested on", "points", "seeds", "conclusion", "numbers")
+DIGITS = 6
+HOLDS, OPPOSITE, NOT_TESTED = "holds", "the opposite", "not tested"
+WORDS = {
+    f"**{HOLDS}**, **{OPPOSITE}**": "the claim's first method is better, or worse: p is at most 0.05",
+    "**no difference** of 1 point": "it is better or worse by less than that: both one-sided p are at most 0.05",
+    UNDECIDED: "neither; about how many seeds would decide, with a probability of 0.8",
+    f"{UNDECIDED}: all seeds share one stage": "they are seeds of the last stage only; behind it, what holds for them",
+    NOT_TESTED: "numbers were seen that allow no test over seeds and examples",
+}
+"""Words of the page, and what they mean."""
+
+
+class Record(Schema):
+    """Numbers of a finished comparison, in points.
+
+    They are either those that a page prints, with the p-value of the t-test over seeds or the seeds' differences, or
+    those of ``MethodTest``, which ``distill-run claims --record`` writes.
+    """
+
+    metric: str
+    difference: float
+    seeds: int = Field(ge=1)
+    low: float | None = None
+    high: float | None = None
+    seeds_p: float | None = Field(None, gt=0, lt=1)
+    seed_differences: tuple[float, ...] | None = None
+    seed_variance: float | None = None
+    example_variance: float | None = None
+    fixed_stages: tuple[str, ...] = ()
+
+    def test(self, looks: int) -> MethodTest | None:
+        """Return the test over seeds and examples; None if a number that it needs is missing."""
+        difference = self.difference / 100
+        if self.seed_variance is not None and self.example_variance is not None:
+            return MethodTest(difference, self.seeds, self.seed_variance / 1e4, self.example_variance / 1e4, looks)
+        if self.low is None or self.high is None or not (self.seeds_p or self.seed_differences):
+            return None
+        of_seeds = [value / 100 for value in self.seed_differences or ()]
+        interval = self.low / 100, self.high / 100
+        return MethodTest.from_summary(difference, interval, self.seeds, self.seeds_p, of_seeds, looks)
+
+
+class Trial(Schema):
+    """A setting in which a claim was tested.
+
+    Attributes:
+        runs: values that the runs of both rows have: of ``result.json``, such as ``task`` or ``student.num_layers``, or
+            of its settings, such as ``optim.epochs``.
+        first, second: further values of the row that the claim says is better, and of the other.
+        seeds: number of seeds that was fixed before the first run; fewer allow no conclusion, more are another look.
+        looks: how often the seeds were tested, the last time included.
+        column: column of the table; the task unless it is another metric or split.
+        page: page that reports the numbers.
+        observed: what was seen, where there is no test.
+    """
+
+    setting: str
+    runs: dict[str, Any] = Field(default_factory=dict)
+    first: dict[str, Any] = Field(default_factory=dict)
+    second: dict[str, Any] = Field(default_factory=dict)
+    seeds: int | None = Field(None, ge=2)
+    looks: int = Field(1, ge=1)
+    column: str | None = None
+    page: str | None = None
+    observed: str | None = None
+    recorded: Record | None = None
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> "Trial":
+        if self.first and "task" not in self.runs:
+            raise ValueError("runs must name a task")
+        return self
+
+
+class Claim(Schema):
+    """A sentence of a paper: the first row of each of its trials is better than the second.
+
+    Attributes:
+        margin: difference in points below which two rows are the same.
+    """
+
+    paper: str
+    claim: str
+    margin: float = Field(1.0, gt=0)
+    trials: tuple[Trial, ...]
+
+
+class ClaimsFile(Schema):
+    """Claims, and the text of the page around their table."""
+
+    introduction: str = ""
+    claims: tuple[Claim, ...]
+    closing: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known of a trial.
+
+    Attributes:
+        comparison: of its rows; None if there are no numbers.
+        numbers: where they come from: the ``runs`` at hand, a recorded page, or recorded runs.
+        remark: why the runs at hand could not be used.
+    """
+
+    claim: Claim
+    trial: Trial
+    comparison: Comparison | None = None
+    numbers: Literal["runs", "page", "recorded", ""] = ""
+    remark: str = ""
+
+
+def read_claims(file: Path) -> ClaimsFile:
+    """Read a file of claims.
+
+    Raises:
+        UserError: it cannot be read, or an entry does not fit.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError("--claims", file, "cannot be read as YAML") from error
+    if not isinstance(content, Mapping):
+        raise UserError("--claims", file, "holds no claims", "It is a mapping with the key claims, a list.")
+    return validate_config(ClaimsFile, content)
+
+
+def claims_text(claims: ClaimsFile) -> str:
+    """Return the text of a file of claims; equal claims give equal text."""
+
+    class Dumper(yaml.SafeDumper):
+        def represent_text(self, text: str) -> yaml.ScalarNode:
+            return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, Dumper.represent_text)
+    content = claims.model_dump(mode="json", exclude_defaults=True)
+    return HEADER + yaml.dump(content, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+# --- What the runs say
+
+
+def outcomes(claims: ClaimsFile, results: Sequence[Result] = ()) -> list[Outcome]:
+    """Return the outcome of every trial; p-values of one claim are corrected together."""
+    all_outcomes = []
+    for claim in claims.claims:
+        of_claim = [_outcome(claim, trial, results) for trial in claim.trials]
+        corrected = iter(correct([outcome.comparison for outcome in of_claim if outcome.comparison]))
+        all_outcomes += [
+            replace(outcome, comparison=next(corrected)) if outcome.comparison else outcome for outcome in of_claim
+        ]
+    return all_outcomes
+
+
+def _outcome(claim: Claim, trial: Trial, results: Sequence[Result]) -> Outcome:
+    record = trial.recorded
+    recorded = Outcome(claim, trial, numbers="page" if trial.page else "")
+    if record:
+        numbers: Literal["page", "recorded"] = "page" if record.seed_variance is None else "recorded"
+        recorded = Outcome(claim, trial, _recorded_comparison(claim, trial, record), numbers)
+    rows = [_rows(results, {**trial.runs, **values}, _column(trial)) for values in (trial.first, trial.second)]
+    if not trial.first or not all(rows):
+        return recorded
+    for name, of_side in zip(("first", "second"), rows, strict=True):
+        if len(of_side) > 1:
+            names = "; ".join(row.name for row in of_side)
+            return replace(recorded, remark=f"{len(of_side)} rows of the runs fit its {name} row: {names}")
+    comparison = compare_rows(_column(trial), rows[0][0], rows[1][0], claim.margin, trial.looks)
+    planned = trial.seeds or comparison.shared
+    if comparison.shared < planned:
+        return replace(recorded, remark=f"{comparison.shared} of {planned} seeds have run")
+    if comparison.methods and comparison.shared > planned:
+        methods = replace(comparison.methods, looks=trial.looks + 1)
+        comparison = replace(comparison, methods=methods)
+    return Outcome(claim, trial, comparison, "runs")
+
+
+def _column(trial: Trial) -> str:
+    return str(trial.column or trial.runs.get("task"))
+
+
+def _rows(results: Iterable[Result], values: Mapping[str, Any], column: str) -> list[Row]:
+    """Return the rows of the finished runs that have these values."""
+    matches = [run for run in results if is_scored(run) and all(_has_value(run, *item) for item in values.items())]
+    table = tabulate(matches)
+    return [row for row in table.rows if column in row.cells and row.cells[column].points]
+
+
+def _has_value(run: Result, name: str, value: Any) -> bool:
+    parent, _, rest = name.partition(".")
+    for content, key in ((run, name), (run.get(parent), rest), (settings(run), name)):
+        if isinstance(content, Mapping) and key in content:
+            return bool(content[key] == value)
+    return value is None
+
+
+def _recorded_comparison(claim: Claim, trial: Trial, record: Record) -> Comparison:
+    return Comparison(
+        first="first",
+        second="second",
+        task=_column(trial),
+        remarks=(),
+        metric=record.metric,
+        difference=record.difference,
+        shared=record.seeds,
+        methods=record.test(trial.looks),
+        margin=claim.margin,
+        fixed_stages={"both": record.fixed_stages} if record.fixed_stages else {},
+    )
+
+
+def with_records(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> ClaimsFile:
+    """Return the claims with the numbers of the outcomes that come from runs at hand."""
+    in_order = iter(all_outcomes)
+    updated = [
+        claim.model_copy(update={"trials": tuple(_with_record(trial, next(in_order)) for trial in claim.trials)})
+        for claim in claims.claims
+    ]
+    return claims.model_copy(update={"claims": tuple(updated)})
+
+
+def _with_record(trial: Trial, outcome: Outcome) -> Trial:
+    comparison = outcome.comparison
+    if outcome.numbers != "runs" or comparison is None or comparison.methods is None:
+        return trial
+    return trial.model_copy(update={"recorded": _record(comparison, comparison.methods)})
+
+
+def _record(comparison: Comparison, methods: MethodTest) -> Record:
+    return Record(
+        metric=str(comparison.metric),
+        difference=_rounded(100 * methods.difference),
+        seeds=methods.seeds,
+        seed_variance=_rounded(1e4 * methods.seed_variance),
+        example_variance=_rounded(1e4 * methods.example_variance),
+        fixed_stages=tuple(dict.fromkeys(stage for of_row in comparison.fixed_stages.values() for stage in of_row)),
+    )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+# --- The page
+
+
+def claims_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
+    """Return the page in Markdown: introduction, the words of the conclusions, the table, and the closing text."""
+    rows, previous = [], ("", "")
+    for outcome in all_outcomes:
+        names = outcome.claim.paper, outcome.claim.claim
+        cells = (names[0] if names[0] != previous[0] else "", names[1] if names != previous else "")
+        rows.append([*map(escaped, cells), *_cells(outcome)])
+        previous = names
+    words = markdown_table(("conclusion", "meaning"), list(WORDS.items()), text_columns=2)
+    parts = [claims.introduction.strip(), words, markdown_table(COLUMNS, rows, text_columns=len(COLUMNS))]
+    remarks = [
+        f"- {escaped(f'{outcome.claim.claim}, {outcome.trial.setting}: {outcome.remark}')}"
+        for outcome in all_outcomes
+        if outcome.remark
+    ]
+    if remarks:
+        parts.append("\n".join(["Not computed from the runs at hand:\n", *remarks]))
+    return "\n\n".join(part for part in (*parts, claims.closing.strip()) if part) + "\n"
+
+
+def _cells(outcome: Outcome) -> list[str]:
+    trial, comparison = outcome.trial, outcome.comparison
+    setting = escaped(trial.setting)
+    where = f"[{setting}]({trial.page})" if trial.page else setting
+    points = escaped(trial.observed or "")
+    seeds = str(comparison.shared) if comparison and comparison.shared else ""
+    if comparison and comparison.methods:
+        points = f"{100 * comparison.methods.difference:+.2f} {bounds_text(*comparison.methods.interval)}"
+    return [where, points, seeds, _conclusion_cell(outcome), outcome.numbers or "no runs here"]
+
+
+def _conclusion_cell(outcome: Outcome) -> str:
+    comparison = outcome.comparison
+    if comparison is None or comparison.methods is None:
+        return NOT_TESTED
+    text, words = conclusion_text(comparison), {BETTER: HOLDS, WORSE: OPPOSITE}
+    stages = dict.fromkeys(stage for of_row in comparison.fixed_stages.values() for stage in of_row)
+    if stages:
+        decided = f" ({text.partition(',')[0]})" if comparison.conclusion != UNDECIDED else ""
+        return f"{UNDECIDED}: all seeds share one {' and one '.join(stages)}{decided}"
+    if comparison.conclusion == SAME:
+        return f"**no difference** of {comparison.margin:g} point" + "s" * (comparison.margin != 1)
+    if comparison.conclusion in words:
+        return f"**{words[comparison.conclusion]}**{text.removeprefix(comparison.conclusion)}"
+    if outcome.numbers == "page" and comparison.seeds_needed is None:  # their part of the examples is an upper bound
+        return text.partition(", more than")[0]
+    return text

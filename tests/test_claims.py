@@ -1,0 +1,208 @@
+"""Claims as data: which runs test them, what is concluded, and the page of the papers' claims."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distill_runner.commands.parser import run_subcommand
+from distill_runner.common.errors import UserError
+from distill_runner.report.claims import (
+    CLAIMS,
+    ClaimsFile,
+    Outcome,
+    Record,
+    claims_page,
+    claims_text,
+    outcomes,
+    read_claims,
+    with_records,
+)
+from helpers.fake_results import predicted
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "results" / "index.md"
+LABELS = np.arange(872) % 2
+RKD: dict[str, Any] = {"method": "rkd", "mapping": None, "attention": None}
+
+
+def seeds_of(folder: Path, name: str, wrong: int, seeds: int = 5, **changes: Any) -> list[dict[str, Any]]:
+    runs = []
+    for seed in range(1, seeds + 1):
+        draw = np.random.default_rng([seed, *name.encode()])
+        predictions = LABELS.copy()
+        predictions[draw.choice(872, wrong + draw.integers(-4, 5), replace=False)] ^= 1
+        runs.append(predicted(folder, f"{name}{seed}", predictions, LABELS, seed=seed, **changes))
+    return runs
+
+
+def claims_of(**changes: Any) -> ClaimsFile:
+    trial = {
+        "setting": "RTE",
+        "seeds": 5,
+        "runs": {"task": "rte", "student.num_layers": 4, "optim.epochs": 3},
+        "first": {"method": "alp", "mapping": "all"},
+        "second": {"method": "rkd"},
+    }
+    claim = {"paper": "ALP-KD", "claim": "ALP is better than RKD", "margin": 1.0, "trials": [trial | changes]}
+    return ClaimsFile.model_validate({"claims": [claim]})
+
+
+def only(claims: ClaimsFile, runs: list[dict[str, Any]]) -> Outcome:
+    (outcome,) = outcomes(claims, runs)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"), [(150, "**holds**"), (50, "**the opposite**"), (100, "**no difference** of 1 point")]
+)
+def test_the_words_follow_from_the_runs(tmp_path: Path, wrong: int, words: str) -> None:
+    """Nobody types "holds": other runs of the same claim change the word."""
+    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", wrong, **RKD)
+    others = seeds_of(tmp_path, "o", 10, mapping="po") + seeds_of(tmp_path, "x", 5, task="cola")
+    outcome = only(claims_of(), runs + others)
+    assert outcome.numbers == "runs"
+    assert f"| 5 | {words} | runs |" in claims_page(claims_of(), [outcome])
+
+
+def test_recorded_numbers_give_the_same_row(tmp_path: Path) -> None:
+    """The page must not change when the runs stay on the machine that trained them."""
+    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
+    claims = claims_of()
+    by_runs = outcomes(claims, runs)
+    recorded = with_records(claims, by_runs)
+    (tmp_path / "claims.yaml").write_text(claims_text(recorded))
+    assert read_claims(tmp_path / "claims.yaml") == recorded
+    page = claims_page(recorded, outcomes(recorded))
+    assert page == claims_page(claims, by_runs).replace("| runs |", "| recorded |")
+    assert "| recorded |" in page
+
+
+def test_fewer_seeds_than_planned_conclude_nothing(tmp_path: Path) -> None:
+    """Who stops where it looks good is wrong more often than a test says."""
+    runs = seeds_of(tmp_path, "a", 50, 3) + seeds_of(tmp_path, "r", 150, **RKD)
+    outcome = only(claims_of(), runs)
+    assert (outcome.comparison, outcome.numbers, outcome.remark) == (None, "", "3 of 5 seeds have run")
+    assert "| no runs here |" in claims_page(claims_of(), [outcome])
+
+
+def test_more_seeds_than_planned_are_another_look(tmp_path: Path) -> None:
+    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
+    planned, added = only(claims_of(), runs).comparison, only(claims_of(seeds=3), runs).comparison
+    assert planned is not None
+    assert planned.methods is not None
+    assert added is not None
+    assert added.methods is not None
+    assert added.methods.p == pytest.approx(2 * planned.methods.p)
+
+
+def test_runs_that_make_several_rows_are_not_guessed(tmp_path: Path) -> None:
+    student = {"num_layers": 4, "width": 384, "init": "first"}
+    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 150, **RKD)
+    runs += seeds_of(tmp_path, "w", 10, student=student)
+    page = claims_page(claims_of(), outcomes(claims_of(), runs))
+    assert "RTE: 2 rows of the runs fit its first row: alp all, width 768; alp all, width 384" in page
+
+
+def test_the_p_values_of_a_claim_are_corrected_together(tmp_path: Path) -> None:
+    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
+    claims = claims_of()
+    (claim,) = claims.claims
+    twice = claims.model_copy(update={"claims": (claim.model_copy(update={"trials": claim.trials * 2}),)})
+    one, other = outcomes(twice, runs)
+    assert one.comparison is not None
+    assert one.comparison.methods is not None
+    assert one.comparison.corrected["methods"] == pytest.approx(2 * one.comparison.methods.p)
+    assert one.comparison == other.comparison
+
+
+def test_the_numbers_of_a_page_give_its_tests_again() -> None:
+    """p 0.0220 of five seeds and an interval of 2.34 points: t of 4 freedom, and 2.34 / 3.92."""
+    from scipy import stats
+
+    test = Record(metric="accuracy", difference=1.54, seeds=5, low=0.34, high=2.68, seeds_p=0.022).test(1)
+    assert test is not None
+    error = 0.0154 / test.seed_variance**0.5
+    assert 2 * stats.t.sf(error, 4) == pytest.approx(0.022)
+    assert test.example_variance**0.5 == pytest.approx(0.0234 / 2 / stats.norm.ppf(0.975))
+    differences = Record(metric="accuracy", difference=2.0, seeds=2, low=-1, high=5, seed_differences=(1.0, 3.0)).test(
+        1
+    )
+    assert differences is not None
+    assert differences.seed_variance == pytest.approx(0.01**2)
+    assert Record(metric="accuracy", difference=2.0, seeds=1, low=-1, high=5, seeds_p=0.5).test(1) is None
+
+
+def test_the_committed_page_is_computed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every word of docs/results/index.md is that of ``distill-run claims``."""
+    monkeypatch.chdir(ROOT / "docs")  # where there are no runs
+    assert run_subcommand("claims", ["--check", str(PAGE)]) == 0, capsys.readouterr().out
+    assert "holds over examples |" not in PAGE.read_text()
+
+
+def test_a_page_that_has_changed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "index.md"
+    page.write_text(PAGE.read_text().replace("**holds**", "not shown"))
+    (tmp_path / "runs").mkdir()
+    assert run_subcommand("claims", ["--check", str(page), "--claims", str(CLAIMS)]) == 1
+    assert re.search(r"^-.*not shown.*\n.*^\+.*\*\*holds\*\*", capsys.readouterr().out, re.MULTILINE | re.DOTALL)
+
+
+def printed_forms(record: Record, sign: int) -> list[str]:
+    """What a page prints of a comparison; the rows may stand the other way round."""
+    low, high = sorted(sign * float(bound or 0) for bound in (record.low, record.high))
+    if record.seed_differences:  # in prose
+        return [f"95% [{low:+.2f}, {high:+.2f}]"]
+    p = "0.0001" if record.seeds_p == 0.0001 else f"p {record.seeds_p:.4f}"
+    difference = f"{sign * record.difference:+.2f} {record.metric}; "
+    return [difference, f"95% \\[{low:+.2f}, {high:+.2f}\\]", f"t-test over {record.seeds} seeds", p]
+
+
+def test_recorded_numbers_are_those_of_the_pages() -> None:
+    """A typing error in the data would be a wrong claim: each number stands on the page that is linked."""
+    missing = []
+    for trial in (trial for claim in read_claims(CLAIMS).claims for trial in claim.trials):
+        record = trial.recorded
+        if trial.page and record and record.seed_variance is None:
+            lines = (PAGE.parent / trial.page.partition("#")[0]).read_text().splitlines()
+            forms = [printed_forms(record, sign) for sign in (1, -1)]
+            if not any(all(form in line for form in of_sign) for line in lines for of_sign in forms):
+                missing.append((trial.setting, trial.page, forms))
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("claims: [", "cannot be read as YAML"),
+        ("- a", "holds no claims"),
+        (
+            "claims: [{paper: A, claim: b, trials: [{setting: c, fist: {}}]}]",
+            "claims.0.trials.0.fist: there is no such",
+        ),
+        ("claims: [{paper: A, claim: b, margin: 0, trials: []}]", "claims.0.margin=0: must be greater than 0"),
+        ("claims: [{paper: A, claim: b, trials: [{setting: c, first: {method: a}}]}]", "runs must name a task"),
+    ],
+)
+def test_a_wrong_file_of_claims_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "claims.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_claims(file)
+
+
+def test_claims_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From folders of runs to the page, recorded, and printed again without the runs."""
+    runs = seeds_of(tmp_path / "runs", "a", 100) + seeds_of(tmp_path / "runs", "r", 150, **RKD)
+    for run in runs:
+        (Path(run["folder"]) / "result.json").write_text(json.dumps(run))
+    file, page = tmp_path / "own.yaml", tmp_path / "page.md"
+    file.write_text(claims_text(claims_of()))
+    arguments = ["--claims", str(file)]
+    run_subcommand("claims", [str(tmp_path / "runs"), *arguments, "--record", "--out", str(page)])
+    assert "| **holds** | recorded |" in page.read_text()
+    assert run_subcommand("claims", [*arguments, "--check", str(page)]) == 0
+    assert "up to date" in capsys.readouterr().out
