@@ -130,14 +130,20 @@ class _Run:
         return FinalScores(self.stage, self.pipeline)
 
     def _planned_tests(self) -> Iterator[str]:
-        """Yield lines on the test splits that the student is scored on: those found by their name, and the others."""
+        """Yield lines on the test splits that the student is scored on: those found by their name, and the others.
+
+        Raises:
+            UserError: a split does not exist.
+        """
         if self.stage.name != STUDENT or (task := self.stage.config.task) is None:
             return
+        for split in task.test.values():
+            task.test_content(split)  # an error, if there is no such split
         typed = self.config.stages[STUDENT].task
         optional = {name for name, split in typed.test.items() if split.endswith(OPTIONAL)} if typed else set()
         for name in [name for name in task.test if name in optional]:
-            found = f"task.test.{name}: {task.dataset} has a split {task.test[name]}"
-            yield f"{found}, which is scored once, at the end ('~task.test.{name}' leaves it out)"
+            message = f"task.test.{name}: {task.dataset} has a split {task.test[name]}"
+            yield f"{message}, which is scored once, at the end ('~task.test.{name}' leaves it out)"
         if names := [name for name in task.test if name not in optional]:
             yield f"task.test: {', '.join(names)} {'is' if len(names) == 1 else 'are'} scored once, at the end"
 
