@@ -59,7 +59,7 @@ DETAILS: tuple[tuple[str, Number, str, bool], ...] = (
     ("95% interval", _spread("interval"), "±{:.2f}", False),
     ("seeds", _spread("count"), "{:.0f}", False),
     (PHASES, lambda cell: cell.steps_in_all, "{:.0f}", False),
-    ("best single run", lambda cell: cell.best_run if cell.kind == GRID_MEAN else None, "{:.2f}", True),
+    ("best single run", lambda cell: cell.best_run if cell.is_grid_of_seeds else None, "{:.2f}", True),
     ("mean of grid", lambda cell: cell.grid_mean, "{:.2f}", True),
     ("points of grid", lambda cell: len(cell.points), "{:.0f}", False),
 )

@@ -87,6 +87,11 @@ class ResultCell:
         return GRID_MEAN if self.best_point.spread.count > 1 else GRID
 
     @property
+    def is_grid_of_seeds(self) -> bool:
+        """Whether the value is the mean over seeds of a point that was chosen from a grid."""
+        return len(self.points) > 1 and self.best_point is not None and self.best_point.spread.count > 1
+
+    @property
     def value(self) -> float | None:
         return self.best_point.spread.mean if self.best_point else None
 
@@ -96,8 +101,11 @@ class ResultCell:
 
     @property
     def best_run(self) -> float | None:
-        """Score of the best single run over all points and seeds, in percent."""
-        return max((100 * run["score"] for point in self.points for run in point.runs), default=None)
+        """Score of the single run that is best by the score by which grids choose, in percent."""
+        runs = [run for point in self.points for run in point.runs]
+        scores = [selection_of(run).get("score", run["score"]) for run in runs]
+        finite = [(score, -number) for number, score in enumerate(scores) if not isnan(score)]
+        return 100 * runs[-max(finite)[1]]["score"] if finite else None
 
     @property
     def grid_mean(self) -> float | None:
