@@ -1,0 +1,223 @@
+"""What a model source's weights hold, compared with what its configuration says: names and shapes, not values.
+
+``from_pretrained`` gives random numbers to what it does not find. ``read_report`` asks it which tensors those are, with
+stand-ins for the tensors of the files, so that nothing is loaded; ``require_all`` asks it again when it loads.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+
+from distill_runner.common.errors import UserError
+from distill_runner.common.seeds import preserved_random_state
+from distill_runner.models.config import Head, ModelConfig
+from distill_runner.models.sources import ModelSource, trusts_code
+
+MAX_GROUPS = 3
+"""Groups of names that a message shows."""
+WRAPPERS = {"module.": "DataParallel", "model.": "Lightning", "_orig_mod.": "torch.compile"}
+"""Prefixes that wrappers of a model put in front of its names."""
+ADAPTER_NAMES = ("lora_", ".base_layer.", ".modules_to_save.", "adapter_")
+QUANTIZED_NAMES = re.compile(r"\.(qweight|qzeros|SCB|weight_scale|weight_format|absmax|quant_map|quant_state.*)$")
+
+
+@dataclass(frozen=True)
+class WeightsReport:
+    """Comparison of the tensors in a source's files with those of the model that is built from it.
+
+    Attributes:
+        total: number of tensors of the model, with its head, at the depth of the source.
+        new: tensors that get new weights as they should: a new head, or a pooler that the source does not have.
+        missing: other tensors of the model that are not in the files.
+        mismatched: tensors of another shape in the files, as ``name: file (2, 3), model (2, 4)``.
+        unused: tensors in the files that the model does not have.
+        cause: likely reason why tensors are missing; empty if none are.
+    """
+
+    total: int
+    new: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    cause: str = ""
+
+    def __str__(self) -> str:
+        random = len(self.new) + len(self.missing) + len(self.mismatched)
+        parts = [f"{self.total - random:,} of {self.total:,} tensors read"]
+        parts += [f"new: {shorten(self.new)}"] if self.new else []
+        parts += [f"missing, so random: {shorten((*self.missing, *self.mismatched))}"] if self.fails else []
+        parts += [f"unused: {shorten(self.unused)}"] if self.unused else []
+        return "; ".join(parts)
+
+    @property
+    def fails(self) -> bool:
+        """Whether the files lack tensors that they should have."""
+        return bool(self.missing or self.mismatched)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> "WeightsReport":
+        """Return the report that ``to_json`` wrote."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
+
+    def require(self, source: str) -> None:
+        """Raise a UserError, relative to the stage's model, if tensors are missing."""
+        if not self.fails:
+            return
+        names = shorten((*self.missing, *self.mismatched))
+        number = len(self.missing) + len(self.mismatched)
+        problem = f"its files lack {number} of its {self.total} tensors ({names}): {self.cause}"
+        remedy = "Repair the files. teacher.allow_missing=true and student.allow_missing=true take random weights."
+        raise UserError(".model.source", source, problem, remedy)
+
+
+def shorten(names: Iterable[str]) -> str:
+    """Return names as text; those that agree up to a layer number, or in two parts, are one group with its size."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        number = next((i for i, part in enumerate(parts) if part.isdigit()), 1)
+        groups.setdefault(".".join(parts[: number + 1]), []).append(name)
+    texts = [
+        group[0] if len(group) == 1 else f"{prefix}.* ({len(group)})"
+        for prefix, group in sorted(groups.items(), key=lambda item: [_number(part) for part in item[0].split(".")])
+    ]
+    rest = len(texts) - MAX_GROUPS
+    return ", ".join(texts if rest <= 1 else [*texts[:MAX_GROUPS], f"and {rest} more groups"])
+
+
+def _number(part: str) -> tuple[int, str]:
+    return (int(part), "") if part.isdigit() else (-1, part)
+
+
+def read_report(source: ModelSource, model: ModelConfig, head: Head) -> WeightsReport | None:
+    """Return the report on the weights that ``build`` would read, from the headers of the files.
+
+    None if nothing can be said before they are loaded: they are not here, or their family cannot be made empty.
+    """
+    files = weight_files(source.folder)
+    if not files or not all(file.is_file() for file in files) or model.layers == "random":
+        return None
+    try:
+        shapes, types = _shapes(files)
+    except Exception:  # files that cannot be read are reported where they are loaded
+        return None
+    return _read_report(source, tuple(shapes.items()), types, head.auto, model.head == "keep")
+
+
+@lru_cache(maxsize=64)
+def _read_report(
+    source: ModelSource,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    types: frozenset[str],
+    auto_name: str,
+    keeps_head: bool,
+) -> WeightsReport | None:
+    config = source.config()
+    auto: Any = getattr(transformers, auto_name)
+    with preserved_random_state():
+        try:
+            options: dict[str, Any] = {"trust_remote_code": True} if trusts_code() else {}
+            with torch.device("meta"):
+                network = auto.from_config(config, **options)
+            tensors = {name: torch.zeros(()).expand(shape) for name, shape in shapes}  # they take no memory
+            _, info = type(network).from_pretrained(
+                None, config=config, state_dict=tensors, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        except Exception:  # a family that cannot be made empty is checked when it is loaded
+            return None
+    return _report(network, info, keeps_head, types)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights that ``from_pretrained`` reads in a folder; empty if there are none."""
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ):
+        if (folder / single).is_file():
+            return [folder / single]
+        if (folder / index).is_file():
+            names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
+            return [folder / name for name in names]
+    return []
+
+
+def _shapes(files: Sequence[Path]) -> tuple[dict[str, tuple[int, ...]], frozenset[str]]:
+    """Return the shapes of the tensors in the files by name, and their types as safetensors names them."""
+    shapes, types = dict[str, tuple[int, ...]](), set[str]()
+    for file in files:
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as handle:
+                for name in handle.keys():  # noqa: SIM118, not a mapping
+                    part = handle.get_slice(name)
+                    shapes[name] = tuple(part.get_shape())
+                    types.add(part.get_dtype())
+        else:
+            for name, tensor in torch.load(file, map_location="meta", weights_only=True).items():
+                shapes[name] = tuple(tensor.shape)
+    return shapes, frozenset(types)
+
+
+def require_all(network: Any, info: Mapping[str, Any], source: ModelSource, model: ModelConfig) -> None:
+    """Check a model that ``from_pretrained`` has loaded with ``output_loading_info``; its head may be new.
+
+    Raises:
+        UserError: other tensors were missing, and ``model.allow_missing`` does not allow it.
+    """
+    if not model.allow_missing:
+        _report(network, info, keeps_head=False).require(source.name)
+
+
+def _report(network: Any, info: Mapping[str, Any], keeps_head: bool, types: Iterable[str] = ()) -> WeightsReport:
+    names = list(network.state_dict())
+    prefix = "" if network.base_model is network else f"{network.base_model_prefix}."
+    lost = dict.fromkeys(info["missing_keys"], "")
+    lost |= {name: f"{name}: file {tuple(a)}, model {tuple(b)}" for name, a, b in info["mismatched_keys"]}
+    head = {name for name in names if not name.startswith(prefix)}
+    new = {name for name in lost if f".{name}".find(".pooler.") >= 0} | (head & lost.keys() if keeps_head else head)
+    missing = [name for name in names if name in lost and name not in new]
+    unused = [*info["unexpected_keys"], *([] if keeps_head else sorted(head - lost.keys()))]
+    return WeightsReport(
+        total=len(names),
+        new=tuple(name for name in names if name in new),
+        missing=tuple(name for name in missing if not lost[name]),
+        mismatched=tuple(lost[name] for name in missing if lost[name]),
+        unused=tuple(sorted(unused)),
+        cause=_cause(missing, info, network.config, prefix, types) if missing else "",
+    )
+
+
+def _cause(missing: Sequence[str], info: Mapping[str, Any], config: Any, prefix: str, types: Iterable[str]) -> str:
+    """Return why tensors of the backbone are likely missing, in a few words."""
+    unexpected = sorted(info["unexpected_keys"])
+    if any(QUANTIZED_NAMES.search(name) for name in unexpected) or {"I8", "U8"} & set(types):
+        return "they are quantized, which is not read"
+    if adapters := [name for name in unexpected if any(part in name for part in ADAPTER_NAMES)]:
+        return f"they are an adapter, or stand beside one ({adapters[0]}); merge it into its base and save that"
+    for name in missing:
+        for form in (f"{prefix}{name}", name, name.removeprefix(prefix)):
+            for other in unexpected:
+                if other.endswith(f".{form}"):
+                    front = other.removesuffix(form)
+                    writer = next((f" as {who} writes them," for key, who in WRAPPERS.items() if key in front), "")
+                    return f"their names there begin with {front},{writer} where {prefix or 'no prefix'} is expected"
+    if info["mismatched_keys"]:
+        return "they have other shapes, those of a model with other sizes than its config.json"
+    numbers = [int(match[1]) for name in missing if (match := re.search(r"\.(\d+)\.", name))]
+    depth = getattr(config, "num_hidden_layers", None)
+    if depth and len(numbers) == len(missing) and set(numbers) == set(range(min(numbers), depth)):
+        return f"the files hold {min(numbers)} layers, its config.json says {depth}"
+    if len(unexpected) > len(missing) / 2 and len(missing) > MAX_GROUPS:
+        return f"they are of another architecture than {config.model_type}, with names such as {unexpected[0]}"
+    return "the files are not complete"

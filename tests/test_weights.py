@@ -1,0 +1,148 @@
+"""Tests of the comparison of a source's files with its configuration: nothing becomes random without a word."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+
+from distill_runner.common.errors import UserError
+from distill_runner.models.build import build
+from distill_runner.models.config import Head, ModelConfig
+from distill_runner.models.sources import resolve_source
+from distill_runner.models.weights import WeightsReport, read_report, shorten
+
+HEAD = Head("AutoModelForSequenceClassification", ("no", "yes"), 2, "single_label_classification", "rte")
+SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base") / "model"
+    BertForMaskedLM(BertConfig(**SIZES)).save_pretrained(folder)
+    return folder
+
+
+def changed(base: Path, folder: Path, rename: Any, keep: Any = lambda name: True) -> Path:
+    """Return a copy of a model folder with tensors renamed, and only those that ``keep`` keeps."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(base, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {rename(name): tensor for name, tensor in tensors.items() if keep(name)}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def report_of(folder: Path, **options: Any) -> WeightsReport:
+    model = ModelConfig(source=str(folder), **options)
+    report = read_report(resolve_source(str(folder)), model, HEAD)
+    assert report is not None
+    return report
+
+
+def test_a_pretrained_model_lacks_only_its_head(base: Path) -> None:
+    """Users of a good model would otherwise be refused, or not told that the head is new."""
+    report = report_of(base)
+    assert not report.fails
+    assert {"classifier.weight", "classifier.bias"} <= set(report.new)
+    assert str(report).startswith("53 of 57 tensors read; new: bert.pooler.* (2), classifier.")
+    assert "unused: cls.predictions.* (5)" in str(report)
+
+
+CASES = {
+    "module.": (lambda name: f"module.{name}", "begin with module., as DataParallel"),
+    "model.": (lambda name: f"model.{name}", "begin with model., as Lightning"),
+    "bare model.": (lambda name: f"model.{name.removeprefix('bert.')}", "begin with model., as Lightning"),
+    "compiled": (lambda name: f"_orig_mod.{name}", "as torch.compile writes them"),
+    "other architecture": (lambda name: name.replace("encoder", "transformer").replace("embed", "wte"), "architecture"),
+    "quantized": (lambda name: name.replace(".weight", ".qweight"), "quantized"),
+    "adapter": (lambda name: name.replace("query.weight", "query.base_layer.weight"), "adapter"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_renamed_tensors_are_refused_with_the_cause(base: Path, tmp_path: Path, name: str) -> None:
+    """A user of a wrapped checkpoint would train from random numbers with exit code 0."""
+    rename, cause = CASES[name]
+    folder = changed(base, tmp_path / "model", rename)
+    with pytest.raises(UserError, match=cause):
+        report_of(folder).require(str(folder))
+    with pytest.raises(UserError, match="its files lack"):
+        build(ModelConfig(source=str(folder)), HEAD)
+    torch.manual_seed(0)
+    build(ModelConfig(source=str(folder), allow_missing=True), HEAD)
+
+
+def test_fewer_layers_than_the_configuration_are_refused(base: Path, tmp_path: Path) -> None:
+    """The upper layers would be random numbers."""
+    folder = changed(base, tmp_path / "model", str, lambda name: "layer.2." not in name)
+    with pytest.raises(UserError, match=r"layer\.2\.\* \(16\)\): the files hold 2 layers, its config.json says 3"):
+        report_of(folder).require(str(folder))
+
+
+def test_other_sizes_are_refused(base: Path, tmp_path: Path) -> None:
+    """A configuration beside another model's weights would fail only after the data were read."""
+    folder = changed(base, tmp_path / "model", str)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
+    with pytest.raises(UserError, match=r"lack 9 of its .*other sizes"):
+        report_of(folder).require(str(folder))
+
+
+def test_adapters_are_refused(base: Path, tmp_path: Path) -> None:
+    """The base would be trained without the adapter that the user means."""
+    folder = changed(base, tmp_path / "model", str)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(UserError, match="holds a PEFT adapter"):
+        resolve_source(str(folder)).require_weights()
+    with pytest.raises(UserError, match="holds a PEFT adapter"):
+        build(ModelConfig(source=str(folder)), HEAD)
+
+
+def test_a_kept_head_counts_as_read(tmp_path: Path) -> None:
+    """A fine-tuned teacher's account would say that its head is new."""
+    BertForSequenceClassification(BertConfig(**SIZES)).save_pretrained(tmp_path / "model")
+    assert str(report_of(tmp_path / "model")).endswith("; unused: classifier.bias, classifier.weight")
+    assert str(report_of(tmp_path / "model", head="keep")) == "57 of 57 tensors read"
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_backbone_tensor_is_random_in_silence(base: Path, tmp_path: Path, data: st.DataObject) -> None:
+    """Whatever is renamed, each tensor of the loaded model equals the file's, or the run is refused by its name."""
+    tensors = load_file(base / "model.safetensors")
+    backbone = sorted(name for name in tensors if name.startswith("bert."))
+    renamed = set(data.draw(st.lists(st.sampled_from(backbone), max_size=3)))
+    front = data.draw(st.sampled_from(["x.", "module.", "a-b.", "bert.bert.", "BERT."]))
+    folder = changed(base, tmp_path / "model", lambda name: f"{front}{name}" if name in renamed else name)
+    report = report_of(folder)
+    try:
+        model = build(ModelConfig(source=str(folder)), HEAD)
+    except UserError:
+        assert {*report.missing} == renamed
+        return
+    assert not report.fails
+    weights = model.state_dict()
+    assert all(torch.equal(weights[name], tensors[name]) for name in backbone)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["classifier.weight", "classifier.bias"], "classifier.bias, classifier.weight"),
+        ([f"cls.predictions.{i}x" for i in "abcde"], "cls.predictions.* (5)"),
+        (
+            [f"e.layer.{i}.{x}" for i in range(12) for x in "ab"],
+            "e.layer.0.* (2), e.layer.1.* (2), e.layer.2.* (2), and 9 more groups",
+        ),
+    ],
+)
+def test_names_are_shortened(names: list[str], text: str) -> None:
+    """Hundreds of names would fill the terminal."""
+    assert shorten(sorted(names)) == text
