@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distill_runner.common.terminal import Undefined
 from distill_runner.datasets.metrics import METRICS, NonFiniteOutputs, compute_metrics
 
 
@@ -65,6 +66,71 @@ def test_weighted_f1_by_hand() -> None:
     """Labels 0 0 0 1, predictions 0 0 1 1: F1 is 2 * 2 / 5 of class 0 and 2 * 1 / 3 of class 1, in weights 3 and 1."""
     found = compute_metrics(["f1_weighted"], logits([0, 0, 1, 1]), np.array([0, 0, 0, 1]))
     assert found["f1_weighted"] == pytest.approx((3 * 4 / 5 + 2 / 3) / 4, abs=1e-12)
+
+
+LOG3, LOG9 = math.log(3), math.log(9)
+
+
+def test_calibration_by_hand() -> None:
+    """Probabilities (3/4, 1/4) twice, (1/10, 9/10) and (1, 0), the last one wrong."""
+    outputs = np.array([[LOG3, 0], [LOG3, 0], [0, LOG9], [50, 0]], dtype=np.float32)
+    found = compute_metrics(["brier", "ece"], outputs, np.array([0, 1, 1, 1]))
+    # In bins 11, 13 and 14: |1 - 3/2| + |1 - 9/10| + |0 - 1| of 4 examples.
+    assert found["ece"] == pytest.approx((0.5 + 0.1 + 1) / 4, abs=1e-6)
+    assert found["brier"] == pytest.approx((2 / 16 + 2 * 9 / 16 + 2 / 100 + 2) / 4, abs=1e-6)
+
+
+def test_area_under_the_curve_by_hand() -> None:
+    """Of class 1 for two classes; for three, the mean of those classes that are present and not all there is."""
+    two = np.array([[0, 1], [0, 3], [0, 2], [0, 4]], dtype=np.float32)
+    assert compute_metrics(["auc"], two, np.array([0, 1, 1, 0])) == {"auc": 2 / 4}
+    assert compute_metrics(["auc"], two, np.array([0, 1, 0, 1])) == {"auc": 1.0}
+    for labels in ([0, 0, 0, 0], [1, 1, 1, 1]):
+        assert compute_metrics(["auc"], two, np.array(labels)) == {"auc": 0.5}
+    three = np.log(np.array([[0.6, 0.3, 0.1], [0.5, 0.1, 0.4], [0.2, 0.7, 0.1], [0.4, 0.5, 0.1]]))
+    # Class 0 of examples 0 and 3: 0.6 beats both others, 0.4 one of them; class 1 of 1 and 2: 0.1 none, 0.7 both.
+    assert compute_metrics(["auc"], three, np.array([0, 1, 1, 0])) == {"auc": pytest.approx((3 / 4 + 2 / 4) / 2)}
+
+
+def test_f1_of_classes_by_hand() -> None:
+    """The fourth class is neither predicted nor present and counts as 0 in the unweighted mean only."""
+    outputs, labels = logits([0, 0, 1, 2], 4), np.array([0, 1, 1, 2])
+    found = compute_metrics(["f1_macro", "f1_weighted"], outputs, labels)
+    assert found["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 1 + 0) / 4)
+    assert found["f1_weighted"] == pytest.approx((2 / 3 + 2 * 2 / 3 + 1) / 4)
+
+
+def test_metrics_of_label_sets_by_hand() -> None:
+    """Predicted are (1, 0, 0), (1, 1, 0) and none; an output of 0 is no label. No example has the third one."""
+    outputs = np.array([[2, -1, -3], [1, 3, -3], [0, -2, -3]], dtype=np.float32)
+    labels = np.array([[1, 0, 0], [0, 1, 0], [1, 0, 0]])
+    found = compute_metrics(["f1_micro", "f1_macro", "subset_accuracy", "mean_average_precision"], outputs, labels)
+    assert found["f1_micro"] == pytest.approx(2 * 2 / (3 + 3))  # 2 of 3 predicted, and 2 of 3 present
+    assert found["f1_macro"] == pytest.approx((1 / 2 + 1 + 0) / 3)
+    assert found["subset_accuracy"] == 1 / 3
+    # Label 0 is at places 1 and 3: (1 / 1 + 2 / 3) / 2; label 1 at place 1.
+    assert found["mean_average_precision"] == pytest.approx((5 / 6 + 1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("metric", "reason"), [("f1_micro", "no label is"), ("mean_average_precision", "no label has")]
+)
+def test_without_labels_a_metric_is_undefined(metric: str, reason: str) -> None:
+    value = compute_metrics([metric], np.full((3, 2), -1.0), np.zeros((3, 2), dtype=int))[metric]
+    assert value == 0
+    assert isinstance(value, Undefined)
+    missed = compute_metrics(["f1_micro"], np.full((3, 2), -1.0), np.ones((3, 2), dtype=int))["f1_micro"]
+    assert (missed, isinstance(missed, Undefined)) == (0, False)
+
+
+@pytest.mark.parametrize("metric", ["f1", "matthews", "accuracy_f1"])
+def test_one_class_alone_is_undefined(metric: str) -> None:
+    """A 0 of a model that always says one class looks like a bad model; a reader must be told which it is."""
+    value = compute_metrics([metric], logits([0, 0, 0]), np.array([0, 0, 0]))[metric]
+    assert isinstance(value, Undefined)
+    assert value == (0.5 if metric == "accuracy_f1" else 0)
+    missed = compute_metrics(["f1"], logits([0, 0, 0]), np.array([0, 1, 0]))["f1"]
+    assert (missed, isinstance(missed, Undefined)) == (0, False)
 
 
 def test_order_is_kept_and_three_classes_count() -> None:

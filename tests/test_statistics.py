@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distill_runner.report import statistics
 from distill_runner.report.statistics import MethodTest, Spread, holm
 
 
@@ -22,7 +23,7 @@ def test_one_value_has_no_spread() -> None:
 def test_two_equal_seeds_have_no_interval() -> None:
     """A reader of ±0.00 would take the mean for exact; on 872 examples two seeds are equal by chance now and then."""
     spread = Spread.from_values([66.0, 66.0])
-    assert (spread.sd, spread.interval) == (0, None)
+    assert spread == Spread(2, 66.0, 0.0, None)
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=12))
@@ -42,6 +43,7 @@ def test_holm_by_hand() -> None:
     # In order 0.01 x 4, 0.02 x 3, 0.03 x 2 (no less than the one before), 0.9 x 1.
     assert holm([0.02, 0.9, 0.01, 0.03]) == pytest.approx([0.06, 0.9, 0.04, 0.06])
     assert holm([0.4, 0.6]) == pytest.approx([0.8, 0.8])
+    assert holm([0.8, 0.9]) == [1.0, 1.0]
     assert holm([]) == []
 
 
@@ -110,6 +112,44 @@ def test_looks_multiply_p_and_widen_the_interval() -> None:
     once, thrice = MethodTest(0.02, 5, 1e-5, 1e-5), MethodTest(0.02, 5, 1e-5, 1e-5, looks=3)
     assert thrice.p == pytest.approx(3 * once.p)
     assert thrice.half_width() == pytest.approx(once.half_width(0.05 / 3))
+    assert thrice.p_same(0.025) == pytest.approx(3 * once.p_same(0.025))
+    assert thrice.p_not_worse(0.0) == pytest.approx(3 * once.p_not_worse(0.0))
+    assert (thrice.p_same(0.0), thrice.p_not_worse(-0.1), MethodTest(0.0, 5, 1e-5, 1e-5, looks=3).p) == (1, 1, 1)
+
+
+def test_an_interval_grows_with_the_unit_of_the_scores() -> None:
+    """Scores in points, or perplexities, are a hundred times as large as fractions."""
+    small, large = MethodTest(0.0, 3, 1e-4, 1e-4), MethodTest(0.0, 3, 100.0, 100.0)
+    assert large.half_width() == pytest.approx(1000 * small.half_width())
+
+
+@pytest.mark.parametrize("difference", [0.001, -0.004, 0.01])
+@pytest.mark.parametrize("margin", [None, 0.005, 0.015])
+def test_power_is_the_probability_of_either_outcome(difference: float, margin: float | None) -> None:
+    """With a wrong power, a table advises a number of seeds that does not decide."""
+    from scipy.stats import norm
+
+    test = MethodTest(difference, 5, 0.004**2, 0.003**2)
+    new, half = norm(difference, 0.005), test.half_width()
+    expected = new.sf(half) + new.cdf(-half)
+    if margin is not None and (same := margin - test.half_width(0.1)) > 0:
+        assert same < half
+        expected += new.cdf(same) - new.cdf(-same)
+    assert test.power(margin) == pytest.approx(expected)
+    assert test.power(0.03) == 1.0
+
+
+def test_the_fewest_seeds_that_decide_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number one too large wastes a training run; the largest number still counts."""
+    assert MethodTest(0.5, 2, 1e-6, 1e-6).seeds_needed() == 3
+    pilot = MethodTest(0.0, 5, 0.006**2, 0.001**2)
+    seeds = pilot.seeds_needed(0.01)
+    assert seeds is not None
+    assert pilot.with_seeds(seeds - 1).power(0.01) < statistics.POWER <= pilot.with_seeds(seeds).power(0.01)
+    monkeypatch.setattr(statistics, "MAX_SEEDS", seeds)
+    assert pilot.seeds_needed(0.01) == seeds
+    monkeypatch.setattr(statistics, "MAX_SEEDS", seeds - 1)
+    assert pilot.seeds_needed(0.01) is None
 
 
 def test_the_variances_of_a_design_by_hand() -> None:
@@ -121,6 +161,19 @@ def test_the_variances_of_a_design_by_hand() -> None:
     # Where the seeds' samples are opposite, all belongs to both together, and none to the examples.
     test = MethodTest.from_seeds([1.0, 3.0], np.array([[2.0, 2.0], [0.0, 4.0]]))
     assert (test.seed_variance, test.example_variance) == (1.0, 0.0)
+
+
+def test_the_variances_of_three_seeds_by_hand() -> None:
+    """With two seeds, a factor of seeds - 1 cannot be seen; every p-value of a table depends on it."""
+    resampled = np.array([[1.0, 2.0, 3.0], [3.0, 6.0, 6.0], [2.0, 1.0, 3.0]])
+    # Over seeds: variance 7, of the mean 7/3. Means of the samples: 2, 5 and 2, variance 3; the seeds alone have 1, 7
+    # and 3, mean 11/3. The residual is (11/3 - 3) / 2 = 1/3.
+    test = MethodTest.from_seeds([1.0, 2.0, 6.0], resampled)
+    assert (test.difference, test.seeds, test.looks) == (3.0, 3, 1)
+    assert (test.seed_variance, test.example_variance) == pytest.approx((7 / 3, 3 - 1 / 3))
+    test = MethodTest.from_seeds([1.0, 2.0, 6.0], resampled, minimum=4.0, looks=2)
+    assert (test.example_variance, test.looks) == (4.0, 2)
+    assert MethodTest.from_seeds([1.0, 1.0], resampled[:, :2]).seed_variance == 0
 
 
 def test_equal_differences_of_seeds_are_rounded_numbers() -> None:

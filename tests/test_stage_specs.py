@@ -1,0 +1,94 @@
+"""Every entry of a stage's spec: a change of one makes all results in all stores be built again."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.pipeline.stages import SCHEMA, Stage
+from distill_runner.pipeline.store import key_of
+from helpers.built_runs import student
+
+Compose = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module")
+def pkd(compose: Compose) -> Stage:
+    return student(compose("method=pkd", "seed=5"))
+
+
+def with_config(stage: Stage, **values: Any) -> Stage:
+    return replace(stage, config=stage.config.model_copy(update=values))
+
+
+def test_the_whole_spec_of_a_student(pkd: Stage) -> None:
+    assert pkd.teacher is not None
+    assert pkd.model_source is not None
+    content = pkd.model_source.fingerprint
+    model = {"num_layers": 2, "layers": "first", "head": "new", "labels": None, "architecture": None}
+    assert pkd.spec == {
+        "kind": "stage",
+        "schema": SCHEMA,
+        "stage": "student",
+        "seed": 5,
+        "data": pkd.data.spec,
+        "tokenizer": {"content": content},
+        "model": model | {"content": content},
+        "method": pkd.config.method.spec(pkd.outputs),
+        "teacher": pkd.teacher.key,
+        "optim": pkd.config.optim.model_dump(mode="json"),
+        "select": "best",
+        "precision": "fp32",
+        "versions": {name: version(name).split(".")[0] for name in ("torch", "transformers")},
+    }
+    assert pkd.key == key_of(pkd.spec)
+    assert pkd.teacher.spec["teacher"] is None
+
+
+def test_what_only_some_stages_have(pkd: Stage) -> None:
+    """Entries with a default are left out, so that results of before the option keep their keys."""
+    assert replace(pkd, route=(1, 2)).spec == pkd.spec | {"route": (1, 2)}
+    assert with_config(pkd, share=0.5).spec == pkd.spec | {"share": 0.5}
+    assert with_config(pkd, teacher_outputs="float16").spec == pkd.spec | {"teacher_outputs": "float16"}
+    for name in ("resize", "allow_missing"):
+        model = pkd.config.model.model_copy(update={name: True})
+        assert with_config(pkd, model=model).spec == pkd.spec | {"model": pkd.spec["model"] | {name: True}}
+
+
+def test_an_untrained_model_has_no_recipe(pkd: Stage) -> None:
+    """Its order of examples, learning rate and share do not matter; a new head is still drawn with the seed."""
+    optim = pkd.config.optim.model_copy(update={"epochs": 0})
+    untrained = with_config(pkd, optim=optim, share=0.5)
+    assert untrained.spec == pkd.spec | {"optim": None, "select": None}
+    model = pkd.config.model.model_copy(update={"head": "keep"})
+    kept = with_config(untrained, model=model).spec
+    assert (kept["seed"], kept["model"]["head"]) == (None, "keep")
+
+
+def test_where_weights_come_from(pkd: Stage, compose: Compose) -> None:
+    """Those of an earlier stage by its key, and new ones by their architecture, whose depth belongs to it."""
+    finetuned = student(compose("method=nkd", "student.init.source=finetuned"))
+    assert finetuned.source is not None
+    assert finetuned.spec["model"] == {
+        "num_layers": 2,
+        "layers": "first",
+        "head": "new",
+        "labels": None,
+        "architecture": None,
+        "upstream": finetuned.source.key,
+    }
+    shape = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 4}
+    new = []
+    for depth, layers in ((2, 4), (2, 3), (None, 2)):
+        values = {"num_layers": depth, "architecture": shape | {"num_hidden_layers": layers}, "source": None}
+        model = pkd.config.model.model_copy(update=values)
+        new.append(replace(with_config(pkd, model=model), model_source=None).spec["model"])
+    assert new[0] == new[1]
+    assert new[0]["num_layers"] is None
+    assert "layers" not in new[0]
+    assert "content" not in new[0]
+    assert new[0]["architecture"]["num_hidden_layers"] == 2
+    assert new[2]["architecture"]["num_hidden_layers"] == 2
