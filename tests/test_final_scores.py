@@ -3,7 +3,7 @@
 import csv
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from conftest import Compose
 from distill_runner.common.errors import UserError
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.report.scores import scores_on_tests, scores_on_validation
 from distill_runner.tasks import make_task
@@ -29,7 +30,7 @@ PAIRS = [
 
 
 def write(
-    file: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("sentence1", "sentence2", "label")
+    file: Path, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ("sentence1", "sentence2", "label")
 ) -> None:
     with file.open("w", newline="") as stream:
         csv.writer(stream).writerows([header, *rows])
@@ -146,8 +147,13 @@ def test_predictions_are_kept(data: Path, compose: Compose, monkeypatch: pytest.
     run = Run(compose(*overrides))
     run.pipeline.build(run.stage)
     first = FinalScores(run.stage, run.pipeline).scores()
-    calls = []
-    monkeypatch.setattr("distill_runner.pipeline.scoring.predict", lambda *_: calls.append(1) or np.zeros((3, 2)))
+    calls = list[int]()
+
+    def predict(*_: object) -> np.ndarray:
+        calls.append(1)
+        return np.zeros((3, 2))
+
+    monkeypatch.setattr("distill_runner.pipeline.scoring.predict", predict)
     again = Run(compose(*overrides))
     assert FinalScores(again.stage, again.pipeline).scores() == first
     more = Run(compose(*overrides, "task.metrics=[accuracy,f1]"))
@@ -219,20 +225,25 @@ def added_split(folder: Path) -> None:
     shutil.copy(file, file.with_stem("test"))
 
 
+def scored(config: RunConfig) -> tuple[Run, dict[str, Any], dict[str, Any]]:
+    """A run that was built, with its scores on the validation and on the test split."""
+    run = Run(config)
+    run.pipeline.build(run.stage)
+    test = scores_on_tests(config, run.stage, run.pipeline)
+    assert test is not None
+    return run, scores_on_validation(config, run.stage, run.pipeline), test
+
+
 @pytest.mark.parametrize("of_type", [classification, regression, multilabel, questions])
 def test_a_copy_of_the_validation_split_has_its_score(
     tmp_path: Path, compose: Compose, of_type: Callable[[Path], tuple[Path, list[str]]]
 ) -> None:
-    """Of every type of task, of a student and of the mean of two teachers: the same examples, the same number."""
+    """Of every type of task, of a student and of its teacher: the same examples, the same number."""
     folder, options = of_type(tmp_path / "own")
     added_split(folder)
     columns = [] if of_type is questions else ["task.columns=[text]"]
     overrides = ["method=rkd", f"task.dataset={folder}", *columns, *options, "task.epochs=2", "task.max_length=48"]
-    config = compose(*overrides)
-    run = Run(config)
-    run.pipeline.build(run.stage)
-    validation, test = (scored(config, run.stage, run.pipeline) for scored in (scores_on_validation, scores_on_tests))
-    assert test is not None
+    run, validation, test = scored(compose(*overrides))
     assert run.stage.config.task is not None
     for metric in run.stage.config.task.metrics:
         assert test["metrics"][metric] == pytest.approx(validation["metrics"][metric], abs=1e-12)
@@ -248,11 +259,7 @@ def test_images_of_a_second_folder(tmp_path: Path, images_folder: Path, compose:
     groups = ["task=custom_images", "teacher=resnet", "student=resnet8", "optim=cifar", "method=vanilla"]
     splits = ["~task.validation.test", "+task.validation.validation=validation", "task.select_on=validation"]
     sizes = ["teacher.depth=8", "optim.epochs=1", "teacher.optim.epochs=1", "optim.batch_size=16"]
-    config = compose(*groups, f"task.dataset={tmp_path / 'own'}", *splits, *sizes, tiny=False)
-    run = Run(config)
-    run.pipeline.build(run.stage)
-    validation, test = (scored(config, run.stage, run.pipeline) for scored in (scores_on_validation, scores_on_tests))
-    assert test is not None
+    _, validation, test = scored(compose(*groups, f"task.dataset={tmp_path / 'own'}", *splits, *sizes, tiny=False))
     assert (test["score"], test["teacher_score"]) == (validation["score"], validation["teacher_score"])
 
 

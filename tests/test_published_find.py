@@ -311,7 +311,13 @@ def test_a_mean_of_languages_finds_the_mean_of_the_same(
     task: str, languages: str, metric: str, value: float | None
 ) -> None:
     """English beside the paper's mean of seven languages looks 10 points better than it is."""
-    query = {"num_layers": 6, "width": 384, "teacher": "xlmr_base", "metric": metric, "variant": MINILMV2}
+    query: dict[str, Any] = {
+        "num_layers": 6,
+        "width": 384,
+        "teacher": "xlmr_base",
+        "metric": metric,
+        "variant": MINILMV2,
+    }
     for is_part in [False] if " " in languages else [False, True]:
         found = find("minilmv2", task, *languages.split(), **query, is_test=True, is_part=is_part)
         assert (found and found.value) == value

@@ -12,7 +12,8 @@ from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.hidden_states import Attention
 from distill_runner.methods.layer_mapping import LayerMapping
-from distill_runner.pipeline.build import METRICS, Pipeline
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.pipeline.stages import Stage
 from distill_runner.report.published import Published, Quantity, ScoredModel, find
@@ -165,7 +166,8 @@ def published_number(run: RunConfig, stage: Stage, quantity: Quantity) -> Publis
         variant |= route.variant
     shape, first = stage.shape, stage.first_teacher
     teacher = run.teacher.source or run.teacher.name
-    model = ScoredModel(shape.num_layers, shape.width, shape.model_type, teacher, first and first.shape.model_type)
+    teacher_type = first.shape.model_type if first else None
+    model = ScoredModel(shape.num_layers, shape.width, shape.model_type, teacher, teacher_type)
     return find(run.method, quantity, model, variant)
 
 
