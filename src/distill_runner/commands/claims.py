@@ -20,10 +20,8 @@ def show_claims(options: Namespace) -> int:
     """
     file = options.claims or CLAIMS
     claims = read_claims(file)
-    if options.folders:
-        results = select_results(options.folders, {})
-    else:
-        results = read_results([RUNS]) if RUNS.is_dir() else []
+    default = [RUNS] if RUNS.is_dir() else []
+    results = select_results(options.folders, {}) if options.folders else read_results(default)
     all_outcomes = outcomes(claims, results)
     if options.record:
         claims = with_records(claims, all_outcomes)
