@@ -252,6 +252,7 @@ def test_a_copy_of_the_validation_split_has_its_score(
     assert test["splits"]["test"]["metrics"] == test["metrics"]
 
 
+@pytest.mark.slow
 def test_images_of_a_second_folder(tmp_path: Path, images_folder: Path, compose: Compose) -> None:
     """Images have a test split of their own where another one is the validation split."""
     shutil.copytree(images_folder, tmp_path / "own")
@@ -263,6 +264,7 @@ def test_images_of_a_second_folder(tmp_path: Path, images_folder: Path, compose:
     assert (test["score"], test["teacher_score"]) == (validation["score"], validation["teacher_score"])
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_scored_by_its_mean(data: Path, tmp_path: Path, compose: Compose) -> None:
     """The teacher's test score is that of the mean of its members, computed from their own models."""
     members = []

@@ -227,7 +227,7 @@ def test_another_type_of_model_finds_nothing(types: tuple[str, str | None], valu
     ],
 )
 def test_a_student_that_a_paper_names_by_its_size(student: tuple[str, str], teacher: str, cell: float | None) -> None:
-    languages = tuple(["en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur"])
+    languages = (*LANGUAGES["xnli"].split(),)
     model = ScoredModel(6, 384, student[0], teacher, student[1])
     found = find_number("minilmv2", Quantity("xnli", languages, "accuracy", is_test=True), model, MINILMV2)
     assert (found and found.value) == cell
