@@ -15,8 +15,8 @@ from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.tokenization import Examples, num_cut
 from distill_runner.models.weights import WeightsReport
-from distill_runner.pipeline.build import METRICS
 from distill_runner.pipeline.inputs import Inputs, weights_report
+from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import TRANSFER, Stage
 from distill_runner.tasks.account import SplitAccount, data_line, length_counts, lengths_line
 
@@ -69,7 +69,9 @@ def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount,
     assert task is not None
     with recorded_tables() as tables:
         examples = task.examples(split)
+        rows = len(examples)  # questions are read only now
         account = task.account(split, examples, tables)
+    account.rows = rows
     if isinstance(examples, Examples) and (tokenizer := inputs.tokenizer(stage)) is not None:
         columns = [texts[:SAMPLE] for texts in examples.texts]
         ids = tokenizer(*columns, truncation=True, max_length=task.num_positions)["input_ids"]

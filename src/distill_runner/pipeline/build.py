@@ -18,8 +18,9 @@ from distill_runner.common.process import quiet_transformers
 from distill_runner.common.seeds import preserved_random_state, stage_seed
 from distill_runner.datasets.splits import Split
 from distill_runner.models.build import require_cuttable
+from distill_runner.pipeline.code_version import module_hashes
 from distill_runner.pipeline.inputs import Inputs, initial_model, saved_model, weights_report
-from distill_runner.pipeline.planning import missing_caches
+from distill_runner.pipeline.planning import METRICS, missing_caches
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store, link_tree, remove
@@ -34,8 +35,6 @@ from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Traini
 
 log = logging.getLogger(__name__)
 
-METRICS = "metrics.json"
-"""The last file of a trained stage: its scores and sizes."""
 STAGE_FOLDER = "stage"
 """Folder in the artifact of a stage's checkpoints that holds everything the stage itself yields."""
 
@@ -213,6 +212,7 @@ class Pipeline:
             "num_params": training.num_params,
             "shape": asdict(stage.shape) | {"vocab_size": config.get("vocab_size", stage.shape.vocab_size)},
             "conditions": training_conditions(self.runtime),
+            "code": module_hashes(),
             "weights": report.to_json() if (report := weights_report(stage)) else None,
         }
         write_json(folder / METRICS, metrics)

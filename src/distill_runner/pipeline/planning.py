@@ -1,12 +1,19 @@
 """Plan of a build: the artifacts that building a stage would read or create, known before anything is trained."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from distill_runner.models.features import FeatureRequest
+from distill_runner.pipeline.code_version import changed_modules
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
 from distill_runner.pipeline.targets import Mode, live_reason, usable_cache
+
+METRICS = "metrics.json"
+"""The last file of a trained stage: its scores and sizes, and the hashes of the code that computed it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,28 @@ def plan(stage: Stage, store: Store, targets: Mode = "auto") -> list[PlannedArti
         lines = [line for upstream in stage.upstream for line in plan(upstream, store, targets)]
         if stage.teacher:
             lines += _plan_targets(stage, stage.teacher, store, targets)
-    return list(dict.fromkeys([*lines, PlannedArtifact(stage.name, stage.key, hit, stage_summary(stage))]))
+    reason = "" if hit else other_code(stage, store)
+    return list(dict.fromkeys([*lines, PlannedArtifact(stage.name, stage.key, hit, stage_summary(stage) + reason)]))
+
+
+def other_code(stage: Stage, store: Store) -> str:
+    """Return which modules differ from those that built the same stage before; empty if nothing else differs."""
+    wanted = _without_code(stage.spec)
+    for spec in store.specs(stage.spec["kind"]):
+        if spec.get("code") != stage.spec["code"] and _without_code(spec) == wanted:
+            with suppress(OSError, ValueError, LookupError):  # not complete, or built by an earlier version
+                modules = changed_modules(json.loads((store.path(spec) / METRICS).read_text())["code"])
+                rest = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
+                return f"; other code: {', '.join(modules[:3])}{rest} differ{'s' if len(modules) == 1 else ''}"
+    return ""
+
+
+def _without_code(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stage's spec without its code, and without the keys of other stages, which depend on code too."""
+    model = {key: value for key, value in spec.get("model", {}).items() if key != "upstream"}
+    own = {key: value for key, value in spec.items() if key not in ("code", "teacher", "members")}
+    plain: dict[str, Any] = json.loads(json.dumps(own | {"model": model}))
+    return plain
 
 
 def stage_summary(stage: Stage) -> str:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from distill_runner.datasets.splits import Split
-from distill_runner.pipeline.build import METRICS, Pipeline
+from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.inputs import saved_model
+from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import SCHEMA, Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Spec

@@ -14,6 +14,7 @@ from distill_runner.methods.outputs import Classes, Outputs
 from distill_runner.models.config import LANGUAGE_MODEL, PRE_TRAINING, Head
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.sources import ModelSource, fresh_architecture
+from distill_runner.pipeline.code_version import DATA_PACKAGES, code_version
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import Spec, key_of
 
@@ -84,6 +85,7 @@ class StageData:
         return {
             "kind": "tokens",
             "schema": SCHEMA,
+            "code": code_version(DATA_PACKAGES),
             "data": data,
             "split": split,
             "tokenizer": self.tokenizer_spec,
@@ -217,7 +219,12 @@ class Stage:
     def spec(self) -> dict[str, Any]:
         """Everything that determines what the stage yields, and nothing else."""
         if self.config.prediction_source is not None:
-            spec = {"kind": self.config.prediction_source.type, "schema": SCHEMA, "data": self.data.spec}
+            spec = {
+                "kind": self.config.prediction_source.type,
+                "schema": SCHEMA,
+                "code": code_version(),
+                "data": self.data.spec,
+            }
             if self.members:
                 members = [member.key for member in self.members]
                 return spec | {"members": members, "weights": self.config.prediction_source.normalized_weights}
@@ -235,6 +242,7 @@ class Stage:
             | {
                 "kind": "stage",
                 "schema": SCHEMA,
+                "code": code_version(),
                 "stage": self.name,
                 "seed": self.config.seed if trained or self.config.model.head == "new" else None,
                 "data": self.data.spec,

@@ -1,0 +1,98 @@
+"""Version of the code that computes stages, which is part of their keys.
+
+``code_version.json`` records a number and the hash of the code that it stands for. As long as the code has this hash,
+keys hold the number; edited code puts its own hash into them, so that artifacts of other code are not taken for its
+own. Comments, docstrings and formatting do not count.
+
+    python -m distill_runner.pipeline.code_version --same   # record the code again: it computes the same
+    python -m distill_runner.pipeline.code_version --next   # record it under the next number: artifacts are rebuilt
+"""
+
+import argparse
+import ast
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("methods", "models", "training", "tasks", "datasets")
+"""Packages that compute stages."""
+UNCOUNTED = ("tasks/account.py", "models/weights.py")
+"""Modules that only report."""
+ROOT = Path(__file__).parents[1]
+DATA_PACKAGES = ("tasks", "datasets")
+"""Packages that compute tokens and labels."""
+RECORD = Path(__file__).with_name("code_version.json")
+
+
+def module_hashes(root: Path = ROOT) -> dict[str, str]:
+    """Return the hash of each module that computes, by its path below ``root``."""
+    files = sorted(file for package in PACKAGES for file in (root / package).rglob("*.py"))
+    paths = {file.relative_to(root).as_posix(): file for file in files}
+    return {path: source_hash(file.read_text()) for path, file in paths.items() if path not in UNCOUNTED}
+
+
+def source_hash(source: str) -> str:
+    """Return a hash of Python source without comments, docstrings and formatting."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):  # docstrings, also those of attributes
+            node.body = [part for part in body if not _is_text(part)]  # type: ignore[attr-defined]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def total_hash(hashes: Mapping[str, str]) -> str:
+    """Return one hash of the hashes of all modules."""
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
+
+
+def record() -> dict[str, Any]:
+    """Return the recorded version: its number, hash, and the hashes of its modules."""
+    content: dict[str, Any] = json.loads(RECORD.read_text())
+    return content
+
+
+@cache
+def code_version(packages: tuple[str, ...] = PACKAGES) -> int | str:
+    """Return the recorded number if the code of some packages is what was recorded, else the beginning of its hash."""
+
+    def selected(hashes: Mapping[str, str]) -> dict[str, str]:
+        return {path: digest for path, digest in hashes.items() if path.partition("/")[0] in packages}
+
+    recorded, current = record(), selected(_loaded_hashes())
+    return int(recorded["version"]) if current == selected(recorded["modules"]) else total_hash(current)[:16]
+
+
+@cache
+def _loaded_hashes() -> dict[str, str]:
+    return module_hashes()
+
+
+def changed_modules(hashes: Mapping[str, str]) -> list[str]:
+    """Return the modules whose code differs from that with these hashes."""
+    current = _loaded_hashes()
+    return sorted(name for name in {*current, *hashes} if current.get(name) != hashes.get(name))
+
+
+def main() -> None:
+    """Record the current code."""
+    parser = argparse.ArgumentParser(description="Record the code that computes stages.")
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--same", action="store_true", help="it computes the same as before: keep the number")
+    choice.add_argument("--next", action="store_true", help="it computes something else: artifacts are built again")
+    version = (record()["version"] if RECORD.exists() else 0) + int(parser.parse_args().next)
+    hashes = module_hashes()
+    content = {"version": version, "sha256": total_hash(hashes), "modules": hashes}
+    RECORD.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"recorded version {version}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Tests of the version of the code that computes, which is part of every stage's key."""
+
+import ast
+
+import pytest
+
+from distill_runner.pipeline import code_version as module
+from distill_runner.pipeline.code_version import changed_modules, module_hashes, record, source_hash, total_hash
+
+
+def test_the_recorded_code_is_the_current_code() -> None:
+    """A release whose record is stale would share no artifact with a checkout of the same code."""
+    modules = ", ".join(changed_modules(record()["modules"])[:5])
+    command = "python -m distill_runner.pipeline.code_version"
+    message = (
+        f"{modules} changed since the code was recorded. If it computes the same: {command} --same; if not: --next"
+    )
+    assert record()["sha256"] == total_hash(module_hashes()), message
+
+
+def test_words_and_formatting_do_not_count() -> None:
+    """A better docstring would make everybody train again."""
+    plain = "def f(x):\n    return x + 1\n"
+    assert source_hash(plain) == source_hash(
+        '"""Module."""\n\ndef f( x ):  # one\n    """Add."""\n    return (x + 1)\n'
+    )
+
+
+@pytest.mark.parametrize("edit", ["x + 2", "1 + x", "100 * (x + 1)", "x - 1"])
+def test_every_change_of_an_expression_counts(edit: str) -> None:
+    """A researcher who edits a loss would see the old loss's score."""
+    assert ast.parse(edit)
+    assert source_hash(f"def f(x):\n    return {edit}\n") != source_hash("def f(x):\n    return x + 1\n")
+
+
+def test_edited_code_has_its_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two checkouts on one store would take each other's artifacts; an edited loss must not tokenize again."""
+    recorded = record()["modules"]
+    monkeypatch.setattr(module, "_loaded_hashes", lambda: recorded)
+    module.code_version.cache_clear()
+    assert module.code_version() == record()["version"]
+    monkeypatch.setattr(module, "_loaded_hashes", lambda: {**recorded, "methods/predictions.py": "other"})
+    module.code_version.cache_clear()
+    assert isinstance(module.code_version(), str)
+    assert module.code_version(module.DATA_PACKAGES) == record()["version"]
+    assert changed_modules(recorded) == ["methods/predictions.py"]
+    module.code_version.cache_clear()
