@@ -273,7 +273,7 @@ def test_tensorboard_is_read_back(tmp_path: Path) -> None:
     with open_tracker(config, tmp_path, "run", {"task": "rte"}, "distill") as tracker:
         tracker.log({"loss": 0.5, "phase": "warm-up"}, step=1)
         tracker.log({"loss": 0.25}, step=2, epoch=1.0)
-        tracker.summary({"score": 0.75, "method": "alp", "settings/optim/lr": 2e-5})
+        tracker.summary({"score": 0.75, "test/score": 0.5, "method": "alp", "settings/optim/lr": 2e-5})
         tracker.table("results", [{"method": "alp", "score": 0.75}, {"method": "nkd"}])
         tracker.model(tmp_path)
         tracker.text("table", "alp  75.00")
@@ -286,7 +286,7 @@ def test_tensorboard_is_read_back(tmp_path: Path) -> None:
         return events.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0].decode()
 
     assert text("summary").startswith("| name | value |\n| --- | --- |\n| score | 0.75 |\n")
-    assert [event.value for event in events.Scalars("score")] == [0.75]
+    assert [event.value for name in ("score", "test/score") for event in events.Scalars(name)] == [0.75, 0.5]
     hparams = importlib.import_module("tensorboard.plugins.hparams.plugin_data_pb2")
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     told = hparams.HParamsPluginData.FromString(content).session_start_info.hparams

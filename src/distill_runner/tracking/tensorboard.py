@@ -35,7 +35,8 @@ class TensorBoardTracker(Tracker):
         self.table("summary", [{"name": key, "value": value} for key, value in values.items()])
         settings = {key: value for key, value in values.items() if key in NAMES or key.startswith("settings/")}
         hparams = {key: value if isinstance(value, int | float) else str(value) for key, value in settings.items()}
-        scores = {key: value for key, value in values.items() if key == "score" or key.startswith("metrics/")}
+        names = {key: key.removeprefix("test/") for key in values}
+        scores = {key: values[key] for key, name in names.items() if name == "score" or name.startswith("metrics/")}
         self.writer.add_hparams(hparams, scores, run_name=".")  # in the folder of the curves, not in a separate one
 
     def table(self, name: str, rows: Sequence[Values]) -> None:
