@@ -16,6 +16,14 @@ CHECKED = ("stages", "runtime", "store", "tracker", "task", "corpus", "transfer"
 """Top-level keys below which a schema, or Hydra, refuses unknown keys."""
 
 
+CODE_KEYS = ("_target_", "()", "searchpath")
+"""Keys by which Hydra and ``logging`` call what a file names, or read files that are not checked."""
+MAKERS_OF_KEYS = ("_target_", "oc.create", "oc.decode")
+"""Parts of a value that could make such keys."""
+PLUGINS = "hydra_plugins."
+"""Beginning of the classes of installed launchers and sweepers, which a file below ``hydra/`` may choose."""
+
+
 def check_overrides(overrides: Sequence[str]) -> None:
     """Check that the overrides add no key that nothing reads, and choose one name in each group.
 
@@ -62,6 +70,9 @@ def _check_node(file: Path, node: Any) -> None:
     if node.tag.startswith("tag:yaml.org,2002:python") or node.tag.startswith("!"):
         raise UserError(place, None, f"has the tag {node.tag}, which is not read", "Write plain values.")
     if isinstance(node, yaml.ScalarNode) and "${" in node.value:
+        for part in MAKERS_OF_KEYS:
+            if part in node.value:
+                _refuse_code(place, part)
         try:
             OmegaConf.create([node.value])
         except GrammarParseError as error:
@@ -70,6 +81,19 @@ def _check_node(file: Path, node: Any) -> None:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if duplicates := [name for name in names if names.count(name) > 1]:
             raise UserError(place, None, f"has the key '{duplicates[0]}' twice", "Keep one.")
+        for key, value in node.value:
+            if key.value in CODE_KEYS and not _is_plugin(file, value):
+                _refuse_code(place, key.value)
+
+
+def _is_plugin(file: Path, value: Any) -> bool:
+    is_below_hydra = file.parent.name in ("launcher", "sweeper") and file.parent.parent.name == "hydra"
+    return is_below_hydra and isinstance(value, yaml.ScalarNode) and value.value.startswith(PLUGINS)
+
+
+def _refuse_code(place: str, what: str) -> None:
+    remedy = "Files of a configuration run no code; on the command line, hydra.callbacks and the like still can."
+    raise UserError(place, None, f"has {what}, by which Hydra would call code that the file names", remedy)
 
 
 def _nodes(root: Any) -> Iterator[Any]:

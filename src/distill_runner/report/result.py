@@ -79,6 +79,7 @@ def run_result(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -
         "labels": list(stage.head.names or ()),
         "pipeline_tag": task.pipeline_tag if task else "fill-mask",
         "hub": hub_commits(stage),
+        "commit": _commit(),  # ends in -dirty where the checkout was edited
         "folder": str(folder),
         "model": str(folder / "model"),
     }
