@@ -13,7 +13,7 @@ CALLS = {
     "quoted": 'hydra:\n  callbacks:\n    x: {"\\x5ftarget_": shutil.copyfile}\n',
     "alias": "a: &a {_target_: shutil.copyfile}\nhydra:\n  callbacks:\n    x: *a\n",
     "made": "hydra:\n  callbacks: ${oc.create:${a}${b}}\n",
-    "decoded": "hydra:\n  callbacks: ${oc.decode:'{x: 1}'}\n",
+    "decoded": 'hydra:\n  callbacks: "${oc.decode:${a}}"\n',
     "elsewhere": "hydra:\n  searchpath: [file:///tmp/other]\n",
 }
 

@@ -1,7 +1,7 @@
 """Explain errors to the user: the key as it is typed, its value, the remedy."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -15,6 +15,23 @@ from distill_runner.compose.folders import all_folders, choices
 from distill_runner.compose.resolvers import inherit_stages
 
 HELP = "See distill-run --help."
+OTHER_WORDS = {
+    "learning_rate": "optim.lr",
+    "num_train_epochs": "optim.epochs",
+    "num_epochs": "optim.epochs",
+    "per_device_train_batch_size": "optim.batch_size",
+    "train_batch_size": "optim.batch_size",
+    "gradient_accumulation_steps": "optim.accumulation",
+    "max_grad_norm": "optim.clip",
+    "warmup_ratio": "optim.warmup",
+    "lr_scheduler_type": "optim.schedule",
+    "max_seq_length": "task.max_length",
+    "model_name_or_path": "teacher.source",
+    "output_dir": "hydra.run.dir",
+    "fp16": "runtime.precision",
+    "bf16": "runtime.precision",
+}
+"""Options of other tools, and the option that means the same here."""
 COMPOSITION_ERRORS = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError)
 """Exceptions that are raised if a configuration cannot be composed."""
 
@@ -102,14 +119,26 @@ def _no_such_choice(file: str, names: Sequence[str], overrides: Sequence[str]) -
     keys = [override.partition("=")[0].lstrip("+") for override in overrides]
     group = next((key for key in keys if file.startswith(f"{key}/")), file.rpartition("/")[0])
     name = file.removeprefix(f"{group}/")
-    return UserError(group, name, "there is no such choice", suggestion(name, choices(group) or names) or HELP)
+    known = choices(group) or names
+    remedy = f"Did you mean '{close}'?" if (close := _same_word(name, known)) else suggestion(name, known)
+    return UserError(group, name, "there is no such choice", remedy or HELP)
+
+
+def _same_word(name: str, names: Iterable[str]) -> str | None:
+    """Return the longest name that is ``name`` with other case and hyphens, or its beginning: alpkd, ALP-KD, SST-2."""
+    letters = re.sub(r"[\W_]", "", name).lower()
+    plain = {known: re.sub(r"[\W_]", "", known).lower() for known in names}
+    matches = [known for known, word in plain.items() if letters == word or letters in (f"{word}kd", f"{word}loss")]
+    return max(matches, key=len, default=None)
 
 
 def _no_such_key(key: str) -> UserError:
     keys = list(configuration_keys())
     if owners := [owner for name, owner in keys if name == key]:
         return UserError(key, None, "the chosen configuration has no such key", f"It belongs to {' or '.join(owners)}.")
-    remedy = suggestion(key, {name for name, _ in keys}) or HELP
+    names = {name for name, _ in keys}
+    word = OTHER_WORDS.get(key.rpartition(".")[2])
+    remedy = f"Did you mean '{word}'?" if word else suggestion(key, names) or HELP
     return UserError(key, None, "there is no such key or group", remedy)
 
 
