@@ -1,6 +1,7 @@
 """Several languages: corpora that read small ones more often, and splits of other configurations and data sets."""
 
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,15 +107,18 @@ def test_the_commits_of_all_data_sets_are_recorded(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 def test_trained_in_one_language_and_judged_in_two(tmp_path: Path, tiny_bert_folder: Path) -> None:
-    """Each has a column; the mean selects, and is what the task's own column shows."""
+    """Each has a column; the mean selects, and is what the task's own column shows. So it is for their test splits."""
     rng = random.Random(0)
     for language, split, number in (("en", "train", 64), ("en", "validation", 30), ("sw", "validation", 30)):
         file = tmp_path / "data" / language / f"{split}-00000-of-00001.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         texts = [" ".join(rng.choices(WORDS, k=5)) for _ in range(number)]
         pq.write_table(pa.table({"text": texts, "label": [rng.choice(["no", "yes"]) for _ in texts]}), file)
+        if split == "validation":
+            shutil.copy(file, file.with_name(file.name.replace("validation", "test")))
     given = ["task=custom", "task.dataset=data", "task.config=en", "task.columns=[text]", "task.labels=[no,yes]"]
     given += ["~task.validation.validation", *(f"+task.validation.{name}={place}" for name, place in LANGUAGES.items())]
+    given += ["~task.test.test", *(f"task.test.{name}={name}:test" for name in LANGUAGES)]
     given += [
         "task.select_on=mean",
         "task.by_split=true",
@@ -130,6 +134,9 @@ def test_trained_in_one_language_and_judged_in_two(tmp_path: Path, tiny_bert_fol
     assert result["score"] == pytest.approx(sum(scores) / 2)
     assert result["score"] == pytest.approx(max(epoch["accuracy"] for epoch in result["history"]))
     table = tabulate([result])
-    assert table.tasks == [result["task"], f"{result['task']}_en", f"{result['task']}_sw"]
+    columns = [result["task"], f"{result['task']}_en", f"{result['task']}_sw"]
+    assert table.tasks == [*columns, *(f"{column} test" for column in columns)]  # the same examples
     shown = [table.rows[0].cells[task].value for task in table.tasks]
-    assert shown == pytest.approx([100 * score for score in (result["score"], *scores)])
+    assert shown == pytest.approx([100 * score for score in (result["score"], *scores)] * 2)
+    assert "task.test: en, sw are scored once, at the end" in ended.err
+    assert ended.out.count("mean of en ") == 2
