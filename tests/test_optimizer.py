@@ -1,4 +1,4 @@
-"""The parameter groups and options that a training run hands to torch's optimizers."""
+"""The parameter groups and options that a training run hands to torch's optimizers, and the end of a warm-up."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from distill_runner.training.config import Optim
-from distill_runner.training.optimizer import make_optimizer
+from distill_runner.training.optimizer import learning_rate, make_optimizer
 
 
-def optimizer(**options: Any) -> tuple[torch.optim.Optimizer, nn.Module, nn.Module]:
+def optimizer(**options: Any) -> tuple[torch.optim.Optimizer, nn.Sequential, nn.Linear]:
     """An optimizer of a model with a frozen layer, and of a method with a projection."""
     model, method = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.Linear(2, 2)), nn.Linear(2, 4)
-    model[2].requires_grad_(False)
+    model[-1].requires_grad_(False)
     optim = Optim(**{"lr": 0.25, "batch_size": 1, "epochs": 1, "weight_decay": 0.125} | options)
     return make_optimizer(model, method, optim), model, method
 
@@ -23,7 +23,7 @@ def optimizer(**options: Any) -> tuple[torch.optim.Optimizer, nn.Module, nn.Modu
 def test_each_trained_parameter_is_in_the_group_of_its_decay(name: str, decay: str) -> None:
     """A bias in the wrong group decays, which changes every number of a paper's recipe a little."""
     made, model, method = optimizer(name=name, decay=decay)
-    matrices, vectors = [model[0].weight, method.weight], [model[0].bias, model[1].weight, model[1].bias, method.bias]
+    matrices, vectors = [model[0].weight, method.weight], [model[0].bias, *model[1].parameters(), method.bias]
     decayed = {id(p) for p in matrices + (vectors if decay == "all" else [])}
     found = {id(p): group["weight_decay"] for group in made.param_groups for p in group["params"]}
     assert found == {id(p): 0.125 if id(p) in decayed else 0.0 for p in matrices + vectors}
@@ -46,3 +46,17 @@ def test_sgd_has_its_options_and_starts_with_empty_averages(momentum: float, nes
     assert set(made.state) == (set(trained) if momentum else set())
     for parameter, state in made.state.items():
         assert torch.equal(state["momentum_buffer"], torch.zeros_like(parameter))
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "warmup", "schedule", "expected"),
+    [
+        (1, 0.0, "linear", [1.0]),
+        (3, 0.67, "linear", [1 / 3, 2 / 3, 1.0]),
+        (4, 0.5, "steps", [1 / 3, 2 / 3, 0.1, 0.01]),  # the first milestone is the end of the warm-up
+    ],
+)
+def test_the_first_step_after_the_warmup(num_steps: int, warmup: float, schedule: str, expected: list[float]) -> None:
+    """Short runs have one such step, and half the rate there would go unnoticed."""
+    optim = Optim(**{"lr": 1.0, "batch_size": 1, "epochs": 1, "warmup": warmup, "schedule": schedule})
+    assert [learning_rate(optim, step, num_steps) for step in range(num_steps)] == pytest.approx(expected)

@@ -34,16 +34,16 @@ def test_label_sets_are_means_over_examples_and_labels() -> None:
 
 
 def test_soft_labels_of_label_sets_by_hand() -> None:
-    """At T = 2 the teacher's 2 log 3 is 3/4 and the student's -2 log 3 is 1/4: 3/4 log 4 + 1/4 log 4/3."""
-    student, teacher = torch.tensor([[-2 * LOG3, -2 * LOG3]]), torch.tensor([[2 * LOG3, 2 * LOG3]])
+    """At T = 3 the teacher's 3 log 3 is 3/4 and the student's -3 log 3 is 1/4: 3/4 log 4 + 1/4 log 4/3."""
+    student, teacher = torch.tensor([[-3 * LOG3, -3 * LOG3]]), torch.tensor([[3 * LOG3, 3 * LOG3]])
     expected = 3 / 4 * math.log(4) + 1 / 4 * math.log(4 / 3)
     for scaled in (False, True):
-        loss = LabelSets().soft_label_loss(student, teacher, batch(), 2.0, scaled)
-        assert loss.item() == pytest.approx(expected * (4 if scaled else 1))
+        loss = LabelSets().soft_label_loss(student, teacher, batch(), 3.0, scaled)
+        assert loss.item() == pytest.approx(expected * (9 if scaled else 1))
 
 
 def test_soft_labels_of_scores_and_classes_by_hand() -> None:
-    score = Score().soft_label_loss(torch.tensor([[1.0], [4.0]]), torch.tensor([[3.0], [3.0]]), batch(), 5.0, True)
+    score = Score().soft_label_loss(torch.tensor([[1.0], [4.0]]), torch.tensor([[3.0], [5.0]]), batch(), 5.0, True)
     assert score.item() == (4 + 1) / 2
     assert Score().label_loss(torch.tensor([[1.0], [4.0]]), batch(torch.tensor([3.0, 3.0]))).item() == (4 + 1) / 2
     student, teacher = torch.zeros(1, 2), torch.tensor([[2 * LOG3, 0.0]])
