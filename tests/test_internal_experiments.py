@@ -28,8 +28,9 @@ WITH_KL = ("3_0", "3_2", "3_4_together", "3_4", "3_5", "3_6")
 
 def bert(num_layers: int, seed: int) -> Any:
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "initializer_range": 0.5}
-    config = BertConfig(vocab_size=100, num_hidden_layers=num_layers, max_position_embeddings=80, **sizes)
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes |= {"vocab_size": 100, "num_hidden_layers": num_layers, "max_position_embeddings": 80}
+    config = BertConfig(**sizes, initializer_range=0.5)
     return BertForSequenceClassification(config).double().eval()
 
 

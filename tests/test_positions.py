@@ -63,6 +63,15 @@ def test_the_plan_of_a_run_shows_it(compose: Compose, tmp_path: Path, caplog: py
     assert "task.max_length=24" in caplog.text
 
 
+@pytest.mark.parametrize("experiment", ["demo", "demo_methods", "demo_questions"])
+def test_demos_read_only_positions_that_they_train(experiment: str, compose: Compose) -> None:
+    """The demo of questions pre-trained on 64 tokens and read windows of 160."""
+    stage = resolve(compose(f"experiment={experiment}", "method=rkd", tiny=False).stages, "student", "fp32")
+    assert stage.first_teacher is not None
+    assert stage.first_teacher.earlier
+    assert position_warnings(stage) == []
+
+
 @pytest.fixture(scope="module")
 def student(compose: Compose) -> Stage:
     return resolved(compose, "method=pf", *FRESH)

@@ -446,8 +446,8 @@ def test_rco_takes_its_anchors_in_turn(compose: Compose) -> None:
 
 def test_prokd_with_one_temperature_is_logit_matching_then_the_labels(compose: Compose) -> None:
     """Also with the whole teacher instead of its only checkpoint, by the other factor, or by none."""
-    one = ("teacher.optim.epochs=1", "loss.tau_max=1", "student.num_layers=1", "optim.epochs=1")
-    one = (*one, "student.phase1.select=last")
+    epochs = ("teacher.optim.epochs=1", "loss.tau_max=1", "optim.epochs=1")
+    one = (*epochs, "student.num_layers=1", "student.phase1.select=last")
     runs = [Run(compose(*one, *other)) for other in (["method=prokd"], ["method=annealing"])]
     runs.append(Run(compose(*one, "method=annealing", "loss.soften=none")))
     assert [run.phase1.route for run in runs] == [(1, 1), None, None]
