@@ -21,8 +21,8 @@ import torch
 from benchmarks.tables import markdown
 from distill_runner.methods.base import LossTerm
 
-CALLS = ("MethodConfig.make", "Method.bind", "OwnTerm.__init__", "key_of", "read_tokenizer", "source_fingerprint")
-ENTRIES = ("models/sources.py", "models/source_config.py", "pipeline/resolving.py", "pipeline/store.py")
+CALLS = ("MethodConfig.make", "Method.bind", "OwnTerm.__init__", "ModelSource.tokenizer", "resolve_source", "key_of")
+ENTRIES = ("models/sources.py", "pipeline/resolving.py", "pipeline/store.py")
 
 
 class OwnTerm(LossTerm):

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 from benchmarks.contest import Result, largest_loss_difference
 from benchmarks.setting import Setting
+from distill_runner.common.terminal import markdown_table
 
 COLUMNS = ["examples/s", "ratio", "min to max", "share of peak", "peak memory", "loss curve"]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return ``rows`` as a Markdown table. The first row is the header; all columns except the first are numbers."""
-    head, *body = rows
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
+    header, *body = rows
+    return markdown_table(header, body)
 
 
 def table(setting: Setting, results: Sequence[Result]) -> str:

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.terminal import markdown_table
 from distill_runner.compose.folders import choices
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.models.families import PACKED
@@ -122,17 +123,12 @@ def _write(method: str, found: dict[str, str]) -> None:
     table = _read() | {method: found}
     reasons = sorted({cell for row in table.values() for cell in row.values() if cell != "trains"})
     mark = {"trains": "yes"} | {reason: f"({number})" for number, reason in enumerate(reasons, start=1)}
-    head = [
-        "| method | " + " | ".join(f"`{family}`" for family in FAMILIES) + " |",
-        "| --- |" + " --- |" * len(FAMILIES),
-    ]
-    rows = [
-        f"| `{name}` | " + " | ".join(mark[table[name].get(family, "trains")] for family in FAMILIES) + " |"
-        for name in sorted(table)
-    ]
+    header = ["method", *(f"`{family}`" for family in FAMILIES)]
+    rows = [[f"`{name}`", *(mark[table[name].get(family, "trains")] for family in FAMILIES)] for name in sorted(table)]
     notes = [f"{mark[reason]} {reason}" + "\n" for reason in reasons]
     packed = ", ".join(f"`{family}`" for family in FAMILIES if family in PACKED)
-    DOCUMENT.write_text(TEXT.format(table="\n".join([*head, *rows]), reasons="\n".join(notes), packed=packed))
+    page = markdown_table(header, rows, text_columns=len(header))
+    DOCUMENT.write_text(TEXT.format(table=page, reasons="\n".join(notes), packed=packed))
 
 
 TEXT = """# Families of encoders and methods

@@ -159,10 +159,13 @@ def test_predictions_are_kept(data: Path, compose: Compose, monkeypatch: pytest.
     more = Run(compose(*overrides, "task.metrics=[accuracy,f1]"))
     assert FinalScores(more.stage, more.pipeline).scores()["test"].keys() == {"accuracy", "f1"}
     assert not calls
+    another = Run(compose(*overrides, "task.test.other=test[:3]"))
+    assert FinalScores(another.stage, another.pipeline).scores().keys() == {"test", "other"}
+    assert calls == [1]  # only of the split that is new
     write(data / "test.csv", PAIRS[:3])
     changed = Run(compose(*overrides))
     FinalScores(changed.stage, changed.pipeline).scores()
-    assert calls == [1]
+    assert calls == [1, 1]
     assert not changed.trained + again.trained + more.trained
 
 

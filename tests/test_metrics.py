@@ -90,14 +90,17 @@ def test_area_under_the_curve_by_hand() -> None:
     three = np.log(np.array([[0.6, 0.3, 0.1], [0.5, 0.1, 0.4], [0.2, 0.7, 0.1], [0.4, 0.5, 0.1]]))
     # Class 0 of examples 0 and 3: 0.6 beats both others, 0.4 one of them; class 1 of 1 and 2: 0.1 none, 0.7 both.
     assert compute_metrics(["auc"], three, np.array([0, 1, 1, 0])) == {"auc": pytest.approx((3 / 4 + 2 / 4) / 2)}
+    # Fewer examples than classes, one of each: class 0 is right, class 2 has equal outputs, and class 1 is not there.
+    few = np.log(np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1]]))
+    assert compute_metrics(["auc"], few, np.array([0, 2])) == {"auc": (1 + 1 / 2) / 2}
 
 
 def test_f1_of_classes_by_hand() -> None:
     """The fourth class is neither predicted nor present and counts as 0 in the unweighted mean only."""
-    outputs, labels = logits([0, 0, 1, 2], 4), np.array([0, 1, 1, 2])
+    outputs, labels = logits([0, 0, 1, 2, 2], 4), np.array([0, 1, 1, 2, 2])
     found = compute_metrics(["f1_macro", "f1_weighted"], outputs, labels)
     assert found["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 1 + 0) / 4)
-    assert found["f1_weighted"] == pytest.approx((2 / 3 + 2 * 2 / 3 + 1) / 4)
+    assert found["f1_weighted"] == pytest.approx((2 / 3 + 2 * 2 / 3 + 2) / 5)
 
 
 def test_metrics_of_label_sets_by_hand() -> None:
@@ -108,6 +111,7 @@ def test_metrics_of_label_sets_by_hand() -> None:
     assert found["f1_micro"] == pytest.approx(2 * 2 / (3 + 3))  # 2 of 3 predicted, and 2 of 3 present
     assert found["f1_macro"] == pytest.approx((1 / 2 + 1 + 0) / 3)
     assert found["subset_accuracy"] == 1 / 3
+    assert compute_metrics(["subset_accuracy"], labels - 0.5, labels) == {"subset_accuracy": 1.0}
     # Label 0 is at places 1 and 3: (1 / 1 + 2 / 3) / 2; label 1 at place 1.
     assert found["mean_average_precision"] == pytest.approx((5 / 6 + 1) / 2)
 
@@ -119,6 +123,9 @@ def test_without_labels_a_metric_is_undefined(metric: str, reason: str) -> None:
     value = compute_metrics([metric], np.full((3, 2), -1.0), np.zeros((3, 2), dtype=int))[metric]
     assert value == 0
     assert isinstance(value, Undefined)
+    for output, is_undefined in ((0.0, True), (0.5, False)):
+        value = compute_metrics(["f1_micro"], np.full((3, 2), output), np.zeros((3, 2), dtype=int))["f1_micro"]
+        assert (value, isinstance(value, Undefined)) == (0, is_undefined)
     missed = compute_metrics(["f1_micro"], np.full((3, 2), -1.0), np.ones((3, 2), dtype=int))["f1_micro"]
     assert (missed, isinstance(missed, Undefined)) == (0, False)
 

@@ -76,7 +76,9 @@ def albert(tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("albert")
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
     tokenizer.save_pretrained(folder)
-    dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob"), 0.1)
+    dropout: dict[str, Any] = dict.fromkeys(
+        ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob"), 0.1
+    )
     families.make("albert", vocab_size=len(tokenizer), **dropout).save_pretrained(folder)
     return folder
 

@@ -299,7 +299,7 @@ def test_a_teacher_is_told_by_its_seed() -> None:
 @pytest.mark.parametrize("split", ["test", "validation"])
 def test_the_number_of_a_teacher_is_of_the_split_of_the_run(split: str) -> None:
     used = {"train": "train", "validation": {split: split}, "select_on": split, "scored_on": [split]}
-    method = {"method": "vanilla", "mapping": None, "published": None}
+    method: dict[str, Any] = {"method": "vanilla", "mapping": None, "published": None}
     run = point(task="cifar10", **method, teacher="resnet110", teacher_score=0.9, data=used)
     (teacher,) = tabulate([run]).teachers
     assert {task: number["value"] for task, number in teacher.published.items()} == (

@@ -16,8 +16,8 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import Classes, Score
-from distill_runner.methods.predictions import HardLabels, SoftLabels
-from distill_runner.methods.schedules import LayerSchedule, ScheduledMethod
+from distill_runner.methods.predictions import HardLabels, LogitMatching, SoftLabels
+from distill_runner.methods.schedules import EpochsPerStep, LayerSchedule, ScheduledMethod
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
@@ -73,6 +73,27 @@ def test_layers_follow_their_limits() -> None:
     assert layers_by_epoch(method(rule="pid", limits=[1, 0, 2]), 4) == left_out
     assert layers_by_epoch(method(rule="pid", limits=0), 2) == [(0, soft)] * 2
     assert layers_by_epoch(method(rule="together", limits=2), 3) == [(3, internal)] * 2 + [(0, soft)]
+
+
+def test_the_lowest_layer_with_gradients() -> None:
+    """One layer too low, and PID optimizes two layers at a time; after the last one, the head is above them all."""
+
+    def lowest(**schedule: Any) -> list[int]:
+        made, found = method(limits=1, **schedule), []
+        for epoch in range(4):
+            made.begin_epoch(at(epoch, 4))
+            found.append(made.needs[0].first_trained)
+        return found
+
+    assert lowest(rule="pid", trains="supervised") == [1, 2, 3, 4]
+    assert lowest(rule="sid", trains="supervised") == [1, 1, 1, 4]
+    assert lowest(rule="pid", trains="all") == [0, 0, 0, 4]
+    assert lowest(rule="pid", trains="supervised", trains_at_end="all") == [1, 2, 3, 0]
+
+
+def test_temperatures_divide_the_students_epochs() -> None:
+    term = LogitMatching(2, "divide", EpochsPerStep())
+    assert [term.temperature(at(epoch, 5)) for epoch in range(5)] == [2, 2, 1, 1, 1]
 
 
 def test_layers_together_take_the_epochs_of_all_layers() -> None:

@@ -16,11 +16,12 @@ from transformers import AutoModel, AutoTokenizer, LongformerConfig, LongformerM
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
-from distill_runner.methods.config import parse_method
+from distill_runner.methods.base import Method
+from distill_runner.methods.config import MethodConfig, parse_method
 from distill_runner.methods.predictions import HardLabels
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
-from distill_runner.models.sources import read_config, read_shape, with_padding
+from distill_runner.models.sources import ModelSource, read_config, read_shape, with_padding
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
@@ -195,6 +196,28 @@ def test_a_student_keeps_the_segments_that_its_teacher_does_not_read(
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_input_names": ["input_ids", "attention_mask"]}))
     own = stage("method=rkd", f"teacher.source={teacher}", f"student.init.source={tiny_bert_folder}")
     assert getattr(own.tokenizer, "name", None) == str(tiny_bert_folder)
+
+
+def test_a_method_is_bound_once_for_its_description_and_once_for_its_training(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever writes a term whose constructor is slow, or prints, would pay for each further time."""
+    calls: dict[str, list[Any]] = {"make": [], "bind": [], "tokenizer": []}
+    for owner, name in ((MethodConfig, "make"), (Method, "bind"), (ModelSource, "tokenizer")):
+        original = getattr(owner, name)
+
+        def counted(self: Any, *args: Any, name: str = name, original: Callable[..., Any] = original) -> Any:
+            calls[name].append(self)
+            return original(self, *args)
+
+        monkeypatch.setattr(owner, name, counted)
+    run = Run(compose("method=pkd", "teacher.optim.epochs=1", "optim.epochs=1"))
+    assert [len(calls[name]) for name in ("make", "bind")] == [2, 2], "one description for each of the two stages"
+    run.pipeline.prepare(run.stage)
+    run.build()
+    assert [len(calls[name]) for name in ("make", "bind")] == [4, 4]
+    sources = {id(source): source.name for source in calls["tokenizer"]}
+    assert len(sources) == len(set(sources.values())), "a source is resolved once"
 
 
 @pytest.fixture

@@ -36,8 +36,9 @@ from distill_runner.sweeping import isolation, plan
 from distill_runner.sweeping.halving import by_cell, replay, rungs, survivors
 from distill_runner.sweeping.points import Grid, GridPoint, holds
 from distill_runner.sweeping.sweep import missing_stages, run_grid
+from distill_runner.training.config import Runtime
 from helpers.command import Ended, distill_run
-from helpers.fake_results import failed
+from helpers.fake_results import failed, with_specs
 
 Compose = Callable[..., RunConfig]
 ROOT = Path(__file__).parents[1]
@@ -172,25 +173,19 @@ def test_halving_never_trains_more_nor_finds_better(scores: dict[str, list[list[
 
 
 def test_halving_compares_points_that_differ_in_the_students_own_settings_alone() -> None:
-    stage: Any = SimpleNamespace(shape="4 layers", key="0a1b")
-    known: dict[str, Any] = {"optim.lr": 1e-5, "stages": ["distil"], "share": 1.0, "transfer": None, "distil.heads": 48}
-    changes: list[dict[str, Any]] = [
-        {},
-        {"optim.lr": 2e-5},
-        {"share": 0.5},
-        {"transfer": "imdb"},
-        {"distil.heads": 12},
-        {"stages": []},
-    ]
-    described: list[dict[str, Any]] = [failed(seed=1, settings={**known, **change}) for change in changes]
-    points = [GridPoint((), Path(), "0a1b", names, stage=stage) for names in described]
-    assert [[points.index(point) for point in cell] for cell in by_cell(points).values()] == [
-        [0, 1],
-        [2],
-        [3],
-        [4],
-        [5],
-    ]
+    settings: dict[str, Any] = {"optim.lr": 1e-5, "optim.epochs": 3, "distil.relations.heads": 48}
+    changes: list[dict[str, Any]] = [{}, {"optim.lr": 2e-5}, {"share": 0.5}, {"distil.relations.heads": 12}]
+    student = {"source": "stage:distil", "init": "first of stage:distil"}
+    run: Any = SimpleNamespace(runtime=Runtime())
+    points = []
+    for number, change in enumerate(changes):
+        names = with_specs(failed(key=f"{number}", seed=1, student=student, settings={**settings, **change}))
+        specs = dict(names.pop("specs"))
+        shape = SimpleNamespace(reads_images=False)
+        upstream = [SimpleNamespace(key=key, spec=spec) for key, spec in specs.items() if key != f"{number}"]
+        stage: Any = SimpleNamespace(key=f"{number}", spec=specs[f"{number}"], all_upstream=upstream, shape=shape)
+        points.append(GridPoint((), Path(), f"{number}", names, run, stage))
+    assert [[points.index(point) for point in cell] for cell in by_cell(points).values()] == [[0, 1], [2], [3]]
 
 
 def test_a_run_whose_process_is_gone_reads_killed(tmp_path: Path) -> None:
@@ -524,7 +519,7 @@ def test_a_server_that_ends_is_replaced(
                 raise EOFError("unexpected EOF")
 
     monkeypatch.setattr("multiprocessing.Process", Process)
-    monkeypatch.setattr(isolation, "SECONDS_BETWEEN_LOOKS", 0)
+    monkeypatch.setattr(isolation, "POLL_SECONDS", 0)
     with pytest.raises(EOFError) if raised else nullcontext():
         isolation._started()
     assert len(caplog.messages) == failures - raised

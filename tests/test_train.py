@@ -41,9 +41,9 @@ from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import CorpusData, Data, Evaluation, TaskData, TextData
 from distill_runner.training.devices import Device
 from distill_runner.training.history import Log, TrainingDiverged
-from distill_runner.training.optimizer import make_optimizer
+from distill_runner.training.optimizer import learning_rate, make_optimizer
 from distill_runner.training.teachers import LiveTargets, NoTeacher
-from distill_runner.training.train import Training, fit, learning_rate
+from distill_runner.training.train import Training, fit
 from helpers.training_runs import (
     CE,
     CKD,
@@ -664,7 +664,7 @@ def test_a_methods_parameters_are_trained_and_stay_with_it(make: Make, tmp_path:
     fit(training)
     assert not any(torch.equal(before[name], tensor) for name, tensor in weights(training.method).items())
     saved = load_file(tmp_path / "model" / "model.safetensors")
-    with training.whole_model() as model:
+    with training.full_model() as model:
         assert same(saved, weights(model))
     loaded: Any
     loaded, info = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", output_loading_info=True)
@@ -685,9 +685,22 @@ def test_a_term_of_weight_0_is_not_built() -> None:
         parse_method(node | {"weights": {"ce": 1, "kd": 0.1, "layers": 0.0}}).make()
 
 
+def test_a_description_is_of_the_method_and_draws_nothing() -> None:
+    """Planning describes each stage's method; a number drawn there would change the weights of every later run."""
+    config = parse_method(METHODS["alp"])
+    shapes = EncoderShape.from_config(bert(2)), EncoderShape.from_config(bert(4))
+    state = torch.get_rng_state()
+    description = config.describe(*shapes, Classes())
+    assert torch.equal(torch.get_rng_state(), state)
+    method = config.build(*shapes, Classes())
+    assert (description.student_needs, description.teacher_needs) == method.needs
+    assert description.layers == tuple(method.supervised_layers())
+    assert description.reads_labels == {"labels"}
+
+
 def test_no_epochs_judge_the_model_as_it_is(make: Make, tmp_path: Path) -> None:
     training = make(epochs=0, select_best=True, folder=tmp_path)
-    with training.whole_model() as model:
+    with training.full_model() as model:
         before = weights(model)
     history = fit(training)
     assert (history.step, history.best, len(history.epochs)) == (0, 1, 1)

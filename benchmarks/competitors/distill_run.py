@@ -49,7 +49,7 @@ def make(
             )
             for update in training.rest_of_epoch():
                 training.step(update)
-            with training.whole_model() as model:
+            with training.full_model() as model:
                 embedding = model.get_input_embeddings()
             student.set_input_embeddings(embedding)
         return curve

@@ -67,5 +67,5 @@ def test_other_gpus_and_heads_pad(
     device = Device(torch.device("cuda:0"), precision)  # type: ignore[arg-type]
     batch = device.move(tokens.batch(range(4), None))
     with torch.autocast("cuda", torch.float16):
-        attention = PackedAttention(batch, HEADS, None)
-    assert attention.ragged is None or not attention.ragged.takes(size)
+        ragged = PackedAttention(batch, HEADS, None).ragged
+    assert ragged is None or not ragged.supports(size)

@@ -117,7 +117,7 @@ def test_updates_made_ahead_are_the_same(compose: Compose, tmp_path: Path, monke
         values = ("optim.epochs=3", "optim.max_steps=10", "runtime.log_every=1", f"store.dir={tmp_path}/{name}")
         points = losses_of(compose(*overrides, *made_small(overrides), *values), "cuda:0", "fp32")
         found.append([{name: value for name, value in point.items() if "per_second" not in name} for point in points])
-        monkeypatch.setattr(Device, "ahead", lambda self, items: items)
+        monkeypatch.setattr(Device, "prefetch", lambda self, items: items)
     assert found[0] == found[1]
     assert len(found[0]) == 10
 

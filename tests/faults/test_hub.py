@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -183,7 +183,7 @@ def test_a_file_in_progress_is_gone_on_with_by_another_process(
         patch.setattr(
             huggingface_hub.file_download,
             "http_get",
-            lambda url, file, **options: get(url, InterruptedFile(file, 30_000), **options),
+            lambda url, file, **options: get(url, cast(Any, InterruptedFile(file, 30_000)), **options),
         )
         assert distill_run(work, *RUN).code == 130
     assert hub.resumed == []

@@ -96,7 +96,9 @@ def attempt(place: Path, tally: Counter[str]) -> Try:
     return tried
 
 
-PLANNED = re.compile(r"(build|hit|stage|trying|data|lengths|weights|warning:) |assumptions, |[\w.]+  +\S|recipe|  [\w.]+=\S*: ")
+PLANNED = re.compile(
+    r"(build|hit|stage|trying|data|lengths|weights|warning:) |assumptions, |[\w.]+  +\S|recipe|  [\w.]+=\S*: "
+)
 """Lines of a plan."""
 
 

@@ -1,9 +1,11 @@
-"""``docs/matrix.md`` of the outcomes that ``make matrix`` leaves: ``python tests/helpers/matrix_page.py <outcomes.csv>``."""
+"""``docs/matrix.md`` from the outcomes of ``make matrix``: ``python tests/helpers/matrix_page.py <outcomes.csv>``."""
 
 import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+
+from distill_runner.common.terminal import markdown_table
 
 HEAD = """\
 # Which students a method trains
@@ -38,9 +40,8 @@ def page(outcomes: Iterable[Sequence[str]]) -> str:
     students = next(iter(cells.values()))
     columns = alike({student: tuple(cells[method][student] for method in cells) for student in students})
     rows = alike({method: tuple(of.values()) for method, of in cells.items()})
-    lines = [f"| method | {' | '.join(map(shown, columns))} |", "| --- |" + " --- |" * len(columns)]
-    for group in rows:
-        lines.append(f"| {shown(group)} | {' | '.join(cells[group[0]][names[0]] for names in columns)} |")
+    body = [[shown(group), *(cells[group[0]][names[0]] for names in columns)] for group in rows]
+    lines = [markdown_table(["method", *map(shown, columns)], body, text_columns=len(columns) + 1)]
     for one in refusals:
         problem, _, remedy = one.partition("\n")
         lines += ["", f"{number[one]}. `{problem}` {' '.join(remedy.split())}"]

@@ -119,16 +119,16 @@ def _no_such_choice(file: str, names: Sequence[str], overrides: Sequence[str]) -
     keys = [override.partition("=")[0].lstrip("+") for override in overrides]
     group = next((key for key in keys if file.startswith(f"{key}/")), file.rpartition("/")[0])
     name = file.removeprefix(f"{group}/")
-    known = choices(group) or names
-    remedy = f"Did you mean '{close}'?" if (close := _same_word(name, known)) else suggestion(name, known)
+    options = choices(group) or names
+    remedy = f"Did you mean '{close}'?" if (close := _same_word(name, options)) else suggestion(name, options)
     return UserError(group, name, "there is no such choice", remedy or HELP)
 
 
 def _same_word(name: str, names: Iterable[str]) -> str | None:
     """Return the longest name that is ``name`` with other case and hyphens, or its beginning: alpkd, ALP-KD, SST-2."""
     letters = re.sub(r"[\W_]", "", name).lower()
-    plain = {known: re.sub(r"[\W_]", "", known).lower() for known in names}
-    matches = [known for known, word in plain.items() if letters == word or letters in (f"{word}kd", f"{word}loss")]
+    plain = {option: re.sub(r"[\W_]", "", option).lower() for option in names}
+    matches = [option for option, word in plain.items() if letters == word or letters in (f"{word}kd", f"{word}loss")]
     return max(matches, key=len, default=None)
 
 

@@ -121,8 +121,8 @@ def unread_overrides(config: DictConfig, overrides: Sequence[str]) -> list[str]:
         except Exception:  # a resolver that reads the value refuses it
             is_read = True
         if not is_read:
-            meant = f"; did you mean {group}={value}?" if value in choices(group) else ""
-            lines.append(f"{key}={value} has no effect: nothing in this run reads it{meant}")
+            hint = f"; did you mean {group}={value}?" if value in choices(group) else ""
+            lines.append(f"{key}={value} has no effect: nothing in this run reads it{hint}")
     return lines
 
 

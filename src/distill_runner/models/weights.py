@@ -182,17 +182,17 @@ def require_all(network: Any, info: Mapping[str, Any], source: ModelSource, mode
 def _report(network: Any, info: Mapping[str, Any], keeps_head: bool, types: Iterable[str] = ()) -> WeightsReport:
     names = list(network.state_dict())
     prefix = "" if network.base_model is network else f"{network.base_model_prefix}."
-    lost = dict.fromkeys(info["missing_keys"], "")
-    lost |= {name: f"{name}: file {tuple(a)}, model {tuple(b)}" for name, a, b in info["mismatched_keys"]}
+    absent = dict.fromkeys(info["missing_keys"], "")
+    absent |= {name: f"{name}: file {tuple(a)}, model {tuple(b)}" for name, a, b in info["mismatched_keys"]}
     head = {name for name in names if not name.startswith(prefix)}
-    new = {name for name in lost if f".{name}".find(".pooler.") >= 0} | (head & lost.keys() if keeps_head else head)
-    missing = [name for name in names if name in lost and name not in new]
-    unused = [*info["unexpected_keys"], *([] if keeps_head else sorted(head - lost.keys()))]
+    new = {name for name in absent if f".{name}".find(".pooler.") >= 0} | (head & absent.keys() if keeps_head else head)
+    missing = [name for name in names if name in absent and name not in new]
+    unused = [*info["unexpected_keys"], *([] if keeps_head else sorted(head - absent.keys()))]
     return WeightsReport(
         total=len(names),
         new=tuple(name for name in names if name in new),
-        missing=tuple(name for name in missing if not lost[name]),
-        mismatched=tuple(lost[name] for name in missing if lost[name]),
+        missing=tuple(name for name in missing if not absent[name]),
+        mismatched=tuple(absent[name] for name in missing if absent[name]),
         unused=tuple(sorted(unused)),
         cause=_cause(missing, info, network.config, prefix, types) if missing else "",
     )

@@ -50,9 +50,9 @@ def plan(stage: Stage, store: Store, targets: Mode = "auto") -> list[PlannedArti
 
 def other_code(stage: Stage, store: Store) -> str:
     """Return which modules differ from those that built the same stage before; empty if nothing else differs."""
-    wanted = _without_code(stage.spec)
+    spec_without_code = _without_code(stage.spec)
     for spec in store.specs(stage.spec["kind"]):
-        if spec.get("code") != stage.spec["code"] and _without_code(spec) == wanted:
+        if spec.get("code") != stage.spec["code"] and _without_code(spec) == spec_without_code:
             with suppress(OSError, ValueError, LookupError):  # not complete, or built by an earlier version
                 modules = changed_modules(json.loads((store.path(spec) / METRICS).read_text())["code"])
                 rest = f" and {len(modules) - 3} more" if len(modules) > 3 else ""

@@ -23,7 +23,11 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str) -> Sta
     Raises:
         UserError: a stage does not exist or needs itself, or models, data and methods do not fit each other.
     """
-    return _Resolver(stages, precision).resolve(name, "stage", name, ())
+    resolver = _Resolver(stages, precision)
+    stage = resolver.resolve(name, "stage", name, ())
+    for upstream in resolver.stages.values():
+        _require_positions(upstream)
+    return stage
 
 
 @dataclass
@@ -95,7 +99,6 @@ class _Resolver:
             raise UserError("teacher", None, "this method needs a teacher, but the stage has none")
         else:
             stage = _with_teacher(stage, self.resolve(config.teacher, ".teacher", config.teacher, (*heirs, name)))
-        _require_positions(config, shape)
         return stage
 
 
@@ -233,13 +236,13 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
     return replace(shape, num_labels=config.task.head.num_labels) if config.task else shape
 
 
-def _require_positions(config: StageConfig, shape: EncoderShape) -> None:
+def _require_positions(stage: Stage) -> None:
     """Raise a UserError if the stage's examples are longer than the model reads."""
-    key = "task" if config.task else "corpus"
-    if config.num_positions > shape.max_length:
-        problem = f"the model reads at most {shape.max_length} tokens"
-        remedy = f"Take {key}.max_length={shape.max_length}."
-        raise UserError(f"{key}.max_length", config.num_positions, problem, remedy)
+    config, max_length = stage.config, stage.shape.max_length
+    if config.prediction_source is None and config.num_positions > max_length:
+        key = "task.max_length" if config.task else "corpus.max_length"
+        problem = f"the model reads at most {max_length} tokens"
+        raise UserError(key, config.num_positions, problem, f"Take {key}={max_length}.")
 
 
 def _with_padding(model: ModelConfig, tokenizer: ModelSource | str) -> ModelConfig:

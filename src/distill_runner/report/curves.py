@@ -15,7 +15,8 @@ import numpy as np
 from distill_runner.common.errors import UserError, suggestion
 from distill_runner.report.collect import Result, is_scored, label
 from distill_runner.report.figures import COLORS, legend_below, save, style
-from distill_runner.report.identity import Identity, identity_of, row_names
+from distill_runner.report.identity import Identity, identity_of
+from distill_runner.report.row_names import row_names
 from distill_runner.report.rows import ResultCell, cell_of, distinct, tabulate
 
 if TYPE_CHECKING:

@@ -67,8 +67,8 @@ def result_row(result: Result) -> str:
     if result["status"] != "done":
         return f"{reasons(tabulate([result]))[0]}\n  folder     {result['folder']}"
     score, student = 100 * result["score"], result["student"]
-    shown = "undefined" if _is_undefined(result) else f"{score:.2f}"
-    lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {shown} {result['metric']}"]
+    score_text = "undefined" if _is_undefined(result) else f"{score:.2f}"
+    lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {score_text} {result['metric']}"]
     lines += _splits_lines(result)
     if result.get("teacher_score") is not None:
         lines.append(f"  teacher    {_with_difference(result['teacher_score'], score)}, {result['teacher']}")

@@ -1,23 +1,17 @@
-"""Which runs are seeds of one row, and what a row is called.
+"""Which runs are seeds of one row of a table.
 
 The identity of a run is the specification of its stages, as the store keeps them, without the seeds of the student.
-Runs of equal identity are seeds of one row, and runs of different identity never are. Rows are named by what differs.
+Runs of equal identity are seeds of one row, and runs of different identity never are.
 """
 
-import hashlib
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distill_runner.common.errors import format_value
 from distill_runner.report.collect import (
     Result,
     data_of,
-    is_scored,
-    label,
     scored_on,
-    stage_of,
     tested_on,
     upstream_keys,
 )
@@ -50,6 +44,8 @@ class Identity:
             the student and of the stages that its weights come from.
         seeds: seeds of these stages.
         stages: names of these stages, nearest first, without the student.
+        upstream: names of all stages upstream of the student, those of its teachers too.
+        terms: names of the student's loss terms.
         origins: what the weights of the student and of its first teacher come from, by ``source`` and ``teacher``.
     """
 
@@ -57,6 +53,8 @@ class Identity:
     grid: Settings = field(default_factory=dict)
     seeds: Settings = field(default_factory=dict)
     stages: tuple[str, ...] = ()
+    upstream: frozenset[str] = frozenset()
+    terms: frozenset[str] = frozenset()
     origins: Settings = field(default_factory=dict)
 
 
@@ -79,8 +77,12 @@ def identity_of(result: Result) -> Identity | None:
     if not student or not names:
         return None
     own = _own_stages(student, specs)
-    stages = tuple(names[key] for key in own[1:])
-    identity = Identity(stages=stages, origins=_origins(names, own, specs))
+    identity = Identity(
+        stages=tuple(names[key] for key in own[1:]),
+        upstream=frozenset(names.values()) - {names[student]},
+        terms=frozenset(specs[student]["method"]),
+        origins=_origins(names, own, specs),
+    )
     for key, stage in names.items():
         prefix = "" if key == student else f"{stage}."
         for part, name, value in _stage_settings(specs[key], names, result if key == student else {}):
@@ -226,33 +228,6 @@ def _hashable(value: Any) -> Any:
     return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
-def differences(first: Result, second: Result) -> list[str]:
-    """Return the settings in which two runs differ, in words; no seeds of the student.
-
-    Loss terms and stages that only one of the runs has are left out: they are what a comparison of methods compares.
-    """
-    facets: list[Facets] = []
-    parts: list[tuple[set[str], set[str]]] = []
-    for result in (first, second):
-        if (identity := identity_of(result)) is None:
-            return [f"settings that are not known, since the result of {label(result)} is of an older version"]
-        facets.append(_facets(result, replace(identity, row=identity.row | identity.grid)))
-        specs, student = result["specs"], result["key"]
-        parts.append(({*specs[student]["method"]}, {*_stage_names(student, specs).values()}))
-    (terms, stages), (other_terms, other_stages) = parts
-    one, other = _unambiguous(facets)
-    skipped = (terms ^ other_terms) | (stages ^ other_stages)
-    names = [name for name in _merged_order((one, other)) if name.partition(".")[0] not in skipped]
-    names.sort(key=lambda name: name.partition(".")[0] in stages | other_stages)  # the student's own come first
-    texts = []
-    for name in names:
-        absent = Facet(None, f"no {name}")
-        a, b = one.get(name, absent), other.get(name, absent)
-        if a != b:
-            texts.append(f"{a.words} / {b.words.removeprefix(f'{name} ')}")
-    return texts
-
-
 def shared_stages(runs: Sequence[Result]) -> list[str]:
     """Return the stages before the student that all seeds share: their scatter is smaller than that of the method."""
     identities = [identity for run in runs if (identity := identity_of(run))]
@@ -260,200 +235,3 @@ def shared_stages(runs: Sequence[Result]) -> list[str]:
         return []
     seeds = {stage: {identity.seeds.get(f"{stage}.seed") for identity in identities} for stage in identities[0].stages}
     return [stage for stage, values in seeds.items() if len(values) == 1]
-
-
-# --- Names of rows
-
-OVERALL = ("source", "num_layers", "width", "init", "teacher")
-"""Facets that are named where they differ between any two rows of a table."""
-OF_TASK: Mapping[str, str] = {
-    "config": "configuration {}",
-    "revision": "revision {}",
-    "task.content": "data {}",
-    "task.columns": "columns {}",
-    "task.label": "label {}",
-    "task.labels": "labels {}",
-    "task.train": "trained on {}",
-    "task.select_on": "selected on {}",
-    "task.hold_out": "{} held out",
-    "task.scored_on": "scored on {}",
-    "task.metric": "by {}",
-    "budget": "{}",
-    "teacher.seed": "teacher seed {}",
-}
-"""Facets that are named where they differ between rows on one task, and the words for each.
-
-All other settings are named, under their own names, where they differ between the rows of one method on one task.
-"""
-
-
-@dataclass(frozen=True)
-class Facet:
-    """A property of a run: ``value`` separates runs, ``words`` name it."""
-
-    value: Hashable
-    words: str
-
-
-Facets = dict[str, Facet]
-
-
-@dataclass(frozen=True)
-class RowKey:
-    """What all runs of a row have in common; ``settings`` are those of their identity.
-
-    For a result of an older version, whose settings are not known, it is the key of the run, so that its row is its
-    own. For an unfinished run whose settings are not known, it is None.
-    """
-
-    method: str
-    task: str
-    place: Hashable
-    settings: Hashable
-
-
-def row_names(results: Sequence[Result], places: Sequence[Hashable] | None = None) -> list[str]:
-    """Return the name of the row of each result: the method's label, and what differs between rows.
-
-    A run that failed before its settings were known joins the row that it may belong to, if there is only one.
-
-    Args:
-        places: place of each result, such as its tick on an axis, if places already separate the results. Facets that
-            follow from the place are left out of the names.
-    """
-    identities = [identity_of(result) for result in results]
-    keys = [
-        RowKey(label(result), result["task"], place, _settings_key(result, identity))
-        for result, identity, place in zip(results, identities, places or [None] * len(results), strict=True)
-    ]
-    facets = list(map(_facets, results, identities))
-    rows: dict[RowKey, Facets] = {}
-    for key, of_run, identity in zip(keys, facets, identities, strict=True):
-        if identity is not None:
-            rows.setdefault(key, of_run)
-    names, of_runs = _names(rows), []
-    for key, of_run in zip(keys, facets, strict=True):
-        if key.settings is None:
-            matches = [row for row in rows if _is_compatible(key, of_run, row, rows[row])]
-            key = matches[0] if len(matches) == 1 else key
-        unknown = key.method if key.settings is None else f"{key.method}, run {key.settings}"
-        is_taken = key not in names and any(row.task == key.task and names[row] == unknown for row in rows)
-        of_runs.append(names.get(key, f"{unknown}, settings unknown" if is_taken else unknown))
-    return of_runs
-
-
-def _settings_key(result: Result, identity: Identity | None) -> Hashable:
-    if identity is not None:
-        return frozenset(identity.row.items())
-    return result.get("key") or result.get("folder") if is_scored(result) else None
-
-
-def _is_compatible(key: RowKey, facets: Facets, other: RowKey, other_facets: Facets) -> bool:
-    """Whether a run whose settings are not known agrees with a row in all facets known of both.
-
-    A student with new weights has no source, which reads like an unknown one. So the initialization must agree too.
-    """
-    same = (key.method, key.task, key.place) == (other.method, other.task, other.place)
-    shared = facets.keys() & other_facets.keys() & {*OVERALL}
-    return same and all(facets[name].words == other_facets[name].words for name in shared)
-
-
-def _names(rows: Mapping[RowKey, Facets]) -> dict[RowKey, str]:
-    """Return the name of each row; ``rows`` holds the facets of the first run of each."""
-    names = {}
-    rows = dict(zip(rows, _unambiguous(list(rows.values())), strict=True))
-    overall = _separating(rows, OVERALL, ignore_absent=True)
-    for task in dict.fromkeys(row.task for row in rows):
-        of_task = {row: facets for row, facets in rows.items() if row.task == task}
-        shared = {*overall, *_separating(of_task, [*OVERALL, *OF_TASK], ignore_absent=True)}
-        for method in dict.fromkeys(row.method for row in of_task):
-            of_method = {row: facets for row, facets in of_task.items() if row.method == method}
-            order = _merged_order([OVERALL, *of_method.values()])
-            data_first = sorted(order, key=lambda name: name == "budget")  # which often follows from the data
-            separating = shared | {*_separating(of_method, data_first)}
-            in_order = [name for name in dict.fromkeys((*OVERALL, *OF_TASK, *order)) if name in separating]
-            for row, facets in of_method.items():
-                names[row] = ", ".join([method, *(facets[name].words for name in in_order if name in facets)])
-    return names
-
-
-def _merged_order(sequences: Iterable[Iterable[str]]) -> list[str]:
-    """Return all names, each behind the name that it follows in the first sequence that has it."""
-    order: list[str] = []
-    for names in sequences:
-        place = 0
-        for name in names:
-            if name not in order:
-                order.insert(place, name)
-            place = order.index(name) + 1
-    return order
-
-
-def _separating(rows: Mapping[RowKey, Facets], candidates: Iterable[str], ignore_absent: bool = False) -> list[str]:
-    """Return the names of facets that separate rows of one place, without those that follow from earlier ones.
-
-    Args:
-        ignore_absent: leave out rows that lack a facet; otherwise its absence is a value too.
-    """
-    names: list[str] = []
-    for name in candidates:
-        compared = [(row, facets) for row, facets in rows.items() if name in facets or not ignore_absent]
-        values = {(row.place, *(facets.get(key) for key in (*names, name))) for row, facets in compared}
-        if len(values) > len({value[:-1] for value in values}) and len({value[-1] for value in values}) > 1:
-            names.append(name)
-    return names
-
-
-def _facets(result: Result, identity: Identity | None) -> Facets:
-    """Return the facets of a result by name, in the order in which a reader wants to know them."""
-    student, data, identity = result.get("student") or {}, data_of(result), identity or Identity()
-    facets: Facets = {}
-    if source := student.get("source"):
-        stage = stage_of(source)
-        words = f"after {stage}" if stage else f"from {source}"
-        facets["source"] = Facet(identity.origins.get("source", source), words)
-    for name, words in (("num_layers", "{} layers"), ("width", "width {}"), ("init", "init {}")):
-        if student.get(name) is not None:
-            facets[name] = Facet(student[name], words.format(student[name]))
-    if teacher := result.get("teacher"):
-        facets["teacher"] = Facet(identity.origins.get("teacher", teacher), f"teacher {teacher}")
-    for name in ("config", "revision"):
-        if name in data:
-            facets[name] = Facet(data[name], OF_TASK[name].format(format_value(data[name])))
-    if budget := _budget(*map(identity.row.get, BUDGET)):
-        facets["budget"] = Facet(budget, budget)
-    for name, value in identity.row.items():
-        if name not in BUDGET:
-            text = result.get("dataset") if name == "task.content" else _as_words(name, value)
-            facets[name] = Facet(value, OF_TASK.get(name, f"{name} {{}}").format(text))
-    return facets
-
-
-def _budget(epochs: int | None, steps: int | None) -> str | None:
-    """Return what ends training, in words; None if it is not known. Without ``steps`` they have no limit."""
-    if epochs is None:
-        return None if steps is None else f"{steps} steps"
-    return f"{epochs} epochs" if steps is None else f"{epochs} epochs, at most {steps} steps"
-
-
-def _as_words(name: str, value: Any) -> str:
-    if name.rpartition(".")[2] == "content":  # a hash
-        return str(value).rpartition(":")[2][:8]
-    is_splits = name in ("task.scored_on", "task.select_on") and isinstance(value, tuple)
-    return " and ".join(value) if is_splits else format_value(value)
-
-
-def _unambiguous(facets: Sequence[Facets]) -> list[Facets]:
-    """Give facets of equal value the same words, and add a hash to words that stand for several values."""
-    words: dict[tuple[str, Hashable], str] = {}
-    for of_run in facets:
-        for name, facet in of_run.items():
-            words.setdefault((name, facet.value), facet.words)
-    counts = Counter((name, text) for (name, _), text in words.items())
-
-    def clear(name: str, value: Hashable) -> Facet:
-        text = words[name, value]
-        digest = hashlib.sha256(repr(value).encode()).hexdigest()[:6]
-        return Facet(value, f"{text} ({digest})" if counts[name, text] > 1 else text)
-
-    return [{name: clear(name, facet.value) for name, facet in of_run.items()} for of_run in facets]

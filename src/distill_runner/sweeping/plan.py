@@ -165,7 +165,7 @@ class Estimator:
     """Estimates the cost of stages. Stages with the same shape, method and data set are measured once.
 
     Args:
-        pipeline: its store receives the tokenised data, which training needs anyway.
+        pipeline: its store receives the tokenized data, which training needs anyway.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:

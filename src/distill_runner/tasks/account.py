@@ -1,7 +1,6 @@
 """The account of a task's data: what was taken from each split, in a line, and what in it would surprise the user."""
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ import numpy as np
 
 from distill_runner.common.account import AccountLine
 from distill_runner.datasets.readers.table import FileRecord, TableRecord
-from distill_runner.tasks.columns import MIN_ROWS, gives_away, predictability
+from distill_runner.tasks.columns import FEW_VALUES, MIN_ROWS, leak, percent
 
 if TYPE_CHECKING:
     from distill_runner.datasets.tokenization import Examples
@@ -19,14 +18,8 @@ MAX_SEARCHED = 20_000
 """Examples that are searched for their labels; of more, evenly spaced ones."""
 MAX_LISTED = 12
 """Classes, files or columns that a line lists."""
-FEW_VALUES = 10
-"""A column has few values if each occurs this many times on average."""
-PREDICTED, WORD_PREDICTED = 0.5, 0.95
-"""Shares of a constant prediction's errors that a column of few values, or a word, avoids if it gives labels away."""
 MANY_CUT, MANY_BLANK, MANY_SHARED = 0.1, 0.01, 0.01
 """Shares of texts cut, of texts without words, and of validation examples in the training data that would surprise."""
-MIN_NAME = 4
-"""Letters of a class name that is searched for in the texts."""
 
 
 @dataclass
@@ -149,38 +142,9 @@ def leaks(examples: "Examples", columns: Sequence[str], names: Sequence[str]) ->
     warnings = []
     for column, texts in zip(columns, examples.texts, strict=True):
         values = [texts[row] for row in rows]
-        if warning := _leak(values, sample, single):
+        if warning := leak(values, sample, single):
             warnings.append(f"{column} gives the label away: {warning}")
     return warnings
-
-
-def _leak(values: list[str], labels: list[str], class_names: list[str]) -> str | None:
-    """Return how the values of a column give the labels away; None if they do not."""
-    if gives_away(values, labels):
-        return f"its {len(set(values)):,} different texts have one label each"
-    count, predicted, constant = predictability(values, labels)
-    if FEW_VALUES * count <= len(values) and predicted - constant > PREDICTED * (1 - constant):
-        return f"its {count:,} different texts predict {_percent(predicted)} of the labels"
-    for place, position in (("first", 0), ("last", -1)):
-        words = [(text.split() or [""])[position] for text in values]
-        count, predicted, constant = predictability(words, labels)
-        if FEW_VALUES * count <= len(words) and predicted - constant > WORD_PREDICTED * (1 - constant):
-            return f"the {place} word predicts {_percent(predicted)} of the labels"
-    return _named_label(values, class_names)
-
-
-def _named_label(values: list[str], class_names: list[str]) -> str | None:
-    """Return that texts hold the name of their class, and texts of other classes do not; None otherwise."""
-    names = sorted(set(class_names))
-    if len(names) < 2 or len(names) > MAX_LISTED or any(len(name) < MIN_NAME for name in names):
-        return None
-    for name in names:
-        pattern = re.compile(rf"(?<!\w){re.escape(name.casefold())}(?!\w)")
-        is_named = np.array([pattern.search(text.casefold()) is not None for text in values])
-        is_own = np.array([label == name for label in class_names])
-        if is_named[is_own].mean() < WORD_PREDICTED or is_named[~is_own].mean() > 1 - WORD_PREDICTED:
-            return None
-    return f"its texts name their own class, such as {names[0]}"
 
 
 # --- Lines
@@ -259,10 +223,6 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count:,} rows"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.{0 if share > 0.1 else 1}f} %"
-
-
 def _blank(accounts: Mapping[str, SplitAccount]) -> Iterable[str]:
     for name, account in accounts.items():
         if account.blank > MANY_BLANK * account.rows:
@@ -286,7 +246,7 @@ def _shared(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarra
             continue
         count = int(np.isin(own, hashes["train"]).sum())
         if count > MANY_SHARED * len(own):
-            share = f"{count:,} of {len(own):,} examples of {name} ({_percent(count / len(own))})"
+            share = f"{count:,} of {len(own):,} examples of {name} ({percent(count / len(own))})"
             yield f"{share} are in the training data too"
 
 
@@ -298,11 +258,11 @@ def lengths_line(accounts: Mapping[str, SplitAccount]) -> AccountLine | None:
     train, warnings = lengths["train"], []
     for name, own in lengths.items():
         if own["cut"] > MANY_CUT * own["examples"]:
-            share = _percent(own["cut"] / own["examples"])
+            share = percent(own["cut"] / own["examples"])
             warnings.append(f"{share} of the examples of {name} have more than {own['limit']} tokens and are cut")
     cut = "none cut"
     if train["cut"]:
-        share = _percent(train["cut"] / train["examples"])
+        share = percent(train["cut"] / train["examples"])
         cut = f"{share} longer than task.max_length={train['limit']} and cut"
     median = f"over {train['limit']}" if 2 * train["cut"] > train["examples"] else str(train["median"])
     sample = f" (of the first {train['examples']:,})" if train.get("sample") else ""

@@ -249,8 +249,8 @@ class ClassificationTask(ClassesTask):
                 remedy = f"Do all splits have the same labels? {remedy}"
         else:
             remedy = "Name all labels in task.labels, or remove these rows."
-        shown = format_list(labels) if len(labels) <= MAX_CLASSES else f"[{listed_names(labels)}]"
-        return UserError("task.labels", shown, problem, remedy)
+        label_list = format_list(labels) if len(labels) <= MAX_CLASSES else f"[{listed_names(labels)}]"
+        return UserError("task.labels", label_list, problem, remedy)
 
 
 def _class_name(value: Any, class_names: list[str] | None, labels: list[str]) -> str | None:

@@ -5,6 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from distill_runner.common.errors import UserError, format_list
 from distill_runner.datasets.readers.table import DIGITS, TEXT
 from distill_runner.datasets.readers.tables import listed_names
@@ -39,6 +41,12 @@ PAIRS = (
 MIN_ROWS = 8
 """Rows from which columns are searched for the label."""
 MAX_CANDIDATES = 20
+FEW_VALUES = 10
+"""A column has few values if each occurs this many times on average."""
+PREDICTED, WORD_PREDICTED = 0.5, 0.95
+"""Shares of a constant prediction's errors that a column of few values, or a word, avoids if it gives labels away."""
+MIN_NAME, MAX_NAMED = 4, 12
+"""Letters of a class name that is searched for in the texts, and number of classes up to which that is done."""
 
 
 def infer_label(label_columns: list[str], names: Iterable[str]) -> list[str]:
@@ -90,46 +98,47 @@ def as_pair(names: Sequence[str]) -> list[str] | None:
     return None
 
 
-def infer_texts(candidates: Sequence[str], columns: Mapping[str, list[Any]], labels: Sequence[Any]) -> list[str]:
+def infer_texts(
+    candidates: Sequence[str], keys: Sequence[str], columns: Mapping[str, list[Any]], labels: Sequence[str]
+) -> list[str]:
     """Return the columns of texts among the candidates: the only one, or a known pair.
 
     A candidate that is named like a form of the label and gives it away, such as ``label_text``, is no text.
 
     Args:
+        keys: other columns of text, which are named like identifiers.
         columns: values of the candidates.
-        labels: value of the label in each row.
+        labels: label of each row.
     Raises:
         UserError: more than one choice is possible; all are named.
     """
-    leaks = {name for name in candidates if gives_away(columns[name], labels)}
+    leaks = {name: how for name in candidates if (how := leak([str(value) for value in columns[name]], labels, labels))}
     texts = [name for name in candidates if name not in leaks or not has_label_word(name)]
     pair = as_pair(texts)
-    if pair is not None and len(leaks & {*pair}) != 1:
+    if pair is not None and len([name for name in pair if name in leaks]) != 1:
         return pair
-    if len(texts) == 1:
+    if len(texts) == 1 and not (texts[0] in leaks and keys):
         return texts
-    options = texts or list(candidates)
-    problem = (
-        f"could be {listed_names(options[:-1])} or {options[-1]}" if len(options) > 1 else f"could be {options[0]}"
-    )
-    if leaks & {*options}:
-        problem += f"; {listed_names(sorted(leaks & {*options}))} gives the label away"
+    options = [*(texts or candidates), *(keys if len(texts) == 1 else [])]
+    problem = f"could be {' or '.join(filter(None, [listed_names(options[:-1]), options[-1]]))}"
+    revealing = [name for name in options if name in leaks]
+    if revealing:
+        problem += f"; {revealing[0]} gives the label away: {leaks[revealing[0]]}"
     elif len(options) == 2:
         problem += ", or both: they are not named as a pair, such as sentence1 and sentence2"
-    usable = [name for name in options if name not in leaks] or options
-    remedy = f"'task.columns={format_list(usable[:1])}'"
+    plain = [name for name in options if name not in leaks] or options
+    remedy = f"'task.columns={format_list(plain[:1])}'"
     if len(options) > 1:
         remedy += f", or two of them: 'task.columns={format_list(options[:2])}'"
     raise UserError("task.columns", None, problem, remedy)
 
 
-def gives_away(values: Sequence[Any], labels: Sequence[Any]) -> bool:
+def gives_away(values: Sequence[str], labels: Sequence[str]) -> bool:
     """Return whether a column of few values determines the label: each value, often repeated, has one label only."""
-    first: dict[Any, Any] = {}
-    for value, label in zip(values, labels, strict=True):
-        if value is not None and first.setdefault(value, label) != label:
-            return False
-    return len(values) >= MIN_ROWS and 2 * len(first) <= len(values) and len(set(map(str, first.values()))) > 1
+    first: dict[str, str] = {}
+    if any(first.setdefault(value, label) != label for value, label in zip(values, labels, strict=True)):
+        return False
+    return 2 * len(first) <= len(values) and len(set(first.values())) > 1
 
 
 def predictability(values: Iterable[Any], labels: Iterable[Any]) -> tuple[int, float, float]:
@@ -145,3 +154,44 @@ def predictability(values: Iterable[Any], labels: Iterable[Any]) -> tuple[int, f
     count = total.total()
     predicted = sum(max(counts.values()) for counts in by_value.values())
     return len(by_value), predicted / count, max(total.values()) / count
+
+
+def leak(values: list[str], labels: list[str], class_names: list[str]) -> str | None:
+    """Return how the values of a column give the labels away; None if they do not.
+
+    Args:
+        labels: label of each row.
+        class_names: name of the class of each row; empty if the labels are no classes.
+    """
+    if len(values) < MIN_ROWS:
+        return None
+    if gives_away(values, labels):
+        return f"its {len(set(values)):,} different texts have one label each"
+    count, predicted, constant = predictability(values, labels)
+    if FEW_VALUES * count <= len(values) and predicted - constant > PREDICTED * (1 - constant):
+        return f"its {count:,} different texts predict {percent(predicted)} of the labels"
+    for place, position in (("first", 0), ("last", -1)):
+        words = [(text.split() or [""])[position] for text in values]
+        count, predicted, constant = predictability(words, labels)
+        if FEW_VALUES * count <= len(words) and predicted - constant > WORD_PREDICTED * (1 - constant):
+            return f"the {place} word predicts {percent(predicted)} of the labels"
+    return _named_label(values, class_names)
+
+
+def _named_label(values: list[str], class_names: list[str]) -> str | None:
+    """Return that texts hold the name of their class, and texts of other classes do not; None otherwise."""
+    names = sorted(set(class_names))
+    if len(names) < 2 or len(names) > MAX_NAMED or any(len(name) < MIN_NAME for name in names):
+        return None
+    for name in names:
+        pattern = re.compile(rf"(?<!\w){re.escape(name.casefold())}(?!\w)")
+        is_named = np.array([pattern.search(text.casefold()) is not None for text in values])
+        is_own = np.array([label == name for label in class_names])
+        if is_named[is_own].mean() < WORD_PREDICTED or is_named[~is_own].mean() > 1 - WORD_PREDICTED:
+            return None
+    return f"its texts name their own class, such as {names[0]}"
+
+
+def percent(share: float) -> str:
+    """Return a share as text."""
+    return f"{100 * share:.{0 if share > 0.1 else 1}f} %"

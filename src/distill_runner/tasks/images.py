@@ -38,6 +38,9 @@ class ImageExamples:
     labels: np.ndarray | None
     split: str
 
+    def __len__(self) -> int:
+        return len(self.values)
+
 
 class ImagesTask(ClassificationTask):
     """Image classification task: exactly one of several classes for each image.

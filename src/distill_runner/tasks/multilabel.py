@@ -204,9 +204,9 @@ class MultiLabelTask(ClassesTask):
             )
             raise UserError("task.flags", None, problem, "task.flags=true for flags, task.flags=false for labels.")
         if not binary or len(lengths) > 1 or count not in (None, *lengths):
-            found = " and ".join(map(str, sorted(lengths)[:3])) + ("" if binary else ", not all 0 or 1")
+            lengths_text = " and ".join(map(str, sorted(lengths)[:3])) + ("" if binary else ", not all 0 or 1")
             needed = f"{count} labels" if count else "the same number in each row"
-            problem = f"split '{split}' has lists of flags of length {found}; the task needs {needed}"
+            problem = f"split '{split}' has lists of flags of length {lengths_text}; the task needs {needed}"
             raise UserError(
                 "task.flags", self.flags, problem, "Name all labels in task.labels, in the order of the flags."
             )

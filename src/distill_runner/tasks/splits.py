@@ -41,7 +41,7 @@ class Splits(Dataset):
             split of another configuration or dataset is written ``<configuration>:<split>`` or
             ``<dataset>[@<revision>]:<configuration>:<split>``. Test splits with labels are scored once, at the end,
             with the student and its teacher; they choose nothing and change no training. ``test?`` is the split
-            ``test`` if the folder of the dataset has one. ``test`` alone is short for ``{test: test}``, null scores none.
+            ``test`` if the folder of the dataset has one. ``test`` is short for ``{test: test}``; null scores none.
         select_on: data that select the best epoch. ``validation`` is the first split of ``validation``, as in all five
             papers. The name of another validation split selects by that split, and ``mean`` by the mean of all.
             ``held_out`` selects by a part of the training data; validation splits are then evaluated only once.

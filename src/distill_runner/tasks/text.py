@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError, format_list, root_cause
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
-from distill_runner.datasets.readers.table import TableRecord
+from distill_runner.datasets.readers.table import TEXT, TableRecord
 from distill_runner.datasets.readers.tables import (
     SplitTable,
     inspect_columns,
@@ -28,6 +28,7 @@ from distill_runner.tasks.columns import (
     has_label_word,
     infer_label,
     infer_texts,
+    is_key,
     text_candidates,
 )
 from distill_runner.tasks.task import Task
@@ -107,10 +108,12 @@ class TextTask(Task):
         if not texts or len(texts) > MAX_CANDIDATES:
             problem = f"cannot be inferred: the data have {listed_names(list(types))}"
             raise UserError("task.columns", None, problem, "'task.columns=[<text>]'")
-        if len(texts) > 1 or has_label_word(texts[0]):
+        keys = [name for name, kind in types.items() if kind == TEXT and is_key(name)]
+        if len(texts) > 1 or has_label_word(texts[0]) or keys:
             columns = read_columns(self, self.train, [*texts, *labels])
-            values = list(map(str, zip(*(columns[name] for name in labels), strict=True)))
-            texts = infer_texts(texts, columns, values)
+            label_columns = [columns[name] for name in labels]
+            rows = label_columns[0] if len(labels) == 1 else zip(*label_columns, strict=True)
+            texts = infer_texts(texts, keys, columns, list(map(str, rows)))
         return {"columns": texts, "label": labels[0] if isinstance(self.label, str) else labels}
 
     def spec(self) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class Meter:
         """Report the means of the steps since the last report.
 
         Raises:
-            Diverged: a value of one of these steps is not finite.
+            TrainingDiverged: a value of one of these steps is not finite.
         """
         if not self.pending:
             return

@@ -11,7 +11,7 @@ from distill_runner.training.config import Optim
 def make_optimizer(model: nn.Module, method: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     """Build the optimizer for the trainable parameters of ``model`` and ``method``.
 
-    Vectors (biases, normalisation) have no weight decay unless ``optim.decay`` is ``all``.
+    Vectors (biases, normalization) have no weight decay unless ``optim.decay`` is ``all``.
     """
     parameters = [p for module in (model, method) for p in module.parameters() if p.requires_grad]
     matrices = [p for p in parameters if p.ndim > 1 or optim.decay == "all"]

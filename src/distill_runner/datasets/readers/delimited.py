@@ -1,8 +1,9 @@
 """CSV and TSV files. Every value is text; a row has a value for each column, or the file is refused by its line."""
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from distill_runner.common.process import allow_long_csv_fields
@@ -204,39 +205,40 @@ class _DelimitedFile:
 
         A writer of CSV puts marks around values that contain a mark, a tab or a new line, and doubles the marks inside.
         A file that does so everywhere, and nowhere else, was written so.
+
+        Raises:
+            FileProblem: both are possible.
         """
-        has_marks, necessary, needless, plain, total, enclosed = False, 0, 0, 0, 0, 0
-        for line in self.text_file.lines():
-            total += line.count("\t") + 1
-            if '"' not in line:
-                continue
-            has_marks = True
-            for value in line.rstrip("\r\n").split("\t"):
-                if '"' not in value:
-                    continue
-                inner = value[1:-1]
-                if len(value) > 1 and value[0] == value[-1] == '"' and '"' not in inner.replace('""', ""):
-                    enclosed += 1
-                    necessary += '""' in inner
-                    needless += '""' not in inner
-                else:
-                    plain += 1
-        if not has_marks:
+        marks = _count_marks(self.text_file.lines())
+        if marks["names"]:
+            return csv.QUOTE_MINIMAL
+        if marks["bare"]:
             return csv.QUOTE_NONE
-        if not plain:
-            if enclosed == total or (necessary and not needless):
-                return csv.QUOTE_MINIMAL
-            if not necessary:
+        if not marks["plain"]:
+            if not marks["necessary"]:
                 return csv.QUOTE_NONE
-            problem = "has values in quotation marks with doubled marks inside, and values in needless marks"
-            remedy = (
-                f"If the marks enclose the values, rename {self.name} to .csv; if they are part of them, undouble them."
-            )
-            raise FileProblem(problem, remedy)
-        # A mark that is not closed in its line: text, unless only CSV's rules give every row its values.
-        if self._is_even(csv.QUOTE_NONE) or not self._is_even(csv.QUOTE_MINIMAL):
+            if not marks["needless"]:
+                return csv.QUOTE_MINIMAL
+        elif not self._is_even(csv.QUOTE_MINIMAL):
             return csv.QUOTE_NONE
-        return csv.QUOTE_MINIMAL
+        elif not self._is_even(csv.QUOTE_NONE):
+            return csv.QUOTE_MINIMAL
+        elif self._would_lose_rows():
+            return csv.QUOTE_NONE
+        problem = "has quotation marks that may enclose values, or be a part of them"
+        remedy = f"If they enclose them, rename {self.name} to .csv; if they are text, save the file as .jsonl."
+        raise FileProblem(problem, remedy)
+
+    def _would_lose_rows(self) -> bool:
+        """Return whether a value in quotation marks would have lines that are rows."""
+        self._quoting = csv.QUOTE_MINIMAL
+        try:
+            self.names = self._read_names()
+            for _ in self.rows():
+                pass
+            return bool(self._search_lost_rows())
+        except FileProblem:
+            return True
 
     def _is_even(self, quoting: int) -> bool:
         """Return whether all rows have the same number of values."""
@@ -287,15 +289,15 @@ class _DelimitedFile:
         Raises:
             FileProblem: all lines of a value but its last are rows, each with a label that other rows have.
         """
-        categories = self._categories()
+        if len(self.names) == 1:
+            return []  # any line looks like a row
+        pieces = {line: self._pieces(row) for line, row in self._long_rows}
+        categories = self._categories(chain.from_iterable(pieces.values()))
         suspects = []
-        for line, row in self._long_rows:
-            position = next(i for i, value in enumerate(row) if "\n" in value or "\r" in value)
-            first, *others = row[position].splitlines()[:-1] or [""]
-            parts = [[*row[:position], *self._split(first)], *map(self._split, others)]
-            matches = [self._is_row(part, categories) for part in parts]
+        for line, rows in pieces.items():
+            matches = [self._is_row(row, categories) for row in rows]
             if all(matches):
-                end = line + len(parts)
+                end = line + len(rows)
                 problem = f"the quotation mark in line {line + self._skipped} swallows the rows up to line {end}"
                 remedy = 'Inside a value, a mark is written "". If its lines only look like rows, save it as .jsonl.'
                 raise FileProblem(problem, remedy)
@@ -303,9 +305,21 @@ class _DelimitedFile:
                 suspects.append(line + self._skipped)
         if not suspects:
             return []
-        return [
-            f"{self.name}: a value from line {suspects[0]} has lines that look like rows: is a quotation mark wrong?"
-        ]
+        problem = f"{self.name}: a value from line {suspects[0]} has lines that look like rows"
+        return [f"{problem}: is a quotation mark wrong?"]
+
+    def _pieces(self, row: Sequence[str]) -> list[list[str]]:
+        """Return the lines of a row's first value of several lines, but its last line, each divided into values."""
+        position = next(i for i, value in enumerate(row) if "\n" in value or "\r" in value)
+        first, *others = row[position].split("\n" if "\n" in row[position] else "\r")[:-1]
+        return [[*row[:position], *self._split(first)], *map(self._split, others)]
+
+    def _rows_of_one_line(self) -> Iterator[list[str]]:
+        reader, previous = self._reader(), 0
+        for row in reader:
+            if reader.line_num - previous == 1 and previous:
+                yield row
+            previous = reader.line_num
 
     def _split(self, line: str) -> list[str]:
         try:
@@ -314,22 +328,46 @@ class _DelimitedFile:
             return []
 
     def _is_row(self, values: Sequence[str], categories: Mapping[int, set[str]]) -> bool:
-        return len(values) == len(self.names) and any(values[i] in known for i, known in categories.items())
+        return len(values) == len(self.names) and any(values[i] in category for i, category in categories.items())
 
-    def _categories(self) -> dict[int, set[str]]:
-        """Return the values of the columns that repeat few values, from the rows of one line."""
+    def _categories(self, pieces: Iterable[Sequence[str]]) -> dict[int, set[str]]:
+        """Return the values of the columns that repeat few values, in the rows of one line and in ``pieces``."""
         values: dict[int, set[str]] = {position: set() for position in range(min(len(self.names), MAX_CATEGORICAL))}
         count = 0
-        reader, previous = self._reader(), 0
-        for row in reader:
-            if reader.line_num - previous == 1 and len(row) == len(self.names) and previous:
+        for row in chain(self._rows_of_one_line(), pieces):
+            if len(row) == len(self.names):
                 count += 1
                 for position in list(values):
                     values[position].add(row[position])
                     if len(values[position]) > MAX_VALUES:
                         del values[position]
-            previous = reader.line_num
-        return {position: known - {""} for position, known in values.items() if 2 * len(known) <= count}
+        return {position: column - {""} for position, column in values.items() if 2 * len(column) <= count}
+
+
+def _count_marks(lines: Iterable[str]) -> Counter[str]:
+    """Return how quotation marks are used in the values of a TSV file.
+
+    Returns:
+        Number of values in marks that a writer of CSV needs (``necessary``) or does not (``needless``), of values with
+        marks elsewhere (``plain``), and of those among them that no such writer makes (``bare``); and ``names``, 1 if
+        the names of all columns are in marks.
+    """
+    marks = Counter[str]()
+    for number, line in enumerate(lines):
+        if '"' not in line:
+            continue
+        values = line.rstrip("\r\n").split("\t")
+        enclosed = [len(value) > 1 and value[0] == value[-1] == '"' for value in values]
+        marks["names"] += number == 0 and all(enclosed)
+        for value, is_enclosed in zip(values, enclosed, strict=True):
+            inner = value[1:-1]
+            if is_enclosed and '"' not in inner.replace('""', ""):
+                # A value that is empty is in marks if its row has no other.
+                marks["necessary" if '""' in inner or not inner else "needless"] += 1
+            else:
+                marks["plain"] += '"' in value
+                marks["bare"] += value[:1] != '"' and '"' in value.replace('""', "").removesuffix('"')
+    return marks
 
 
 def _values(count: int) -> str:

@@ -317,11 +317,11 @@ def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
             status = file.stat()
             digest = _file_hash(str(file), status.st_size, status.st_mtime_ns)
             path = file.name if file == folder else file.relative_to(folder).as_posix()
-            total.update(f"{split}\0{path}\0{digest}{_reading(data, file)}\n".encode())
+            total.update(f"{split}\0{path}\0{digest}{_text_settings(data, file)}\n".encode())
     return f"sha256:{total.hexdigest()}"
 
 
-def _reading(data: Dataset, file: Path) -> str:
+def _text_settings(data: Dataset, file: Path) -> str:
     """Return what the content of a file depends on besides its bytes: how its text is read."""
     kind = file_format(file)
     if kind is None or kind in BINARY_FORMATS:

@@ -49,6 +49,10 @@ class QuestionExamples:
     def __iter__(self) -> Iterator[Question]:
         return self.read()
 
+    def __len__(self) -> int:
+        """Read all questions, and return their number."""
+        return sum(1 for _ in self)
+
 
 @dataclass(frozen=True)
 class AnswerScores:
