@@ -260,9 +260,7 @@ def commands() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--missing", action="store_true", help="only rows with commands that the file lacks"
-    )
+    parser.add_argument("--missing", action="store_true", help="only rows with commands that the file lacks")
     file = PAGES / "hours.yaml"
     hours = yaml.safe_load(file.read_text()) if parser.parse_args().missing and file.exists() else {}
     with TemporaryDirectory() as cache:

@@ -1,4 +1,4 @@
-"""The walks of docs/architecture.md name the files that a run goes through, no more and no fewer."""
+"""The walk of docs/architecture.md names the files that a run goes through, no more and no fewer."""
 
 import re
 import sys
@@ -24,7 +24,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 
 @contextmanager
 def files_of_updates(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[str]]]:
-    """The files of the package that run in each update, from asking for its examples to the step of the optimiser."""
+    """The files of the package that run in each update, from asking for its examples to the step of the optimizer."""
     updates: list[set[str]] = []
     open_update: list[set[str]] = []
 

@@ -22,8 +22,8 @@ from helpers.fake_results import point, predicted, with_specs
 
 
 def enumerated(text: str) -> list[str]:
-    *first, last = text.split(" and ")
-    return [*", ".join(first).split(", "), last]
+    first, _, last = text.rpartition(" and ")
+    return [*first.split("; " if "held out" in text else ", "), last]
 
 
 def named_means(table: ResultTable) -> dict[str, list[str]]:
@@ -38,11 +38,18 @@ def value_lines(table: ResultTable) -> list[Line]:
 
 scores = st.floats(0, 1)
 languages = st.dictionaries(st.sampled_from(["en", "es", "de"]), scores, min_size=2)
-tasks = st.fixed_dictionaries({"score": scores, "splits": st.none() | languages, "test": st.none() | languages})
+tasks = st.fixed_dictionaries(
+    {"score": scores, "splits": st.none() | languages, "test": st.none() | languages, "held_out": st.booleans()}
+)
 
 
 def result(
-    task: str, seed: int, score: float, splits: Mapping[str, float] | None, test: Mapping[str, float] | None
+    task: str,
+    seed: int,
+    score: float,
+    splits: Mapping[str, float] | None,
+    test: Mapping[str, float] | None,
+    held_out: bool = False,
 ) -> Any:
     """A run of a task: with a column for each split if there are several, and with test splits."""
     parts = {
@@ -58,6 +65,9 @@ def result(
         "splits": parts,
         "published": None,
     }
+    if held_out:
+        changes["data"] = data | {"select_on": "held_out", "hold_out": 0.1}
+        changes["selection"] = {"on": "held_out examples", "score": score}
     if test:
         tested = {
             name: {"score": part, "teacher_score": None, "split": name, "content": "x"} for name, part in test.items()
@@ -73,19 +83,23 @@ def test_an_average_is_the_mean_of_what_its_header_names(runs: dict[str, dict[st
     """A task's own column beside the columns of its splits counted twice: 6.32 in place of 6.96 on two languages."""
     table = tabulate([result(task, seed, **run) for task, run in runs.items() for seed in (1, 2)[: 1 + two_seeds]])
     columns, means = table_lines(table)[0], named_means(table)
-    assert ("average" in columns) == (len(runs) > 1)
-    assert ("average test" in columns) == (sum(run["test"] is not None for run in runs.values()) > 1)
+    for held_out, suffix in ((False, ""), (True, ", held out")):
+        chosen_so = [run for run in runs.values() if run["held_out"] == held_out]
+        assert (f"average{suffix}" in columns) == (len(chosen_so) > 1)
+        assert (f"average{suffix} test" in columns) == (sum(run["test"] is not None for run in chosen_so) > 1)
     for name, parts in means.items():
         assert len({*parts}) == len(parts)
         assert name in columns
         atoms = [atom for part in parts for atom in means.get(part, [part])]
         assert len({*atoms}) == len(atoms)  # nothing counts twice, not even through another mean
     (line,) = [line for line in value_lines(table) if line.name.startswith("alp")]
+    assert not [name for name in columns if name.startswith("average") and name not in means]
     for name, parts in means.items():
         if all(part in line.values for part in parts):  # a test column of each split is only there if asked for
             assert line.values[name] == pytest.approx(fmean(line.values[part] for part in parts))
     for task, run in runs.items():
-        for kind, suffix in (("splits", ""), ("test", " test")):
+        selection = ", held out" * run["held_out"]
+        for kind, suffix in (("splits", selection), ("test", f"{selection} test")):
             if split_scores := run[kind]:
                 assert line.values[f"{task}{suffix}"] == pytest.approx(100 * fmean(split_scores.values()))
                 assert means[f"{task}{suffix}"] == [f"{task}_{name}{suffix}" for name in split_scores]

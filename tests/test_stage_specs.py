@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distill_runner.compose.run_config import RunConfig
+from distill_runner.pipeline.code_version import code_version
 from distill_runner.pipeline.stages import SCHEMA, Stage
 from distill_runner.pipeline.store import key_of
 from helpers.built_runs import student
@@ -32,6 +34,7 @@ def test_the_whole_spec_of_a_student(pkd: Stage) -> None:
     assert pkd.spec == {
         "kind": "stage",
         "schema": SCHEMA,
+        "code": code_version(),
         "stage": "student",
         "seed": 5,
         "data": pkd.data.spec,
@@ -92,3 +95,22 @@ def test_where_weights_come_from(pkd: Stage, compose: Compose) -> None:
     assert "content" not in new[0]
     assert new[0]["architecture"]["num_hidden_layers"] == 2
     assert new[2]["architecture"]["num_hidden_layers"] == 2
+
+
+def test_the_whole_spec_of_an_ensemble(compose: Compose, tiny_bert_folder: Path) -> None:
+    """Its members and their weights, which sum to 1; a key without them would mix up two ensembles."""
+    sources = f"teacher.sources=[{tiny_bert_folder},{tiny_bert_folder}]"
+    ensemble = student(compose("method=rkd", "teacher=ensemble", sources, "teacher.weights=[3,1]")).teacher
+    assert ensemble is not None
+    source = ensemble.config.prediction_source
+    assert source is not None
+    assert ensemble.spec == {
+        "kind": source.type,
+        "schema": SCHEMA,
+        "code": code_version(),
+        "data": ensemble.data.spec,
+        "members": [member.key for member in ensemble.members],
+        "weights": source.normalized_weights,
+    }
+    assert list(source.normalized_weights or ()) == [0.75, 0.25]
+    assert len(ensemble.members) == 2

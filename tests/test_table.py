@@ -37,9 +37,7 @@ def test_row_without_teacher_and_published_number() -> None:
 
 def test_row_says_when_a_published_number_is_a_reference_only() -> None:
     published = {"value": 60.0, "source": "ALP-KD Table 1", "comparable": False}
-    assert "60.00 (+6.43), ALP-KD Table 1; its teacher differs, or the paper" in result_row(
-        result(published=published)
-    )
+    assert "60.00 (+6.43), ALP-KD Table 1; its teacher differs, or the paper" in result_row(result(published=published))
 
 
 def test_row_of_a_failed_and_of_an_interrupted_run() -> None:

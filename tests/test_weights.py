@@ -19,7 +19,13 @@ from distill_runner.models.sources import resolve_source
 from distill_runner.models.weights import WeightsReport, read_report, shorten
 
 HEAD = Head("AutoModelForSequenceClassification", ("no", "yes"), 2, "single_label_classification", "rte")
-SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": 20,
+}
 
 
 @pytest.fixture(scope="module")

@@ -233,11 +233,13 @@ class _Run:
 
     def _score_lines(self, artifact: Path) -> Iterator[AccountLine]:
         """Yield the line on validation splits whose predictions would surprise, or whose metrics are not defined."""
-        warnings, undefined = [], {}
-        for name, split_name in self.stage.config.task.validation.items() if self.stage.config.task else ():
+        warnings: list[str] = []
+        undefined: dict[str, dict[str, str]] = {}
+        task = self.stage.config.task
+        for name, split_name in task.validation.items() if task else ():
             outputs = np.load(artifact / PREDICTIONS.format(name))
             split = self.pipeline.inputs.split(self.stage, split_name)
-            task = self.stage.config.task
+            assert task is not None
             warnings += [f"{name}: {warning}" for warning in task.prediction_warnings(outputs, split)]
             scores = task.score(outputs, split)
             reasons = {metric: score.reason for metric, score in scores.items() if isinstance(score, Undefined)}

@@ -304,7 +304,7 @@ WORDS: dict[str, tuple[Break, tuple[str, ...], int, str]] = {
         2,
         "neither a folder here nor a model on the hub",
     ),
-    "no such data": (lambda hub: None, ("task.dataset=acme/none",), 2, "nor a data set on the hub"),
+    "no such data": (lambda hub: None, ("task.dataset=acme/none",), 2, "nor a dataset on the hub"),
     "no weights": (
         lambda hub: (hub.folder / "models/acme/tiny/main/model.safetensors").unlink(),
         (),

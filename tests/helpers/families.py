@@ -52,7 +52,7 @@ def config_of(family: str, **options: Any) -> Any:
 def make(
     family: str, masked_lm: bool = False, dtype: torch.dtype = torch.float32, seed: int = 1, **options: Any
 ) -> PreTrainedModel:
-    """A tiny model in eval mode, with a head for classification or for masked language modelling."""
+    """A tiny model in eval mode, with a head for classification or for masked language modeling."""
     torch.manual_seed(seed)
     auto: Any = AutoModelForMaskedLM if masked_lm else AutoModelForSequenceClassification
     model: PreTrainedModel = auto.from_config(config_of(family, **options)).to(dtype).eval()

@@ -88,7 +88,7 @@ def hub_error(error: Exception, repo_type: RepoType, name: str, revision: str | 
         if isinstance(cause, RevisionNotFoundError):
             return HubError(f"has no revision '{revision}'", "Its branches, tags and commits are on the hub's page.")
         if isinstance(cause, RepositoryNotFoundError | HFValidationError):
-            repository = "data set" if repo_type == "dataset" else repo_type
+            repository = repo_type
             return HubError(f"neither a folder here nor a {repository} on the hub")
         if isinstance(cause, OSError) and cause.errno in DISK_FULL:
             raise cause

@@ -68,7 +68,8 @@ class WeightsReport:
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "WeightsReport":
         """Return the report that ``to_json`` wrote."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
+        values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+        return cls(**values)
 
     def require(self, source: str) -> None:
         """Raise a UserError, relative to the stage's model, if tensors are missing."""

@@ -213,7 +213,7 @@ class Pipeline:
             "shape": asdict(stage.shape) | {"vocab_size": config.get("vocab_size", stage.shape.vocab_size)},
             "conditions": training_conditions(self.runtime),
             "code": module_hashes(),
-            "weights": report.to_json() if (report := weights_report(stage)) else None,
+            "weights": weights.to_json() if (weights := weights_report(stage)) else None,
         }
         write_json(folder / METRICS, metrics)
         remove(folder / CHECKPOINT)

@@ -55,7 +55,7 @@ class PredictionSource(Schema):
 
 
 class StageConfig(Schema):
-    """Configuration of a stage: a model fitted on one data set with one method, with or without a teacher.
+    """Configuration of a stage: a model fitted on one dataset with one method, with or without a teacher.
 
     Args:
         task: task that the stage trains on and is evaluated by. A stage has either a task or a corpus.

@@ -156,7 +156,7 @@ def saved_model(stage: Stage, folder: Path) -> Any:
 
 
 def hub_commits(stage: Stage) -> dict[str, str]:
-    """Return the commit of each hub model and data set that the stage or its upstream stages read, by name."""
+    """Return the commit of each hub model and dataset that the stage or its upstream stages read, by name."""
     config, commits = stage.config, dict[str, str]()
     for upstream in stage.upstream:
         commits |= hub_commits(upstream)

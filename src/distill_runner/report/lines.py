@@ -90,7 +90,8 @@ def notes(table: ResultTable) -> list[str]:
 
 
 def _enumeration(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    separator = "; " if any("," in name for name in names) else ", "
+    return f"{separator.join(names[:-1])} and {names[-1]}"
 
 
 def best_points(table: ResultTable) -> list[tuple[str, str, str]]:

@@ -38,7 +38,7 @@ def rungs(num_epochs: int, factor: int) -> list[int]:
 def survivors(scores: Mapping[str, Seeds], rung: int, factor: int) -> list[str]:
     """Return the names of the best ``1 / factor`` of the settings, rounded up, by mean of the seeds' best scores.
 
-    Settings that tie with the last of them are kept as well, as where no setting has learnt anything yet. Settings
+    Settings that tie with the last of them are kept as well, as where no setting has learned anything yet. Settings
     without a score are left out.
 
     Args:

@@ -148,7 +148,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class _Speed:
-    """Measured speed of a model of one shape, trained by one method on one data set.
+    """Measured speed of a model of one shape, trained by one method on one dataset.
 
     Attributes:
         update: seconds of one update.
@@ -162,7 +162,7 @@ class _Speed:
 
 
 class Estimator:
-    """Estimates the cost of stages. Stages with the same shape, method and data set are measured once.
+    """Estimates the cost of stages. Stages with the same shape, method and dataset are measured once.
 
     Args:
         pipeline: its store receives the tokenized data, which training needs anyway.

@@ -112,7 +112,8 @@ def infer_texts(
     Raises:
         UserError: more than one choice is possible; all are named.
     """
-    leaks = {name: how for name in candidates if (how := leak([str(value) for value in columns[name]], labels, labels))}
+    classes = [*labels]
+    leaks = {name: how for name in candidates if (how := leak([*map(str, columns[name])], classes, classes))}
     texts = [name for name in candidates if name not in leaks or not has_label_word(name)]
     pair = as_pair(texts)
     if pair is not None and len([name for name in pair if name in leaks]) != 1:

@@ -180,7 +180,7 @@ class TextTask(Task):
         account.rows = len(examples)
         account.blank = sum(not any(text.strip() for text in row) for row in zip(*examples.texts, strict=True))
         if split == self.train:
-            account.warnings += leaks(examples, self.columns, self.head.names if self.has_classes else ())
+            account.warnings += leaks(examples, self.columns, (self.head.names or ()) if self.has_classes else ())
         return account
 
     def hashes(self, examples: Examples, folder: Path | None) -> np.ndarray | None:

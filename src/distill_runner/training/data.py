@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -195,9 +195,8 @@ class TaskData:
         """
         if self.selection is None:
             return self._evaluate_validation(model)
-        part = cast(Split, self.selection)  # it has every attribute of a Split that evaluation reads
-        outputs = predict(model, part, self.device)
-        scores = self.task.score(outputs, part)
+        outputs = predict(model, self.selection, self.device)
+        scores = self.task.score(outputs, self.selection)
         return {f"{HELD_OUT}/{metric}": value for metric, value in scores.items()}, {}
 
     def final_evaluation(self, load_model: Callable[[], PreTrainedModel]) -> Evaluation:

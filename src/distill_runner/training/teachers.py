@@ -83,7 +83,7 @@ class MeanTargets:
 
     Args:
         teachers: live targets of the teachers, each on the split as tokenized for that teacher.
-        mean: function that averages the teachers' outputs, see ``Outputs.mean``.
+        mean: function that averages the teachers' outputs, see ``Outputs.ensemble_mean``.
     """
 
     def __init__(self, teachers: Sequence[LiveTargets], mean: Callable[[Sequence[Tensor]], Tensor]) -> None:

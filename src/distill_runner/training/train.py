@@ -1,4 +1,4 @@
-"""``fit``, the only training loop. It knows models, batches and named losses, but no method."""
+"""``fit``, the only training loop. It knows models, batches and named losses, but no particular method."""
 
 from __future__ import annotations
 

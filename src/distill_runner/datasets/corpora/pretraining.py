@@ -1,4 +1,4 @@
-"""Preparation of text for masked language modelling: training a WordPiece vocabulary and masking tokens."""
+"""Preparation of text for masked language modeling: training a WordPiece vocabulary and masking tokens."""
 
 import json
 from collections.abc import Iterable

@@ -164,8 +164,8 @@ def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
     if name != ALL_FILES:
         _require_one_set(matches, name, data, split)
     for file in matches:
-        if problem := _oddity(file):
-            raise UserError(data.split_key(split), split, f"{file.name} {problem}", "Remove it, or write it again.")
+        if oddity := _oddity(file):
+            raise UserError(data.split_key(split), split, f"{file.name} {oddity}", "Remove it, or write it again.")
     return matches
 
 

@@ -1,0 +1,452 @@
+"""Files of data, as people and programs write them: read back as they were, or refused by the name of the file."""
+
+import codecs
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.corpora import CorpusPart
+from distill_runner.datasets.readers.dataset import BY_CLASS, SplitSlice
+from distill_runner.datasets.readers.files import file_format
+from distill_runner.datasets.readers.table import TableRecord, recorded_tables
+from distill_runner.datasets.readers.tables import data_fingerprint, read_columns, read_rows
+
+Frame = dict[str, list[str]]
+
+
+class Lines(CorpusPart):
+    """A dataset whose ``.txt`` files have a text in each line, as those of a task."""
+
+    lines_are_texts = True
+
+
+def part(folder: Path, **fields: Any) -> CorpusPart:
+    return CorpusPart(dataset=str(folder), columns=["text"], **fields)
+
+
+def columns(folder: Path, *names: str, **fields: Any) -> Frame:
+    return read_columns(part(folder, **fields), "train", names or ("text",))
+
+
+def record(folder: Path, name: str, content: bytes | str, **fields: Any) -> TableRecord:
+    """What the reader says of one file."""
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with recorded_tables() as tables:
+        columns(folder, **fields)
+    return tables[-1]
+
+
+def refusal(action: Callable[[], Any]) -> str:
+    """The message of the error, in one or two lines of a width that a terminal has."""
+    with pytest.raises(UserError) as caught:
+        action()
+    message = str(caught.value)
+    assert len(message.splitlines()) <= 2
+    assert all(len(line) < 400 for line in message.splitlines())
+    return message
+
+
+# --- Any frame, by any writer
+
+AWKWARD = [
+    "",
+    " ",
+    "007",
+    "3.10",
+    "1e3",
+    "2020-01-01",
+    "NA",
+    "null",
+    "True",
+    'he said "yes"',
+    '"quoted"',
+    "a, b",
+    "a; b",
+    "a\tb",
+    "two\nlines",
+    "two\r\nlines",
+    "ends\n",
+    "\ufeffmark",
+    "naïve 日本 🙂",
+    "=1+1",
+    "x|y",
+    "\u2028\x0b\x85",
+    "\\",
+    "\\n",
+    '\\"',
+    "'",
+]
+texts = st.one_of(st.sampled_from(AWKWARD), st.text(max_size=12), st.text('",;\t\n\r ab', max_size=12))
+frames = st.lists(
+    st.tuples(texts, st.sampled_from(["neg", "pos", "0", "1", "007", "-", "3.0"])), min_size=1, max_size=8
+)
+
+
+def by_csv(separator: str, quoting: Any, end: str, encoding: str) -> Callable[[Frame], bytes]:
+    def write(frame: Frame) -> bytes:
+        stream = io.StringIO(newline="")
+        writer = csv.writer(stream, delimiter=separator, quoting=quoting, lineterminator=end)
+        writer.writerow(frame)
+        writer.writerows(zip(*frame.values(), strict=True))
+        return stream.getvalue().encode(encoding)
+
+    return write
+
+
+def by_pandas(frame: Frame, **options: Any) -> bytes:
+    import pandas
+
+    return pandas.DataFrame(frame).to_csv(index=False, **options).encode()
+
+
+def by_join(frame: Frame) -> bytes:
+    rows = [list(frame), *map(list, zip(*frame.values(), strict=True))]
+    return "".join("\t".join(row) + "\n" for row in rows).encode()
+
+
+def by_json(frame: Frame, ascii_only: bool, as_lines: bool) -> bytes:
+    rows = [dict(zip(frame, row, strict=True)) for row in zip(*frame.values(), strict=True)]
+    texts = [json.dumps(row, ensure_ascii=ascii_only) for row in rows]
+    return ("".join(text + "\n" for text in texts) if as_lines else f"[{', '.join(texts)}]").encode()
+
+
+def by_columns(frame: Frame) -> bytes:
+    import pandas
+
+    return pandas.DataFrame(frame).to_json().encode()
+
+
+def by_parquet(frame: Frame) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table(frame), sink)
+    return sink.getvalue().to_pybytes()
+
+
+WRITERS: dict[str, tuple[str, Callable[[Frame], bytes]]] = {
+    "csv": ("train.csv", by_csv(",", csv.QUOTE_MINIMAL, "\n", "utf-8")),
+    "csv of Windows": ("train.CSV", by_csv(",", csv.QUOTE_MINIMAL, "\r\n", "utf-8-sig")),
+    "csv of German Excel": ("train.csv", by_csv(";", csv.QUOTE_MINIMAL, "\r\n", "utf-8-sig")),
+    "all quoted": ("train.csv", by_csv(",", csv.QUOTE_ALL, "\n", "utf-8")),
+    "Excel's Unicode text": ("train.csv", by_csv("\t", csv.QUOTE_MINIMAL, "\r\n", "utf-16")),
+    "bars": ("train.csv", by_csv("|", csv.QUOTE_MINIMAL, "\n", "utf-8")),
+    "pandas": ("train.csv", by_pandas),
+    "gzip": ("train.csv.gz", lambda frame: gzip.compress(by_pandas(frame))),
+    "tsv by csv": ("train.tsv", by_csv("\t", csv.QUOTE_MINIMAL, "\n", "utf-8")),
+    "tsv, all quoted": ("train.tsv", by_csv("\t", csv.QUOTE_ALL, "\n", "utf-8")),
+    "tsv by pandas": ("train.tsv", lambda frame: by_pandas(frame, sep="\t")),
+    "tsv by join": ("train.tsv", by_join),
+    "JSON lines": ("train.jsonl", lambda frame: by_json(frame, True, True)),
+    "JSON lines in UTF-8": ("train.ndjson", lambda frame: by_json(frame, False, True)),
+    "JSON list": ("train.json", lambda frame: by_json(frame, False, False)),
+    "JSON columns": ("train.json", by_columns),
+    "zstd": ("train.jsonl.zst", lambda frame: pyarrow.compress(by_json(frame, True, True), "zstd", asbytes=True)),
+    "parquet": ("train.parquet", by_parquet),
+}
+
+
+def can_write(writer: str, frame: Frame) -> bool:
+    """Whether the bytes of this writer say what the frame was.
+
+    A join of tabs cannot write tabs and line ends, nor values that look like those of a CSV writer. Python's ``csv``
+    before 3.11.9 leaves carriage returns without quotes, so that one at the end of a row reads as a part of its end.
+    """
+    values = [value for column in frame.values() for value in column]
+    if writer == "tsv by join":
+        like_csv = [value for value in values if len(value) > 1 and value[0] == value[-1] == '"']
+        has_csv = any(value == '""' or '""' in value[1:-1] for value in like_csv)
+        return not has_csv and not any(set("\t\n\r") & set(value) for value in values)
+    is_csv = not writer.startswith(("JSON", "zstd", "parquet"))
+    return not (is_csv and any(value.endswith("\r") for value in values))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(rows=frames, with_label=st.booleans())
+def test_any_frame_is_read_back_or_refused(
+    tmp_path: Path, writer: str, rows: list[tuple[str, str]], with_label: bool
+) -> None:
+    """Whoever saves texts must get the same texts into training: a lost row or a changed value shows in no score."""
+    frame = {"text": [text for text, _ in rows]} | ({"label": [label for _, label in rows]} if with_label else {})
+    if not can_write(writer, frame):
+        return
+    name, write = WRITERS[writer]
+    (tmp_path / name).write_bytes(write(frame))
+    try:
+        assert columns(tmp_path, *frame) == frame
+    except UserError as error:
+        message = str(error)
+        assert name in message
+        assert len(message.splitlines()) <= 2
+    finally:
+        (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_awkward_texts_are_read_back(tmp_path: Path, writer: str) -> None:
+    """Not refused: every writer but the join can write these."""
+    name, write = WRITERS[writer]
+    values = [text for text in AWKWARD if can_write(writer, {"text": [text]}) and "\r" not in text]
+    frame = {"text": values, "label": ["pos", "neg"] * (len(values) // 2) + ["pos"] * (len(values) % 2)}
+    (tmp_path / name).write_bytes(write(frame))
+    assert columns(tmp_path, *frame) == frame
+
+
+# --- Rows lost or merged
+
+LINES = [f"the film {number},{'pos' if number % 2 else 'neg'}\n" for number in range(30)]
+
+
+@settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.integers(0, 29), st.integers(0, 29), st.booleans(), st.booleans())
+def test_a_wrong_quotation_mark_never_loses_rows(
+    tmp_path: Path, first: int, second: int, at_end: bool, doubled: bool
+) -> None:
+    """pandas makes one text of all rows between two marks, and a user trains on 26 rows of 32."""
+    lines = list(LINES)
+    lines[first] = '"' + lines[first]
+    if second != first:
+        lines[second] = lines[second].replace(",", '",') if at_end else '"' * (1 + doubled) + lines[second]
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(lines))
+    message = refusal(lambda: columns(tmp_path))
+    assert "train.csv" in message
+    assert "quotation mark" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("text,label\nwell, good,1\n", "line 2 has 3 values, but the first line names 2"),
+        ("text,label\na,1\nb\n", "line 3 has 1 value, but the first line names 2"),
+        ("text,text\na,b\n", "names the column 'text' twice"),
+        ("text,label\n1,one\n2,two\rowt\n", "line 3 has a carriage return outside quotation marks"),
+        ('text,label\n"he said \\"yes\\" twice",1\n', "line 2 goes on after the closing quotation mark"),
+        ("text;label,x\na;b,c\nd;e,f\n", "may be separated by commas or semicolons"),
+    ],
+)
+def test_a_csv_file_that_a_reader_would_bend_is_refused_by_its_line(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "train.csv").write_text(content)
+    assert words in refusal(lambda: columns(tmp_path))
+
+
+def test_blank_lines_of_one_column_are_rows(tmp_path: Path) -> None:
+    """The numbers of predictions belong to the lines of the file."""
+    found = record(tmp_path, "train.csv", "text\nfirst\n\nthird\n   \nfifth\n")
+    assert columns(tmp_path) == {"text": ["first", "", "third", "   ", "fifth"]}
+    assert (found.rows, found.files[0].lines) == (5, 6)
+
+
+def test_what_the_reader_decides_is_recorded(tmp_path: Path) -> None:
+    remarks = record(tmp_path, "train.csv", 'text;label\n"a\nb";1\n\nc;2\n').files[0].remarks
+    assert remarks == ["separated by semicolons", "1 row of several lines", "1 blank line left out"]
+    assert record(tmp_path, "train.csv", "text\nx\n".encode("utf-16")).files[0].remarks == ["utf-16"]
+
+
+def test_texts_with_lines_that_look_like_rows_are_warned_of(tmp_path: Path) -> None:
+    """Not every such text is a mistake, so a user is told instead of stopped."""
+    content = "text,label\n" + "".join(LINES) + '"a list:\ngood film,pos\nbad film",neg\n'
+    (warning,) = record(tmp_path, "train.csv", content).files[0].warnings
+    assert "a value from line 32 has lines that look like rows" in warning
+
+
+# --- Encodings and forms
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        ("text\ncafé\n".encode("cp1252"), "parts.encoding=cp1252 (Excel, Windows) if 'café' is right"),
+        ("text\ncafe and more words\n".encode("utf-16-le"), "parts.encoding=utf-16-le"),
+        ("text\ncafe and more words\n".encode("utf-16-be"), "parts.encoding=utf-16-be"),
+        (gzip.compress(b"text\na\n"), "Rename train.csv"),
+        (b"PK\x03\x04 and so on", "Rename train.csv"),
+    ],
+)
+def test_bytes_of_another_form_are_named(tmp_path: Path, content: bytes, remedy: str) -> None:
+    """ "Damaged, download again" sends people with a file of Excel to the wrong place."""
+    (tmp_path / "train.csv").write_bytes(content)
+    message = refusal(lambda: columns(tmp_path))
+    assert remedy in message
+    assert "download" not in message
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "gb18030", "utf-8-sig"])
+def test_a_named_encoding_is_read(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "train.csv").write_bytes("text\ncafé ÿ\n".encode(encoding))
+    assert columns(tmp_path, encoding=encoding) == {"text": ["café ÿ"]}
+
+
+def test_an_encoding_that_would_misread_is_refused(tmp_path: Path) -> None:
+    """One of two files is UTF-8: read as cp1252, its letters would become others without a word."""
+    (tmp_path / "train.csv").write_text("text\ncafé\n")
+    assert "is UTF-8, which parts.encoding=cp1252 would misread" in refusal(
+        lambda: columns(tmp_path, encoding="cp1252")
+    )
+    (tmp_path / "train.csv").write_text("text\ncafé\n", encoding="utf-16")
+    assert "byte order mark of UTF-16" in refusal(lambda: columns(tmp_path, encoding="latin-1"))
+    assert "no such encoding" in refusal(lambda: columns(tmp_path, encoding="base64"))
+
+
+def test_fractions_of_json_are_printed_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": 3.10}\n{"text": 123456789012345678901234567890}\n')
+    assert list(map(str, columns(tmp_path)["text"])) == ["3.10", "123456789012345678901234567890"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"text": "a"}\n{"text": "b"\n', "line 2 is no JSON at character 13"),
+        ('{"text": "a", "text": "b"}\n', "has the key 'text' twice"),
+        ('{"text": "a"}\n["b"]\n', "line 2 is not an object but a list"),
+        ('{"train": [{"text": "a"}], "test": [{"text": "b"}]}', "holds several lists of rows: train, test"),
+        ('{"text": ["a", "b"], "label": [1]}', "holds columns of different lengths"),
+        ("[[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_json_that_is_no_table_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "train.json").write_text(content)
+    assert words in refusal(lambda: columns(tmp_path))
+
+
+def test_lines_or_paragraphs_are_rows_of_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("first\n\nsecond\nline\n")
+    assert columns(tmp_path)["text"] == ["first", "second\nline"]
+    data = Lines(dataset=str(tmp_path), columns=["text"])
+    assert read_columns(data, "train", ["text"])["text"] == ["first", "", "second", "line"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("train.csv", "csv"),
+        ("TRAIN.TSV", "tsv"),
+        ("a.jsonl.gz", "jsonl"),
+        ("a.json.zst", "json"),
+        ("a.parquet.gz", None),
+        (".train.csv", None),
+        ("train.csv~", None),
+        ("train", None),
+    ],
+)
+def test_the_name_of_a_file_says_its_format(name: str, expected: str | None) -> None:
+    assert file_format(Path(name)) == expected
+
+
+# --- Which files are a split
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("train.csv", "train-old.csv"), "could be train-old.csv, train.csv"),
+        (("train.csv", "data/train.csv"), "is in "),
+        (("train.csv", "train.csv.gz"), "several file formats"),
+        (("train-00000-of-00003.csv", "train-00002-of-00003.csv"), "has 2 of the 3 parts"),
+        (("train-00000-of-00001.csv", "train-00000-of-00002.csv"), "could be "),
+    ],
+)
+def test_files_of_which_two_could_be_the_split_are_refused(tmp_path: Path, names: tuple[str, ...], words: str) -> None:
+    """A backup beside the data would double the training set."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text\na\n")
+    assert words in refusal(lambda: columns(tmp_path))
+
+
+def test_two_synonyms_are_refused(tmp_path: Path) -> None:
+    for name in ("val.csv", "dev.csv"):
+        (tmp_path / name).write_text("text\na\n")
+    assert "could be val.csv or dev.csv" in refusal(
+        lambda: read_columns(part(tmp_path, validation="validation"), "validation", ["text"])
+    )
+
+
+@pytest.mark.parametrize("name", ["data[1]", "a*b", "what?", "{x}", "**"])
+def test_a_path_is_no_pattern(tmp_path: Path, name: str) -> None:
+    """``data[1]`` would be the files of ``data1``."""
+    for folder, text in ((name, "own"), ("data1", "other"), ("aXb", "other")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.csv").write_text(f"text\n{text}\n")
+        pyarrow.parquet.write_table(pyarrow.table({"text": [text]}), tmp_path / folder / "validation.parquet")
+    data = part(tmp_path / name, validation="validation")
+    for split in ("train", "validation"):
+        assert read_columns(data, split, ["text"]) == {"text": ["own"]}
+
+
+def test_a_link_to_nothing_and_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").symlink_to("nowhere")
+    assert "train.csv is a link to nothing" in refusal(lambda: columns(tmp_path))
+    (tmp_path / "train.csv").unlink()
+    (tmp_path / "train.csv").symlink_to("train.csv")
+    assert "train.csv is a link to nothing" in refusal(lambda: columns(tmp_path))
+    (tmp_path / "train.csv").unlink()
+    (tmp_path / "train.csv").mkdir()
+    assert "train.csv is a folder, not a file" in refusal(lambda: columns(tmp_path))
+
+
+def test_parts_of_a_split_have_the_same_columns(tmp_path: Path) -> None:
+    (tmp_path / "train-1.csv").write_text("text,label\na,1\n")
+    (tmp_path / "train-2.csv").write_text("label,text\n2,b\n")
+    assert columns(tmp_path, "text", "label") == {"text": ["a", "b"], "label": ["1", "2"]}
+    (tmp_path / "train-2.csv").write_text("text,class\nb,2\n")
+    message = refusal(lambda: columns(tmp_path))
+    assert "train-2.csv has no column 'label', also 'class', unlike train-1.csv" in message
+    (tmp_path / "train-2.csv").write_text("text,label\nb\n")
+    assert "train-2.csv line 2 has 1 value" in refusal(lambda: columns(tmp_path))
+    for number, values in enumerate((["a"], [1])):
+        pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / f"validation-{number}.parquet")
+    data = part(tmp_path, validation="validation")
+    message = refusal(lambda: read_columns(data, "validation", ["text"]))
+    assert "the column 'text' is text in validation-0.parquet, but number in validation-1.parquet" in message
+
+
+# --- What else
+
+
+def test_many_columns_are_read_at_once(tmp_path: Path) -> None:
+    names = [f"f{number}" for number in range(10_000)]
+    (tmp_path / "train.csv").write_text(
+        ",".join(["text", *names]) + "\n" + (",".join(["a", *"1" * 10_000]) + "\n") * 20
+    )
+    assert columns(tmp_path) == {"text": ["a"] * 20}
+    with pytest.raises(UserError) as caught:
+        next(read_rows(CorpusPart(dataset=str(tmp_path), columns=["other"]), "train"))
+    assert "f10 and 9,989 more" in str(caught.value)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=2, max_size=60), st.floats(0.1, 0.9))
+def test_a_slice_by_class_has_each_class_in_its_first_part(labels: list[str], share: float) -> None:
+    """A rare class in the validation part alone could be neither learned nor scored."""
+    cut = f"{100 * share:.2f}%"
+    first, second = (SplitSlice(*ends, BY_CLASS).rows(len(labels), labels) for ends in (("", cut), (cut, "")))
+    assert sorted([*first, *second]) == list(range(len(labels)))
+    if len(first) >= len(set(labels)):
+        assert {labels[row] for row in first} == set(labels)
+    for label in set(labels):
+        rows = [row for row in first if labels[row] == label]
+        assert abs(len(rows) - share * labels.count(label)) < 2 + len(set(labels))
+
+
+def test_what_is_read_from_a_file_is_in_its_fingerprint(tmp_path: Path) -> None:
+    """A stored student must not be taken for that of other texts: another encoding is another text."""
+    (tmp_path / "train.csv").write_text("text\na\n")
+    plain = data_fingerprint(part(tmp_path))
+    assert data_fingerprint(part(tmp_path, encoding="cp1252")) != plain
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "train.parquet")
+    (tmp_path / "train.csv").unlink()
+    assert data_fingerprint(part(tmp_path)) == data_fingerprint(part(tmp_path, encoding="cp1252"))
+
+
+def test_marks_of_all_encodings_are_known() -> None:
+    for mark in (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
+        assert mark
