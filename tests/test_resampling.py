@@ -55,6 +55,12 @@ def test_one_cluster_says_nothing() -> None:
     assert (test.p, test.units, test.differing, test.low) == (1, 1, 1, None)
 
 
+def test_clusters_with_equal_differences_have_no_interval() -> None:
+    """Each bootstrap sample of these twelve texts has a difference of 1; the exact interval is for examples only."""
+    test = clustered_scores([np.ones(24)], [np.zeros(24)], np.arange(24) // 2).test()
+    assert (test.differing, test.p, test.low) == (12, 2**-11, None)
+
+
 def test_few_clusters_are_enumerated() -> None:
     """Three clusters, sums 1, 2 and 4: only two of the eight signs reach 7, and no interval is possible."""
     test = clustered_scores([np.array([1.0, 2, 4])], [np.zeros(3)], np.arange(3)).test()

@@ -198,3 +198,9 @@ def test_so_many_seeds_would_decide() -> None:
 def test_no_number_of_seeds_makes_up_for_few_examples() -> None:
     assert MethodTest(0.005, 5, 1e-6, 0.01**2).seeds_needed(0.005) is None
     assert MethodTest(0.0, 5, 1e-6, 1e-8).seeds_needed() is None  # without a margin, equal methods are never decided
+
+
+def test_more_seeds_are_needed_than_there_are() -> None:
+    """A difference that is only undecided because of the other comparisons is not decided by fewer seeds."""
+    assert MethodTest(0.012, 5, 1e-6, 1e-6).seeds_needed(alpha=0.05) == 6
+    assert MethodTest(0.012, 5, 4e-6, 1e-6).seeds_needed(alpha=0.05 / 20) == 7

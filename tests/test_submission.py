@@ -200,7 +200,7 @@ def test_scores_of_a_file(student: Student, tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("file", "said"), [("nothing.csv", "there is no such file"), ("a.yaml", "has a suffix that cannot be read")]
+    ("file", "said"), [("nothing.csv", "there is no such file"), ("a.yaml", "is of a format that is not read")]
 )
 def test_files_that_cannot_be_predicted(student: Student, tmp_path: Path, file: str, said: str) -> None:
     (tmp_path / "a.yaml").write_text("")

@@ -331,17 +331,21 @@ class _DelimitedFile:
         return len(values) == len(self.names) and any(values[i] in category for i, category in categories.items())
 
     def _categories(self, pieces: Iterable[Sequence[str]]) -> dict[int, set[str]]:
-        """Return the values of the columns that repeat few values, in the rows of one line and in ``pieces``."""
-        values: dict[int, set[str]] = {position: set() for position in range(min(len(self.names), MAX_CATEGORICAL))}
+        """Return the repeated values of columns of few values, in the rows of one line and in ``pieces``."""
+        values = {position: Counter[str]() for position in range(min(len(self.names), MAX_CATEGORICAL))}
         count = 0
         for row in chain(self._rows_of_one_line(), pieces):
             if len(row) == len(self.names):
                 count += 1
                 for position in list(values):
-                    values[position].add(row[position])
+                    values[position][row[position]] += 1
                     if len(values[position]) > MAX_VALUES:
                         del values[position]
-        return {position: column - {""} for position, column in values.items() if 2 * len(column) <= count}
+        few = {position: counts for position, counts in values.items() if 2 * len(counts) <= count}
+        return {
+            position: {value for value, number in counts.items() if value and number > 1}
+            for position, counts in few.items()
+        }
 
 
 def _count_marks(lines: Iterable[str]) -> Counter[str]:

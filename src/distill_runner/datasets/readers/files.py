@@ -306,6 +306,8 @@ def missing_split(data: Dataset, split: str, available: list[str], place: str) -
     key = data.split_key(split)
     # Hydra merges `key={...}` into the existing mapping, so that only `~` removes an entry.
     remedy = f"Leave it out with '~{key}'" if data.is_optional(split) else f"Set {key}"
+    if key.startswith("task.test."):
+        remedy += ", or all test splits with task.test=null"
     return UserError(key, split, f"no such split in {place}", f"It has: {', '.join(available)}. {remedy}")
 
 

@@ -131,6 +131,9 @@ class QuestionsTask(Task):
         if len(self.columns) != 2:
             remedy = "task.columns=[question,context]"
             raise UserError("task.columns", self.columns, "needs the columns of question and context", remedy)
+        if self.label in self.columns:
+            problem = f"the column '{self.label}' holds the answers, which no model may read"
+            raise UserError("task.columns", self.columns, problem, "task.columns=[question,context]")
         if self.select_on == HELD_OUT:
             problem = "questions about one context would be both trained on and held out"
             raise UserError("task.select_on", HELD_OUT, problem, "Split the data yourself; set select_on=validation.")
