@@ -204,7 +204,7 @@ def test_results_of_older_versions_take_their_specifications_from_the_store(comp
     one, other = identity_of(result), identity_of(found)
     assert one is not None
     assert other is not None
-    conditions = {"compile", "num_processes", "code"}
+    conditions = {"compile", "num_processes"}
     assert {name: value for name, value in one.row.items() if name not in conditions} == other.row
     shutil.rmtree(store / "stage" / built.stage.teacher.key)  # type: ignore[union-attr]
     lost = read_result(folder)

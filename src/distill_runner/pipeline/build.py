@@ -5,8 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import cache, cached_property, partial
-from importlib.metadata import version
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,7 @@ def no_report(_stage: str) -> Log:
 
 def training_conditions(runtime: Runtime) -> dict[str, Any]:
     """Return what changes a trained model although its key leaves it out."""
-    return {"compile": runtime.compile, "num_processes": runtime.num_processes, "code": _package_version()}
-
-
-@cache
-def _package_version() -> str:
-    return version("distill-run")  # read from a file
+    return {"compile": runtime.compile, "num_processes": runtime.num_processes}
 
 
 class Pipeline:

@@ -132,7 +132,9 @@ def _origins(names: Mapping[str, str], own: Sequence[str], specs: Specs) -> Sett
             return weights(upstream)
         return tuple(map(weights, members)) if members else _hashable(model.get("content") or model.get("architecture"))
 
-    origins = {"source": names[own[1]] if len(own) > 1 else weights(own[0])}
+    # The stage itself, whether or not it is also the teacher's: students of one stage have one origin.
+    upstream = specs[own[0]].get("model", {}).get("upstream")
+    origins = {"source": names[upstream] if upstream else weights(own[0])}
     teacher = next((key for stage in own if (key := specs[stage].get("teacher"))), None)
     while teacher and (assisted := specs[teacher].get("teacher")):
         teacher = assisted

@@ -103,10 +103,18 @@ def differences(first: Result, second: Result) -> list[str]:
     ]
     a_facets, b_facets = _unambiguous(facets)
     skipped, stages = (one.terms ^ other.terms) | (one.upstream ^ other.upstream), one.upstream | other.upstream
+    skipped |= {"teacher_stage"} if skipped & stages else frozenset()  # one side has no teacher, or another one
     names = [name for name in _merged_order((a_facets, b_facets)) if name.partition(".")[0] not in skipped]
     names.sort(key=lambda name: name.partition(".")[0] in stages)  # the student's own come first
     texts = []
+    groups = [{name.partition(".")[0] for name in side} for side in (a_facets, b_facets)]
+    one_sided = (groups[0] ^ groups[1]) - {name for name in names if "." not in name}
     for name in names:
+        group = name.partition(".")[0]
+        if group in one_sided:  # such as a transfer set: all its settings are on one side
+            text = f"{group} / no {group}" if group in groups[0] else f"no {group} / {group}"
+            texts += [text] if text not in texts else []
+            continue
         absent = Facet(None, f"no {name}")
         a, b = a_facets.get(name, absent), b_facets.get(name, absent)
         if a != b:
