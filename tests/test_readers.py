@@ -295,6 +295,33 @@ def test_an_encoding_that_would_misread_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text\ncafé\n", encoding="utf-16")
     assert "byte order mark of UTF-16" in refusal(lambda: columns(tmp_path, encoding="latin-1"))
     assert "no such encoding" in refusal(lambda: columns(tmp_path, encoding="base64"))
+    (tmp_path / "train.csv").write_text("text\nplain words\n")
+    for encoding in ("utf-16", "utf-16-le", "utf-32-be", "cp037"):
+        assert f"is UTF-8, which parts.encoding={encoding} would misread" in refusal(
+            lambda encoding=encoding: columns(tmp_path, encoding=encoding)
+        )
+    (tmp_path / "train.csv").write_text("text\nplain words\n", encoding="utf-16-le")
+    assert "is UTF-16 without a byte order mark" in refusal(lambda: columns(tmp_path, encoding="cp1252"))
+    assert "has no byte order mark of utf-16" in refusal(lambda: columns(tmp_path, encoding="utf-16"))
+
+
+@given(
+    st.binary(min_size=1, max_size=60), st.sampled_from([None, "cp1252", "utf-16", "utf-16-be", "shift_jis", "cp037"])
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_are_read_or_refused_in_two_lines(tmp_path: Path, content: bytes, encoding: str | None) -> None:
+    """A file of another program under the name of a table: its bytes must not spoil the terminal either."""
+    for name in ("train.csv", "train.jsonl", "train.txt"):
+        file = tmp_path / name
+        file.write_bytes(b"text\n" + content if name == "train.csv" else content)
+        try:
+            columns(tmp_path, encoding=encoding)
+            message = ""
+        except UserError as error:
+            message = str(error)
+        file.unlink()
+        assert len(message.splitlines()) <= 2, message
+        assert all(line.replace("\t", " ").isprintable() for line in message.split("\n")), message
 
 
 def test_fractions_of_json_are_printed_as_they_are_written(tmp_path: Path) -> None:

@@ -61,12 +61,14 @@ CONSTANTS |= {"RTE": "entailment", "STS-B": "0.000"}
 
 
 def predict(options: Namespace) -> None:
-    """Write a student's prediction for each row of a file.
+    """Write a student's prediction for each row of a file; what was read of the file goes to standard error.
 
     Raises:
         UserError: the folder has no student, or the file cannot be read.
     """
-    content = Student.read(options.run).predict_file(options.file, options.device, options.encoding)
+    content, line = Student.read(options.run).predict_file(options.file, options.device, options.encoding)
+    for text in (line, *(f"warning: {warning}" for warning in line.warnings)):
+        print(text, file=sys.stderr)
     if options.out:
         write_file(options.out, content)
         print(f"{options.out}: predictions for {options.file} by {options.run}")

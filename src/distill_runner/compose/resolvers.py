@@ -170,8 +170,8 @@ def run_key(*, _root_: DictConfig, stages: Any = None) -> str:
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     method = OmegaConf.select(_root_, "method.name") if stage == "student" else stage
     names = (OmegaConf.select(_root_, "task.name"), method)
-    # A name with a slash is refused later; until then, it must not name a folder elsewhere.
-    return "-".join([*(re.sub(r"[/\\\0-\x1f]|^\.+", "_", str(name)) for name in names if name), digest])
+    # A long name, or one with a slash, is refused later; until then, it must not name a folder elsewhere.
+    return "-".join([*(re.sub(r"[/\\\0-\x1f]|^\.+", "_", str(name)[:100]) for name in names if name), digest])
 
 
 def _without_test(stage: Any) -> Any:

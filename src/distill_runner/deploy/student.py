@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
+from distill_runner.common.account import AccountLine
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.dataset import is_text_encoding
 from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
+from distill_runner.datasets.readers.table import recorded_tables
+from distill_runner.tasks.account import data_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,8 +100,8 @@ class Student:
             split = task.open(Path(folder))
             return read(predict(model, split, place), split, examples)
 
-    def predict_file(self, file: Path, device: str, encoding: str | None = None) -> str | bytes:
-        """Return the predictions for the examples in ``file``, as the content of a prediction file.
+    def predict_file(self, file: Path, device: str, encoding: str | None = None) -> tuple[str | bytes, AccountLine]:
+        """Return the predictions for the examples in ``file``, as the content of a prediction file, and their account.
 
         The columns of ``file`` must have the names of the task's columns. In a ``.txt`` file, each line is a text.
 
@@ -125,8 +128,15 @@ class Student:
                 raise UserError("file", file, problem, "Give a CSV or JSON lines file with these columns.")
             fields["columns"] = ["text"]
         task = self.task.model_copy(update=fields)
+
+        def with_account(outputs: "np.ndarray", split: "Split", examples: "Examples") -> Any:
+            account = task.account(TEST, examples, tables)
+            line = data_line({file.name: account}, {}, "text" if task.tokenized else "image")
+            return task.prediction_file(outputs, split, examples), line
+
         try:
-            return self.predict(task, device, task.prediction_file)
+            with recorded_tables() as tables:
+                return self.predict(task, device, with_account)
         except UserError as error:
             if not error.key.startswith("task."):
                 raise

@@ -154,10 +154,10 @@ def data_line(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndar
     """Return the line on the splits of a task.
 
     Args:
-        accounts, hashes: by the name of the split: ``train``, or that of a validation or test split.
+        accounts, hashes: by the name of the split: ``train``, then those of validation and test splits.
         unit: what an example is: ``text`` or ``image``.
     """
-    train = accounts["train"]
+    train = next(iter(accounts.values()))
     parts = [", ".join(_files(accounts))]
     if train.texts:
         parts.append(f"{unit} = {' + '.join(train.texts)}")
@@ -230,7 +230,7 @@ def _blank(accounts: Mapping[str, SplitAccount]) -> Iterable[str]:
 
 
 def _classes(accounts: Mapping[str, SplitAccount]) -> Iterable[str]:
-    train = accounts["train"].counts
+    train = next(iter(accounts.values())).counts
     absent = [name for name, count in train.items() if not count]
     if absent:
         yield f"no training example has the label {_listed(absent)}"

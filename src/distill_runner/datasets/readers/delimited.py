@@ -230,13 +230,14 @@ class _DelimitedFile:
         raise FileProblem(problem, remedy)
 
     def _would_lose_rows(self) -> bool:
-        """Return whether a value in quotation marks would have lines that are rows."""
+        """Return whether a value in quotation marks would have lines that are rows without empty values."""
         self._quoting = csv.QUOTE_MINIMAL
         try:
             self.names = self._read_names()
             for _ in self.rows():
                 pass
-            return bool(self._search_lost_rows())
+            is_full = all(all(piece) for _, row in self._long_rows for piece in self._pieces(row))
+            return is_full and bool(self._search_lost_rows())
         except FileProblem:
             return True
 

@@ -127,22 +127,26 @@ class TextFile:
                 f"is {magic}, which its name does not say", f"Rename {name}, or save it as its name says."
             )
         mark = next((encoding for first, encoding in MARKS if sample.startswith(first)), None)
+        name = codecs.lookup(requested or "utf-8").name
+        has_nulls = sample.count(0) > MIN_NULLS * len(sample)
+        if mark is None and has_nulls and not name.startswith(("utf-16", "utf-32")):
+            order = "le" if sample[1::2].count(0) >= sample[::2].count(0) else "be"
+            problem = "is UTF-16 without a byte order mark"
+            raise FileProblem(problem, f"{self.option}=utf-16-{order}, or save it as UTF-8.")
         if requested is None:
-            if mark is None and sample.count(0) > MIN_NULLS * len(sample):
-                order = "le" if sample[1::2].count(0) >= sample[::2].count(0) else "be"
-                problem = "is UTF-16 without a byte order mark"
-                raise FileProblem(problem, f"{self.option}=utf-16-{order}, or save it as UTF-8.")
             return mark or "utf-8"
-        name = codecs.lookup(requested).name
         if mark is not None:
             marked = mark.removesuffix("-sig")
             if not name.startswith(marked):
                 problem = f"has the byte order mark of {marked.upper()}, not of {requested}"
                 raise FileProblem(problem, f"{self.option}=null reads it as such.")
             return mark
-        if not name.startswith("utf") and not sample.isascii() and _is_utf8(sample):
+        keeps_ascii = b"a,b".decode(name, "replace") == "a,b"
+        if _is_utf8(sample) and not has_nulls and not (keeps_ascii and (sample.isascii() or name.startswith("utf"))):
             problem = f"is UTF-8, which {self.option}={requested} would misread"
             raise FileProblem(problem, f"{self.option}=null, after saving the files of another encoding as UTF-8.")
+        if name in ("utf-16", "utf-32"):
+            raise FileProblem(f"has no byte order mark of {requested}", f"{self.option}={name}-le, or {name}-be.")
         return requested
 
     def _undecodable(self) -> FileProblem:
@@ -158,7 +162,9 @@ class TextFile:
             text = line.decode("latin-1").strip()
         start = next(position for position, char in enumerate(text) if ord(char) > 127)
         words = text[max(0, start - 20) : start + 20]
-        remedy = f"{self.option}=cp1252 (Excel, Windows) if '{words}' is right, else the encoding that it was saved in."
+        remedy = f"{self.option}=<the encoding that it was saved in>, or save it as UTF-8."
+        if words.replace("\t", " ").isprintable():
+            remedy = f"{self.option}=cp1252 (Excel, Windows) if '{words}' is right, else the one that it was saved in."
         return FileProblem(f"line {number} is not UTF-8", remedy)
 
 

@@ -1,0 +1,251 @@
+"""The account of what a run read: its lines by hand, its warnings, and where they are printed and stored."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import Compose
+from distill_runner.common.account import AccountLine, account_entries, account_line
+from distill_runner.common.terminal import Undefined
+from distill_runner.datasets.metrics import CLASSIFICATION_METRICS, REGRESSION_METRICS
+from distill_runner.pipeline import account
+from distill_runner.pipeline.account import account_of_run
+from distill_runner.report.formats import result_row
+from distill_runner.running import run_stage
+from distill_runner.tasks.account import SplitAccount, data_line, example_hashes, length_counts, lengths_line
+from helpers.built_runs import Run
+
+Row = tuple[str, str]
+GOOD = [(f"a good film number {number}", "yes") for number in range(30)]
+BAD = [(f"the bad one of {number}", "no") for number in range(30)]
+SETTINGS = {"recipe": {"paper": "paper"}}
+ROWS: list[Row] = [row for pair in zip(GOOD, BAD, strict=True) for row in pair]
+
+
+def save(folder: Path, **splits: Sequence[Row]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for split, rows in splits.items():
+        with (folder / f"{split}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *rows])
+    return folder
+
+
+def lines_of(compose: Compose, folder: Path, *overrides: str) -> dict[str, AccountLine]:
+    """Return the lines of a plan by topic."""
+    run = Run(compose(f"task.dataset={folder}", "task.columns=[]", "task.labels=null", *overrides))
+    return {line.topic: line for line in account_of_run(run.stage, run.pipeline.inputs)}
+
+
+def test_the_lines_of_own_files(tmp_path: Path, compose: Compose) -> None:
+    """A user reads here which column was taken for what; a wrong count would be believed."""
+    rows = [*ROWS[:20], ("  ", "no"), ("", "yes")]
+    lines = lines_of(compose, save(tmp_path / "d", train=rows, validation=ROWS[40:]))
+    assert str(lines["data"]) == (
+        "data     train.csv 22 rows (2 without text), validation.csv 20 rows; "
+        "text = text; label = label (no 11, yes 11)"
+    )
+    assert lines["data"].warnings == ("2 of 22 examples of train have no text",)
+    longest = max(len(text.split()) for text, _ in ROWS)
+    assert lines["lengths"].details["splits"]["train"]["limit"] == 48
+    assert lines["lengths"].details["splits"]["train"]["longest"] >= longest + 2
+    assert lines["lengths"].text.endswith("tokens, none cut")
+
+
+def test_rows_of_a_slice_are_counted(tmp_path: Path, compose: Compose) -> None:
+    """Who takes a tenth of a file for validation must see how many examples that is."""
+    folder = save(tmp_path / "d", train=ROWS)
+    text = lines_of(compose, folder, "task.split_off=0.25")["data"].text
+    assert text.startswith("train.csv 60 rows: 45 for train, 15 for validation; text = text; label = label (no 22,")
+
+
+def test_columns_that_are_not_read_are_named(tmp_path: Path, compose: Compose) -> None:
+    """Who has a column of texts under another name would otherwise not see that it is left out."""
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        content = [json.dumps({"id": n, "text": text, "label": label, "n": 2}) for n, (text, label) in enumerate(ROWS)]
+        (folder / f"{split}.jsonl").write_text("\n".join(content))
+    assert lines_of(compose, folder)["data"].text.endswith("; not read: id, n")
+
+
+@pytest.mark.parametrize(
+    ("splits", "warning"),
+    [
+        ({"train": ROWS[:40], "validation": ROWS[:20]}, "20 of 20 examples of validation (100 %) are in the training"),
+        ({"train": ROWS[:40], "validation": GOOD[20:]}, "validation has no example of no, which training has"),
+        (
+            {"train": [*ROWS[:40], ("", "no")], "validation": ROWS[40:]},
+            "1 of 41 examples of train have no text",
+        ),
+        (
+            {"train": [(f"{'w ' * 60}{n}", label) for n, (_, label) in enumerate(ROWS[:40])], "validation": ROWS[40:]},
+            "100 % of the examples of train have more than 48 tokens and are cut",
+        ),
+        (
+            {"train": [(f"{label}: {text}", label) for text, label in ROWS[:40]], "validation": ROWS[40:]},
+            "text gives the label away: the first word predicts 100 % of the labels",
+        ),
+        (
+            {"train": [("good" if label == "yes" else "bad", label) for _, label in ROWS], "validation": ROWS[40:]},
+            "text gives the label away: its 2 different texts have one label each",
+        ),
+    ],
+    ids=["duplicates", "classes", "blank", "cut", "prefix", "determined"],
+)
+def test_what_would_surprise_is_a_warning(
+    tmp_path: Path, compose: Compose, splits: dict[str, Any], warning: str
+) -> None:
+    """Each of these gives a score that says something else than its reader believes."""
+    lines = lines_of(compose, save(tmp_path / "d", **splits)).values()
+    assert any(warning in text for line in lines for text in line.warnings), [line.warnings for line in lines]
+
+
+def test_plain_data_have_no_warnings(tmp_path: Path, compose: Compose) -> None:
+    """Warnings about sound data would teach people not to read them."""
+    rng = np.random.default_rng(0)
+    rows = [(" ".join(rng.permutation([*"abcdefghijklm"])), ("no", "yes")[n % 2]) for n in range(60)]
+    lines = lines_of(compose, save(tmp_path / "d", train=rows[:40], validation=rows[40:]))
+    assert not [warning for topic in ("data", "lengths") for warning in lines[topic].warnings]
+
+
+def test_the_plan_and_the_run_say_the_same_and_the_result_stores_it(
+    tmp_path: Path, compose: Compose, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plan that differs from its run, or a result without its account, could not be relied on later."""
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("INFO")
+    folder = save(tmp_path / "d", train=ROWS[:40], validation=ROWS[30:])
+    options = (f"task.dataset={folder}", "task.columns=[]", "task.labels=null", "optim.max_steps=2")
+    options += ("teacher.optim.max_steps=2", f"store.dir={tmp_path / 'store'}")
+
+    def printed() -> list[str]:
+        texts = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return [text for text in texts if text.split(" ")[0] in ("data", "lengths", "warning:")]
+
+    run_stage(compose(*options, "plan=true"), tmp_path, SETTINGS)
+    planned = printed()
+    result = run_stage(compose(*options), tmp_path, SETTINGS)
+    assert planned[0].startswith(
+        "data     train.csv 40 rows, validation.csv 30 rows; text = text; label = label (no 20"
+    )
+    assert "warning: 10 of 30 examples of validation (33 %) are in the training data too" in planned
+    built = printed()
+    assert [line for line in built if line in planned] == planned
+    stored = [account_line(entry) for entry in result["account"]]
+    assert str(stored[0]) == planned[0]
+    splits = stored[0].details["splits"]
+    assert splits["train"]["rows"] == 40
+    assert splits["train"]["counts"] == {"no": 20, "yes": 20}
+    assert splits["validation"]["files"][0]["name"] == "validation.csv"
+    run_stage(compose(*options), tmp_path, SETTINGS)
+    assert [line for line in printed() if line in planned] == planned
+
+
+def test_a_part_may_add_lines(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever adds a kind of input to the tool adds its line here."""
+    added = AccountLine("images", "3 of them", ("one is gray",), {"count": 3})
+    monkeypatch.setattr(account, "PARTS", [*account.PARTS, lambda stage, inputs: [added]])
+    run = Run(compose())
+    assert account_of_run(run.stage, run.pipeline.inputs)[-1] is added
+    assert account_line(account_entries([added])[0]) == added
+
+
+def test_splits_in_many_files_and_of_many_classes_stay_short() -> None:
+    """A hundred shards or 77 intents would push what matters off the screen."""
+    counts = {f"class {number}": 10 + number for number in range(77)}
+    train = SplitAccount("train", "a/b on the hub", [], 900, 900, ["text"], "label", [f"c{n}" for n in range(40)])
+    train.counts = counts
+    line = data_line({"train": train}, {}, "text")
+    assert line.text == (
+        "a/b on the hub train 900 rows; text = text; label = label (77 classes of 10 to 86); not read: "
+        + ", ".join(f"c{number}" for number in range(12))
+        + " and 28 more"
+    )
+
+
+def test_the_line_of_lengths_by_hand() -> None:
+    """The share that is cut is the first thing to look at when a score on long texts is low."""
+    train = SplitAccount("train", lengths=length_counts(np.array([3, 5, 8, 8]), 2, 8))
+    test = SplitAccount("test", lengths=length_counts(np.array([3, 5]), 0, 8))
+    line = lengths_line({"train": train, "test": test})
+    assert line is not None
+    assert str(line) == "lengths  median 6 tokens, 50 % longer than task.max_length=8 and cut"
+    assert line.warnings == ("50 % of the examples of train have more than 8 tokens and are cut",)
+    cut = SplitAccount("train", lengths=length_counts(np.array([8, 8, 8, 3]), 3, 8))
+    assert "median over 8 tokens" in str(lengths_line({"train": cut}))
+    assert lengths_line({"train": SplitAccount("train")}) is None
+
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=3)
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=20))
+def test_equal_examples_and_no_others_have_one_hash(rows: list[Row]) -> None:
+    """Duplicates between training and validation are counted by hashes: "a","bc" is not "ab","c"."""
+    hashes = example_hashes(list(zip(*rows, strict=True)))
+    assert len(hashes) == len(rows)
+    assert len(set(hashes.tolist())) == len(set(rows))
+
+
+def test_an_account_survives_its_file(tmp_path: Path, compose: Compose) -> None:
+    """The store holds the account: what a later run prints must be what the first one printed."""
+    folder = save(tmp_path / "d", train=ROWS[:40], validation=ROWS[40:])
+    lines = lines_of(compose, folder)
+    for content in lines["data"].details["splits"].values():
+        again = SplitAccount.from_json(json.loads(json.dumps(content)) | {"lengths": {}})
+        assert again.to_json(with_lengths=False) == content
+
+
+# --- Scores
+
+
+HALVES = np.array([0, 1, 0, 1, 0, 1])
+SINGLE = np.zeros(6, int)
+SCORES = [
+    ("matthews", SINGLE, HALVES, "one class is predicted for all examples"),
+    ("matthews", HALVES, SINGLE, "all examples have one class"),
+    ("f1", SINGLE, SINGLE, "the second class is neither predicted nor present"),
+    ("auc", HALVES, SINGLE, "all examples have one class"),
+]
+
+
+@pytest.mark.parametrize(("metric", "predicted", "labels", "reason"), SCORES)
+def test_undefined_metrics_say_why(metric: str, predicted: np.ndarray, labels: np.ndarray, reason: str) -> None:
+    """A Matthews correlation of 0.00 reads like a result; that of one class is none."""
+    value = CLASSIFICATION_METRICS[metric](np.eye(2)[predicted], labels)
+    assert isinstance(value, Undefined)
+    assert value.reason == reason
+
+
+def test_correlations_of_equal_scores_are_undefined() -> None:
+    """A regression whose student gives one score to everything has no Pearson correlation."""
+    labels = np.arange(6.0)
+    for name in ("pearson", "spearman", "pearson_spearman"):
+        value = REGRESSION_METRICS[name](np.full((6, 1), 2.5), labels)
+        assert isinstance(value, Undefined), name
+        assert float(value) == 0.0
+        assert not isinstance(REGRESSION_METRICS[name](labels[:, None], labels), Undefined)
+
+
+def test_a_run_whose_student_predicts_one_class_says_so(
+    tmp_path: Path, compose: Compose, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An accuracy of 75 of a student that says yes to everything would be taken for learning."""
+    monkeypatch.chdir(tmp_path)
+    folder = save(tmp_path / "d", train=[*ROWS[:20], *GOOD[10:25]], validation=ROWS[50:])
+    options = [f"task.dataset={folder}", "task.columns=[]", "task.labels=null", "task.metrics=[matthews]"]
+    options += ["optim.max_steps=1", "teacher.optim.max_steps=1", "optim.lr=1e-9"]
+    result = run_stage(compose(*options), tmp_path, {})
+    scores = [entry for entry in result["account"] if entry["topic"] == "scores"]
+    assert scores, result["account"]
+    assert any("is predicted for all" in warning for warning in scores[0]["warnings"])
+    assert scores[0]["undefined"] == {"validation": {"matthews": "one class is predicted for all examples"}}
+    assert "undefined" in result_row(result)

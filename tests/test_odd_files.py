@@ -1,0 +1,295 @@
+"""Files that are no files, names that are paths, and own files to predict: refused by name, or read whole."""
+
+import csv
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Compose
+from distill_runner.common.errors import UserError
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.deploy.student import Student
+from distill_runner.pipeline.account import account_of_run
+from distill_runner.tasks import make_task
+from helpers.built_runs import Run
+from helpers.command import distill_run
+
+SECONDS = 60
+"""After which reading hangs."""
+ROWS = [(f"text number {number}", "no" if number % 2 else "yes") for number in range(16)]
+
+
+@pytest.fixture(autouse=True)
+def ends() -> Iterator[None]:
+    """A file that is never written to keeps its reader waiting: that is a failure here, not a test that hangs."""
+
+    def end(*_: Any) -> None:
+        raise TimeoutError(f"after {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def images(folder: Path, source: Path) -> Any:
+    """The task of a copy of a folder of images."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    fields = {"type": "images", "columns": ["image"], "metrics": None, "max_length": None, "epochs": 1}
+    return make_task(name="own", dataset=str(folder), validation={"validation": "test"}, test={}, **fields)
+
+
+def a_link_to_nothing(path: Path) -> None:
+    path.symlink_to("gone.png")
+
+
+def a_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+ODDITIES: list[tuple[Callable[[Path], None], str]] = [
+    (a_link_to_nothing, "is a link to nothing"),
+    (a_loop, "is a link to nothing"),
+    (a_folder, "is a folder"),
+    (a_pipe, "is not a file that can be read"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), ODDITIES, ids=[make.__name__ for make, _ in ODDITIES])
+def test_what_is_no_image_is_named(
+    tmp_path: Path, images_folder: Path, make: Callable[[Path], None], words: str
+) -> None:
+    """One broken link among 50,000 images is found by its name only, and a pipe would be waited for forever."""
+    task = images(tmp_path / "d", images_folder)
+    make(tmp_path / "d" / "train" / "red" / "odd.png")
+    with pytest.raises(UserError, match=rf"task.train=train: red/odd.png {words}") as error:
+        task.resolved().examples("train")
+    assert len(str(error.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(("make", "words"), ODDITIES, ids=[make.__name__ for make, _ in ODDITIES])
+@pytest.mark.parametrize("name", ["train.csv", "train.parquet", "train.jsonl.gz"])
+def test_what_is_no_file_of_rows_is_named(tmp_path: Path, make: Callable[[Path], None], words: str, name: str) -> None:
+    """The same for tables: a link into a disk that is not mounted reads as a data set without training data."""
+    with (tmp_path / "validation.csv").open("w") as file:
+        csv.writer(file).writerows([("text", "label"), *ROWS])
+    make(tmp_path / name)
+    task = make_task(name="own", dataset=str(tmp_path), metrics=None, max_length=32, epochs=1, **SPLITS)
+    with pytest.raises(UserError, match=f"{name}.* {words}") as error:
+        task.resolved().examples("train")
+    assert len(str(error.value).splitlines()) == 2
+
+
+SPLITS = {"validation": {"validation": "validation"}}
+
+
+def test_hidden_folders_and_files_of_other_programs_are_no_classes(
+    tmp_path: Path, images_folder: Path, compose: Compose
+) -> None:
+    """Notebooks and macOS leave folders and copies of a few bytes, which others read as a class and damaged images."""
+    task = images(tmp_path / "d", images_folder)
+    for split in ("train", "test"):
+        (tmp_path / "d" / split / ".ipynb_checkpoints").mkdir()
+        shutil.copy(images_folder / "train" / "red" / "0.png", tmp_path / "d" / split / ".ipynb_checkpoints" / "0.png")
+        (tmp_path / "d" / split / "red" / "._0.png").write_bytes(b"\0\5\26\7")
+        (tmp_path / "d" / split / "red" / "Thumbs.db").write_bytes(b"\xd0\xcf")
+    (tmp_path / "d" / "train" / "violet").mkdir()
+    assert task.resolved().labels == ["blue", "green", "red"]
+    overrides = [
+        "task=custom_images",
+        "teacher=resnet",
+        "student=resnet8",
+        "optim=cifar",
+        "teacher.depth=8",
+        "method=rkd",
+    ]
+    run = Run(compose(*overrides, f"task.dataset={tmp_path / 'd'}", tiny=False))
+    (line, *_) = account_of_run(run.stage, run.pipeline.inputs)
+    assert "60 rows (no images in violet, 1 other files not read, such as Thumbs.db)" in line.text
+    assert line.text.endswith("image = image; label = label (blue 20, green 20, red 20)")
+
+
+# --- Names
+
+
+@pytest.mark.parametrize("name", ["glue/rte", "../../../x", "a\\b", "...", " ", "n" * 300])
+def test_a_name_that_is_a_path_is_refused(
+    tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path, name: str
+) -> None:
+    """A run in a folder of its name's folder is in no table, and its student is taken for unused and deleted."""
+    place = tmp_path / "a" / "b" / "c"
+    place.mkdir(parents=True)
+    overrides = ["task=custom", f"task.dataset={tiny_task_folder}", "task.columns=[sentence1,sentence2]"]
+    overrides += ["task.max_length=48", "teacher=base", f"teacher.source={tiny_bert_folder}", "student.num_layers=2"]
+    ended = distill_run(place, *overrides, f"task.name='{name}'", "plan=true")
+    assert ended.code == 2, ended.err
+    assert re.match(r"task.name=.*: cannot be a part of a file's name\n", ended.err)
+    folders = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_dir()}
+    assert not [path for path in folders if not path.startswith("a/b/c/outputs") and path.count("/") > 2]
+    assert not [path for path in folders if path.startswith("a/b/c/outputs/runs/") and path.count("/") > 5]
+
+
+@pytest.mark.parametrize("name", ["a/b", "../b", ".b", ""])
+@pytest.mark.parametrize("key", ["validation", "test"])
+def test_names_of_splits_are_parts_of_files_names(tmp_path: Path, key: str, name: str) -> None:
+    """Predictions are stored in a file named after their split: a name from a shared file must not lead elsewhere."""
+    fields = {**SPLITS, key: {name: "validation"}}
+    with pytest.raises(UserError, match="cannot be a part of a file's name"):
+        make_task(name="own", dataset=str(tmp_path), metrics=None, max_length=32, epochs=1, **fields)
+
+
+# --- Predictions for own files
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory: pytest.TempPathFactory, tiny_bert_folder: Path) -> Path:
+    """The folder of a run with a student of one text, random but whole."""
+    import yaml
+    from transformers import AutoModelForSequenceClassification
+
+    folder = tmp_path_factory.mktemp("run")
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_bert_folder, num_labels=2)
+    model.config.id2label = {0: "no", 1: "yes"}
+    model.save_pretrained(folder / "model")
+    for file in tiny_bert_folder.glob("token*"):
+        shutil.copy(file, folder / "model")
+    task = {"name": "own", "dataset": "gone", "columns": ["text"], "labels": ["no", "yes"], "metrics": ["accuracy"]}
+    task |= {"max_length": 48, "epochs": 1, "label": "label", "type": "classification", **SPLITS}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"stages": {"student": {"task": task}}}))
+    return folder
+
+
+def predictions(student: Path, file: Path, *options: str) -> tuple[list[list[str]], str]:
+    ended = distill_run(file.parent, "predict", str(student), file.name, "--device", "cpu", *options)
+    assert ended.code == 0, ended.err
+    return list(csv.reader(ended.out.splitlines()))[1:], ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "count"),
+    [
+        ("one.csv", "text\na\n\nb\n\n\n", 5),
+        ("one.csv", "text\r\na\r\n\r\nb\r\n", 3),
+        ("two.csv", "id,text\n1,a\n2,\n3,b\n", 3),
+        ("one.tsv", "text\n\na\n", 2),
+        ("lines.txt", "a\n\nb b b\n", 3),
+        ("lines.txt", 'a,b\n"c\nd"', 3),
+        ("one.jsonl", '{"text": "a"}\n{"text": ""}\n', 2),
+    ],
+)
+def test_every_row_is_predicted_at_its_place(
+    student: Path, tmp_path: Path, name: str, content: str, count: int
+) -> None:
+    """Users put predictions beside their own rows: one row left out shifts all that follow."""
+    (tmp_path / name).write_bytes(content.encode())
+    rows, err = predictions(student, tmp_path / name)
+    assert [row[0] for row in rows] == [str(number) for number in range(count)]
+    assert err.startswith(f"data     {name} {count} rows")
+
+
+@pytest.mark.parametrize("texts", [["007", "3.10"], ["007", "3.10", "a word"], ["2020-01-01", "2021-01-01"]])
+def test_a_prediction_depends_on_its_own_row_only(student: Path, tmp_path: Path, texts: list[str]) -> None:
+    """A number in a file of numbers must be read as in a file with one word more."""
+    for number, rows in enumerate((texts[:1], texts, [*texts, "words, and more words"])):
+        with (tmp_path / f"{number}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["text"], *([text] for text in rows)])
+    first, second, third = (predictions(student, tmp_path / f"{number}.csv")[0] for number in range(3))
+    assert first == second[:1] == third[:1]
+    assert second == third[:-1]
+
+
+def test_own_files_in_other_encodings_are_read_when_they_are_named(student: Path, tmp_path: Path) -> None:
+    """German Excel writes cp1252 and semicolons; the message names the user's own file and what to add."""
+    (tmp_path / "mine.csv").write_bytes("text;x\nschön;1\ngrün;2\n".encode("cp1252"))
+    (tmp_path / "utf.csv").write_text("text;x\nschön;1\ngrün;2\n")
+    ended = distill_run(tmp_path, "predict", str(student), "mine.csv", "--device", "cpu")
+    assert ended.code == 2
+    assert ended.err.startswith("file=mine.csv: ")
+    assert "--encoding cp1252" in ended.err
+    assert "/tmp/" not in ended.err.replace(str(tmp_path), "")
+    assert (
+        predictions(student, tmp_path / "mine.csv", "--encoding", "cp1252")[0]
+        == (predictions(student, tmp_path / "utf.csv")[0])
+    )
+    ended = distill_run(tmp_path, "predict", str(student), "mine.csv", "--encoding", "klingon")
+    assert (ended.code, ended.err.partition("\n")[0]) == (2, "--encoding=klingon: there is no such encoding of text")
+
+
+@pytest.mark.parametrize("make", [make for make, _ in ODDITIES])
+def test_what_is_no_file_is_not_predicted(student: Path, tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """Who names a pipe, or a link into a disk that is gone, must not wait for a model to be loaded in vain."""
+    make(tmp_path / "mine.csv")
+    ended = distill_run(tmp_path, "predict", str(student), "mine.csv", "--device", "cpu")
+    assert ended.code == 2
+    assert ended.err.startswith("file=mine.csv: ")
+    assert len(ended.err.splitlines()) <= 2
+
+
+def test_texts_of_a_pair_are_not_one_text_a_line(student: Path, tmp_path: Path) -> None:
+    """A student of pairs would read each line as a premise without a hypothesis."""
+    own = Student.read(student)
+    pair = Student(student, own.task.model_copy(update={"columns": ["premise", "hypothesis"]}))
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    with pytest.raises(UserError, match="the student reads premise and hypothesis"):
+        pair.predict_file(tmp_path / "a.txt", "cpu")
+
+
+# --- Tokens without an embedding
+
+
+@pytest.fixture
+def with_added_token(tmp_path: Path, tiny_bert_folder: Path) -> Path:
+    """A model whose tokenizer has a token more than its embeddings, as after ``add_tokens`` without a resize."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path / "added"
+    shutil.copytree(tiny_bert_folder, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<entity>"])
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_tokens_beyond_the_embeddings_are_refused_or_given_new_ones(compose: Compose, with_added_token: Path) -> None:
+    """The first text with such a token would end the run with an index error, after everything was tokenized."""
+    import torch
+
+    options = [f"teacher.source={with_added_token}", "optim.max_steps=1", "teacher.optim.max_steps=1"]
+    with pytest.raises(UserError, match=r"its tokenizer has (\d+) tokens, but the model has embeddings for") as error:
+        Run(compose(*options))
+    assert "student.resize=true" in str(error.value)
+    run = Run(compose(*options, "student.resize=true"))
+    run.build()
+    from safetensors.torch import load_file
+
+    sizes = [
+        load_file(run.store.path(stage.spec) / "model" / "model.safetensors")
+        for stage in (run.stage, *run.stage.all_upstream)
+    ]
+    rows = {tensors["bert.embeddings.word_embeddings.weight"].shape[0] for tensors in sizes}
+    assert len(rows) == 1
+    assert torch.isfinite(sizes[0]["bert.embeddings.word_embeddings.weight"]).all()
+
+
+def test_resize_leaves_models_alone_whose_tokens_all_have_embeddings(compose: Compose) -> None:
+    """Who sets it for all runs of a sweep must get the same numbers for ordinary models."""
+    weights: list[dict[str, bytes]] = []
+    for resize in ("false", "true"):
+        config: RunConfig = compose("optim.max_steps=1", "teacher.optim.max_steps=1", f"student.resize={resize}")
+        weights.append(Run(config).build())
+    assert weights[0] == weights[1]
