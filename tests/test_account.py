@@ -122,8 +122,8 @@ def test_the_plan_and_the_run_say_the_same_and_the_result_stores_it(
     monkeypatch.chdir(tmp_path)
     caplog.set_level("INFO")
     folder = save(tmp_path / "d", train=ROWS[:40], validation=ROWS[30:])
-    options = (f"task.dataset={folder}", "task.columns=[]", "task.labels=null", "optim.max_steps=2")
-    options += ("teacher.optim.max_steps=2", f"store.dir={tmp_path / 'store'}")
+    options = [f"task.dataset={folder}", "task.columns=[]", "task.labels=null", "optim.max_steps=2"]
+    options += ["teacher.optim.max_steps=2", f"store.dir={tmp_path / 'store'}"]
 
     def printed() -> list[str]:
         texts = [record.getMessage() for record in caplog.records]

@@ -530,6 +530,7 @@ def faulty_folders(tmp_path_factory: pytest.TempPathFactory, tiny_task_folder: P
     other = copy(tiny_task_folder, "other_labels") / "validation.csv"
     other.write_text(other.read_text().replace("yes", "perhaps"))
     _damage_parquet(place)
+    _write_odd_tables(place)
     (copy(tiny_bert_folder, "no_weights") / "model.safetensors").unlink()
     for file in copy(tiny_bert_folder, "no_tokenizer").glob("*token*"):
         file.unlink()
@@ -553,6 +554,25 @@ def _damage_parquet(place: Path) -> None:
     validation.write_bytes(b"PAR1" + bytes(200) + b"PAR1")
 
 
+def _write_odd_tables(place: Path) -> None:
+    rows = [("title", "body", "label"), *((f"caf\u00e9 {n}", f"words {n}", ("no", "yes")[n % 2]) for n in range(20))]
+    text = "".join(f"{','.join(row)}\n" for row in rows)
+    contents = {
+        "two_texts": text.encode(),
+        "windows": text.encode("cp1252"),
+        "unpaired": text.replace("words 4", '"words 4').replace("words 11", 'words 11"').encode(),
+        "ragged": text.replace("words 4", "words, 4").encode(),
+        "empty_texts": re.sub("(caf\u00e9|words) \\d+", "", text).encode(),
+        "identifiers": re.sub(r"(\d+),(no|yes)", r"\1,id\1", text).encode(),
+    }
+    for name, content in contents.items():
+        (place / name).mkdir()
+        for split in ("train", "validation"):
+            (place / name / f"{split}.csv").write_bytes(content)
+    shutil.copytree(place / "data", place / "two_files")
+    (place / "two_files" / "train.jsonl").write_text("{}")
+
+
 def _other_models(place: Path) -> None:
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, BertModel
 
@@ -568,6 +588,9 @@ def _other_models(place: Path) -> None:
         BertModel(config).save_pretrained(place / name)
         tokenizer.save_pretrained(place / name)
     train_wordpiece(["quite other words"], 160, place / "other_words")
+    shutil.copytree(place / "model", place / "added_token")
+    tokenizer.add_tokens(["<entity>"])
+    tokenizer.save_pretrained(place / "added_token")
 
 
 def _table() -> Iterator[tuple[int, str, str]]:

@@ -168,7 +168,13 @@ def student(tmp_path_factory: pytest.TempPathFactory, tiny_bert_folder: Path) ->
     model.save_pretrained(folder / "model")
     for file in tiny_bert_folder.glob("token*"):
         shutil.copy(file, folder / "model")
-    task = {"name": "own", "dataset": "gone", "columns": ["text"], "labels": ["no", "yes"], "metrics": ["accuracy"]}
+    task: dict[str, Any] = {
+        "name": "own",
+        "dataset": "gone",
+        "columns": ["text"],
+        "labels": ["no", "yes"],
+        "metrics": ["accuracy"],
+    }
     task |= {"max_length": 48, "epochs": 1, "label": "label", "type": "classification", **SPLITS}
     (folder / "config.yaml").write_text(yaml.safe_dump({"stages": {"student": {"task": task}}}))
     return folder

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -298,7 +299,7 @@ def test_an_encoding_that_would_misread_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text\nplain words\n")
     for encoding in ("utf-16", "utf-16-le", "utf-32-be", "cp037"):
         assert f"is UTF-8, which parts.encoding={encoding} would misread" in refusal(
-            lambda encoding=encoding: columns(tmp_path, encoding=encoding)
+            partial(columns, tmp_path, encoding=encoding)
         )
     (tmp_path / "train.csv").write_text("text\nplain words\n", encoding="utf-16-le")
     assert "is UTF-16 without a byte order mark" in refusal(lambda: columns(tmp_path, encoding="cp1252"))

@@ -157,13 +157,13 @@ class TextFile:
             lines = enumerate(stream, start=1)
             number, line = next((number, line) for number, line in lines if not _is_utf8(line, final=True))
         try:
-            text = line.decode("cp1252").strip()
+            text = line.decode("cp1252")
         except UnicodeDecodeError:
-            text = line.decode("latin-1").strip()
+            text = line.decode("latin-1")
         start = next(position for position, char in enumerate(text) if ord(char) > 127)
-        words = text[max(0, start - 20) : start + 20]
+        words = text[max(0, start - 20) : start + 20].replace("\t", " ").replace("\xa0", " ").strip("\r\n ")
         remedy = f"{self.option}=<the encoding that it was saved in>, or save it as UTF-8."
-        if words.replace("\t", " ").isprintable():
+        if words and words.isprintable():
             remedy = f"{self.option}=cp1252 (Excel, Windows) if '{words}' is right, else the one that it was saved in."
         return FileProblem(f"line {number} is not UTF-8", remedy)
 
