@@ -352,7 +352,7 @@ def test_a_run_killed_in_any_phase_goes_on_to_the_same_end(compose: Compose, pro
 def test_a_stage_without_a_route_has_the_key_it_always_had(compose: Compose) -> None:
     names = {"kind", "schema", "stage", "seed", "data", "tokenizer", "model", "method", "teacher", "optim", "select"}
     stage, followed = Run(compose("method=rkd")).stage, Run(compose("method=rco")).stage
-    assert stage.spec.keys() == names | {"precision", "versions"}
+    assert stage.spec.keys() == names | {"precision", "versions", "code"}
     assert followed.spec.keys() - stage.spec.keys() == {"route"}
     plain = {"kind", "schema", "layout", "teacher", "tokens", "needs", "precision"}
     assert targets_spec(stage, None).keys() == plain
