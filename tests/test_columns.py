@@ -303,7 +303,16 @@ def test_a_missing_label_is_no_class(tmp_path: Path, missing: str) -> None:
         found.examples("train")
 
 
+@pytest.mark.parametrize("rows", [18, 30, 60])
+def test_an_identifier_of_few_rows_is_no_label(tmp_path: Path, rows: int) -> None:
+    """A first try with a few rows would train on a class for each of them."""
+    columns: Columns = {"text": noise(1, rows), "class": [f"id{number}" for number in range(rows)]}
+    with pytest.raises(UserError, match=f"{2 * rows // 3} different values in {2 * rows // 3} rows: is this an id"):
+        read(tmp_path / "d", columns)
+
+
 def test_an_identifier_for_a_label_is_asked_about_in_short(tmp_path: Path) -> None:
+    """All identifiers in one message would hide what is wrong."""
     rows = 2000
     columns: Columns = {"text": noise(1, rows), "class": [f"id{number}" for number in range(rows)]}
     with pytest.raises(UserError) as caught:

@@ -13,6 +13,7 @@ from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
 from distill_runner.datasets.readers.tables import SplitTable, listed_names, read_table
 from distill_runner.models.config import Head, normalized_label
+from distill_runner.tasks.columns import MIN_ROWS
 from distill_runner.tasks.task import ExamplePredictions
 from distill_runner.tasks.text import TextTask, as_int, is_empty
 
@@ -198,9 +199,10 @@ class ClassificationTask(ClassesTask):
         if any(isinstance(value, float) for value in values):
             problem = "the labels are fractions, so there are no classes to infer"
             raise UserError("task.label", self.label, problem, "task.type=regression task.metrics=[pearson]")
-        if len(values) > max(MAX_CLASSES, len(rows) / 2):
+        if len(values) > max(MAX_CLASSES, len(rows) / 2) or len(values) > max(MIN_ROWS, 0.9 * len(rows)):
             problem = f"has {len(values):,} different values in {len(rows):,} rows: is this an id?"
-            raise UserError("task.label", self.label, problem, "Name the column of the classes.")
+            remedy = "Name the column of the classes, or the classes in task.labels."
+            raise UserError("task.label", self.label, problem, remedy)
         numeric = all(isinstance(value, int) for value in values)
         return [str(value) for value in sorted(values, key=None if numeric else str)]
 
