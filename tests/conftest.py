@@ -4,7 +4,7 @@ import csv
 import importlib.util
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distill_runner.compose.run_config import RunConfig
     from distill_runner.datasets.splits import TokenSplit
     from distill_runner.datasets.tokenization import Examples
+    from helpers.small_runs import Compose
 
 # Set before any test module imports a library that reads them once, at import.
 os.environ.update(
@@ -170,11 +171,8 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> "PreTrainedTokenizer
     return RobertaTokenizer.from_pretrained(folder)
 
 
-Compose = Callable[..., "RunConfig"]
-
-
 @pytest.fixture(scope="session")
-def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Compose:
+def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> "Compose":
     """A run's configuration from ``conf/`` and overrides, with a store of its own on the CPU.
 
     Unless ``tiny=False``: the tiny task and a teacher from the tiny BERT, 2 epochs each, a student of 2 layers.

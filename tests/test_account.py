@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import Compose
 from distill_runner.common.account import AccountLine, account_entries, account_line
 from distill_runner.common.terminal import Undefined
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS, REGRESSION_METRICS
@@ -21,6 +20,7 @@ from distill_runner.report.formats import result_row
 from distill_runner.running import run_stage
 from distill_runner.tasks.account import SplitAccount, data_line, example_hashes, length_counts, lengths_line
 from helpers.built_runs import Run
+from helpers.small_runs import Compose
 
 Row = tuple[str, str]
 GOOD = [(f"a good film number {number}", "yes") for number in range(30)]

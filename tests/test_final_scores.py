@@ -13,7 +13,6 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from conftest import Compose
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.scoring import FinalScores
@@ -21,6 +20,7 @@ from distill_runner.report.scores import scores_on_tests, scores_on_validation
 from distill_runner.tasks import make_task
 from helpers.built_runs import Run, student
 from helpers.made_questions import as_json, made_rows
+from helpers.small_runs import Compose
 from helpers.words import WORDS
 
 PAIRS = [

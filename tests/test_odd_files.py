@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from conftest import Compose
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.deploy.student import Student
@@ -19,6 +18,7 @@ from distill_runner.pipeline.account import account_of_run
 from distill_runner.tasks import make_task
 from helpers.built_runs import Run
 from helpers.command import distill_run
+from helpers.small_runs import Compose
 
 SECONDS = 60
 """After which reading hangs."""

@@ -269,7 +269,7 @@ def test_texts_with_lines_that_look_like_rows_are_warned_of(tmp_path: Path) -> N
         ("text\ncafé\n".encode("cp1252"), "parts.encoding=cp1252 (Excel, Windows) if 'café' is right"),
         ("text\ncafe and more words\n".encode("utf-16-le"), "parts.encoding=utf-16-le"),
         ("text\ncafe and more words\n".encode("utf-16-be"), "parts.encoding=utf-16-be"),
-        (gzip.compress(b"text\na\n"), "Rename train.csv"),
+        (gzip.compress(b"text\na\n", mtime=0), "Rename train.csv"),
         (b"PK\x03\x04 and so on", "Rename train.csv"),
     ],
 )

@@ -1,10 +1,14 @@
 """What makes a run of the shipped configuration small."""
 
+from collections.abc import Callable
+
 import yaml
 
 from distill_runner.compose.folders import choices, config_folder
+from distill_runner.compose.run_config import RunConfig
 
 CONF = config_folder()
+Compose = Callable[..., RunConfig]  # the fixture `compose`
 
 
 def chosen_by(method: str) -> list[str]:
