@@ -26,6 +26,32 @@ def test_words_and_formatting_do_not_count() -> None:
     )
 
 
+def test_each_version_of_python_gives_the_same_hash() -> None:
+    """A colleague with Python 3.12 would train everything again: its syntax trees have fields that 3.11 lacks."""
+    source = """class A(B[int]):
+    x: int = -1
+    def f(self, *y, z=None) -> str:
+        with g() as h, i:
+            return f"{y!r:>{z}} {self.x:.2f}" if z else [j async for j in k if (m := j)]
+"""
+    assert source_hash(source) == "d373bbcf59f1"
+
+
+def test_a_parser_that_another_thread_disturbs_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server's traceback in another thread once ended a run with a SystemError (Python 3.11)."""
+    parse, errors = ast.parse, [SystemError("AST constructor recursion depth mismatch")]
+
+    def disturbed(source: str) -> ast.AST:
+        if errors:
+            raise errors.pop()
+        return parse(source)
+
+    expected = source_hash("x = 1")
+    monkeypatch.setattr(ast, "parse", disturbed)
+    assert source_hash("x = 1") == expected
+    assert not errors
+
+
 @pytest.mark.parametrize("edit", ["x + 2", "1 + x", "100 * (x + 1)", "x - 1"])
 def test_every_change_of_an_expression_counts(edit: str) -> None:
     """A researcher who edits a loss would see the old loss's score."""

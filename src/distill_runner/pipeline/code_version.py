@@ -13,6 +13,7 @@ import ast
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ UNCOUNTED = ("tasks/account.py", "models/weights.py")
 ROOT = Path(__file__).parents[1]
 DATA_PACKAGES = ("tasks", "datasets")
 """Packages that compute tokens and labels."""
+PARSES = 10
+"""Number of attempts to parse a module."""
 RECORD = Path(__file__).with_name("code_version.json")
 
 
@@ -31,17 +34,37 @@ def module_hashes(root: Path = ROOT) -> dict[str, str]:
     """Return the hash of each module that computes, by its path below ``root``."""
     files = sorted(file for package in PACKAGES for file in (root / package).rglob("*.py"))
     paths = {file.relative_to(root).as_posix(): file for file in files}
-    return {path: source_hash(file.read_text()) for path, file in paths.items() if path not in UNCOUNTED}
+    return {
+        path: source_hash(file.read_text(encoding="utf-8")) for path, file in paths.items() if path not in UNCOUNTED
+    }
 
 
 def source_hash(source: str) -> str:
     """Return a hash of Python source without comments, docstrings and formatting."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):  # docstrings, also those of attributes
-            node.body = [part for part in body if not _is_text(part)]  # type: ignore[attr-defined]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr(_content(_parse(source))).encode()).hexdigest()[:12]
+
+
+def _parse(source: str) -> ast.AST:
+    for _ in range(PARSES - 1):
+        with suppress(SystemError):  # Python 3.11 raises it if another thread parses at the same time
+            return ast.parse(source)
+    return ast.parse(source)
+
+
+def _content(value: Any) -> Any:
+    """Return a syntax tree as nested lists, the same in each version of Python.
+
+    Newer versions have more fields, which are empty in code that older ones can read. 3.12.1 ends some f-strings with
+    an empty text.
+    """
+    if isinstance(value, list):
+        return [_content(part) for part in value if not _is_text(part)]  # docstrings, also those of attributes
+    if not isinstance(value, ast.AST):
+        return value
+    if isinstance(value, ast.JoinedStr):
+        value = ast.JoinedStr([part for part in value.values if getattr(part, "value", None) != ""])
+    fields = [[name, _content(part)] for name, part in ast.iter_fields(value) if part is not None and part != []]
+    return [type(value).__name__, *fields]
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -55,7 +78,7 @@ def total_hash(hashes: Mapping[str, str]) -> str:
 
 def record() -> dict[str, Any]:
     """Return the recorded version: its number, hash, and the hashes of its modules."""
-    content: dict[str, Any] = json.loads(RECORD.read_text())
+    content: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
     return content
 
 
