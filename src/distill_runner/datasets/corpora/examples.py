@@ -46,10 +46,13 @@ class Documents:
     def __len__(self) -> int:
         return len(self.documents) - 1
 
+    def bounds_of(self, number: int) -> np.ndarray:
+        """Return the start in ``ids`` of each sentence of document ``number``, and the end of the last one."""
+        return self.sentences[self.documents[number] : self.documents[number + 1] + 1]
+
     def sentences_of(self, number: int) -> list[np.ndarray]:
         """Return the tokens of each sentence of document ``number``."""
-        bounds = self.sentences[self.documents[number] : self.documents[number + 1] + 1]
-        return [self.ids[first:last] for first, last in pairwise(bounds)]
+        return [self.ids[first:last] for first, last in pairwise(self.bounds_of(number))]
 
     @classmethod
     def tokenize(cls, texts: Iterable[list[str]], tokenizer: Any, folder: Path) -> "Documents":
@@ -100,17 +103,17 @@ def pair_examples(documents: Documents, size: int, short: float) -> Iterator[Exa
         short: share of the pairs with a random target length of at most ``size``; the others have ``size``.
     """
     rng = np.random.default_rng(PAIR_SEED)
-    _, non_empty = np.unique(documents.sentences[documents.documents], return_index=True)
-    documents = replace(documents, documents=documents.documents[non_empty])
+    documents = _without_empty(documents)
     for number in range(len(documents)):
-        sentences, start = [sentence for sentence in documents.sentences_of(number) if len(sentence)], 0
-        while start < len(sentences):
+        # Positions in ``documents.ids``. A segment is a slice of them, so the time is linear in the length.
+        bounds, start = documents.bounds_of(number), 0
+        while start < len(bounds) - 1:
             target = int(rng.integers(2, size + 1)) if rng.random() < short else size
-            end = _end_of_target(sentences, start, target)
+            end = _end_of_target(bounds, start, target)
             middle = start + (int(rng.integers(1, end - start)) if end - start > 1 else 1)
-            first = np.concatenate(sentences[start:middle])
+            first = documents.ids[bounds[start] : bounds[middle]]
             if end - start > 1 and (rng.random() < 0.5 or len(documents) == 1):
-                second, label, start = np.concatenate(sentences[middle:end]), IS_NEXT, end
+                second, label, start = documents.ids[bounds[middle] : bounds[end]], IS_NEXT, end
             elif len(documents) == 1:
                 return  # one sentence is left, and there is no other document to pair it with
             else:
@@ -118,18 +121,25 @@ def pair_examples(documents: Documents, size: int, short: float) -> Iterator[Exa
             yield *_truncate_pair(first, second, size, rng), label
 
 
-def _end_of_target(sentences: list[np.ndarray], start: int, target: int) -> int:
-    """Return the end of the sentences from ``start`` that have ``target`` tokens together, or the end of the list."""
-    lengths = np.cumsum([len(sentence) for sentence in sentences[start:]])
-    return start + min(int(np.searchsorted(lengths, target)) + 1, len(lengths))
+def _without_empty(documents: Documents) -> Documents:
+    """Return the documents without empty sentences, and without documents that have no other ones."""
+    sentences = np.unique(documents.sentences)
+    numbers = np.searchsorted(sentences, documents.sentences[documents.documents])
+    return replace(documents, sentences=sentences, documents=np.unique(numbers))
+
+
+def _end_of_target(bounds: np.ndarray, start: int, target: int) -> int:
+    """Return the end of the sentences from ``start`` that have ``target`` tokens together, or the last end."""
+    end = int(np.searchsorted(bounds, bounds[start] + target))
+    return min(max(end, start + 1), len(bounds) - 1)
 
 
 def _random_segment(documents: Documents, excluded: int, target: int, rng: np.random.Generator) -> np.ndarray:
     """Return about ``target`` tokens from a random place of a random document other than number ``excluded``."""
     other = int(rng.integers(len(documents) - 1))
-    sentences = [sentence for sentence in documents.sentences_of(other + (other >= excluded)) if len(sentence)]
-    start = int(rng.integers(len(sentences)))
-    return np.concatenate(sentences[start : _end_of_target(sentences, start, target)])
+    bounds = documents.bounds_of(other + (other >= excluded))
+    start = int(rng.integers(len(bounds) - 1))
+    return documents.ids[bounds[start] : bounds[_end_of_target(bounds, start, target)]]
 
 
 def _truncate_pair(
