@@ -289,7 +289,7 @@ def test_targets_that_points_share_are_computed_before_them(
     assert [list(missing_caches(stage, store)) for stage in stages] == [[], [], []]  # there is no teacher yet
     assert stages[0].teacher is not None
     store.get(stages[0].teacher.spec, lambda folder: None)
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("distill_runner.sweeping.sweep.available_cpus", lambda: 64)
 
     # One that a single point reads, or that nobody would wait for, is that point's own affair.
     filler = ["method=alp", "loss.temperature=3", two, "runtime.targets_only=true"]

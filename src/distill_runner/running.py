@@ -34,6 +34,7 @@ from distill_runner.report.identity import recorded_identity
 from distill_runner.report.result import describe_run, environment, model_card, run_result, stage_assumptions
 from distill_runner.tasks.splits import OPTIONAL
 from distill_runner.tracking import Tracker, flatten, open_tracker
+from distill_runner.training.devices import available_cpus
 from distill_runner.training.history import Log
 from distill_runner.training.train import PREDICTIONS
 
@@ -60,12 +61,17 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     if run.plan:
         for row in paper_comparison(settings):
             log.info("%s", row)
-    if run.runtime.threads:
-        limit_threads(run.runtime.threads)
-    elif run.runtime.num_processes > 1:
-        limit_threads(max(1, torch.get_num_threads() // run.runtime.num_processes))
+    limit_threads(num_threads(run.runtime.threads, run.runtime.num_processes))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     return _Run(run, stage, Pipeline(Store(run.store.dir), run.runtime), folder, settings).run()
+
+
+def num_threads(threads: int | None, num_processes: int) -> int:
+    """Return the number of torch's threads in each process: ``runtime.threads``, or its part of the CPUs.
+
+    torch's own default ignores the quota of a container, in which more threads wait for each other.
+    """
+    return threads or max(1, min(torch.get_num_threads(), available_cpus()) // num_processes)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ With ``sweep.wait=false`` the points are queued with Slurm; the same command lat
 import hashlib
 import json
 import logging
-import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from distill_runner.report.formats import write_report
 from distill_runner.sweeping.halving import by_cell, halve, halving_report, require_epochs
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.tracking import track_sweep
+from distill_runner.training.devices import available_cpus
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def _fill_shared_targets(launch: Launch, points: Sequence[GridPoint], workers: i
     fillers = list(dict.fromkeys(points[0] for points in readers.values() if len(points) > 1))
     if fillers:
         log.info("first caching the teacher outputs that several points read")
-    jobs, cpus = [[*point.overrides, "runtime.targets_only=true"] for point in fillers], os.cpu_count() or 1
+    jobs, cpus = [[*point.overrides, "runtime.targets_only=true"] for point in fillers], available_cpus()
     for point, job in zip(fillers, jobs, strict=True):
         if workers is not None and point.run is not None:
             own = point.run.runtime.threads or max(1, cpus // workers)

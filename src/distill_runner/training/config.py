@@ -82,10 +82,15 @@ class Optim(Schema):
     @model_serializer(mode="wrap")
     def _only_what_is_read(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Keep out of keys and results what is in ``OMITTED_DEFAULTS`` or not read by this optimizer and schedule."""
-        unread = {"milestones", "drop"} if self.schedule != "steps" else set[str]()
-        unread |= {"betas", "eps"} if self.name == "sgd" else {"momentum", "nesterov"}
+        unread = self.unread_options(self.name, self.schedule)
         unread |= {key for key, default in OMITTED_DEFAULTS.items() if getattr(self, key) == default}
         return {key: value for key, value in dump(self).items() if key not in unread}
+
+    @staticmethod
+    def unread_options(name: str, schedule: str) -> set[str]:
+        """Return the options that the optimizer ``name`` and the learning rate's ``schedule`` do not read."""
+        unread = {"milestones", "drop"} if schedule != "steps" else set[str]()
+        return unread | ({"betas", "eps"} if name == "sgd" else {"momentum", "nesterov"})
 
     @field_validator("milestones")
     @classmethod
@@ -135,8 +140,8 @@ class Runtime(Schema):
             ``auto`` decides by the size of the cache and the free disk space.
         targets_only: cache the outputs of teachers that are already in the store, for the stages that read them, and
             stop without training.
-        threads: number of CPU threads of torch in each process. None takes torch's default, divided by
-            ``num_processes``.
+        threads: number of CPU threads of torch in each process. None takes torch's default, or the CPUs that the
+            process may use if they are fewer, divided by ``num_processes``.
         gradient_checkpointing: recompute each layer of the trained model in the backward pass instead of keeping its
             activations: less memory, more time, the same numbers.
         compile: run each layer as one graph that ``torch.compile`` makes, so that a GPU waits less for the host. Each

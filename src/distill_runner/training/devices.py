@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.locks import MachineLock
 from distill_runner.common.process import allow_tf32
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.models.extract import compile_layers
@@ -31,9 +31,16 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 SECONDS_BETWEEN_TRIES = 2.0
 _ALIGNMENT = 16
 """Alignment in bytes of each tensor in a block: valid for every dtype, and fast in kernels."""
-_CLAIMS: list[FileLock] = []
+_CLAIMS: list[MachineLock] = []
 """Locks of this process on GPUs. The kernel frees them when the process ends, however it ends."""
 _END = object()
+
+
+def available_cpus() -> int:
+    """Return the number of CPUs that this process may use: by its affinity, and by the quota of its container."""
+    import joblib  # takes 0.1 s
+
+    return int(joblib.cpu_count())
 
 
 @dataclass(frozen=True)
@@ -210,26 +217,28 @@ def claim_gpu(gpus: Sequence[str], workers_per_gpu: int, folder: Path) -> int:
 
     Args:
         gpus: names of the GPUs, equal in all processes of the machine.
-        folder: folder of the lock files, shared by all processes of the machine.
+        folder: folder of the lock files, shared by all processes of the machine, of any user.
     """
     while True:
         for place in range(workers_per_gpu):
             for index, gpu in enumerate(gpus):
-                lock = FileLock(folder / f"distill-run-{gpu}-{place}.lock")
-                try:
-                    lock.acquire(timeout=0)
-                except Timeout:
-                    continue
-                _CLAIMS.append(lock)
-                return index
+                lock = MachineLock(folder / f"distill-run-{gpu}-{place}.lock")
+                if lock.try_acquire():
+                    _CLAIMS.append(lock)
+                    return index
         log.info("waiting for a GPU: all are in use (runtime.device=cuda:0 does not wait)")
         time.sleep(SECONDS_BETWEEN_TRIES)
 
 
 def claim_gpus(gpus: Sequence[str], count: int, folder: Path) -> list[int]:
     """Claim the first place on each of ``count`` GPUs, for processes that train together; return the GPUs' indices."""
-    with FileLock(folder / "distill-run-several.lock"):  # without it, two callers could wait for each other's GPUs
+    turn = MachineLock(folder / "distill-run-several.lock")  # else two callers could wait for each other's GPUs
+    while not turn.try_acquire():
+        time.sleep(SECONDS_BETWEEN_TRIES)
+    try:
         return [claim_gpu(gpus, 1, folder) for _ in range(count)]
+    finally:
+        turn.release()
 
 
 @cache

@@ -1,6 +1,5 @@
 """Sweeper ``hydra/sweeper=grid``: run every combination of the parameters, and resume an earlier sweep."""
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -107,4 +106,8 @@ class GridSweeper(BasicSweeper):
         jobs = self.config.hydra.launcher[name] if name else 1
         if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs == 0:
             raise UserError(f"hydra.launcher.{name}", jobs, "must be 1 or more, or -1 for one worker per CPU")
-        return jobs if jobs > 0 else os.cpu_count() or 1
+        if jobs > 0:
+            return jobs
+        from distill_runner.training.devices import available_cpus
+
+        return available_cpus()

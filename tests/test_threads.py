@@ -1,0 +1,56 @@
+"""CPUs that a process may use: fewer than the machine has, under ``taskset``, in a container, or beside processes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distill_runner import running
+from distill_runner.training.devices import available_cpus
+
+COUNT = "from distill_runner.training.devices import available_cpus; print(available_cpus())"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity of processes")
+def test_affinity_counts() -> None:
+    """``taskset -c 0`` on a machine of 64 CPUs would start 64 workers on one of them."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert available_cpus() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert available_cpus() <= len(allowed)
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("100000 100000", 1), ("150000 100000", 2), ("max 100000", None)])
+def test_the_quota_of_a_container_counts(quota: str, expected: int | None, tmp_path: Path) -> None:
+    """A container of 4 CPUs on a host of 64 would run 64 threads, which wait for each other."""
+    (tmp_path / "cpu.max").write_text(quota + "\n")
+    inside = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount --bind "$0" /sys/fs/cgroup && exec "$@"']
+    if shutil.which("unshare") is None or subprocess.run([*inside, str(tmp_path), "true"], check=False).returncode:
+        pytest.skip("this machine lets nobody mount a folder in a namespace of his own")
+    command = [*inside, str(tmp_path), sys.executable, "-c", COUNT]
+    count = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert count == min(expected or available_cpus(), available_cpus())
+
+
+@pytest.mark.parametrize(
+    ("threads", "processes", "torch_threads", "cpus", "expected"),
+    [(None, 1, 64, 4, 4), (None, 1, 2, 4, 2), (None, 3, 64, 7, 2), (None, 4, 2, 2, 1), (5, 2, 64, 4, 5)],
+)
+def test_threads_of_a_run(
+    threads: int | None,
+    processes: int,
+    torch_threads: int,
+    cpus: int,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``OMP_NUM_THREADS`` and ``runtime.threads`` are kept; processes share what is left of the quota."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: torch_threads)
+    monkeypatch.setattr(running, "available_cpus", lambda: cpus)
+    assert running.num_threads(threads, processes) == expected
