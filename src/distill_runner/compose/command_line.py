@@ -26,9 +26,10 @@ Groups (<group>=<name>):
 
 {groups}
 
-Keys (<key>=<value>): task.* teacher.* student.num_layers student.init loss.eta loss.lambda loss.temperature
-  optim.lr optim.batch_size optim.epochs optim.max_steps runtime.device runtime.precision runtime.targets
-  seed store.dir tracker.project plan; every key: distill-run --cfg job
+Keys (<key>=<value>): task.* teacher.* student.num_layers student.init loss.temperature
+  loss.eta loss.lambda (beta, the weight of the hard labels, is 1 - eta - lambda) optim.lr optim.batch_size optim.epochs
+  optim.max_steps runtime.device runtime.precision runtime.targets seed store.dir tracker.project plan;
+  every key: distill-run --cfg job
 
 Examples:
   distill-run experiment=demo                                   with and without a teacher; embedded data, offline

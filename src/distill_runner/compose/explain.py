@@ -136,6 +136,8 @@ def _no_such_key(key: str) -> UserError:
     keys = list(configuration_keys())
     if owners := [owner for name, owner in keys if name == key]:
         return UserError(key, None, "the chosen configuration has no such key", f"It belongs to {' or '.join(owners)}.")
+    if key.rpartition(".")[2] == "beta":
+        return UserError(key, None, "is derived: beta = 1 - eta - lambda", "Set loss.eta and loss.lambda.")
     names = {name for name, _ in keys}
     word = OTHER_WORDS.get(key.rpartition(".")[2])
     remedy = f"Did you mean '{word}'?" if word else suggestion(key, names) or HELP

@@ -36,6 +36,11 @@ def beta(*weights: Any) -> float:
     return rest
 
 
+def equal_weight(*, _root_: DictConfig) -> float:
+    """Return one over the number of the method's loss terms: 1/3 for ALP-KD, 1/2 for RKD."""
+    return 1 / len(_root_.method.terms)
+
+
 def choose(value: Any, *pairs: Any) -> Any:
     """Return the value that follows the name ``value`` in ``pairs``: name, value, name, value, ...
 
@@ -193,7 +198,19 @@ def register() -> None:
     for node in (open_options.stages, open_options.task.test):
         OmegaConf.set_struct(node, False)
     ConfigStore.instance().store(name="open_options", node=open_options)
-    resolvers = (beta, choose, count, divide, multiply, own_task_name, phase_epochs, plan_suffix, recipe, run_key)
+    resolvers = (
+        beta,
+        choose,
+        count,
+        divide,
+        equal_weight,
+        multiply,
+        own_task_name,
+        phase_epochs,
+        plan_suffix,
+        recipe,
+        run_key,
+    )
     for resolver in (*resolvers, single_stage):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
 
