@@ -1,7 +1,8 @@
 """Mappings: the paper's tables literally, properties for any depths, and the errors of impossible ones."""
 
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -179,6 +180,9 @@ def test_impossible_pairs(keys: dict[str, Any], m: int, n: int, message: str) ->
         ({"rule": "layer"}, "mapping.layer: mapping=layer needs it\n"),
         ({"rule": "explicit"}, "mapping.layers: mapping=explicit needs it\n"),
         ({"rule": "skip", "layer": 3}, "mapping.layer=3: mapping=skip does not use it\n"),
+        ({"rule": "random"}, "mapping.seed: mapping=random needs it\n"),
+        ({"rule": "skip", "seed": 0}, "mapping.seed=0: mapping=skip does not use it\n"),
+        ({"rule": "reverse", "sort": True}, "mapping.sort=true: mapping=reverse does not use it\n"),
         ({"rule": "all", "layers": [[1], []]}, "mapping.layers=[[1], []]: mapping=all does not use it\n"),
         (
             {"rule": "explicit", "layers": [[1], []], "supervise_last": True},
@@ -200,17 +204,66 @@ def test_unknown_rules_and_keys_are_refused() -> None:
         LayerMapping.model_validate({"rule": "all", "layerz": 1})
 
 
+def test_controls_by_hand() -> None:
+    assert LayerMapping(rule="reverse").teacher_layers(4, 12) == [[9], [5], [1], []]
+    assert LayerMapping(rule="same").teacher_layers(4, 12) == [[5], [5], [5], []]
+    assert LayerMapping(rule="same").teacher_layers(3, 6) == [[4], [4], []], "the upper of the two in the middle"
+    assert LayerMapping(rule="same", layer=2).teacher_layers(3, 6) == [[2], [2], []]
+    assert LayerMapping(rule="same").teacher_layers(1, 6) == [[]]
+    # These numbers must never change: they are in keys of the store.
+    assert LayerMapping(rule="random", seed=1).teacher_layers(4, 12) == [[6], [10], [7], []]
+
+
+@given(depths(), st.booleans())
+def test_reverse_is_skip_upside_down(m_n: tuple[int, int], supervise_last: bool) -> None:
+    reverse, skip = (LayerMapping(rule=rule, supervise_last=supervise_last) for rule in ("reverse", "skip"))
+    count = m_n[0] - (not supervise_last)
+    assert reverse.teacher_layers(*m_n)[:count] == skip.teacher_layers(*m_n)[:count][::-1]
+
+
+@given(depths(), st.integers(0, 9), st.integers(0, 9), st.tuples(st.booleans(), st.booleans(), st.booleans()))
+def test_random_layers(m_n: tuple[int, int], seed: int, epoch: int, flags: tuple[bool, bool, bool]) -> None:
+    sort, repeat, every_epoch = flags
+    mapping = LayerMapping(rule="random", seed=seed, sort=sort, repeat=repeat, every_epoch=every_epoch)
+    *supervised, last = mapping.teacher_layers(*m_n, epoch)
+    drawn = [k for (k,) in supervised]
+    assert last == []
+    assert all(1 <= k <= m_n[1] for k in drawn)
+    assert repeat or len({*drawn}) == len(drawn)
+    assert not sort or drawn == sorted(drawn)
+    assert mapping.teacher_layers(*m_n, epoch) == [*supervised, last], "a draw depends on nothing but seed and epoch"
+    assert every_epoch or mapping.teacher_layers(*m_n, epoch + 1) == [*supervised, last]
+
+
+@pytest.mark.parametrize("every_epoch", [False, True])
+def test_random_layers_are_uniform(every_epoch: bool) -> None:
+    """Each of the 30 ordered pairs of six layers is drawn 100 times on average; sd is 9.8."""
+    counts = Counter(
+        tuple(k for (k,) in LayerMapping(rule="random", seed=seed, every_epoch=every_epoch).teacher_layers(3, 6, e)[:2])
+        for seed, e in ((n // 10, n % 10) if every_epoch else (n, 0) for n in range(3000))
+    )
+    assert len(counts) == 30
+    assert all(abs(count - 100) < 50 for count in counts.values())
+
+
+def test_names() -> None:
+    assert LayerMapping(rule="layer", layer=6).name == "layer:6"
+    assert LayerMapping(rule="random", seed=1, repeat=True).name == "random repeat"
+    assert LayerMapping(rule="random", seed=1, sort=True, every_epoch=True).name == "rail"
+
+
 @pytest.mark.parametrize("path", sorted(CONF.glob("mapping/*.yaml")), ids=lambda path: path.stem)
 def test_shipped_mappings(path: Path) -> None:
-    whole = OmegaConf.create({"mapping": OmegaConf.load(path), "teacher": {"relations": {"layer": None}}})
+    rest = {"seed": 1, "teacher": {"relations": {"layer": None}}}
+    whole = OmegaConf.create({"mapping": OmegaConf.load(path), **rest})
     mapping = LayerMapping.model_validate(OmegaConf.to_container(whole.mapping, resolve=True))
-    assert mapping.rule == path.stem.partition("_")[0] or mapping.rule == path.stem
+    assert path.stem in (mapping.rule, mapping.name) or mapping.rule == path.stem.partition("_")[0]
     assert len(mapping.teacher_layers(4, 12)) == 4
 
 
 def test_every_rule_is_shipped() -> None:
-    shipped = {*DERIVED, "group_top", "top"}
-    assert {path.stem for path in CONF.glob("mapping/*.yaml")} == shipped | {"layer", "layer_6", "layer_12", "explicit"}
+    rules = {*get_args(get_args(LayerMapping.__annotations__["rule"])[0])}
+    assert {path.stem for path in CONF.glob("mapping/*.yaml")} == rules | {"layer_6", "layer_12", "rail"}
 
 
 @pytest.mark.parametrize(

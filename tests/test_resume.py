@@ -45,6 +45,8 @@ CASES = {
     # The watched term has a mean of 0.048 in epoch 2 and 0.031 in epoch 3, after which the third layer follows.
     # With half of the sum it would follow too early, and with half of the examples too late.
     "scheduled by thresholds": Case((*SCHEDULED, "schedule.limits=[1,3,3]", "schedule.thresholds=0.035"), (6, 11)),
+    # Epoch 2 compares other teacher layers than epoch 1, and the run is stopped within it.
+    "layers drawn anew in each epoch": Case(("method=rail", "student.num_layers=3", "teacher.optim.epochs=1")),
     "momentum of SGD": Case(("method=nkd", "optim.name=sgd", "optim.lr=0.1")),
     "loss scale of fp16": Case(("method=nkd",), precision="fp16"),
     "images with batch normalization": Case(

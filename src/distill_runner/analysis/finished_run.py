@@ -14,7 +14,7 @@ from distill_runner.compose.run_config import typed_run
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distill_runner.methods.hidden_states import Attend
+    from distill_runner.methods.hidden_states import HiddenStateLoss
     from distill_runner.models.families import Projection
     from distill_runner.models.features import FeatureRequest, Features
     from distill_runner.pipeline.build import Pipeline
@@ -142,29 +142,31 @@ class FinishedRun:
             UserError: the run does not attend to teacher layers, its attention has trained projections, which are not
                 kept, or it does not supervise one of ``layers``.
         """
-        combination, depth = self._attention_over_layers(), self.teacher.shape.num_layers
+        term, depth = self._attention_over_layers(), self.teacher.shape.num_layers
         for layer in layers:
-            if layer not in combination.layers:
-                supervised = ", ".join(map(str, combination.layers))
+            if layer not in term.layers:
+                supervised = ", ".join(map(str, term.layers))
                 remedy = f"It supervises {supervised}."
                 raise UserError("--layers", layer, f"{self.name} does not supervise it", remedy)
-        teacher_layers = sorted({k for layer in layers for k in combination.layers[layer]})
-        combination(self._cls(self.stage, layers, examples), self._cls(self.teacher, teacher_layers, examples))
+        pairs = {layer: term.layers[layer] for layer in layers}
+        teacher_layers = sorted({k for entry in pairs.values() for k in entry})
+        states = self._cls(self.stage, layers, examples), self._cls(self.teacher, teacher_layers, examples)
+        term.combination(pairs, *states)
         weights = {layer: np.full((len(examples), depth), np.nan) for layer in layers}
         for layer, weights_NK in weights.items():
-            weights_NK[:, np.array(combination.layers[layer]) - 1] = combination.alpha[layer][:, 0]
+            weights_NK[:, np.array(pairs[layer]) - 1] = term.combination.alpha[layer][:, 0]
         return weights
 
-    def _attention_over_layers(self) -> "Attend":
+    def _attention_over_layers(self) -> "HiddenStateLoss":
         from distill_runner.methods.hidden_states import Attend, HiddenStateLoss
 
         terms = [term for term in self.stage.build_method().named_terms().values() if isinstance(term, HiddenStateLoss)]
-        for combination in (term.combination for term in terms):
-            if isinstance(combination, Attend):
-                if combination.attention.type == "kqv":
+        for term in terms:
+            if isinstance(term.combination, Attend):
+                if term.combination.attention.type == "kqv":
                     problem = "its attention has trained projections, which are not kept with the student"
                     raise UserError("run", self.folder, problem, "Give runs of attention=dot.")
-                return combination
+                return term
         problem = f"{self.name} does not weight the teacher's layers"
         raise UserError("run", self.folder, problem, "Give runs of method=alp.")
 

@@ -81,6 +81,12 @@ class LossTerm(nn.Module, ABC):
                 configuration of the term.
         """
 
+    def begin_epoch(self, progress: Progress) -> None:
+        """Prepare for the updates of an epoch, as ``Method.begin_epoch``; here a term can change its needs.
+
+        They must be among those of ``bind``, so that targets can be cached before the first epoch.
+        """
+
     @abstractmethod
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         """Return the unweighted term: a scalar, the mean over the batch's units ``mean_over``."""
@@ -112,7 +118,7 @@ class LayeredTerm(LossTerm):
 
     Attributes:
         one_to_one: whether the term compares each student layer with a single teacher layer.
-        layers: teacher layers of each student layer that can be supervised; empty before ``bind``.
+        layers: teacher layers of each student layer that can be supervised, in this epoch; empty before ``bind``.
         current_layers: entries of ``layers`` that are compared in the current epoch.
     """
 
@@ -141,7 +147,16 @@ class LayeredTerm(LossTerm):
         if self.one_to_one:
             one_to_one(layers)
         self.layers = {j: entry for j, entry in enumerate(layers, start=1) if entry}
+        self.depths = student.num_layers, teacher.num_layers
         self.build(student, teacher)
+        self.supervise(self.layers)
+        if self.mapping.every_epoch:
+            self.teacher_needs = self.layer_needs(range(1, teacher.num_layers + 1))
+
+    def begin_epoch(self, progress: Progress) -> None:
+        """Take the teacher layers of this epoch; all but mappings with ``every_epoch`` keep theirs."""
+        layers = self.mapping.teacher_layers(*self.depths, progress.epoch)
+        self.layers = {j: layers[j - 1] for j in self.layers}
         self.supervise(self.layers)
 
     def build(self, student: EncoderShape, teacher: EncoderShape) -> None:
@@ -217,6 +232,9 @@ class Method(nn.Module):
         A method that changes during training changes here: the terms that ``current_terms`` returns, and ``needs``, the
         features that the next ``forward`` reads.
         """
+        for term in self.named_terms().values():
+            term.begin_epoch(progress)
+        self.needs = self.combined_needs(self.current_terms().values())
 
     def end_update(self, means: Mapping[str, Tensor], num_examples: int) -> None:
         """Receive the values of the terms after every update, for methods that keep statistics of them.

@@ -20,6 +20,7 @@ from distill_runner.methods.attention import AttentionRelationLoss, AttentionSco
 from distill_runner.methods.base import LossTerm, Method
 from distill_runner.methods.hidden_states import EmbeddingLoss, HiddenStateLoss, TokenStateLoss
 from distill_runner.methods.outputs import Outputs
+from distill_runner.methods.pooled_states import PooledStateLoss
 from distill_runner.methods.predictions import HardLabels, LogitMatching, NextSentence, SoftLabels, SoftLabelsPerClass
 from distill_runner.methods.schedules import LayerSchedule, ScheduledMethod
 from distill_runner.models.features import EncoderShape, FeatureRequest
@@ -34,6 +35,7 @@ TERMS: dict[str, type[LossTerm]] = {
     "attention_scores": AttentionScoreLoss,
     "token_states": TokenStateLoss,
     "embeddings": EmbeddingLoss,
+    "pooled_states": PooledStateLoss,
     "next_sentence": NextSentence,
 }
 """Built-in terms by id. Ids are part of keys in the store: a class may move, but its id must not change."""
@@ -232,7 +234,7 @@ class MethodConfig(Schema):
 def parse_method(node: Any) -> MethodConfig:
     """Return the typed form of ``{terms: ..., weights: ..., schedule: ...}``.
 
-    Terms of weight 0 are dropped before they are parsed.
+    Terms of weight 0 are parsed too, and then dropped.
 
     Raises:
         UserError: a part is missing or malformed. The error's key begins with ``.method``.
@@ -250,9 +252,11 @@ def parse_method(node: Any) -> MethodConfig:
         raise UserError(".method.weights", list(weights), problem)
     parsed = {}
     for name, term in terms.items():
-        if weight := _weight(name, weights[name]):
-            with error_context(f".method.terms.{name}"):
-                parsed[name] = TermConfig.parse(term, weight)
+        weight = _weight(name, weights[name])
+        with error_context(f".method.terms.{name}"):
+            typed = TermConfig.parse(term, weight)
+        if weight:
+            parsed[name] = typed
     schedule = node.get("schedule")
     return MethodConfig(
         terms=parsed, schedule=validate_config(LayerSchedule, schedule, ".method.schedule.") if schedule else None

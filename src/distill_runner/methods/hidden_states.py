@@ -120,25 +120,26 @@ class Attention(Schema):
 
 
 class Combination(nn.Module, ABC):
-    """Base of modules that build, for each supervised student layer j, the two tensors to compare: state and target.
+    """Base of modules that build, for each supervised student layer j, the two tensors to compare: state and target."""
 
-    Args:
-        layers: teacher layers of each supervised student layer.
-    """
-
-    def __init__(self, layers: Mapping[int, list[int]]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layers = layers
         self.alpha: dict[int, Tensor] = {}
         """Attention weights (B, A, K) of the last forward by student layer, detached; empty without attention."""
 
-    def forward(self, student: dict[int, Tensor], teacher: dict[int, Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
-        """Return the pair (state, target) for each layer in ``student``. The inputs are states (B, H) by layer."""
+    def forward(
+        self, layers: Mapping[int, list[int]], student: Mapping[int, Tensor], teacher: Mapping[int, Tensor]
+    ) -> dict[int, tuple[Tensor, Tensor]]:
+        """Return the pair (state, target) for each student layer.
+
+        Args:
+            layers: teacher layers of each supervised student layer.
+            student, teacher: states (B, H) by layer.
+        """
         self.alpha.clear()
         return {
             j: self.compared_pair(j, student[j], torch.stack([teacher[k] for k in entry], dim=1))
-            for j, entry in self.layers.items()
-            if j in student
+            for j, entry in layers.items()
         }
 
     @abstractmethod
@@ -172,10 +173,10 @@ class Concatenate(Combination):
         width_teacher: int,
         project: Literal["teacher", "student"],
     ) -> None:
-        super().__init__(layers)
+        super().__init__()
         self.project = project
         self.projections = nn.ModuleDict()
-        for j, entry in self.layers.items():
+        for j, entry in layers.items():
             widths = (len(entry) * width_teacher, width_student)
             self.projections[str(j)] = nn.Linear(*(widths if project == "teacher" else widths[::-1]))
 
@@ -194,10 +195,10 @@ class Attend(Combination):
     def __init__(
         self, layers: Mapping[int, list[int]], width_student: int, width_teacher: int, attention: Attention
     ) -> None:
-        super().__init__(layers)
+        super().__init__()
         self.attention = attention
         self.projections = nn.ModuleDict()
-        for j, entry in self.layers.items() if attention.type == "kqv" else ():
+        for j, entry in layers.items() if attention.type == "kqv" else ():
             self.projections[str(j)] = KeysQueriesValues(width_student, width_teacher, len(entry), attention)
 
     def compared_pair(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
@@ -304,7 +305,7 @@ class HiddenStateLoss(LayeredTerm):
             self.require_equal("width", student, teacher, reason, remedy)
         match self.combine:
             case "select":
-                self.combination: Combination = Select(self.layers)
+                self.combination: Combination = Select()
             case "concatenate":
                 self.combination = Concatenate(self.layers, student.width, teacher.width, self.project)
             case "attend":
@@ -314,7 +315,7 @@ class HiddenStateLoss(LayeredTerm):
         return FeatureRequest(cls=frozenset(layers))
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        pairs = self.combination({j: student.cls[j] for j in self.current_layers}, teacher.cls)
+        pairs = self.combination(self.current_layers, student.cls, teacher.cls)
         alphas = self.combination.alpha.items()
         self.diagnostics = {f"alpha_entropy_{j}": attention_entropy(alpha) for j, alpha in alphas}
         return self.reduce_layers([self.distance(state, target) for state, target in pairs.values()])

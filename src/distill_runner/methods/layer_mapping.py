@@ -5,6 +5,7 @@ is compared with. The entry is empty for a layer that is not supervised.
 In this module m is the number of student layers and n the number of teacher layers.
 """
 
+import random
 from typing import Annotated, Literal
 
 from pydantic import model_validator
@@ -35,23 +36,37 @@ class LayerMapping(Schema):
     - ``top``: the student's last layer, regardless of ``supervise_last``, learns from the single teacher layer
       ``layer`` (MiniLMv2).
     - ``explicit``: the mapping ``layers``.
+    - ``reverse``: ``skip`` upside down: the deepest supervised student layer learns from the lowest layer (Yu et al.
+      2025).
+    - ``same``: every supervised student layer learns from one teacher layer, ``layer`` or by default the middle one of
+      ``skip``; of an even number, the upper of the two in the middle (Yu et al. 2025, "all to one").
+    - ``random``: c teacher layers drawn from ``seed``, in the order of the draw (Yu et al. 2025). With ``sort`` and
+      ``every_epoch`` it is the mapping of RAIL-KD (Haidar et al. 2022).
 
-    All rules but ``top`` and ``explicit`` need a student with fewer layers than the teacher.
+    The last three are controls, which ask whether the choice of layers matters. All rules but ``top`` and ``explicit``
+    need a student with fewer layers than the teacher.
 
     Args:
         rule: name of the rule; the choices ``mapping=<name>`` explain each rule by an example.
         layer: teacher layer, counted from 1. Required by the rule ``layer``; optional for ``top``, where the teacher's
-            last layer is the default. No other rule takes it.
+            last layer is the default, and for ``same``. No other rule takes it.
         layers: mapping of the rule ``explicit``: one list of teacher layers per student layer, ``[]`` for a layer that
             is not supervised. No other rule takes it.
         supervise_last: whether the student's last layer is supervised too. The rule ``top`` ignores it; ``explicit``
             refuses it.
+        seed: seed of the rule ``random``, which needs it. Tables take runs that differ in it for seeds of one row.
+        sort: whether the drawn layers rise with the student layers.
+        repeat: whether several student layers can draw the same teacher layer.
+        every_epoch: whether each epoch draws anew. The draw depends only on ``seed`` and the epoch, so that training
+            resumes with the same layers.
     Raises:
         UserError: a key is missing, or belongs to another rule.
     """
 
     rule: Annotated[
-        Literal["skip", "no", "po", "all", "layer", "last", "group_top", "top", "explicit"],
+        Literal[
+            "skip", "no", "po", "all", "layer", "last", "group_top", "top", "explicit", "reverse", "same", "random"
+        ],
         Assumption(
             '12 layers to 6 gives teacher layers 1, 3, 5, 7, 9: "only every other layer is skipped"', "ALP-KD", "skip"
         ),
@@ -65,13 +80,18 @@ class LayerMapping(Schema):
     layer: int | None = None
     layers: list[list[int]] | None = None
     supervise_last: bool = False
+    seed: int | None = None
+    sort: bool = False
+    repeat: bool = False
+    every_epoch: bool = False
 
     @model_validator(mode="after")
     def _keys_of_the_rule(self) -> "LayerMapping":
-        for key, rule, value in (("layer", "layer", self.layer), ("layers", "explicit", self.layers)):
+        for key, (rule, *optional) in _RULES_OF_KEYS.items():
+            is_default = (value := getattr(self, key)) == type(self).model_fields[key].default
             if self.rule == rule and value is None:
                 raise UserError(f"mapping.{key}", None, f"mapping={rule} needs it", _EXAMPLES[rule])
-            if self.rule not in (rule, "top" if key == "layer" else rule) and value is not None:
+            if self.rule not in (rule, *optional) and not is_default:
                 problem = f"mapping={self.rule} does not use it"
                 raise UserError(f"mapping.{key}", value, problem, _EXAMPLES[rule])
         if self.rule == "explicit" and self.supervise_last:
@@ -79,9 +99,19 @@ class LayerMapping(Schema):
             raise UserError("mapping.supervise_last", True, problem, _EXAMPLES["explicit"])
         return self
 
-    def teacher_layers(self, num_student: int, num_teacher: int) -> list[list[int]]:
+    @property
+    def name(self) -> str:
+        """Name for tables: the rule, with the teacher layer if one is set, and ``rail`` for the mapping of RAIL-KD."""
+        if self.rule == "random":
+            flags = [key for key in ("sort", "repeat", "every_epoch") if getattr(self, key)]
+            return "rail" if flags == ["sort", "every_epoch"] else " ".join(["random", *flags])
+        return self.rule if self.layer is None else f"{self.rule}:{self.layer}"
+
+    def teacher_layers(self, num_student: int, num_teacher: int, epoch: int = 0) -> list[list[int]]:
         """Return the mapping for a student and a teacher with these numbers of layers: one entry per student layer.
 
+        Args:
+            epoch: epoch of the student, counted from 0; it matters only with ``every_epoch``.
         Raises:
             UserError: the mapping does not fit these depths.
         """
@@ -100,12 +130,19 @@ class LayerMapping(Schema):
                 f"Take student.num_layers below {n}, or mapping=explicit.",
             )
         count = m if self.supervise_last else m - 1
-        return self._layers_of_rule(count, m, n) + [[]] * (m - count)
+        return self._layers_of_rule(count, m, n, epoch) + [[]] * (m - count)
 
-    def _layers_of_rule(self, count: int, m: int, n: int) -> list[list[int]]:
+    def _layers_of_rule(self, count: int, m: int, n: int, epoch: int) -> list[list[int]]:
+        skip = [[1 + j * (n // count)] for j in range(count)]
         match self.rule:
             case "skip":
-                return [[1 + j * (n // count)] for j in range(count)]
+                return skip
+            case "reverse":
+                return skip[::-1]
+            case "random":
+                return [[k] for k in self._drawn(count, n, epoch)]
+            case "same" if self.layer is None:
+                return [skip[count // 2]] * count if count else []
             case "no":
                 return _buckets(n, count)
             case "po":
@@ -120,6 +157,16 @@ class LayerMapping(Schema):
         assert self.layer is not None
         _require_layers("mapping.layer", self.layer, [self.layer], n)
         return [[self.layer] for _ in range(count)]
+
+    def _drawn(self, count: int, n: int, epoch: int) -> list[int]:
+        # Python guarantees that random() gives the same numbers in all of its versions, unlike sample() and shuffle().
+        draw = random.Random(f"{self.seed}/{epoch if self.every_epoch else 0}").random
+        if self.repeat:
+            drawn = [1 + int(n * draw()) for _ in range(count)]
+        else:
+            ranks = {k: draw() for k in range(1, n + 1)}
+            drawn = sorted(ranks, key=lambda k: ranks[k])[:count]
+        return sorted(drawn) if self.sort else drawn
 
 
 def one_to_one(layers: list[list[int]]) -> dict[int, int]:
@@ -139,8 +186,18 @@ def one_to_one(layers: list[list[int]]) -> dict[int, int]:
     return {j: entry[0] for j, entry in enumerate(layers, start=1) if entry}
 
 
+_RULES_OF_KEYS = {
+    "layer": ("layer", "top", "same"),
+    "layers": ("explicit",),
+    "seed": ("random",),
+    "sort": ("random",),
+    "repeat": ("random",),
+    "every_epoch": ("random",),
+}
+"""Keys by the rules that take them; the first one of these needs it, if it has no default."""
 _EXAMPLES = {
     "layer": "For one teacher layer: mapping=layer mapping.layer=6",
+    "random": "For layers drawn at random: mapping=random mapping.seed=1",
     "explicit": "For a list of your own: mapping=explicit 'mapping.layers=[[1],[5],[9],[]]'",
 }
 

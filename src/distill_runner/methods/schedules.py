@@ -292,6 +292,7 @@ class ScheduledMethod(Method):
 
         A second call for the same epoch, after a resume, does not move on again.
         """
+        super().begin_epoch(progress)
         state = self.state
         if progress.epoch > state.epoch:
             limits = self.schedule.step_limits(len(self.layers), progress.num_epochs)

@@ -42,7 +42,7 @@ class Identity:
         row: settings that separate rows.
         grid: settings of a hyper-parameter search: optimizer, weights and temperatures of the loss, and selection, of
             the student and of the stages that its weights come from.
-        seeds: seeds of these stages.
+        seeds: seeds of these stages and of their random mappings.
         stages: names of these stages, nearest first, without the student.
         upstream: names of all stages upstream of the student, those of its teachers too.
         terms: names of the student's loss terms.
@@ -88,7 +88,7 @@ def identity_of(result: Result) -> Identity | None:
         for part, name, value in _stage_settings(specs[key], names, result if key == student else {}):
             settings = identity.row
             if key in own:
-                settings = identity.seeds if part == "seed" else settings
+                settings = identity.seeds if _is_seed(part, name) else settings
                 settings = identity.grid if _is_searched(part, name, value) else settings
             settings[f"{prefix}{name}"] = _hashable(value)
     identity.row.update(result.get("conditions") or {})
@@ -212,6 +212,11 @@ def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _is_seed(part: str, name: str) -> bool:
+    """Whether a setting is a seed: of a stage, or of a mapping that it draws at random."""
+    return part == "seed" or (part == "method" and name.endswith(".mapping.seed"))
 
 
 def _is_searched(part: str, name: str, value: Any) -> bool:

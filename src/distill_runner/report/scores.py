@@ -157,6 +157,22 @@ def measured_stage(stage: Stage, pipeline: Pipeline) -> dict[str, Any] | None:
     return measured
 
 
+def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dict[str, float]]]:
+    """Return metrics of each class by validation and test split; empty for tasks that have none."""
+    task, artifact = stage.config.task, pipeline.store.find(stage.spec)
+    if task is None or artifact is None:
+        return {}
+    outputs = {
+        name: (np.load(artifact / PREDICTIONS.format(name)), pipeline.inputs.split(stage, split))
+        for name, split in task.validation.items()
+        if (artifact / PREDICTIONS.format(name)).exists()
+    }
+    tests = FinalScores(stage, pipeline)
+    outputs |= {name: (tests.outputs(name), split) for name, split in tests.splits.items()}
+    by_split = {name: task.scores_by_class(*of_split) for name, of_split in outputs.items()}
+    return {name: scores for name, scores in by_split.items() if scores}
+
+
 def published_number(run: RunConfig, stage: Stage, quantity: Quantity) -> Published | None:
     """Return the number that a paper prints for a run, or None. The methods of all its stages define the variant."""
     variant: dict[str, Any] = {}
@@ -186,7 +202,7 @@ def mapping_and_attention(method: MethodConfig) -> dict[str, Any]:
     attention: Attention | None = next((term["attention"] for term in arguments if term.get("attention")), None)
     names: dict[str, Any] = {}
     if mapping:
-        names["mapping"] = mapping.rule if mapping.layer is None else f"{mapping.rule}:{mapping.layer}"
+        names["mapping"] = mapping.name
     if attention:
         names |= {"attention": attention.type, "heads": attention.heads}
     return names
