@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +14,9 @@ from distill_runner.common.errors import UserError
 from distill_runner.pipeline import status
 from distill_runner.pipeline.store import SPEC, Spec, is_complete, key_of
 
-KINDS = ("checkpoints", "targets", "test", "tokens", "vocabulary", "stage")
+KINDS = ("checkpoints", "targets", "test", "tokens", "vocabulary", "speed", "stage")
 """Kinds of artifacts in the order in which to delete them: the first are the largest and easiest to make again."""
-State = Literal["complete", "damaged", "partial"]
+State = Literal["complete", "damaged", "partial", "unreadable"]
 _KEY = re.compile(r"[0-9a-f]{16}")
 
 
@@ -36,7 +37,8 @@ class Entry:
     """Artifact in the store, or what is left of one.
 
     Attributes:
-        state: ``partial`` while it is built or deleted, or after an interruption; ``damaged`` if its files changed.
+        state: ``partial`` while it is built or deleted, or after an interruption; ``damaged`` if its files changed;
+            ``unreadable`` if they belong to another user who keeps them private.
         name: what distinguishes the artifact from others of its kind.
         references: keys of all artifacts that its spec names, whether or not they are in the store.
         changed: time in seconds since 1970.
@@ -59,33 +61,45 @@ class Entry:
 
 def list_entries(store: Path) -> list[Entry]:
     """Return all artifacts of a store, sorted by kind and then by age, the oldest first."""
-    artifacts = [_entry(path) for path in store.glob("*/*/") if _KEY.match(path.name)]
+    artifacts = [entry for path in store.glob("*/*/") if _KEY.match(path.name) if (entry := _entry(path))]
     order = {kind: number for number, kind in enumerate(KINDS)}
     return sorted(artifacts, key=lambda entry: (order.get(entry.kind, len(KINDS)), entry.changed))
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Path) -> Entry | None:
+    """Return the artifact in a folder; None if the folder is gone."""
     try:
         spec = json.loads((path / SPEC).read_text())
     except (OSError, ValueError):
         spec = {}
     key, _, rest = path.name.partition(".")
     state: State = "partial" if rest.startswith(("partial", "deleted")) else "damaged"
-    if not rest and is_complete(path):
-        state = "complete"
-    files, changed = tuple(_files(path)), path.stat().st_mtime
+    try:
+        if not rest and is_complete(path):
+            state = "complete"
+    except UserError:
+        state = "unreadable"
+    files = tuple(_files(path))
+    try:
+        changed = path.stat().st_mtime
+    except FileNotFoundError:
+        return None
     return Entry(path, path.parent.name, key, state, _name(spec), frozenset(_references(spec)), files, changed)
 
 
 def _files(folder: Path | str) -> Iterator[File]:
-    """Yield all files below a folder. For ten thousand artifacts, ``Path.rglob`` alone would take a second."""
-    with os.scandir(folder) as children:
+    """Yield all readable files below a folder, which may change meanwhile.
+
+    For ten thousand artifacts, ``Path.rglob`` alone would take a second.
+    """
+    with suppress(FileNotFoundError, PermissionError), os.scandir(folder) as children:
         for child in children:
-            if child.is_dir():
-                yield from _files(child.path)
-            else:
-                stat = os.stat(child.path)
-                yield File((stat.st_dev, stat.st_ino), stat.st_size, stat.st_nlink)
+            with suppress(FileNotFoundError, PermissionError):
+                if child.is_dir():
+                    yield from _files(child.path)
+                else:
+                    info = os.stat(child.path)
+                    yield File((info.st_dev, info.st_ino), info.st_size, info.st_nlink)
 
 
 def _name(spec: Spec) -> str:
@@ -128,7 +142,7 @@ def freed_bytes(entries: Iterable[Entry]) -> int:
 def unused_entries(entries: Sequence[Entry], runs: Path) -> list[Entry]:
     """Return the complete artifacts that no finished run in the folder ``runs`` was made from.
 
-    Caches (``tokens``, ``targets``, ``checkpoints``, ``test``) always count as unused: no stage names them.
+    Caches (``tokens``, ``targets``, ``checkpoints``, ``test``, ``speed``) always count as unused: no stage names them.
 
     Raises:
         UserError: ``runs`` holds no finished run, so that every artifact would be unused.

@@ -1,17 +1,22 @@
 """``plan=true``: what a run or a sweep would build, and the time and disk space that this would take.
 
-Seconds are estimated from steps measured on this machine, bytes from the shapes of arrays.
+Seconds are estimated from steps measured on this machine, bytes from the shapes of arrays. On a CPU the seconds are CPU
+time, so that other processes do not change the estimate; the store keeps them for the next plan.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import disk_usage
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +29,15 @@ from distill_runner.models.build import build
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline, no_report
+from distill_runner.pipeline.code_version import code_version
 from distill_runner.pipeline.planning import position_warnings, stage_summary, stages_to_build
-from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.stages import SCHEMA, Stage
 from distill_runner.pipeline.store import Store, key_of
 from distill_runner.pipeline.targets import cache_bytes, cached_share, decide_cached, usable_cache
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.sweep import has_ended, is_built, missing_stages, summary
 from distill_runner.training.config import Runtime
+from distill_runner.training.devices import Device
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
 from distill_runner.training.train import Training
 
@@ -41,10 +48,15 @@ log = logging.getLogger(__name__)
 
 MAX_LINES = 20
 """Maximum number of lines printed of a list."""
-SECONDS = 1.0
-"""Seconds after which a measurement ends, and the warm-up before it, even if calls are left."""
+SECONDS = 5.0
+"""Seconds after which a measurement ends, and a quarter of the seconds after which the warm-up before it ends."""
+PROBE_SECONDS = 0.2
+"""Seconds for which a plan measures the part of a CPU that this process gets."""
+FREE = 0.8
+"""Part of a CPU from which a machine counts as free."""
 START_SECONDS = 2.0
 """Seconds of a run outside its training: loading the model, the first batches, writing the result."""
+SPEED = "speed.json"
 UPDATES = 4
 """Number of different updates that are measured, after one pass over all of them as a warm-up."""
 REPEATS = 5
@@ -91,11 +103,26 @@ def cost_of_run(stage: Stage, store: Path, runtime: Runtime) -> str:
         if part.data.is_corpus and not pipeline.store.has(part.data.split_spec("train")):
             return f"time: unknown until the text of stage {part.name} is tokenized, which a plan does not do"
     estimator = Estimator(pipeline)
-    log.info("measuring a few updates of each stage on %s", pipeline.device.torch)
     costs = {part.name: estimator.cost(part) for part in stages}
     parts = ", ".join(f"{name} {duration(cost.seconds)}" for name, cost in costs.items()) or "nothing to build"
     all_costs = [*costs.values()]
-    return f"time: {duration(_seconds(all_costs))} ({parts}); {_disk(all_costs, pipeline)}"
+    seconds = _seconds(all_costs)
+    return f"time: {duration(seconds)} ({parts}){_now(seconds, pipeline)}; {_disk(all_costs, pipeline)}"
+
+
+def _now(seconds: float, pipeline: Pipeline) -> str:
+    """Return how long it would take beside the processes that are running now; empty on a free machine or a GPU."""
+    if not seconds or pipeline.device.torch.type != "cpu" or (part := cpu_part()) > FREE:
+        return ""
+    return f" on a free machine, about {duration(seconds / part)} with the {part:.0%} of a CPU that it would get now"
+
+
+def cpu_part() -> float:
+    """Return the part of a CPU that this process gets, between 0 and 1."""
+    started, cpu_started = time.perf_counter(), time.thread_time()
+    while (seconds := time.perf_counter() - started) < PROBE_SECONDS:
+        pass
+    return (time.thread_time() - cpu_started) / seconds
 
 
 def _disk(costs: Sequence[Cost], pipeline: Pipeline) -> str:
@@ -127,7 +154,8 @@ def _show_cost(todo: Sequence[GridPoint], num_workers: int) -> None:
     rounds = [*costs.values(), students]  # each round waits for the previous one
     print(_disk([cost for costs_of_round in rounds for cost in costs_of_round], pipeline))
     one, several = (sum(_seconds(costs_of_round, workers) for costs_of_round in rounds) for workers in (1, num_workers))
-    print(f"time: {duration(one)} with one worker, {duration(several)} with {num_workers} workers")
+    with_several = f", {duration(several)} with {num_workers} workers" if num_workers > 1 else ""
+    print(f"time: {duration(one)} with one worker{with_several}{_now(several, pipeline)}")
 
 
 def _seconds(costs: Sequence[Cost], num_workers: int = 1) -> float:
@@ -217,12 +245,23 @@ class Estimator:
             (stage.data.spec, stage.shape, teacher, optim.batch_size, optim.accumulation, optim.bucketing, method)
         )
         if key not in self.speeds:
-            self.speeds[key] = self._measure(stage)
+            self.speeds[key] = self._stored_speed(stage, key)
         return self.speeds[key]
+
+    def _stored_speed(self, stage: Stage, key: str) -> _Speed:
+        """Return the speed in the store; measure it if no earlier plan did so on such a machine."""
+
+        def build(folder: Path) -> None:
+            log.info("measuring a few updates like those of stage %s on %s", stage.name, self.pipeline.device.torch)
+            (folder / SPEED).write_text(json.dumps(asdict(self._measure(stage))))
+
+        conditions = {**_conditions(self.pipeline.device), "compile": self.pipeline.runtime.compile}
+        spec = {"kind": "speed", "schema": SCHEMA, "measured": key, "conditions": conditions}
+        return _Speed(**json.loads((self.pipeline.store.get(spec, build) / SPEED).read_text()))
 
     def _measure(self, stage: Stage) -> _Speed:
         """Measure with random weights in student and teacher, since weights do not affect the time."""
-        model = self._random(stage)
+        model, device = self._random(stage), self.pipeline.device.torch
         with TemporaryDirectory() as folder:
             training = Training(
                 model,
@@ -237,10 +276,10 @@ class Estimator:
                 report=no_report(stage.name),
             )
             updates = list(training.rest_of_epoch())
-            update = _mean_seconds(training.step, updates) if training.method.weights else 0.0
+            update = _mean_seconds(training.step, updates, device) if training.method.weights else 0.0
         model.eval()
         batches = [batch for update in updates for batch in update.batches]
-        prediction = _mean_seconds(lambda batch: self._predict(model, batch), batches)
+        prediction = _mean_seconds(lambda batch: self._predict(model, batch), batches, device)
         return _Speed(update, prediction / batches[0].size, 4 * training.num_params)
 
     def _predict(self, model: PreTrainedModel, batch: Batch) -> None:
@@ -302,12 +341,44 @@ class _ZeroLogits:
         return Features(torch.zeros(batch.num_outputs, self.num_labels))
 
 
-def _mean_seconds(call: Callable[[Any], None], arguments: list[Any]) -> float:
-    for repeats in (1, REPEATS):  # the first pass only warms up
-        started, calls = time.perf_counter(), 0
-        for argument in arguments * repeats:
-            call(argument)
-            calls += 1
-            if time.perf_counter() - started > SECONDS:
+def _conditions(device: Device) -> dict[str, Any]:
+    """Return what a measured speed depends on, beside what is computed."""
+    return {
+        "device": torch.cuda.get_device_name(device.torch) if device.torch.type == "cuda" else _cpu_name(),
+        "precision": device.precision,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "code": code_version(),
+    }
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):  # only Linux has the file
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _mean_seconds(call: Callable[[Any], None], arguments: list[Any], device: torch.device) -> float:
+    """Return the mean over ``arguments`` of the median seconds of ``call``, or over as many as the time allows.
+
+    On a CPU these are seconds of this thread, which does not count while other processes have the CPU.
+    """
+
+    def seconds_of(argument: Any) -> float:
+        started, cpu_started = time.perf_counter(), time.thread_time()
+        call(argument)
+        if device.type != "cuda":
+            return time.thread_time() - cpu_started
+        torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    measured: list[list[float]] = [[] for _ in arguments]
+    for limit, repeats in ((SECONDS / 4, 1), (SECONDS, REPEATS)):  # the first pass only warms up
+        measured, started = [[] for _ in arguments], time.perf_counter()
+        for argument, seconds in [*zip(arguments, measured, strict=True)] * repeats:
+            seconds.append(seconds_of(argument))
+            if time.perf_counter() - started > limit:
                 break
-    return (time.perf_counter() - started) / calls
+    return mean(median(seconds) for seconds in measured if seconds)
