@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from distill_runner import running
+from distill_runner.common.process import limit_spinning
 from distill_runner.training.devices import available_cpus
 
 COUNT = "from distill_runner.training.devices import available_cpus; print(available_cpus())"
@@ -54,3 +55,19 @@ def test_threads_of_a_run(
     monkeypatch.setattr("torch.get_num_threads", lambda: torch_threads)
     monkeypatch.setattr(running, "available_cpus", lambda: cpus)
     assert running.num_threads(threads, processes) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_waiting_threads_spin_briefly(
+    own: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads on a busy machine took three times as long as one; who sets a policy has it."""
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    limit_spinning()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected

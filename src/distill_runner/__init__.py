@@ -1,7 +1,8 @@
 """distill-run: reproduce, compare and extend knowledge distillation of Transformers."""
 
-from distill_runner.common.process import make_matrix_products_reproducible
+from distill_runner.common.process import limit_spinning, make_matrix_products_reproducible
 
 __version__ = "0.1.0"
 
 make_matrix_products_reproducible()
+limit_spinning()

@@ -58,6 +58,17 @@ def make_matrix_products_reproducible() -> None:
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
+def limit_spinning() -> None:
+    """Let idle threads of OpenMP sleep after some microseconds of spinning (``GOMP_SPINCOUNT``).
+
+    By default libgomp's threads spin for long while they wait, and take the CPU from the thread they wait for if other
+    processes run. On a busy machine an update then takes 2 to 3 times as long (docs/notebook.md). libgomp reads the
+    variable when torch is imported.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:  # the user's own choice
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def disable_ray_statistics() -> None:
     """Keep a Ray cluster that this process starts from sending usage statistics."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
