@@ -79,7 +79,7 @@ def test_a_folder_given_by_name_goes_before_that_of_the_working_folder(place: Pa
     assert distill_run(place, *COMMAND, "plan=true").code == 2
     ended = distill_run(place, "--config-dir", "elsewhere", *COMMAND, *SHORT, "transfer=sst2")
     assert ended.code == 0, ended.err
-    assert "transfer=sst2: method=relational reads no transfer set" in ended.err
+    assert "transfer=sst2 has no effect: nothing in this run reads it" in ended.err
     (result,) = (json.loads(file.read_text()) for file in place.glob("outputs/runs/*/result.json"))
     assert result["command"].endswith(" --config-dir elsewhere")
     assert distill_run(place, "--config-dir=nowhere", *COMMAND).err == "--config-dir=nowhere: there is no such folder\n"

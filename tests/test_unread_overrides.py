@@ -1,26 +1,150 @@
-"""Tests that an override which changes nothing is named."""
+"""Tests that a setting which changes nothing is named, and that its value is refused if no run could use it."""
+
+import copy
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+import yaml
+from omegaconf import DictConfig, OmegaConf
 
-from distill_runner.compose import run_config
-from distill_runner.compose.run_config import unread_overrides
+from distill_runner import api
+from distill_runner.common.errors import UserError
+from distill_runner.compose.folders import use_folder
+from distill_runner.compose.groups import GROUPS, check_unread
+from distill_runner.compose.run_config import RunConfig, typed_run
+from distill_runner.compose.unread import ReadKeys, _flat, unread_settings
+
+END = "has no effect: nothing in this run reads it"
+UNTYPED = ("architecture", "assumptions", "template.task")
+"""Mappings of other programs' options, texts, and what ``task`` is checked for."""
 
 
-def test_only_what_nothing_reads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """schedule.rule=pid looks right, changes nothing, and gave the same key without a word."""
-    stages = {
-        "student": {
-            "inherits": "template",
-            "temperature": "${loss.temperature}",
-            "model": {"layers": "${student.layers}"},
-        }
-    }
-    monkeypatch.setattr(run_config, "complete_stages", lambda parts: parts["stages"])  # nothing is inherited here
-    groups = {"loss": {"temperature": 1, "eta": 2}, "schedule": {"rule": "x"}, "student": {"layers": "first"}}
-    config = OmegaConf.create({"stages": stages, "template": {}, "teacher": {}, "stage": "student", **groups})
-    typed = ["loss.temperature=1", "student.layers=first", "seed=1", "method=nkd", "runtime.device=cpu"]
-    assert unread_overrides(config, typed) == []
-    end = "has no effect: nothing in this run reads it"
-    assert unread_overrides(config, [*typed, "loss.eta=3"]) == [f"loss.eta=3 {end}"]
-    assert unread_overrides(config, ["schedule.rule=pid"]) == [f"schedule.rule=pid {end}; did you mean schedule=pid?"]
+@cache
+def _composed(*groups: str) -> DictConfig:
+    return api.composed("task=rte", *groups)
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration of these overrides; Hydra composes only their choices of groups, each once."""
+    values = [override for override in overrides if "." in override.partition("=")[0]]
+    config = copy.deepcopy(_composed(*(override for override in overrides if override not in values)))
+    for override in values:
+        key, _, value = override.lstrip("+").partition("=")
+        OmegaConf.update(config, key, yaml.safe_load(value), merge=False)
+    return config
+
+
+def unread(*overrides: str, **choices: str) -> list[str]:
+    """Return the lines on what these overrides, or the chosen files of the user's folder, set to no effect."""
+    config = composed(overrides)
+    return unread_settings(config, typed_run(config), overrides, choices)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        ("method=rkd loss.temperature=2 seed=1 runtime.device=cpu student.num_layers=3", []),
+        ("method=alp loss.eta=0.3 mapping=skip mapping.supervise_last=true task.epochs=2 +task.test.test=test", []),
+        ("method=nkd student.init.layers=group_top teacher.source=bert-base-uncased", []),
+        ("method=kd transfer=sst2 transfer.size=4 student.layers=2", []),
+        ("method=prokd loss.tau_max=2 route.epochs=1 student.phase1.select=best", []),
+        ("method=nkd loss.temperature=5", ["loss.temperature=5"]),
+        ("method=nkd mapping=last attention=kqv4", ["mapping=last", "attention=kqv4"]),
+        ("method=nkd teacher.optim.lr=1.0e-5", ["teacher.optim.lr=1.0e-5"]),
+        ("method=rkd loss.lambda=0.1", ["loss.lambda=0.1"]),
+        ("method=rkd loss.eta=0 loss.temperature=2", ["loss.temperature=2"]),  # its term has weight 0
+        ("method=rkd optim.momentum=0.5 optim.drop=0.3", ["optim.momentum=0.5", "optim.drop=0.3"]),
+        ("method=rkd optim.name=sgd optim.momentum=0.5 optim.eps=0.1", ["optim.eps=0.1"]),
+        ("method=rkd transfer=sst2", ["transfer=sst2"]),
+        ("method=rkd corpus.hold_out=100", ["corpus.hold_out=100"]),
+        ("method=rkd stage=teacher optim.lr=1.0e-3", ["method=rkd", "optim.lr=1.0e-3"]),
+        ("method=kd student.init.layers=group_top", ["student.init.layers=group_top"]),  # it has new weights
+    ],
+)
+def test_only_what_nothing_reads_is_named(overrides: str, lines: list[str]) -> None:
+    assert unread(*overrides.split()) == [f"{line} {END}" for line in lines]
+
+
+def test_the_choice_that_is_meant_is_named() -> None:
+    """mapping.rule=last looks right, changes nothing, and gave the same key without a word."""
+    assert unread("method=nkd", "mapping.rule=last") == [f"mapping.rule=last {END}; did you mean mapping=last?"]
+    with pytest.raises(UserError, match=r"schedule.rule=pid: there is no such choice\n  Did you mean schedule=pid\?"):
+        api.compose("task=rte", "method=internal", "schedule.rule=pid")
+
+
+def refusal(config: DictConfig, run: RunConfig | None = None) -> UserError | None:
+    """Return the error of a configuration, of which only the values that nothing reads are checked if ``run`` is."""
+    try:
+        check_unread(config, run or typed_run(config))
+    except UserError as error:
+        return error
+    return None
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path) -> Any:
+    for name, text in {
+        "experiment/mine.yaml": "# @package _global_\ndefaults: [base, _self_]\nloss: {temperature: 3}\nseed: 3\n",
+        "experiment/base.yaml": "# @package _global_\nmapping: {supervise_last: true}\noptim: {lr: 1.0e-3}\n",
+        "experiment/other.yaml": "# @package _global_\nattention: {normalize: true}\n",
+        "mapping/hot.yaml": "rule: hot\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    use_folder(str(tmp_path))
+    yield tmp_path
+    use_folder(None)
+
+
+def test_keys_of_the_users_own_files_are_named_too(own_folder: Path) -> None:
+    assert unread("method=nkd", experiment="mine") == [
+        f"loss.temperature=3 in experiment/mine.yaml {END}",
+        f"mapping.supervise_last=True in experiment/base.yaml {END}",
+    ]
+    assert unread("method=alp", experiment="mine") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("method=nkd loss.temperature=hot", "loss.temperature=hot: must be a number"),
+        ("method=nkd loss.temperature=0", "loss.temperature=0: must be greater than 0"),
+        ("method=rkd loss.temperature=0", "temperature=0: must be greater than 0"),
+        ("method=rkd loss.eta=0 loss.temperature=hot", "temperature=hot: must be a number"),
+        ("method=rkd mapping.rule=nonsense", "mapping.rule=nonsense: there is no such choice"),
+        ("method=nkd loss.eta=-1", "loss.eta=-1: must be at least 0"),
+        ("method=pretrain optim.lr=.nan", "optim.lr=nan: must be a finite number"),
+        ("method=rkd optim.epochs=0.5", "optim.epochs=0.5: must be a whole number"),
+        ("method=rkd transfer=sst2 transfer.size=-4", "transfer.size=-4: must be at least 1"),
+        ("method=rkd sweep.halving=1", "sweep.halving=1: must be at least 2"),
+    ],
+)
+def test_a_wrong_value_is_refused_whether_it_is_read_or_not(overrides: str, message: str) -> None:
+    assert message in str(refusal(composed(overrides.split())))
+
+
+@pytest.mark.parametrize("method", ["nkd", "pretrain"])
+def test_every_value_that_a_run_leaves_unread_is_checked(method: str) -> None:
+    """Nonsense in any key of any group is refused, also where this method reads neither the key nor the group."""
+    config = composed([f"method={method}"])
+    run = typed_run(config)
+    read_keys = ReadKeys(config, run)
+    raw: Any = OmegaConf.to_container(config, resolve=False)
+    for key in [key for group in GROUPS for key, _ in _flat({group: raw[group]})]:
+        if key in read_keys or any(name in key for name in UNTYPED):
+            continue
+        changed = OmegaConf.create(raw)
+        OmegaConf.update(changed, key, {"non\0sense": [1]}, merge=False)
+        assert refusal(changed, run) or refusal(changed), f"{key} takes anything"
+
+
+def test_a_sweep_is_no_single_run() -> None:
+    """api.compose took one point of an experiment that makes ten, and said nothing."""
+    with pytest.raises(UserError, match="experiment=demo: is a sweep, but one run is composed here: method=nkd,kd"):
+        api.compose("experiment=demo")
+    run = api.compose("experiment=demo", "method=nkd", "seed=2")
+    assert (run.method, run.seed) == ("nkd", 2)
+    assert api.compose("experiment=demo_methods", "hydra.mode=RUN", "method=rkd").method == "rkd"

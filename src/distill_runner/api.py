@@ -3,6 +3,7 @@
 Overrides are written as on the command line, one string each: ``compose("task=rte", "method=alp", "seed=1")``.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from distill_runner.compose.run_config import RunConfig
 
+log = logging.getLogger(__name__)
+
 __all__ = ["compose", "figure", "frame", "results", "run", "table"]
 
 
@@ -26,11 +29,40 @@ def compose(*overrides: str) -> "RunConfig":
     Args:
         overrides: overrides as on the command line, one string each.
     Raises:
-        UserError: the command line would refuse an override; the message is the same.
+        UserError: the command line would refuse an override, with the same message; or the overrides are a sweep.
     """
+    from distill_runner.compose.explain import user_facing_error
+    from distill_runner.compose.groups import check_unread
     from distill_runner.compose.run_config import typed_run
 
-    return typed_run(composed(*overrides), overrides)
+    config = composed(*_of_one_run(overrides))
+    try:
+        run = typed_run(config, overrides)
+        check_unread(config, run)
+    except UserError as error:
+        raise user_facing_error(error, config, overrides) from error
+    return run
+
+
+def _of_one_run(overrides: Sequence[str]) -> Sequence[str]:
+    """Return the overrides of a single run.
+
+    Raises:
+        UserError: an experiment or a sweep file makes several runs of them.
+    """
+    from hydra.types import RunMode
+
+    groups = [override for override in overrides if override.startswith(("experiment=", "sweep="))]
+    if groups and "hydra.mode=RUN" not in overrides:
+        hydra = composed(*overrides, hydra=True).hydra
+        typed = {override.partition("=")[0] for override in overrides}
+        axes = [f"{key}={values}" for key, values in (hydra.sweeper.params or {}).items() if key not in typed]
+        if hydra.mode == RunMode.MULTIRUN and axes:
+            problem = f"is a sweep, but one run is composed here: {' '.join(axes)}"
+            names = " and ".join(axis.partition("=")[0] for axis in axes)
+            remedy = f"Choose {names} for one of its runs; distill-run {groups[-1]} makes them all."
+            raise UserError(*groups[-1].split("=", 1), problem, remedy)
+    return overrides
 
 
 def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
@@ -48,18 +80,24 @@ def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
         TrainingPaused: after ``runtime.pause_after`` epochs.
     """
     from distill_runner.compose.explain import user_facing_error
+    from distill_runner.compose.groups import check_unread
     from distill_runner.compose.resolvers import run_key
     from distill_runner.compose.run_config import resolved_settings, typed_run
+    from distill_runner.compose.unread import unread_settings
     from distill_runner.running import run_stage
 
     outputs = Path(outputs).absolute()
     all_overrides = [*overrides]
     if not any(override.startswith("store.dir=") for override in overrides):
         all_overrides.append(f"store.dir={outputs / 'store'}")
-    config = composed(*all_overrides)
+    config = composed(*_of_one_run(all_overrides))
     folder = outputs / "runs" / run_key(_root_=config)
     try:
-        outcome = run_stage(typed_run(config, all_overrides), folder, resolved_settings(config))
+        typed = typed_run(config, all_overrides)
+        check_unread(config, typed)
+        for line in unread_settings(config, typed, overrides):
+            log.warning("warning: %s", line)
+        outcome = run_stage(typed, folder, resolved_settings(config))
     except UserError as error:
         raise user_facing_error(error, config, all_overrides) from error
     if outcome["status"] == "planned":
@@ -128,13 +166,15 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def composed(*overrides: str) -> "DictConfig":
+def composed(*overrides: str, hydra: bool = False) -> "DictConfig":
     """Return the whole configuration as Hydra composes it, untyped.
 
+    Args:
+        hydra: whether it has Hydra's own node.
     Raises:
         UserError: as for ``compose``.
     """
-    import hydra
+    from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
     from distill_runner.compose import resolvers
@@ -146,7 +186,8 @@ def composed(*overrides: str) -> "DictConfig":
     resolvers.register()
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-            return hydra.compose("config", [expand_shorthand(current_override(override)) for override in overrides])
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            typed = [expand_shorthand(current_override(override)) for override in overrides]
+            return compose("config", typed, return_hydra_config=hydra)
     except Exception as error:
         raise explain(error, overrides) or error from error

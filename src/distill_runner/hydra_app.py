@@ -72,16 +72,16 @@ def run(config: DictConfig) -> Mapping[str, Any]:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
     """
     from distill_runner.compose.explain import user_facing_error
-    from distill_runner.compose.run_config import resolved_settings, typed_run, unread_overrides
+    from distill_runner.compose.groups import check_unread
+    from distill_runner.compose.run_config import resolved_settings, typed_run
+    from distill_runner.compose.unread import unread_settings
 
     protect_output()  # a point of a sweep is a process of its own
     overrides = HydraConfig.get().overrides.task
     try:
         typed, settings = typed_run(config, overrides), resolved_settings(config)
-        if any(one.startswith("transfer=") for one in overrides) and not any(s.transfer for s in typed.stages.values()):
-            name = settings["transfer"]["name"]
-            log.warning("transfer=%s: method=%s reads no transfer set (method=kd does)", name, typed.method)
-        for line in unread_overrides(config, overrides):
+        check_unread(config, typed)
+        for line in unread_settings(config, typed, overrides, HydraConfig.get().runtime.choices):
             log.warning("warning: %s", line)
         folder = Path(HydraConfig.get().runtime.output_dir).absolute()
         with fast_imports():

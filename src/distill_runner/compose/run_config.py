@@ -1,6 +1,5 @@
 """The typed configuration of a run, made from the configuration that Hydra composed."""
 
-import copy
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from pydantic import ValidationInfo, field_validator
 from distill_runner.common.assumptions import values_at
 from distill_runner.common.errors import error_context, format_value
 from distill_runner.common.schema import Schema, validate_config
-from distill_runner.compose.folders import choices, config_dir_option
+from distill_runner.compose.folders import config_dir_option
 from distill_runner.compose.resolvers import complete_stages
 from distill_runner.pipeline.config import StageConfig, StoreConfig, TeacherConfig
 from distill_runner.tracking import TrackerConfig
@@ -80,7 +79,16 @@ def repeat_command(overrides: Sequence[str]) -> str:
 def resolved_settings(config: DictConfig) -> dict[str, Any]:
     """Return the whole configuration as plain values, with all that the stages inherit, to be stored with a run."""
     settings: Any = OmegaConf.to_container(config, resolve=True)
+    if (beta := derived_beta(config)) is not None:
+        settings["loss"]["beta"] = beta
     return {**settings, "stages": complete_stages(settings)}
+
+
+def derived_beta(config: DictConfig) -> float | None:
+    """Return the weight of the hard labels that the method derives from the other weights; None if it derives none."""
+    raw: Any = OmegaConf.to_container(config.method.get("weights") or OmegaConf.create(), resolve=False)
+    names = [name for name, weight in raw.items() if str(weight).startswith("${beta:")]
+    return config.method.weights[names[0]] if names and "loss" in config else None
 
 
 def resolved_parts(config: DictConfig) -> dict[str, Any]:
@@ -95,35 +103,6 @@ def resolved_parts(config: DictConfig) -> dict[str, Any]:
         for key, node in nodes.items()
     }
     return {**parts, "stages": complete_stages(parts)}
-
-
-UNREAD = "\0unread"
-"""Value that no option has."""
-
-
-def unread_overrides(config: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Return a line for each ``group.key=value`` that the user typed and that no part of the run reads."""
-    try:
-        parts = resolved_parts(config)
-    except Exception:  # it is reported where the run is made
-        return []
-    lines = []
-    for override in overrides:
-        key, equals, value = override.lstrip("+").partition("=")
-        group, dot, _ = key.partition(".")
-        if not (dot and equals) or group in (*PARTS, "hydra", "sweep", "params") or "@" in key:
-            continue
-        changed = copy.deepcopy(config)
-        OmegaConf.set_struct(changed, False)
-        try:
-            OmegaConf.update(changed, key, UNREAD)
-            is_read = resolved_parts(changed) != parts
-        except Exception:  # a resolver that reads the value refuses it
-            is_read = True
-        if not is_read:
-            hint = f"; did you mean {group}={value}?" if value in choices(group) else ""
-            lines.append(f"{key}={value} has no effect: nothing in this run reads it{hint}")
-    return lines
 
 
 WIDTH = 120

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from distill_runner.common.assumptions import Assumption
@@ -19,9 +20,8 @@ from distill_runner.methods.outputs import Outputs, cross_entropy
 from distill_runner.methods.schedules import EpochsPerStep
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
-GRID = "The paper's grid is 1, 5, 10, 20."
-MAX_TEMPERATURE = 1e6
-"""Highest temperature allowed; above it the teacher's softened predictions are practically uniform."""
+Temperature = Annotated[float, Field(gt=0, le=1e6)]
+"""Temperature of softened predictions; above the highest one that is allowed they are practically uniform."""
 
 
 class HardLabels(LossTerm):
@@ -74,7 +74,7 @@ class SoftLabels(LossTerm):
 
     def __init__(
         self,
-        temperature: float,
+        temperature: Temperature,
         scale_by_t2: Annotated[
             bool,
             Assumption(
@@ -85,10 +85,6 @@ class SoftLabels(LossTerm):
         ] = True,
     ) -> None:
         super().__init__()
-        if temperature <= 0:
-            raise UserError(".temperature", temperature, "must be greater than 0", GRID)
-        if temperature > MAX_TEMPERATURE:
-            raise UserError(".temperature", temperature, f"must be at most {MAX_TEMPERATURE:g}", GRID)
         self.temperature, self.scale_by_t2 = temperature, scale_by_t2
 
     @classmethod
