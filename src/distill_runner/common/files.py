@@ -1,12 +1,14 @@
 """Files: checksums, atomic replacement, and full disks, which are not the user's mistake and lose no work."""
 
 import errno
+import fcntl
 import hashlib
+import os
+import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from shutil import disk_usage
 
 from distill_runner.common.errors import Unavailable, causes
 
@@ -19,6 +21,8 @@ DISK_FULL_MESSAGES = (
     "iostream error",
 )
 """Messages for a full disk from libraries that do not pass on the error number; the last two are from torch."""
+_CLONE = 0x40049409
+"""``FICLONE`` of Linux's ``fs.h``: share the blocks of another file."""
 REMEDY = "Nothing is lost: free some space (distill-run store), then repeat the command to resume."
 
 
@@ -26,6 +30,41 @@ def file_sha256(file: Path) -> str:
     """Return the SHA-256 checksum of a file's content as hexadecimal digits."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Replace ``target`` with a copy of ``source`` that has the same time, unless it is such a copy already.
+
+    The mode of the copy follows the umask. Btrfs and XFS share the blocks of both files until one is written to.
+    """
+    status = source.stat()
+    with suppress(FileNotFoundError):
+        old = target.stat()
+        is_link = (old.st_dev, old.st_ino) == (status.st_dev, status.st_ino)
+        if not is_link and (old.st_size, old.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
+            return
+    with atomic_replacement(target) as partial:
+        with source.open("rb") as original, partial.open("wb") as copy:
+            try:
+                fcntl.ioctl(copy, _CLONE, original.fileno())
+            except OSError:
+                shutil.copyfileobj(original, copy, 2**24)
+        os.utime(partial, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def owner_name(file: Path) -> str:
+    """Return the name of the user to whom a file belongs, for messages."""
+    try:
+        return file.owner()
+    except KeyError:  # without a name
+        return f"user {file.stat().st_uid}"
+    except OSError:
+        return "another user"
+
+
+def share_remedy(folder: Path) -> str:
+    """Return what the owner of a folder types to share it with its group."""
+    return f"To share it with its group: chmod -R g+rwX {folder}, and umask 002 for all users."
 
 
 @contextmanager
@@ -64,6 +103,6 @@ def require_disk_space(folder: Path, num_bytes: int, content: str) -> None:
     Raises:
         Unavailable: the disk has less free space.
     """
-    if num_bytes > (free := disk_usage(folder).free):
+    if num_bytes > (free := shutil.disk_usage(folder).free):
         problem = f"{content} need {num_bytes / 1e9:.2f} GB, but only {free / 1e9:.2f} GB of the disk are free"
         raise Unavailable("store.dir", folder, problem, REMEDY)

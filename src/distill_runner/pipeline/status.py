@@ -5,18 +5,13 @@ machine that shares the folder, even if another process now has the same process
 """
 
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import Timeout
-
 from distill_runner.common.files import atomic_replacement
-from distill_runner.common.locks import lock
-
-log = logging.getLogger(__name__)
+from distill_runner.common.locks import is_locked, locked
 
 STATUS, RESULT = "status.json", "result.json"
 _LOCK = ".lock"
@@ -29,16 +24,8 @@ def locked_run(folder: Path) -> Iterator[dict[str, Any] | None]:
     If another process holds the lock, wait for that process first.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    own = lock(folder / _LOCK)
-    try:
-        own.acquire(timeout=0)
-    except Timeout:
-        log.info("waiting for another process, which is working in %s", folder)
-        own.acquire()
-    try:
+    with locked(folder / _LOCK, f"waiting for another process, which is working in {folder}"):
         yield read_run(folder)
-    finally:
-        own.release()
 
 
 def write_status(folder: Path, status: str, names: Mapping[str, Any], error: str | None = None) -> None:
@@ -60,7 +47,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     status = _read_json(folder / STATUS)
     if status is not None and status.get("status") == "done" and (result := _read_json(folder / RESULT)):
         return {**result, "folder": str(folder)}
-    if status is not None and status.get("status") == "running" and not _is_locked(folder):
+    if status is not None and status.get("status") == "running" and not is_locked(folder / _LOCK):
         return {**status, "status": "killed", "error": "its process is gone: out of memory, or killed from outside"}
     return status
 
@@ -68,20 +55,12 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Replace ``file`` atomically."""
     with atomic_replacement(file) as partial:
-        partial.write_text(json.dumps(content, indent=1, default=str))
+        partial.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def _is_locked(folder: Path) -> bool:
-    try:
-        lock(folder / _LOCK).acquire(timeout=0).lock.release()
-    except Timeout:
-        return True
-    return False

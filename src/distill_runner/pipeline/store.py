@@ -3,32 +3,41 @@
 An artifact is a folder ``<store>/<kind>/<key>`` with ``spec.json`` (what determined it) and ``manifest.json`` (its
 files with sizes and checksums). It is built in ``<key>.partial`` under a lock, and renamed when it is complete. After
 an interrupted build, the next one finds the partial folder and may resume from its content.
+
+Where the lock is a lease (``common/locks.py``), a process that was suspended may go on after another one has taken its
+place. There each process builds in its own folder ``<key>.partial-<id>``; the first complete one becomes the artifact.
 """
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import shutil
-import tempfile
+import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from filelock import AcquireReturnProxy, Timeout
+from filelock import BaseFileLock, SoftFileLease
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.files import file_sha256
-from distill_runner.common.locks import lock
+from distill_runner.common.files import copy_file, file_sha256, owner_name, share_remedy
+from distill_runner.common.locks import is_lost, locked, try_locked
+from distill_runner.pipeline.holds import Hold, deletion_lock, hold, holders
 
 log = logging.getLogger(__name__)
 
 Spec = Mapping[str, Any]
 MANIFEST, SPEC = "manifest.json", "spec.json"
-_VERIFIED = Path(tempfile.gettempdir()) / f"distill-run-verified-{os.getuid()}"
-_LARGE, _CLOCK_SECONDS = 2**20, 2.0
+_CLOCK_SECONDS = 2.0
+_NOT_DAMAGE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EINTR}
+"""Errors that say nothing about the file that was to be read."""
+_VERIFIED = set[tuple[Any, ...]]()
+"""Identities and checksums of the files whose content this process has verified."""
 
 
 def key_of(spec: Spec) -> str:
@@ -46,6 +55,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
+        self._hold: Hold | None = None
         remedy = "Set store.dir to a writable folder."
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -65,13 +75,32 @@ class Store:
     def find(self, spec: Spec) -> Path | None:
         """Return the folder of the artifact of ``spec`` if it exists and its checksums are correct, else None."""
         path = self.path(spec)
+        self.hold([path.name])
         return path if is_complete(path, checksums=True) else None
+
+    @contextmanager
+    def protected(self, folder: Path) -> Iterator[None]:
+        """Protect from deletion, within the context, the artifacts that ``hold`` names, and all that are looked for.
+
+        Args:
+            folder: the run that needs them, for messages.
+        """
+        with hold(self.folder, folder) as self._hold:
+            try:
+                yield
+            finally:
+                self._hold = None
+
+    def hold(self, keys: Iterable[str]) -> None:
+        """Protect artifacts, which need not exist, until the end of the context of ``protected``; else do nothing."""
+        if self._hold is not None:
+            self._hold.add(keys)
 
     def specs(self, kind: str) -> Iterator[Spec]:
         """Yield the specs of all artifacts of one kind, including partial and damaged ones."""
         for file in sorted((self.folder / kind).glob(f"*/{SPEC}")):
             with suppress(OSError, ValueError):  # the file is being written or deleted
-                yield json.loads(file.read_text())
+                yield json.loads(file.read_text(encoding="utf-8"))
 
     def get(self, spec: Spec, build: Callable[[Path], None]) -> Path:
         """Return the artifact of ``spec``; build it if it is missing or damaged.
@@ -82,96 +111,235 @@ class Store:
             the artifact's folder; the checksums of an existing artifact have been verified.
         """
         path = self.path(spec)
+        self.hold([path.name])
         if is_complete(path, checksums=True):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
+        wait_message = f"waiting for another process, which is building {path}"
+        with locked(path.with_name(f"{path.name}.lock"), wait_message) as own:
             if is_complete(path, checksums=True):  # another process built it meanwhile
                 return path
             if path.exists():
-                damaged = path.with_name(f"{path.name}.damaged-{os.getpid()}")
-                remove(damaged)
+                damaged = path.with_name(f"{path.name}.damaged-{_unique_id()}")
                 log.warning("%s is damaged: moved to %s and built again", path, damaged.name)
-                path.rename(damaged)
-            partial = path.with_name(f"{path.name}.partial")
-            partial.mkdir(exist_ok=True)
-            (partial / SPEC).write_text(json.dumps(spec, indent=1, sort_keys=True))
-            build(partial)
-            _write_manifest(partial)
-            partial.rename(path)
+                with suppress(FileNotFoundError):  # only if this process has lost its lease
+                    path.rename(damaged)
+            with _partial_folder(path, own) as partial:
+                try:
+                    (partial / SPEC).unlink(missing_ok=True)  # it may belong to another user
+                    (partial / SPEC).write_text(json.dumps(spec, indent=1, sort_keys=True), encoding="utf-8")
+                    build(partial)
+                    _publish(partial, path)
+                except OSError:
+                    if not (is_lost(own) and is_complete(path, checksums=True)):
+                        raise
+                    remove(partial)
         return path
 
-    def delete(self, path: Path) -> bool:
-        """Delete the folder of an artifact, or what is left of one.
+    def delete(self, path: Path) -> str | None:
+        """Delete the folder of an artifact, or what is left of one, unless a process needs it.
 
         The folder is renamed first. After an interrupted deletion, the rest is not taken for an artifact.
 
         Returns:
-            False if a process is building the artifact; the folder is then kept.
+            Why the folder was not deleted; None if it is gone.
         """
         key = path.name.partition(".")[0]
-        try:
-            with lock(path.with_name(f"{key}.lock")).acquire(timeout=0):
-                trash = path.with_name(f"{key}.deleted-{os.getpid()}")
-                path.rename(trash)
-                remove(trash)
-        except Timeout:
-            return False
-        return True
+        with try_locked(path.with_name(f"{key}.lock")) as own:
+            if own is None:
+                return "is being built"
+            if protected := next((folder for folder in _folders(path) if not os.access(folder, os.W_OK)), None):
+                return f"belongs to {owner_name(protected)}, and this user may not delete it"
+            trash = path.with_name(f"{key}.deleted-{_unique_id()}")
+            with deletion_lock(self.folder):
+                for holder in holders(self.folder) if is_readable(path) else ():
+                    if key in holder.keys:
+                        return f"is held by {holder}"
+                with suppress(FileNotFoundError):  # another process has deleted it
+                    path.rename(trash)
+            remove(trash)
+        return None
 
 
-def _locked(path: Path) -> AcquireReturnProxy:
-    artifact_lock = lock(path.with_name(f"{path.name}.lock"))
+def is_readable(path: Path) -> bool:
+    """Return whether runs read a folder by its name; they leave alone what was moved away or half deleted."""
+    return not path.name.partition(".")[2].startswith(("damaged", "deleted"))
+
+
+def _unique_id() -> str:
+    return uuid4().hex[:8]
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    """Yield a folder and all folders in it."""
+    return (Path(folder) for folder, _, _ in os.walk(path))
+
+
+@contextmanager
+def _partial_folder(path: Path, own: BaseFileLock) -> Iterator[Path]:
+    """Yield the folder in which to build the artifact ``path``, with what an interrupted build has left.
+
+    Under a lease, the process that left it may only be suspended, unless it has given the folder up by its name
+    ``<key>.partial``. Its folder is then copied, and it keeps its own.
+    """
+    remains = sorted(path.parent.glob(f"{path.name}.partial*"), key=_changed)
+    given_up = path.with_name(f"{path.name}.partial")
+    partial = given_up.with_name(f"{given_up.name}-{_unique_id()}") if isinstance(own, SoftFileLease) else given_up
+    if remains and not _is_usable(remains[-1]):
+        log.info("%s belongs to %s and cannot be resumed here", remains[-1], owner_name(remains[-1]))
+        if remains[-1] == partial:
+            partial.rename(partial.with_name(f"{partial.name}-{_unique_id()}"))
+    elif remains and remains[-1] != partial:
+        if partial == given_up or remains[-1] == given_up:
+            remains[-1].rename(partial)
+        else:
+            _copy_snapshot(remains[-1], partial)
+    partial.mkdir(exist_ok=True)
     try:
-        return artifact_lock.acquire(timeout=0)
-    except Timeout:
-        log.info("waiting for another process, which is building %s", path)
-        return artifact_lock.acquire()
+        yield partial
+    finally:
+        if partial != given_up and partial.exists() and not given_up.exists() and not is_lost(own):
+            partial.rename(given_up)
+
+
+def _changed(folder: Path) -> float:
+    """Return the time of the last change in a folder; 0 if the folder is gone."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _is_usable(partial: Path) -> bool:
+    """Whether this user can read all files of an interrupted build, and write in its folders."""
+    return all(
+        os.access(folder, os.W_OK) and all(os.access(Path(folder, file), os.R_OK) for file in files)
+        for folder, _, files in os.walk(partial)
+    )
+
+
+def _copy_snapshot(source: Path, target: Path) -> None:
+    """Copy a folder to which another process may be writing; leave ``target`` out if it changes in the meantime."""
+
+    def state() -> list[tuple[str, int, int]]:
+        files = [file for folder in _folders(source) for file in folder.iterdir() if file.is_file()]
+        return sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+    for _ in range(3):
+        with suppress(OSError, shutil.Error):  # a file has been replaced
+            before = state()
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.tmp"))
+            if state() == before:
+                return
+        remove(target)
+
+
+def _publish(partial: Path, path: Path) -> None:
+    """Turn a complete folder into the artifact ``path``, unless another process has been faster."""
+    _write_manifest(partial)
+    _share(partial)
+    try:
+        partial.rename(path)
+    except OSError:
+        if not is_complete(path, checksums=True):
+            raise
+        log.info("%s was built by another process in the meantime", path)
+        remove(partial)
+
+
+def _share(folder: Path) -> None:
+    """Give all files of an artifact the mode and the group that the system gives to a new file in the folder.
+
+    They follow the umask and the parent folder. Libraries may write files that only their owner can read.
+    """
+    new = (folder / MANIFEST).stat()
+    mode = stat.S_IMODE(new.st_mode)
+    folder_mode = mode | (mode & 0o444) >> 2 | folder.parent.stat().st_mode & stat.S_ISGID
+    for parent, _, files in os.walk(folder):
+        for path, expected in [(Path(parent), folder_mode), *((Path(parent, file), mode) for file in files)]:
+            with suppress(OSError):  # of another user, who began to build the artifact
+                if path.stat().st_gid != new.st_gid:
+                    os.chown(path, -1, new.st_gid)
+                if stat.S_IMODE(path.stat().st_mode) != expected:
+                    path.chmod(expected)
 
 
 def _is_verified(file: Path, checksum: str) -> bool:
-    """Whether a file has this checksum. Each machine reads a large file only once, as long as nobody writes to it.
+    """Whether a file has this checksum. Each process reads a file once, as long as nobody writes to it.
 
-    A verified file is recorded as an empty file in the machine's temporary folder, named by a hash of inode, size, time
-    and checksum. A file written in the last two seconds is not recorded: file systems have coarse clocks, so another
-    write could leave its time unchanged.
+    A file that was written in the last two seconds is read again: file systems have coarse clocks, so another write
+    could leave its time unchanged.
     """
     status = file.stat()
-    identity = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{checksum}"
-    record = _VERIFIED / hashlib.sha256(identity.encode()).hexdigest()[:32]
-    large = status.st_size >= _LARGE
-    if large and record.exists():
+    identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, checksum)
+    if identity in _VERIFIED:
         return True
     same = file_sha256(file) == checksum
-    if same and large and time.time() - status.st_mtime > _CLOCK_SECONDS:
-        with suppress(OSError):
-            _VERIFIED.mkdir(exist_ok=True)
-            record.touch()
+    if same and time.time() - status.st_ctime > _CLOCK_SECONDS:
+        _VERIFIED.add(identity)
     return same
 
 
 def _write_manifest(folder: Path) -> None:
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / MANIFEST)
+    (folder / MANIFEST).unlink(missing_ok=True)  # its mode is that of a new file
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
     manifest = {str(f.relative_to(folder)): {"size": f.stat().st_size, "sha256": file_sha256(f)} for f in files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 def is_complete(folder: Path, checksums: bool = False) -> bool:
-    """Whether a folder holds the files of its manifest, by size and, with ``checksums``, also by content."""
+    """Whether a folder holds the files of its manifest, by size and, with ``checksums``, also by content.
+
+    Raises:
+        UserError: a file belongs to another user, and this user may not read it.
+        OSError: the file system or the process cannot open files at the moment.
+    """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = _read_manifest(folder)
         return SPEC in manifest and all(
-            (folder / name).stat().st_size == entry["size"]
-            and (not checksums or _is_verified(folder / name, entry["sha256"]))
-            for name, entry in manifest.items()
+            (folder / name).stat().st_size == size and (not checksums or _is_verified(folder / name, checksum))
+            for name, (size, checksum) in manifest.items()
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # missing, truncated, or other JSON
+    except PermissionError as error:
+        store = folder.parent.parent
+        problem = f"{error.filename} belongs to {owner_name(folder)}, and this user may not read it"
+        raise UserError("store.dir", store, problem, share_remedy(store)) from error
+    except OSError as error:
+        if error.errno in _NOT_DAMAGE:
+            raise
+        return False
+    except ValueError:  # not a manifest, or the name of a file is none
         return False
 
 
+def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
+    """Return size and checksum of each file of an artifact.
+
+    Raises:
+        ValueError: the manifest is truncated, or is JSON of another structure.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return {name: (entry["size"], entry["sha256"]) for name, entry in manifest.items()}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} has no manifest") from error
+
+
 def link_tree(source: Path, target: Path) -> None:
-    """Link all files below ``source`` into ``target``; copy them where the file system allows no hard links."""
+    """Link all files below ``source`` into ``target``, another folder of the store, where nobody writes to files.
+
+    Files are copied where the file system allows no hard links.
+    """
     shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy all files below ``source`` into ``target``, where the user may write to them; equal files are left out."""
+    for folder in _folders(source):
+        (target / folder.relative_to(source)).mkdir(parents=True, exist_ok=True)
+        for file in folder.iterdir():
+            if file.is_file():
+                copy_file(file, target / file.relative_to(source))
 
 
 def _link(source: str, target: str) -> None:
