@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from distill_runner.common.errors import UserError, suggestion
+from distill_runner.pipeline.holds import holders, remove_void_holds
 from distill_runner.pipeline.inventory import (
     KINDS,
     Entry,
@@ -16,11 +17,11 @@ from distill_runner.pipeline.inventory import (
     occupied_bytes,
     unused_entries,
 )
-from distill_runner.pipeline.store import Store
+from distill_runner.pipeline.store import Store, is_readable
 
 
 def manage_store(options: Namespace) -> int:
-    """List or delete artifacts. Return 1 if the user did not confirm, or an artifact is being built; else 0.
+    """List or delete artifacts. Return 1 if the user did not confirm, or something selected is still needed; else 0.
 
     Raises:
         UserError: there is no such store, or what to delete is not clear.
@@ -57,9 +58,17 @@ def _line(entry: Entry, kinds: Mapping[str, str]) -> str:
 
 def _delete(options: Namespace, store: Sequence[Entry]) -> int:
     selection = _select(options, store)
+    remove_void_holds(Path(options.store))
+    held = {key: holder for holder in holders(Path(options.store)) for key in holder.keys}
+    busy = [entry for entry in selection if entry.key in held and is_readable(entry.path)]
+    for entry in busy:
+        print(f"{entry.kind} {entry.key} is held by {held[entry.key]}: not deleted")
+    # What a run in progress holds is not unused. For other selections, something that was asked for stays.
+    code = int(bool(busy) and not _selects_only_unused(options))
+    selection = [entry for entry in selection if entry not in busy]
     if not selection:
         print("nothing to delete")
-        return 0
+        return code
     _print_entries(selection, store)
     if dependents := dependent_entries(store, selection):
         print(f"{len(dependents)} others were made from these and stay complete")
@@ -68,10 +77,15 @@ def _delete(options: Namespace, store: Sequence[Entry]) -> int:
         print("nothing deleted")
         return 1
     folder = Store(Path(options.store))
-    busy = [entry for entry in selection if not folder.delete(entry.path)]
-    for entry in busy:
-        print(f"{entry.kind} {entry.key} is being built and was not deleted")
-    return 1 if busy else 0
+    for entry in selection:
+        if reason := folder.delete(entry.path):
+            print(f"{entry.kind} {entry.key} {reason}: not deleted")
+            code = 1
+    return code
+
+
+def _selects_only_unused(options: Namespace) -> bool:
+    return options.unused and not (options.kind or options.key or options.damaged or options.partial)
 
 
 def _select(options: Namespace, store: Sequence[Entry]) -> list[Entry]:

@@ -112,7 +112,7 @@ def _stored_report(stage: Stage, inputs: Inputs) -> WeightsReport | None:
     file = inputs.store.path(stage.spec) / METRICS
     if not inputs.store.has(stage.spec) or not file.exists():
         return None
-    entry = json.loads(file.read_text()).get("weights")
+    entry = json.loads(file.read_text(encoding="utf-8")).get("weights")
     return WeightsReport.from_json(entry) if entry else None
 
 

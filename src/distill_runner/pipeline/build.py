@@ -198,7 +198,9 @@ class Pipeline:
         final_metrics, outputs = data.final_evaluation(lambda: self.device.place(saved_model(stage, folder / "model")))
         for name, predictions in outputs.items():
             np.save(folder / PREDICTIONS.format(name), predictions)
-        config = json.loads((folder / "model" / "config.json").read_text())  # a new model has its tokenizer's size
+        config = json.loads(
+            (folder / "model" / "config.json").read_text(encoding="utf-8")
+        )  # a new model has its tokenizer's size
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,

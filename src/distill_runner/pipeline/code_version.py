@@ -113,7 +113,7 @@ def main() -> None:
     version = (record()["version"] if RECORD.exists() else 0) + int(parser.parse_args().next)
     hashes = module_hashes()
     content = {"version": version, "sha256": total_hash(hashes), "modules": hashes}
-    RECORD.write_text(json.dumps(content, indent=1) + "\n")
+    RECORD.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"recorded version {version}")
 
 

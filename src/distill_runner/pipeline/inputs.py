@@ -98,7 +98,7 @@ class Inputs:
         folder = self.store.find(stage.data.split_spec(name))
         if folder is None or not (folder / ACCOUNT).exists():
             return None
-        account = SplitAccount.from_json(json.loads((folder / ACCOUNT).read_text()))
+        account = SplitAccount.from_json(json.loads((folder / ACCOUNT).read_text(encoding="utf-8")))
         return account, np.load(folder / HASHES) if (folder / HASHES).exists() else None
 
     def data(self, stage: Stage) -> Data:

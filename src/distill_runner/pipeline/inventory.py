@@ -69,7 +69,7 @@ def list_entries(store: Path) -> list[Entry]:
 def _entry(path: Path) -> Entry | None:
     """Return the artifact in a folder; None if the folder is gone."""
     try:
-        spec = json.loads((path / SPEC).read_text())
+        spec = json.loads((path / SPEC).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         spec = {}
     key, _, rest = path.name.partition(".")

@@ -54,7 +54,7 @@ def other_code(stage: Stage, store: Store) -> str:
     for spec in store.specs(stage.spec["kind"]):
         if spec.get("code") != stage.spec["code"] and _without_code(spec) == spec_without_code:
             with suppress(OSError, ValueError, LookupError):  # not complete, or built by an earlier version
-                modules = changed_modules(json.loads((store.path(spec) / METRICS).read_text())["code"])
+                modules = changed_modules(json.loads((store.path(spec) / METRICS).read_text(encoding="utf-8"))["code"])
                 rest = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
                 return f"; other code: {', '.join(modules[:3])}{rest} differ{'s' if len(modules) == 1 else ''}"
     return ""
@@ -105,6 +105,12 @@ def stages_to_build(stage: Stage, store: Store) -> list[Stage]:
         return []
     upstream_stages = {part.key: part for upstream in stage.upstream for part in stages_to_build(upstream, store)}
     return [*(upstream_stages | {stage.key: stage}).values()]
+
+
+def artifact_keys(stage: Stage) -> list[str]:
+    """Return the keys of the stages that ``stage`` needs, of itself, and of their checkpoints, built or not."""
+    stages = [stage, *stage.all_upstream]
+    return [key for part in stages for key in (part.key, key_of(part.checkpoints_spec))]
 
 
 def missing_caches(stage: Stage, store: Store, targets: Mode = "auto") -> Iterator[tuple[Stage, list[Spec]]]:

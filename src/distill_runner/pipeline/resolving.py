@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from distill_runner.common.errors import UserError, error_context, suggestion
 from distill_runner.datasets.corpora.pretraining import SPECIAL_TOKENS
+from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.schedules import CheckpointSchedule
+from distill_runner.models.build import num_outputs
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.sources import ModelSource, read_shape, resolve_source, with_padding
@@ -78,6 +80,8 @@ class _Resolver:
     def _model(self, name: str, config: StageConfig, heirs: tuple[str, ...]) -> Stage:
         """Return a stage that yields a model."""
         source, model_source, model = None, None, config.model
+        if config.optim.epochs == 0 and not config.method.reads_teacher:  # its terms, on labels, are never computed
+            config = config.model_copy(update={"method": MethodConfig(terms={})})
         if model.source and model.source.startswith(STAGE):
             source = self.resolve(model.source.removeprefix(STAGE), ".model.source", model.source, (*heirs, name))
         elif model.source:
@@ -233,7 +237,12 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
     elif shape.reads_images:
         problem = f"a model of type {shape.model_type} is an image network, but this stage reads the text of a corpus"
         raise UserError(".model", None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
-    return replace(shape, num_labels=config.task.head.num_labels) if config.task else shape
+    if config.task is None:
+        return shape
+    if source is not None and config.task.head.vectors is not None:  # the stage's folder is not built yet
+        own = source.config.task is not None and source.config.task.head.vectors is not None
+        return replace(shape, num_labels=source.shape.num_labels if own else shape.width)
+    return replace(shape, num_labels=num_outputs(config.model, config.task.head, shape, model_source))
 
 
 def _require_positions(stage: Stage) -> None:

@@ -68,7 +68,7 @@ class FinalScores:
             assert self.task is not None
             if not store.has(self.spec(name)) and not all(store.has(model.spec) for model in self.models):
                 continue
-            metrics: dict[str, float] = json.loads((self._folder(name) / METRICS).read_text())
+            metrics: dict[str, float] = json.loads((self._folder(name) / METRICS).read_text(encoding="utf-8"))
             if set(self.task.metrics) - metrics.keys():  # the run that predicted the split asked for other metrics
                 metrics = self.task.score(self.outputs(name), split)
             scores[name] = {metric: metrics[metric] for metric in self.task.metrics}

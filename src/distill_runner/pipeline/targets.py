@@ -257,8 +257,10 @@ class _Teacher:
         return LiveTargets(network, split, self.needs, self.builder.device)
 
     def from_cache(self, checkpoint: int | None) -> CachedTargets:
-        store = self.builder.store
-        folder = store.get(usable_cache(self.stage, checkpoint, store), partial(self._write, checkpoint=checkpoint))
+        store, own = self.builder.store, targets_spec(self.stage, checkpoint)
+        usable = usable_cache(self.stage, checkpoint, store)
+        folder = store.find(usable) if usable != own else None  # a larger cache may be damaged, or just deleted
+        folder = folder or store.get(own, partial(self._write, checkpoint=checkpoint))
         return CachedTargets(folder, self.builder.device, self.needs)
 
     def _write(self, folder: Path, checkpoint: int | None) -> None:
@@ -268,5 +270,6 @@ class _Teacher:
             np.save(folder / "logits.npy", np.tile(logits, (self.stage.data.views or 1, 1)))
         else:
             teacher, share = self.live(checkpoint), cached_share(self.stage)
-            examples = select_share(len(teacher.split), share) if share < 1 else None
+            split = teacher.split
+            examples = split.teacher_numbers(select_share(len(split), share)) if share < 1 else None
             CachedTargets.write(folder, teacher, self.stage.teacher_outputs, examples)
