@@ -123,7 +123,7 @@ def test_the_store_and_runs_work_with_files_that_are_refreshed(monkeypatch: pyte
     store, spec = Store(tmp_path / "store"), {"kind": "stage", "name": "a"}
     artifact = store.get(spec, fill)
     assert store.has(spec)
-    assert store.delete(artifact)
+    assert store.delete(artifact) is None
     assert not store.has(spec)
     with status.locked_run(tmp_path / "run") as known:
         assert known is None

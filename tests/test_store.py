@@ -1,9 +1,11 @@
 """Artifacts by the hash of what determines them: whole or absent, built once, mended when damaged."""
 
+import errno
 import json
 import logging
 import multiprocessing
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from distill_runner.common.errors import UserError
 from distill_runner.common.files import file_sha256
 from distill_runner.pipeline import store as store_module
-from distill_runner.pipeline.store import Store, key_of
+from distill_runner.pipeline.store import Store, copy_tree, key_of
 
 SPEC = {"kind": "thing", "seed": 1, "data": {"content": "abc", "columns": ["a", "b"]}}
 
@@ -148,34 +150,101 @@ def test_damage_is_found_and_mended(store: Store, caplog: pytest.LogCaptureFixtu
     assert build.built == 3
 
 
-def test_a_large_file_is_read_once_while_nobody_writes_to_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_reads_a_file_once_while_nobody_writes_to_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
     def counted(file: Path) -> str:
         read.append(file.name)
         return file_sha256(file)
 
-    def build(folder: Path) -> None:
-        (folder / "large").write_bytes(bytes(2**20))
-        (folder / "small").write_bytes(b"1")
-
     monkeypatch.setattr(store_module, "file_sha256", counted)
-    monkeypatch.setattr(store_module, "_VERIFIED", store.folder / "verified")
-    large = store.get(SPEC, build) / "large"
-    for expected in (["large"], ["large"]):  # written just now, it may change within a tick of the clock
+    monkeypatch.setattr(store_module, "_VERIFIED", set())
+    weights = store.get(SPEC, Builder()) / "model" / "weights"
+    for _ in range(2):  # written just now, it may change within a tick of the clock
         read.clear()
-        store.get(SPEC, build)
-        assert [name for name in read if name == "large"] == expected
-    before = time.time() - 60
-    os.utime(large, (before, before))
-    for expected in (["large"], [], []):
+        assert store.find(SPEC)
+        assert sorted(read) == ["metrics.json", "spec.json", "weights"]
+    monkeypatch.setattr(store_module, "_CLOCK_SECONDS", -1.0)
+    for expected in (["metrics.json", "spec.json", "weights"], [], []):
         read.clear()
         assert Store(store.folder).find(SPEC)
-        assert "small" in read
-        assert [name for name in read if name == "large"] == expected
-    large.write_bytes(bytes(2**20 - 1) + b"1")
+        assert sorted(read) == expected
+    weights.write_bytes(b"0123456780")
     assert store.has(SPEC)
     assert store.find(SPEC) is None
+
+
+@settings(max_examples=25)
+@given(size=st.sampled_from([1, 4096, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20]), data=st.data())
+def test_a_bit_that_flips_under_an_unchanged_time_is_detected(size: int, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "_CLOCK_SECONDS", -1.0)  # what was verified counts at once
+        store = Store(Path(folder))
+        artifact = store.get(SPEC, lambda place: (place / "large").write_bytes(bytes(size)) and None)
+        assert store.find(SPEC)
+        status = (artifact / "large").stat()
+        with (artifact / "large").open("r+b") as file:
+            file.seek(data.draw(st.integers(0, size - 1)))
+            file.write(bytes([1 << data.draw(st.integers(0, 7))]))
+        os.utime(artifact / "large", ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert store.has(SPEC)
+        assert store.find(SPEC) is None
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.ESTALE])
+def test_a_file_that_cannot_be_opened_now_is_not_damaged(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    build = Builder()
+    folder = store.get(SPEC, build)
+
+    def fails(_file: Path) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(store_module, "file_sha256", fails)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        store.get(SPEC, build)
+    monkeypatch.undo()
+    assert store.get(SPEC, build) == folder
+    assert build.built == 1
+    assert not list(folder.parent.glob("*.damaged-*"))
+
+
+def test_what_leaves_the_store_is_a_copy(store: Store, tmp_path: Path) -> None:
+    artifact, target = store.get(SPEC, Builder()), tmp_path / "run" / "model"
+    copy_tree(artifact / "model", target)
+    first = (target / "weights").stat()
+    assert first.st_ino != (artifact / "model" / "weights").stat().st_ino
+    copy_tree(artifact / "model", target)
+    assert (target / "weights").stat().st_ino == first.st_ino  # it was equal
+    (target / "weights").write_bytes(b"0000000000")
+    assert store.find(SPEC) == artifact
+    copy_tree(artifact / "model", target)
+    assert (target / "weights").read_bytes() == b"0123456789"
+    # Runs of earlier versions have hard links there.
+    (target / "weights").unlink()
+    os.link(artifact / "model" / "weights", target / "weights")
+    copy_tree(artifact / "model", target)
+    assert (target / "weights").stat().st_nlink == 1
+    (target / "weights").write_bytes(b"0000000000")
+    assert store.find(SPEC) == artifact
+
+
+def test_the_faster_of_two_builders_wins(store: Store) -> None:
+    """As after a lost lease: another process publishes the artifact while this one builds it."""
+    inner, outer = Builder(), Builder()
+
+    def build(folder: Path) -> None:
+        outer(folder)
+        (other := folder.with_name("other")).mkdir()
+        (other / "spec.json").write_text(json.dumps(SPEC))
+        inner(other)
+        store_module._publish(other, store.path(SPEC))
+
+    folder = store.get(SPEC, build)
+    assert (inner.built, outer.built) == (1, 1)
+    assert store.find(SPEC) == folder
+    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [folder.name]
 
 
 def _build_slowly(folder: Path, barrier: Any, number: int) -> None:

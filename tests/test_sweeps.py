@@ -17,13 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from hydra.core.utils import JobReturn
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from distill_runner.common.errors import UserError, exit_cause
+from distill_runner.common.locks import MachineLock
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline import status
 from distill_runner.pipeline.build import Pipeline
@@ -384,7 +384,7 @@ def test_methods_that_differ_in_what_they_compute_are_measured_apart(
 def test_each_worker_takes_a_place_on_the_emptiest_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from distill_runner.training import devices
 
-    held: list[FileLock] = []
+    held: list[MachineLock] = []
     monkeypatch.setattr(devices, "_CLAIMS", held)
     taken = [devices.claim_gpu(["a", "b"], 2, tmp_path) for _ in range(4)]
     assert taken == [0, 1, 0, 1]

@@ -22,12 +22,12 @@ from distill_runner.compose.run_config import RunConfig, assumptions_of_files, p
 from distill_runner.datasets.batches import Batch
 from distill_runner.pipeline.account import account_of_run, log_account
 from distill_runner.pipeline.build import Pipeline, training_conditions
-from distill_runner.pipeline.planning import plan, position_warnings, stages_to_build
+from distill_runner.pipeline.planning import artifact_keys, plan, position_warnings, stages_to_build
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, locked_run, read_run, write_json, write_status
-from distill_runner.pipeline.store import Store, link_tree
+from distill_runner.pipeline.store import Store, copy_tree
 from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS, label, pictures_of, without_specs
 from distill_runner.report.formats import result_row
 from distill_runner.report.identity import recorded_identity
@@ -63,7 +63,10 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
             log.info("%s", row)
     limit_threads(num_threads(run.runtime.threads, run.runtime.num_processes))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
-    return _Run(run, stage, Pipeline(Store(run.store.dir), run.runtime), folder, settings).run()
+    store = Store(run.store.dir)
+    with store.protected(folder):
+        store.hold(artifact_keys(stage))
+        return _Run(run, stage, Pipeline(store, run.runtime), folder, settings).run()
 
 
 def num_threads(threads: int | None, num_processes: int) -> int:
@@ -97,6 +100,7 @@ class _Run:
             remedy = "Give the text to another stage, and end the run with that stage."
             raise UserError("stages.student.corpus", None, problem, remedy)
         artifacts = plan(stage, pipeline.store, runtime.targets)
+        pipeline.store.hold(line.key for line in artifacts)
         for line in [*artifacts, *self._planned_tests()]:
             log.info("%s", line)
         for warning in position_warnings(stage):
@@ -192,7 +196,7 @@ class _Run:
     def _record_settings(self) -> None:
         """Write the configuration and the environment to the run's folder, so that the run can be repeated."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(dict(self.settings), sort_keys=False))
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(dict(self.settings), sort_keys=False), encoding="utf-8")
         write_json(self.folder / "environment.json", environment())
 
     def _build_with_tracker(self) -> Mapping[str, Any]:
@@ -221,7 +225,7 @@ class _Run:
             is_new: whether this run has printed its account; the repetition of a finished run prints it here.
         """
         artifact, folder = self.pipeline.build(self.stage), self.folder
-        link_tree(artifact / "model", folder / "model")
+        copy_tree(artifact / "model", folder / "model")
         if self.stage.name != STUDENT:
             log.info("the model of stage %s is in %s", self.stage.name, folder / "model")
             return {"status": "done", "key": self.stage.key, **self.description}
@@ -231,7 +235,7 @@ class _Run:
         scores = list(self._score_lines(artifact)) if is_new else self._recorded_score_lines()
         log_account(scores if is_new else [*account, *scores])
         result["account"] = account_entries([*account, *scores])
-        (folder / "model" / "README.md").write_text(model_card(result))
+        (folder / "model" / "README.md").write_text(model_card(result), encoding="utf-8")
         self._save_outputs(artifact)
         write_json(folder / RESULT, result)
         print(result_row(result))

@@ -111,7 +111,7 @@ class ScoreHistory:
         scores: list[float] = []
         ends: dict[int, int] = {}
         layer, name = 0, None
-        for line in (folder / "metrics.jsonl").read_text().splitlines():
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
             point: dict[str, Any] = json.loads(line)
             current = int(point.get("schedule/layer", layer))
             if current != layer and layer:
@@ -121,7 +121,7 @@ class ScoreHistory:
             if name in point:
                 scores.append(point[name])
         if not scores:
-            epochs = json.loads((folder / "result.json").read_text())["history"]
+            epochs = json.loads((folder / "result.json").read_text(encoding="utf-8"))["history"]
             name = next(iter(epochs[0]), None) if epochs else None
             scores = [epoch[name] for epoch in epochs]
         return cls((name or "score").rpartition("/")[2], scores, list(ends.items()))

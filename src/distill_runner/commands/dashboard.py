@@ -52,7 +52,7 @@ def make_dashboard(options: Namespace) -> None:
 def terms(*folders: Path) -> list[str]:
     """Return the loss terms of all methods. They name curves ``loss/<term>`` and values ``settings/<term>/weight``."""
     files = [file for folder in folders for file in sorted((folder / "method").glob("*.yaml"))]
-    methods = [yaml.safe_load(file.read_text()).get("method", {}) for file in files]
+    methods = [yaml.safe_load(file.read_text(encoding="utf-8")).get("method", {}) for file in files]
     return list(dict.fromkeys(term for method in methods for term in method.get("terms", {})))
 
 

@@ -56,15 +56,15 @@ def export_run(options: Namespace) -> None:
         "set; the forms take turns; tokenizing is not counted."
     )
     metric = task.metrics[0]
-    (options.run / "deploy.json").write_text(json.dumps(as_json(rows, conditions), indent=1))
+    (options.run / "deploy.json").write_text(json.dumps(as_json(rows, conditions), indent=1), encoding="utf-8")
     file = student.model / "README.md"
-    card = file.read_text() if file.is_file() else ""
+    card = file.read_text(encoding="utf-8") if file.is_file() else ""
     if options.license:
         card = with_license(card, options.license)
     loading = LOADING.format(model=task.head.auto.replace("AutoModel", "ORTModel"), folder="this folder", file=PLAIN)
     card = with_section(card, section(rows, metric, conditions, loading))
     file.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
-    file.write_text(card)
+    file.write_text(card, encoding="utf-8")
     print(table(rows, metric), conditions, f"written: {student.model / FOLDER}", sep="\n")
     if options.push:
         print(_push(student.model, options.push))

@@ -397,7 +397,7 @@ def _cache_folder(repo_type: RepoType, name: str) -> Path:
 def _cached_sha(repo_type: RepoType, name: str, revision: str) -> str | None:
     """Return the commit that ``revision`` pointed to at the last download; None if there was none."""
     try:
-        return (_cache_folder(repo_type, name) / "refs" / revision).read_text().strip() or None
+        return (_cache_folder(repo_type, name) / "refs" / revision).read_text(encoding="utf-8").strip() or None
     except OSError:
         return None
 
@@ -406,4 +406,4 @@ def _record_revision(commit: Commit, revision: str) -> None:
     file = _cache_folder(commit.repo_type, commit.name) / "refs" / revision
     file.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replacement(file) as new_file:
-        new_file.write_text(commit.sha)
+        new_file.write_text(commit.sha, encoding="utf-8")

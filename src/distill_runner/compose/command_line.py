@@ -126,9 +126,16 @@ def expand_shorthand(override: str) -> str:
     """
     override = re.sub(r"^([\w.]+)=([\w./:-]+\[[\w~%]*:[\w~%]*\])$", r"\1='\2'", override)
     lists = r"^task\.(columns|labels|metrics|probabilities|logits)=([\w. -]+(?:,[\w. -]+)*)$"
-    if not override.endswith("=null"):
+    if (metrics := re.sub(r"^task\.metrics=\[?|\]$", "", override)) != override and re.search(r"[:/?]", metrics):
+        override = f"task.metrics=[{','.join(map(_quoted, metrics.split(',')))}]"
+    elif not override.endswith("=null"):
         override = re.sub(lists, r"task.\1=[\2]", override)
     return re.sub(r"^student\.init=([\w,]+)$", r"student.init.layers=\1", override)
+
+
+def _quoted(metric: str) -> str:
+    """Quote the name of a metric of ``evaluate``, such as evaluate:f1?average=macro, unless it is quoted."""
+    return metric if metric[:1] in "'\"" else f"'{metric.strip()}'"
 
 
 def _as_axis(override: str) -> str:

@@ -149,7 +149,7 @@ def configuration_keys() -> Iterator[tuple[str, str]]:
     import yaml
 
     for file, folder in ((file, root) for root in all_folders() for file in sorted(root.rglob("*.yaml"))):
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8")
         group = file.relative_to(folder).parent.as_posix()
         yield group, group
         if not group.startswith("hydra"):

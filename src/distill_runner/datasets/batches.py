@@ -97,6 +97,10 @@ class Batch(AnyBatch):
         labels: targets of the head's outputs.
         head_tokens: positions of the tokens that a token-wise head reads; None for a head on [CLS].
         is_next: (B,), labels of next sentence prediction.
+        skipped: (B,), number of first tokens of each sequence, those of a prompt, that a pooling may leave out; None if
+            there is no prompt.
+        rows: (R, k), positions of the k texts of each row of the data, where a row has several texts that are examples
+            of their own; ``labels`` are then those of the rows.
         dropout_seed: seed of the update's dropout masks; None uses torch's own generator.
         output_rows: row of each output of the head among all outputs of the split; on the host. None if the row is
             the number of the example.
@@ -112,6 +116,8 @@ class Batch(AnyBatch):
     labels: Tensor | None = None
     head_tokens: Tensor | None = None
     is_next: Tensor | None = None
+    skipped: Tensor | None = None
+    rows: Tensor | None = None
     dropout_seed: int | None = None
     output_rows: Tensor | None = None
     weights: Mapping[Unit, float] = field(default_factory=dict)

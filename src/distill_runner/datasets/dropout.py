@@ -53,11 +53,18 @@ class DropoutMasks:
         """
         return cls(batch.dropout_seed, batch) if batch.dropout_seed is not None and batch.input_ids.is_cpu else None
 
-    def drop_features(self, x_RH: Tensor, p: float, site: int) -> Tensor:
-        """Drop features of the first token of each sequence (R = B), or of all tokens, which padding may follow."""
+    def drop_features(self, x_RH: Tensor, p: float, site: int, rows_R: Tensor | None = None) -> Tensor:
+        """Drop features of the first token of each sequence (R = B), or of all tokens, which padding may follow.
+
+        Args:
+            rows_R: positions of other tokens, which ``x_RH`` has instead.
+        """
         if not p:
             return x_RH
-        keys = self.tokens[self.starts] if len(x_RH) == len(self.starts) else self.tokens[: len(x_RH)]
+        if rows_R is not None:
+            keys = self.tokens[rows_R]
+        else:
+            keys = self.tokens[self.starts] if len(x_RH) == len(self.starts) else self.tokens[: len(x_RH)]
         counters = torch.arange(-(-x_RH.shape[1] // 4), device=keys.device) + site * _PER_SITE
         return x_RH * _dropout_factors(keys[:, None], counters, p, x_RH.dtype)[:, : x_RH.shape[1]]
 

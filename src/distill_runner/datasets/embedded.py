@@ -23,10 +23,12 @@ from distill_runner.datasets.tokenization import Examples
 
 SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
-NAMES = ("pairs", "sentences", "questions", "text", "digits")
+NAMES = ("pairs", "sentences", "questions", "words", "text", "digits")
 Row = tuple[tuple[str, ...], int]  # texts and label of one example
 PAIR_LABELS = ["different", "same"]
 SENTENCE_LABELS = ["corrupted", "original"]
+_NAME_TYPES = ("exception", "statement", "type", "version")
+WORD_LABELS = ["O", *(f"{role}-{name}" for name in _NAME_TYPES for role in "BI")]
 VERSION = 2  # raise it when cleaning, splitting or sampling changes
 
 _SPLIT_SALT = 104  # with it, no topic is more than a third of a split (CPython 3.11 to 3.13)
@@ -54,6 +56,16 @@ QUESTION_PATTERNS: dict[str, str] = {
     "What must it be": r"\bmust be ([^,.;:()]+)[,.]",
 }
 """Beginning of the question -> pattern whose first group is the answer."""
+NAME_PATTERNS: dict[str, str] = {
+    "exception": r"\b(?:[A-Z]\w*(?:Error|Exception|Warning)|StopIteration|KeyboardInterrupt)\b",
+    "statement": r"\b(?:assert|break|class|continue|del|for|from|global|if|import|raise|return|try|while|with|yield)"
+    r"(?: \w+)? (?:statement|clause|expression)s?\b",
+    "type": r"\b(?:integer|float|string|list|tuple|dictionary|set|mapping|sequence|generator|iterator|coroutine)s?"
+    r"(?: objects?)?\b",
+    "version": r"\b(?:Python |version )?\d\.\d+(?:\.\d+)?\b",
+}
+"""Type of a name in ``words`` -> pattern of its text."""
+_TOKEN = re.compile(r"\w+(?:\.\d+)*|[^\w\s]")
 _GAP = "this"
 _QUESTION_WORDS = 16
 _CONTEXTS = {"train": 3, "validation": 1, "test": 1}
@@ -76,6 +88,9 @@ def embedded_columns(name: str, split: SplitName) -> tuple[dict[str, list[Any]],
     if name == "questions":
         rows = question_rows(split)
         return {column: [row[column] for row in rows] for column in rows[0]}, None
+    if name == "words":
+        rows = word_rows(split)
+        return {column: [row[column] for row in rows] for column in rows[0]}, WORD_LABELS
     if name == "digits":
         images, digits = digit_images()[split]
         return {"image": list(map(_png, images)), "label": digits.tolist()}, [str(digit) for digit in range(10)]
@@ -322,6 +337,35 @@ def _topic_questions(
                 context = " ".join(filter(None, [previous, sentence, *following]))
                 answers = {"text": [match[1]], "answer_start": [start]}
                 yield {"title": topic, "context": context, "question": question, "answers": answers}
+
+
+# Labels of words.
+
+
+def word_rows(split: SplitName) -> list[dict[str, Any]]:
+    """Return sentences with a name in them as ``tokens`` and ``ner_tags``, numbers of ``WORD_LABELS``.
+
+    Exceptions, statements and versions of Python are found by rule. A sentence without any is left out.
+    """
+    rows = []
+    for sentences in _in_split(embedded_sentences(), split).values():
+        for sentence in sentences:
+            spans = [
+                (match.start(), match.end(), kind)
+                for kind, pattern in NAME_PATTERNS.items()
+                for match in re.finditer(pattern, sentence)
+            ]
+            if not spans:
+                continue
+            words = [(match.group(), match.start()) for match in _TOKEN.finditer(sentence)]
+            tags, previous = [], None
+            for _, start in words:
+                span = next((span for span in spans if span[0] <= start < span[1]), None)
+                tags.append(0 if span is None else WORD_LABELS.index(f"{'I' if span == previous else 'B'}-{span[2]}"))
+                previous = span
+            rows.append({"tokens": [word for word, _ in words], "ner_tags": tags})
+    random.Random(f"words:{split}").shuffle(rows)
+    return rows
 
 
 # Digits.

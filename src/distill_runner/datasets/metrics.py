@@ -201,11 +201,23 @@ MULTILABEL_METRICS: dict[str, Metric] = {
 METRICS: dict[str, Metric] = CLASSIFICATION_METRICS | REGRESSION_METRICS | MULTILABEL_METRICS
 
 
+def metric_function(name: str) -> Metric:
+    """Return a metric by its name in ``METRICS``, or a metric of ``evaluate``, which is imported only for it.
+
+    Raises:
+        KeyError: there is no such metric.
+        UserError: a metric of ``evaluate`` cannot be loaded.
+    """
+    from distill_runner.datasets.evaluate_metrics import external_metric, is_external
+
+    return external_metric(name) if is_external(name) else METRICS[name]
+
+
 def compute_metrics(metrics: Sequence[str], outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Return the named metrics, in the order of ``metrics``.
 
     Args:
-        metrics: keys of ``METRICS``.
+        metrics: keys of ``METRICS``, or metrics of ``evaluate``.
         outputs: logits or regression outputs, shape (N, C), C = 1 for regression.
         labels: shape (N,), class indices or scores; (N, C) of 0 and 1 for multi-label tasks.
     Raises:
@@ -214,4 +226,4 @@ def compute_metrics(metrics: Sequence[str], outputs: np.ndarray, labels: np.ndar
     if not np.isfinite(outputs).all():
         count = int((~np.isfinite(outputs)).any(axis=-1).sum())
         raise NonFiniteOutputs(f"{count} of {len(outputs)} outputs are not finite: the model has diverged")
-    return {name: METRICS[name](outputs, labels) for name in metrics}
+    return {name: metric_function(name)(outputs, labels) for name in metrics}

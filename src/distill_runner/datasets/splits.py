@@ -63,6 +63,10 @@ class Split(ABC):
         """Return the examples ``index`` as training with ``seed`` uses them in ``epoch``, counted from 0."""
         return self.batch(index, length_multiple)
 
+    def teacher_numbers(self, index: np.ndarray) -> np.ndarray:
+        """Return the numbers of the examples ``index`` in ``teacher_inputs``, if every view of them counts once."""
+        return index
+
     def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
         """Return a live teacher's batch: the examples of ``batch``, some repeated up to a multiple of ``multiple``."""
         index = batch.index.numpy()

@@ -136,3 +136,19 @@ class SpecialTokens:
     def max_text_tokens(self, max_length: int, pair: bool) -> int:
         """Return how many tokens of text fit into ``max_length`` tokens next to the special tokens."""
         return max_length - sum(map(len, self.pair if pair else self.single))
+
+
+def window_starts(size: int, capacity: int, step: int) -> np.ndarray:
+    """Return the first token of each window of a text of ``size`` tokens; only the last window reaches its end."""
+    return np.arange(1 + -(-max(0, size - capacity) // step)) * step
+
+
+def window_owners(firsts: np.ndarray, lasts: np.ndarray, size: int) -> np.ndarray:
+    """Return for each token the window in which it has most context (run_squad's ``_check_is_max_context``)."""
+    best, owners = np.full(size, -np.inf), np.zeros(size, dtype=np.int64)
+    for number, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
+        position = np.arange(last - first)
+        score = np.minimum(position, position[::-1]) + 0.01 * (last - first)
+        better = score > best[first:last]
+        best[first:last][better], owners[first:last][better] = score[better], number
+    return owners

@@ -96,7 +96,7 @@ def processor() -> tuple[str, str]:
     """
     if platform.machine().lower() in ("arm64", "aarch64"):
         return "qint8", "arm64"
-    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").is_file() else []
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split() if Path("/proc/cpuinfo").is_file() else []
     for flag in ("avx512_vnni", "avx512f"):
         if flag in flags:
             return "qint8", flag.removesuffix("f")

@@ -54,14 +54,14 @@ class Student:
         if not (folder / "model" / "config.json").is_file():
             raise UserError("folder", folder, "holds no student", remedy)
         try:
-            config = current_file(yaml.safe_load((folder / "config.yaml").read_text()), "")
+            config = current_file(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")), "")
             fields = config["stages"]["student"]["task"]
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError("folder", folder, "has no config.yaml of a run", remedy) from error
         if fields is None:
             raise UserError("folder", folder, "holds a student without a task, such as one of method=pretrain", remedy)
         schema = task_type(fields)
-        fields |= _fields_of_result(folder, fields, schema.has_classes)
+        fields |= _fields_of_result(folder, fields, schema)
         return cls(folder, validate_config(schema, fields, "task.").resolved())
 
     @property
@@ -144,17 +144,19 @@ class Student:
             raise UserError("file", file, error.problem, remedy) from error
 
 
-def _fields_of_result(folder: Path, fields: Mapping[str, Any], has_classes: bool) -> dict[str, Any]:
+def _fields_of_result(folder: Path, fields: Mapping[str, Any], schema: "type[Task]") -> dict[str, Any]:
     """Return the fields that the run inferred from its training data, which may be gone since, from its result."""
     try:
-        result = json.loads((folder / "result.json").read_text())
-        columns, labels, names = result["data"]["columns"], result["data"]["labels"], result["labels"]
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        data, names = result["data"], result["labels"]
+        columns, labels = data["columns"], data["labels"]
     except (OSError, ValueError, KeyError, TypeError):  # of an older version
         return {}
     inferred: dict[str, Any] = {}
     if not fields.get("columns"):
         inferred |= {"columns": columns, "label": labels if isinstance(fields.get("label"), list) else labels[0]}
-    if has_classes and not fields.get("labels"):
+    inferred |= {name: data[name] for name in schema.inferred_fields if fields.get(name) is None and name in data}
+    if schema.has_classes and not fields.get("labels"):
         inferred["labels"] = names
     if fields.get("class_weights"):
         inferred["class_weights"] = None  # only of training

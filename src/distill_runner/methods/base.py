@@ -6,7 +6,7 @@ of loss terms in ``conf/method/``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, Literal
@@ -49,6 +49,7 @@ class LossTerm(nn.Module, ABC):
         mean_over: unit that the term is a mean over. It decides how much each batch of an update counts, so that the
             batches add up to the mean over the update.
         student_needs, teacher_needs: features that ``forward`` reads of each model.
+        fits_teacher: whether ``fit`` must see the teacher's features of all training examples before the first update.
         diagnostics: detached scalars of the last forward, logged with the losses.
     """
 
@@ -56,6 +57,7 @@ class LossTerm(nn.Module, ABC):
     reads_teacher: ClassVar[bool] = True
     reads_labels: ClassVar[frozenset[str]] = frozenset()
     mean_over: Unit = "example"
+    fits_teacher: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,10 +83,27 @@ class LossTerm(nn.Module, ABC):
                 configuration of the term.
         """
 
+    def fit(self, teacher: Callable[[], Iterable[Features]]) -> None:
+        """Let each term that needs it see the teacher's features of all training examples, before the first update.
+
+        Args:
+            teacher: function that begins to compute the features.
+        """
+        for term in self.named_terms().values():
+            if term.fits_teacher:
+                term.fit(teacher())
+
     def begin_epoch(self, progress: Progress) -> None:
         """Prepare for the updates of an epoch, as ``Method.begin_epoch``; here a term can change its needs.
 
         They must be among those of ``bind``, so that targets can be cached before the first epoch.
+        """
+
+    def fit(self, teacher: Iterable[Features]) -> None:
+        """Compute statistics of the teacher's features, such as principal components, into buffers of the term.
+
+        Args:
+            teacher: the teacher's features of all training examples, part by part, each example once.
         """
 
     @abstractmethod
@@ -225,6 +244,16 @@ class Method(nn.Module):
         """Return the student layers that any term can supervise, in ascending order."""
         layered = [term for term in self.named_terms().values() if isinstance(term, LayeredTerm)]
         return sorted({j for term in layered for j in term.layers})
+
+    def fit(self, teacher: Callable[[], Iterable[Features]]) -> None:
+        """Let each term that needs it see the teacher's features of all training examples, before the first update.
+
+        Args:
+            teacher: function that begins to compute the features.
+        """
+        for term in self.named_terms().values():
+            if term.fits_teacher:
+                term.fit(teacher())
 
     def begin_epoch(self, progress: Progress) -> None:
         """Prepare for the updates of an epoch; called again when training resumes within the epoch.

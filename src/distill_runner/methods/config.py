@@ -23,6 +23,7 @@ from distill_runner.methods.outputs import Outputs
 from distill_runner.methods.pooled_states import PooledStateLoss
 from distill_runner.methods.predictions import HardLabels, LogitMatching, NextSentence, SoftLabels, SoftLabelsPerClass
 from distill_runner.methods.schedules import LayerSchedule, ScheduledMethod
+from distill_runner.methods.vectors import MarginLoss, SimilarityLoss, VectorLoss
 from distill_runner.models.features import EncoderShape, FeatureRequest
 
 TERMS: dict[str, type[LossTerm]] = {
@@ -37,6 +38,9 @@ TERMS: dict[str, type[LossTerm]] = {
     "embeddings": EmbeddingLoss,
     "pooled_states": PooledStateLoss,
     "next_sentence": NextSentence,
+    "vectors": VectorLoss,
+    "similarities": SimilarityLoss,
+    "margins": MarginLoss,
 }
 """Built-in terms by id. Ids are part of keys in the store: a class may move, but its id must not change."""
 ENTRY_POINTS = "distill_runner.terms"

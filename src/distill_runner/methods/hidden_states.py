@@ -256,7 +256,7 @@ def attention_weights(query_BAD: Tensor, key_BAKD: Tensor, scale: str, normalize
 
 
 class HiddenStateLoss(LayeredTerm):
-    """Distance between the [CLS] states of student layers and combinations of the teacher's [CLS] states.
+    """Distance between the states of student layers and combinations of the teacher's states, of [CLS] by default.
 
     Args:
         mapping: which teacher layers belong to which student layer.
@@ -266,6 +266,8 @@ class HiddenStateLoss(LayeredTerm):
         over_layers: ``sum`` (ALP-KD) or ``mean`` (PKD's code) over the supervised student layers.
         attention: options of ``attend``; the parameter-free dot product by default. No other combination takes it.
         project: which side ``concatenate`` projects; the teacher by default. No other combination takes it.
+        states: whose states are compared: ``cls``, one for each example (all papers), or ``outputs``, those that the
+            head reads, such as the first piece of each word. The papers have one output for each example, its [CLS].
 
     ``diagnostics`` has ``alpha_entropy_<j>`` in nats for each student layer j that attends. A value near 0 means that
     the dot products saturate the softmax, and that one teacher layer has all the weight.
@@ -286,8 +288,11 @@ class HiddenStateLoss(LayeredTerm):
         over_layers: Literal["sum", "mean"] = "sum",
         attention: Attention | None = None,
         project: Literal["teacher", "student"] | None = None,
+        states: Literal["cls", "outputs"] = "cls",
     ) -> None:
         super().__init__(mapping, over_layers)
+        self.states: Literal["cls", "outputs"] = states
+        self.mean_over = "example" if states == "cls" else "output"
         for key, value, owner in (("attention", attention, "attend"), ("project", project, "concatenate")):
             if value is not None and combine != owner:
                 problem = f"combine={combine} does not use it"
@@ -312,10 +317,20 @@ class HiddenStateLoss(LayeredTerm):
                 self.combination = Attend(self.layers, student.width, teacher.width, self.attention)
 
     def layer_needs(self, layers: Collection[int]) -> FeatureRequest:
+        if self.states == "outputs":
+            return FeatureRequest(states=frozenset(layers))
         return FeatureRequest(cls=frozenset(layers))
 
+    def compared_states(self, features: Features, batch: Batch) -> dict[int, Tensor]:
+        """Return the states (R, H) that are compared, by layer: R examples, or outputs of the head."""
+        if self.states == "cls":
+            return features.cls
+        rows = batch.starts if batch.head_tokens is None else batch.head_tokens
+        return {layer: states_TH.index_select(0, rows) for layer, states_TH in features.states.items()}
+
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        pairs = self.combination(self.current_layers, student.cls, teacher.cls)
+        sides = (self.compared_states(features, batch) for features in (student, teacher))
+        pairs = self.combination(self.current_layers, *sides)
         alphas = self.combination.alpha.items()
         self.diagnostics = {f"alpha_entropy_{j}": attention_entropy(alpha) for j, alpha in alphas}
         return self.reduce_layers([self.distance(state, target) for state, target in pairs.values()])

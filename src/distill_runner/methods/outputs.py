@@ -43,10 +43,12 @@ class Outputs(ABC):
     Attributes:
         unit: unit that the losses are a mean over.
         has_temperature: whether a temperature has an effect on these outputs.
+        has_labels: whether examples have labels that the outputs are compared with.
     """
 
     unit: ClassVar[Unit] = "output"
     has_temperature: ClassVar[bool] = True
+    has_labels: ClassVar[bool] = True
 
     @abstractmethod
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:

@@ -31,6 +31,9 @@ class HardLabels(LossTerm):
     reads_labels = frozenset({"labels"})
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
+        if not outputs.has_labels:
+            remedy = "Learn from the vectors of a teacher: method=vectors teacher.fine_tuned=true."
+            raise UserError(".term", "hard_labels", "texts of a task of vectors have no labels", remedy)
         self.outputs, self.mean_over = outputs, outputs.unit
         self.student_needs = FeatureRequest(logits=True)
 

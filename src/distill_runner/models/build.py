@@ -12,6 +12,8 @@ from transformers import AutoModel, PreTrainedConfig
 from distill_runner.common.errors import UserError, root_cause
 from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.images import reads_images
+from distill_runner.models.features import EncoderShape
+from distill_runner.models.sentence_folder import sentence_encoder, vector_modules
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
 from distill_runner.models.weights import require_all
 
@@ -39,6 +41,31 @@ def build(
 
     if source is None and model.source is not None:
         source = resolve_source(model.source)
+    network = _network(model, head, vocab_size, source)
+    if head.vectors is None:
+        return network
+    name, folder = (source.name, source.download()) if source else ("", None)
+    encoder: Any = sentence_encoder(network, vector_modules(model, head.vectors, folder, name), head.vectors)
+    return encoder  # type: ignore[no-any-return]
+
+
+def num_outputs(model: ModelConfig, head: Head, shape: EncoderShape, source: ModelSource | None = None) -> int:
+    """Return the number of values in one output of a model to build: classes, or numbers of a vector.
+
+    Args:
+        shape: shape of the model that it starts from, or of its encoder.
+        source: the resolved ``model.source``; None for a new model.
+    Raises:
+        UserError: a vector cannot be made of the source's states.
+    """
+    if head.vectors is None:
+        return head.num_labels
+    name, folder = (source.name, source.download()) if source else ("", None)
+    return vector_modules(model, head.vectors, folder, name).width(shape.width)
+
+
+def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: ModelSource | None) -> PreTrainedModel:
+    """Build a model as ``build`` does, without modules that make vectors."""
     auto: Any = getattr(transformers, head.auto)
     if model.head == "keep" and source is not None:
         if head.task:

@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -89,6 +89,23 @@ def layers_to_copy(source_layers: int, num_layers: int, init: Init) -> list[int]
 
 
 @dataclass(frozen=True)
+class VectorOptions:
+    """What a task says on the vectors of its models, and on the texts that they are made of.
+
+    Attributes:
+        pooling, normalize, include_prompt: as in ``VectorModules``; None takes what the model's source says.
+        prompts: text by name that is put before texts: ``text`` before all, or ``query`` and ``document``.
+        max_length: maximum number of tokens of a text.
+    """
+
+    pooling: Literal["mean", "cls", "last"] | None = None
+    normalize: bool | None = None
+    include_prompt: bool | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    max_length: int = 512
+
+
+@dataclass(frozen=True)
 class Head:
     """A head that a task or a corpus requires.
 
@@ -99,6 +116,8 @@ class Head:
         problem_type: ``problem_type`` of ``transformers``, for saved configurations.
         task: name of the task, for messages. Empty for a language model, which may lack weights in the source.
         keeps_order: whether the outputs of a kept head already have the task's order, whatever their names.
+        vectors: options of the modules that make a vector of a text; None for a head of ``auto``. The number of
+            outputs then depends on the model.
     """
 
     auto: str
@@ -107,6 +126,7 @@ class Head:
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
     task: str = ""
     keeps_order: bool = False
+    vectors: VectorOptions | None = None
 
     def describe(self, config: "PreTrainedConfig") -> None:
         """Write names, number and ``problem_type`` of the outputs, if they have names, into a model's configuration."""

@@ -25,6 +25,7 @@ from distill_runner.datasets.image_splits import ImageBatch
 from distill_runner.models.attention import PackedAttention
 from distill_runner.models.families import PACKED, PROJECTIONS, Drop, Family, Layer, Projection
 from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.models.vectors import SentenceEncoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,6 +57,7 @@ class _PackedCall:
 
     Attributes:
         batch: tokens; on a CPU in low precision some meaningless tokens follow the first ``num_tokens``.
+        exact_batch: the same without meaningless tokens.
         noise: dropout masks in training; None in evaluation, or to use torch's own generator.
     """
 
@@ -63,9 +65,13 @@ class _PackedCall:
     family: Family
     layers: Sequence[Layer]
     batch: Batch
-    num_tokens: int
+    exact_batch: Batch
     noise: DropoutMasks | None
     needs: FeatureRequest
+
+    @property
+    def num_tokens(self) -> int:
+        return self.exact_batch.num_tokens
 
     @property
     def has_head(self) -> bool:
@@ -77,18 +83,28 @@ class _PackedCall:
         return self.needs.logits and self.batch.head_tokens is None and self.family.reads_mean(self.model)
 
     @property
-    def reads_other_tokens(self) -> bool:
-        """Whether the head reads more tokens than the first one of each sequence."""
-        return self.batch.head_tokens is not None or self.reads_mean
+    def reads_first_only(self) -> bool:
+        """Whether the head, and the state of an example, read the first token of each sequence alone."""
+        if isinstance(self.model, SentenceEncoder):
+            return self.model.reads_first_only
+        return self.batch.head_tokens is None and not self.reads_mean
+
+    def example_states(self, h_TH: Tensor) -> Tensor:
+        """Return the state (B, H) of each example: of its first token, or pooled in a model of vectors."""
+        if len(h_TH) == self.batch.size:
+            return h_TH
+        if isinstance(self.model, SentenceEncoder):
+            return self.model.pool(h_TH[: self.num_tokens], self.exact_batch)
+        return h_TH.index_select(0, self.batch.starts)
 
 
 def _extract_packed(model: Any, batch: Batch, needs: FeatureRequest) -> Features:
     """Run a model of a packed family on ``batch`` as far as ``needs`` asks: embeddings, layers, head."""
-    family, num_tokens = PACKED[model.config.model_type], len(batch.input_ids)
+    family, exact_batch = PACKED[model.config.model_type], batch
     if torch.is_autocast_enabled("cpu"):
         batch = batch.round_up()  # CPU kernels for low precision are compiled for each number of rows
     noise = DropoutMasks.for_batch(batch) if model.training else None
-    call = _PackedCall(model, family, family.layers(model.base_model), batch, num_tokens, noise, needs)
+    call = _PackedCall(model, family, family.layers(model.base_model), batch, exact_batch, noise, needs)
     features = Features()
     h_TH = _run_layers(call, _embed(call), features)
     if call.has_head:
@@ -125,12 +141,7 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
             projections = {name: _project(layer, [name], layer.attention_input(h_TH), layer_angles) for name in names}
         else:
             # The last layer computes first tokens only, unless its states are requested or the head reads others.
-            only_cls = (
-                number == num_layers
-                and batch.head_tokens is None
-                and number not in needs.states
-                and not call.reads_mean
-            )
+            only_cls = number == num_layers and number not in needs.states and call.reads_first_only
             starts = batch.starts if only_cls else None
             one_layer = _compiled_layer() if layer.is_compiled else _layer
             run = partial(one_layer, layer, heads, number * SITES, starts, names, layer_angles)
@@ -141,7 +152,7 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
             if number in needs.states:
                 features.states[number] = h_TH[: call.num_tokens]
             if number in needs.cls:
-                features.cls[number] = h_TH if only_cls else h_TH.index_select(0, batch.starts)
+                features.cls[number] = call.example_states(h_TH)
         features.projections |= {(name, number): projections[name][: call.num_tokens] for name in names}
     return h_TH
 
@@ -149,13 +160,16 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
 def _run_head(call: _PackedCall, h_TH: Tensor, features: Features) -> None:
     """Write the outputs of the model's heads into ``features``, from the output of its last layer."""
     batch = call.batch
-    cls_BH = h_TH if len(h_TH) == batch.size else h_TH.index_select(0, batch.starts)
+    if isinstance(call.model, SentenceEncoder):
+        features.logits = call.model.head(call.example_states(h_TH))
+        return
+    cls_BH = call.example_states(h_TH)
     if call.needs.logits:
         if call.reads_mean:
             input_RH = _means(h_TH[: call.num_tokens], batch)
         else:
             input_RH = cls_BH if batch.head_tokens is None else h_TH.index_select(0, batch.head_tokens)
-        features.logits = call.family.logits(call.model, input_RH, _drop_at(call.noise, HEAD))
+        features.logits = call.family.logits(call.model, input_RH, _drop_at(call.noise, HEAD, batch.head_tokens))
     if call.needs.next_sentence:
         pooled_BH = call.model.base_model.pooler(cls_BH[:, None])
         features.next_sentence = call.model.cls.seq_relationship(pooled_BH)
@@ -230,12 +244,12 @@ def _compiled_layer() -> Callable[..., Any]:
     return torch.compile(_layer, dynamic=True)
 
 
-def _drop_at(noise: DropoutMasks | None, site: int) -> Drop:
+def _drop_at(noise: DropoutMasks | None, site: int, rows_R: Tensor | None = None) -> Drop:
     def drop(dropout: Any, x_RH: Tensor, number: int) -> Tensor:
         if noise is None:
             output: Tensor = dropout(x_RH)
             return output
-        return noise.drop_features(x_RH, getattr(dropout, "p", 0.0), site + number)
+        return noise.drop_features(x_RH, getattr(dropout, "p", 0.0), site + number, rows_R)
 
     return drop
 

@@ -205,11 +205,18 @@ class Family:
 
     def logits(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         """Return the output of the model's head for the rows ``h_RH``."""
+        if type(model).__name__.endswith("ForTokenClassification"):
+            return self.token_labels(model, h_RH, drop)
         if not hasattr(model, "qa_outputs"):
             return self.head(model, h_RH, drop)
         dropout = getattr(model, "dropout", None)  # only DistilBERT has dropout here
         spans: Tensor = model.qa_outputs(h_RH if dropout is None else drop(dropout, h_RH, 0))
         return spans
+
+    def token_labels(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
+        """Return the output of a head that classifies each token."""
+        logits: Tensor = model.classifier(drop(model.dropout, h_RH, 0))
+        return logits
 
     def head(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         """Return the output of a head for classification or masked language modeling.
@@ -289,6 +296,9 @@ class ModernBert(Family):
     def final_norm(self, backbone: Any, h_RH: Tensor) -> Tensor:
         output: Tensor = backbone.final_norm(h_RH)
         return output
+
+    def token_labels(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
+        return self.head(model, h_RH, drop)
 
     def reads_mean(self, model: Any) -> bool:
         return hasattr(model, "classifier") and model.config.classifier_pooling == "mean"

@@ -12,11 +12,12 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.models.families import PROJECTIONS
 from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.models.vectors import SentenceEncoder
 
 RECORDING = "distill_runner_recording"
 
 
-def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Features:
+def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs: FeatureRequest) -> Features:
     """Run ``model`` on the padded ``batch``; every layer is computed."""
     input_ids, segments, mask = batch.to_padded()
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
@@ -26,16 +27,26 @@ def extract_padded(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) 
     if needs.projections:
         model.set_attn_implementation(RECORDING)
         inputs["tape"] = tape
-    output: Any = model(**inputs, output_hidden_states=bool(needs.cls or needs.states))
+    network = model.base_model if isinstance(model, SentenceEncoder) else model
+    output: Any = network(**inputs, output_hidden_states=bool(needs.cls or needs.states))
     if needs.projections and not tape:
         problem = f"models of type {model.config.model_type} do not expose their queries, keys and values"
         raise UserError("method", None, problem, "Take a model of another family, or a method without attention.")
-    logits = _logits(output) if needs.logits else None
-    if logits is not None and batch.head_tokens is not None:
-        logits = batch.from_padded(logits)[batch.head_tokens]
+
+    def example_states(states_BLH: Tensor) -> Tensor:
+        if isinstance(model, SentenceEncoder):
+            return model.pool(batch.from_padded(states_BLH), batch)
+        return states_BLH[:, 0]
+
+    logits = None
+    if needs.logits and isinstance(model, SentenceEncoder):
+        logits = model.head(example_states(output.last_hidden_state))
+    elif needs.logits:
+        logits = _logits(output)
+        logits = logits if batch.head_tokens is None else batch.from_padded(logits)[batch.head_tokens]
     return Features(
         logits,
-        {layer: output.hidden_states[layer][:, 0] for layer in needs.cls},
+        {layer: example_states(output.hidden_states[layer]) for layer in needs.cls},
         {
             (name, layer): batch.from_padded(tape[layer - 1][PROJECTIONS.index(name)].transpose(1, 2).flatten(2))
             for name, layer in needs.projections

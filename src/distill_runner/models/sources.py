@@ -39,6 +39,14 @@ TRUST = "DISTILL_TRUST_REMOTE_CODE"
 TOKENIZER_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model")
 SMALL_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json", *TOKENIZER_FILES)
 """Name patterns of a model's files other than its weights."""
+MODULE_FILES = (
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "[0-9]*_*/config.json",
+    "[0-9]*_*/model.safetensors",
+)
+"""Name patterns of the files of sentence-transformers that say how an encoder's states become a vector."""
 WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin*",))
 """Name patterns of a model's weights, the preferred format first."""
 FINGERPRINT_FILES = (*SMALL_FILES, "*.safetensors", "pytorch_model*.bin")
@@ -97,7 +105,8 @@ class ModelSource:
         """
         if self.commit is not None:
             return f"hub:{self.commit.sha}" + ("+code" if trusts_code() else "")
-        hashes = (f"{file.name}:{file_sha256(file)}" for file in _fingerprinted_files(self.folder))
+        files = _fingerprinted_files(self.folder)
+        hashes = (f"{file.relative_to(self.folder).as_posix()}:{file_sha256(file)}" for file in files)
         return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     @cached_property
@@ -161,7 +170,8 @@ class ModelSource:
             return self.folder
         revision = self.name.partition("@")[2] or "main"
         with _hub_errors(self.name):
-            folder = hub.download(self.commit, SMALL_FILES + (CODE if trusts_code() else ()), revision)
+            small = SMALL_FILES + MODULE_FILES + (CODE if trusts_code() else ())
+            folder = hub.download(self.commit, small, revision)
             if weights:
                 names = hub.file_names(self.commit) or [file.name for file in folder.iterdir()]
                 patterns = next((patterns for patterns in WEIGHTS if hub.matching_files(names, patterns)), None)
@@ -267,7 +277,10 @@ def _cached_source(name: str, folder: Path, commit: hub.Commit | None, _state: t
 
 def _fingerprinted_files(folder: Path) -> list[Path]:
     patterns = (*FINGERPRINT_FILES, *(CODE if trusts_code() else ()))
-    return sorted(folder / name for name in hub.matching_files(os.listdir(folder), patterns))
+    names = hub.matching_files(os.listdir(folder), patterns)
+    if (folder / MODULE_FILES[0]).is_file():
+        names += [file.relative_to(folder).as_posix() for pattern in MODULE_FILES for file in folder.glob(pattern)]
+    return sorted(folder / name for name in names)
 
 
 def _package_folder(name: str) -> Path:

@@ -149,7 +149,7 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / single).is_file():
             return [folder / single]
         if (folder / index).is_file():
-            names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
+            names = sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
             return [folder / name for name in names]
     return []
 

@@ -87,7 +87,7 @@ def page() -> str:
 def _of_files() -> Iterator[list[str]]:
     """Yield table rows for the assumptions that configuration files declare."""
     for file in sorted(config_folder().rglob("*.yaml")):
-        content = yaml.safe_load(file.read_text()) or {}
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         choice = f"{file.parent.relative_to(config_folder()).as_posix()}={file.stem}"
         for part in (content, *(content.get(name) for name in DECLARING)):
             for key, assumption in part.get("assumptions", {}).items() if isinstance(part, Mapping) else ():

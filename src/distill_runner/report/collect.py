@@ -86,14 +86,14 @@ def _stored_specs(folder: Path, result: Result) -> dict[str, Any]:
         return {}
     stores = [folder.parent.parent / "store"]
     with suppress(OSError, ValueError, TypeError, LookupError, yaml.YAMLError):  # else, the default folder
-        stores.insert(0, Path(yaml.safe_load((folder / "config.yaml").read_text())["store"]["dir"]))
+        stores.insert(0, Path(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["store"]["dir"]))
     specs: dict[str, Any] = {}
     keys = [str(result.get("key"))]
     while keys:
         key = keys.pop()
         files = [store / kind / key / "spec.json" for store in stores for kind in STAGE_KINDS]
         if key not in specs and (file := next(filter(Path.is_file, files), None)):
-            specs[key] = json.loads(file.read_text())
+            specs[key] = json.loads(file.read_text(encoding="utf-8"))
             keys += upstream_keys(specs[key])
     return specs
 

@@ -9,7 +9,8 @@ from statistics import fmean
 import numpy as np
 
 from distill_runner.common.errors import UserError, suggestion
-from distill_runner.datasets.metrics import METRICS
+from distill_runner.datasets.evaluate_metrics import is_external
+from distill_runner.datasets.metrics import metric_function
 from distill_runner.report.collect import TEST_PREDICTIONS, Result, scored_on, tested_on
 from distill_runner.report.identity import shared_stages
 from distill_runner.report.resampling import (
@@ -17,7 +18,7 @@ from distill_runner.report.resampling import (
     PairedScores,
     SummedScores,
     clustered_scores,
-    f1_of_counts,
+    mean_f1_of_counts,
     paired_scores,
 )
 from distill_runner.report.row_names import differences
@@ -29,7 +30,7 @@ PREDICTIONS = "predictions-*.npz"
 
 Where examples depend on each other, they have ``clusters`` (N,) and, if the score is a mean over examples,
 ``score-<metric>`` (N,). If it is the F1 of sums over examples, they have ``counts-<metric>`` (N, 3) instead: true
-positives, predicted and actual positives of each.
+positives, predicted and actual positives of each; or (N, 3 T), whose F1 is the mean over T classes.
 """
 BETTER, WORSE, SAME, UNDECIDED = "better", "worse", "the same", "undecided"
 
@@ -244,13 +245,13 @@ def _paired_scores(first: SettingScores, second: SettingScores) -> tuple[PairedS
     if sample.source == "outputs":
         return paired_scores(first.runs[0]["metric"], one, other, sample.units), []
     if sample.source == "counts":
-        return SummedScores(one, other, f1_of_counts, sample.units), []
+        return SummedScores(one, other, mean_f1_of_counts, sample.units), []
     return clustered_scores(one, other, sample.units), []
 
 
 @dataclass(frozen=True)
 class _Predictions:
-    """Outputs (N, C) with labels (N,); or scores (N,) or counts (N, 3) with the clusters (N,) of the examples."""
+    """Outputs (N, C) with labels (N,); or scores (N,) or counts (N, 3 T) with the clusters (N,) of the examples."""
 
     source: str
     values: np.ndarray
@@ -262,8 +263,8 @@ class _Predictions:
 
     def score(self, metric: str) -> float:
         if self.source == "outputs":
-            return METRICS[metric](self.values, self.units)
-        return float(self.values.mean() if self.source == "score" else f1_of_counts(self.values.sum(axis=0)))
+            return metric_function(metric)(self.values, self.units)
+        return float(self.values.mean() if self.source == "score" else mean_f1_of_counts(self.values.sum(axis=0)))
 
 
 def _predictions(run: Result) -> _Predictions | None:
@@ -288,6 +289,8 @@ def _read_arrays(arrays: Mapping[str, np.ndarray], metric: str) -> _Predictions:
     for source in ("counts", "score"):
         if (values := arrays.get(f"{source}-{metric}")) is not None:
             return _Predictions(source, values, arrays["clusters"])
+    if is_external(metric) and "items" in arrays:
+        return _Predictions("outputs", arrays["items"], arrays["references"])
     return _Predictions("outputs", arrays["outputs"], arrays["labels"])
 
 

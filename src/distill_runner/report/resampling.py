@@ -18,7 +18,7 @@ from math import lcm
 
 import numpy as np
 
-from distill_runner.datasets.metrics import METRICS
+from distill_runner.datasets.metrics import metric_function
 from distill_runner.report.statistics import CONFIDENCE, CRITICAL
 
 SEED = 0
@@ -263,7 +263,7 @@ class LoopedScores(PairedScores):
         self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], metric: str, labels: np.ndarray
     ) -> None:
         self.sizes, self.examples, self.units = (len(first), len(second)), len(labels), len(labels)
-        self.metric, self.labels = METRICS[metric], labels
+        self.metric, self.labels = metric_function(metric), labels
         self.outputs = np.stack([*first, *second])
         pairs = range(lcm(*self.sizes))
         self.pairs = [(number % self.sizes[0], self.sizes[0] + number % self.sizes[1]) for number in pairs]
@@ -292,7 +292,7 @@ def paired_scores(
     """Pair the outputs of two methods on the same examples.
 
     Args:
-        metric: a key of ``METRICS``.
+        metric: a key of ``METRICS``, or a metric of ``evaluate``, which is computed anew for each draw.
         first, second: outputs (N, C) of each run.
         labels: (N,), or (N, C) of 0 and 1 for multi-label tasks.
     """
@@ -331,6 +331,12 @@ def mean_of_sums(sums: np.ndarray) -> np.ndarray:
 def f1_of_counts(counts: np.ndarray) -> np.ndarray:
     """Return F1 of the numbers of true positives, predicted positives and actual positives."""
     return _ratio(2 * counts[..., 0], counts[..., 1] + counts[..., 2])
+
+
+def mean_f1_of_counts(counts: np.ndarray) -> np.ndarray:
+    """Return the mean over T classes of F1, of their counts (..., 3 T) as for ``f1_of_counts``."""
+    means: np.ndarray = f1_of_counts(counts.reshape(*counts.shape[:-1], -1, 3)).mean(axis=-1)
+    return means
 
 
 def _is_correct(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from distill_runner.common.assumptions import applied_assumptions
 from distill_runner.common.errors import format_value
 from distill_runner.common.terminal import markdown_table
 from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.evaluate_metrics import hub_name
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.inputs import hub_commits
@@ -21,7 +22,13 @@ from distill_runner.pipeline.stages import STAGE, Stage
 from distill_runner.report.collect import Result, label
 from distill_runner.report.identity import flat, recorded_identity
 from distill_runner.report.published import NOT_COMPARABLE
-from distill_runner.report.scores import mapping_and_attention, measured_stage, scores_on_tests, scores_on_validation
+from distill_runner.report.scores import (
+    mapping_and_attention,
+    measured_stage,
+    scores_by_class,
+    scores_on_tests,
+    scores_on_validation,
+)
 
 PACKAGES = (
     "distill-run",
@@ -62,6 +69,7 @@ def run_result(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -
         "data": task.data_summary if task else None,  # with the columns that were found in the data
         **scores_on_validation(run, stage, pipeline),
         "test": scores_on_tests(run, stage, pipeline),
+        "by_class": scores_by_class(stage, pipeline),
         "select": stage.config.select,
         "best_epoch": measured["best"],
         "epochs": measured["epoch"],
@@ -217,7 +225,9 @@ def environment() -> dict[str, Any]:
 def _commit() -> str | None:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", check=True, timeout=5
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -240,6 +250,7 @@ def model_card(result: Result) -> str:
         f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
         "## Scores on the validation set\n\n" + _scores(result),
         *(["## Scores on the test set\n\n" + _scores(result["test"])] if result.get("test") else []),
+        *(f"## Scores of each label, {split}\n\n{_by_class(rows)}" for split, rows in _classes(result)),
         *([f"Labels, in the order of the outputs: {', '.join(result['labels'])}."] if result.get("labels") else []),
         NO_LICENSE,
         "## Loading\n\n" + LOADING.format(tag=_pipeline_tag(result)),
@@ -289,8 +300,22 @@ def _index_entry(result: Result, split: str, metrics: Mapping[str, float]) -> di
     return {
         "task": {"type": _pipeline_tag(result)},
         "dataset": {"type": dataset, "name": result["task"], "split": split},
-        "metrics": [{"type": name, "name": name, "value": float(value)} for name, value in metrics.items()],
+        "metrics": [{"type": hub_name(name), "name": name, "value": float(value)} for name, value in metrics.items()],
     }
+
+
+def _classes(result: Result) -> Iterable[tuple[str, Mapping[str, Mapping[str, float]]]]:
+    return (result.get("by_class") or {}).items()
+
+
+def _by_class(rows: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a table of the metrics of each class, with the number of its examples."""
+    metrics = [name for name in next(iter(rows.values())) if name != "support"]
+    cells = [
+        [name, *(f"{100 * row[metric]:.2f}" for metric in metrics), f"{int(row['support']):,}"]
+        for name, row in rows.items()
+    ]
+    return markdown_table(["label", *(f"{metric} ×100" for metric in metrics), "number"], cells)
 
 
 def _scores(result: Mapping[str, Any]) -> str:

@@ -145,7 +145,7 @@ def measured_stage(stage: Stage, pipeline: Pipeline) -> dict[str, Any] | None:
     """
     if (artifact := pipeline.store.find(stage.spec)) is None:
         return None
-    measured: dict[str, Any] = json.loads((artifact / METRICS).read_text())
+    measured: dict[str, Any] = json.loads((artifact / METRICS).read_text(encoding="utf-8"))
     task = stage.config.task
     if task is not None and set(task.metrics) - measured["metrics"].keys():
         scores = {

@@ -253,11 +253,11 @@ class Estimator:
 
         def build(folder: Path) -> None:
             log.info("measuring a few updates like those of stage %s on %s", stage.name, self.pipeline.device.torch)
-            (folder / SPEED).write_text(json.dumps(asdict(self._measure(stage))))
+            (folder / SPEED).write_text(json.dumps(asdict(self._measure(stage))), encoding="utf-8")
 
         conditions = {**_conditions(self.pipeline.device), "compile": self.pipeline.runtime.compile}
         spec = {"kind": "speed", "schema": SCHEMA, "measured": key, "conditions": conditions}
-        return _Speed(**json.loads((self.pipeline.store.get(spec, build) / SPEED).read_text()))
+        return _Speed(**json.loads((self.pipeline.store.get(spec, build) / SPEED).read_text(encoding="utf-8")))
 
     def _measure(self, stage: Stage) -> _Speed:
         """Measure with random weights in student and teacher, since weights do not affect the time."""

@@ -253,7 +253,9 @@ def submit_grid(grid: Grid, submit: Submit, folder: Path, retry_failed: bool) ->
         folder: folder of the sweep; its file ``jobs.json`` names the job of each point.
     """
     log.info("%s", summary(grid))
-    recorded: dict[str, str] = json.loads((folder / JOBS).read_text()) if (folder / JOBS).exists() else {}
+    recorded: dict[str, str] = (
+        json.loads((folder / JOBS).read_text(encoding="utf-8")) if (folder / JOBS).exists() else {}
+    )
     # The status of a point also names its job where another sweep, such as a smaller grid, has queued it.
     jobs_of = {point.key: {recorded.get(point.key), point.result().get("job")} for point in grid.points}
     alive = queued_jobs() if any(any(jobs) for jobs in jobs_of.values()) else set()
@@ -285,7 +287,9 @@ def queued_jobs() -> set[str]:
         UserError: ``squeue`` is missing or fails.
     """
     try:
-        output = subprocess.run(["squeue", "--me", "-h", "-r", "-o", "%i"], capture_output=True, text=True, check=True)
+        output = subprocess.run(
+            ["squeue", "--me", "-h", "-r", "-o", "%i"], capture_output=True, text=True, encoding="utf-8", check=True
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", None) or error
         raise UserError(

@@ -15,6 +15,8 @@ from distill_runner.tasks.multilabel import MultiLabelTask
 from distill_runner.tasks.questions import QuestionsTask
 from distill_runner.tasks.regression import RegressionTask
 from distill_runner.tasks.task import Task
+from distill_runner.tasks.tokens import TokensTask
+from distill_runner.tasks.vectors import EmbeddingsTask, RetrievalTask
 
 __all__ = ["TASK_TYPES", "AnyTask", "Task", "make_task", "task_type"]
 
@@ -24,6 +26,9 @@ TASK_TYPES: dict[str, type[Task]] = {
     "regression": RegressionTask,
     "images": ImagesTask,
     "questions": QuestionsTask,
+    "tokens": TokensTask,
+    "embeddings": EmbeddingsTask,
+    "retrieval": RetrievalTask,
 }
 
 

@@ -105,6 +105,7 @@ class ClassificationTask(ClassesTask):
     """
 
     metric_functions = CLASSIFICATION_METRICS
+    output_kind = "classes"
     problem_type = "single_label_classification"
     slice_order = BY_CLASS
 

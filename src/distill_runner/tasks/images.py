@@ -182,7 +182,9 @@ class ImagesTask(ClassificationTask):
             "image_mean": self.mean,
             "image_std": self.std,
         }
-        (folder / "preprocessor_config.json").write_text(json.dumps(settings | size | conversion, indent=1))
+        (folder / "preprocessor_config.json").write_text(
+            json.dumps(settings | size | conversion, indent=1), encoding="utf-8"
+        )
 
     def save_pictures(self, folder: Path, epochs: Any, outputs: np.ndarray, split: Any) -> None:
         """Save training images as eight epochs show them, and the first sixteen wrong predictions."""

@@ -42,6 +42,7 @@ class MultiLabelTask(ClassesTask):
     """
 
     metric_functions = MULTILABEL_METRICS
+    output_kind = "label_sets"
     problem_type = "multi_label_classification"
     example_fields = ClassesTask.example_fields | {"separator", "flags"}
 

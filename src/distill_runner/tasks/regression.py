@@ -26,6 +26,7 @@ class RegressionTask(TextTask):
     """
 
     metric_functions = REGRESSION_METRICS
+    output_kind = "scores"
 
     type: Annotated[
         Literal["regression"],
@@ -63,13 +64,22 @@ class RegressionTask(TextTask):
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
         """Return the scores, float32 (N,)."""
-        for value in values:
-            try:
-                finite = math.isfinite(float(value))
-            except (TypeError, ValueError):
-                finite = False
-            if not finite:
-                problem = f"split '{split}' holds {value!r}, which is not a finite number"
-                remedy = "Repair the file, or for classes: task.type=classification task.metrics=[accuracy]"
-                raise UserError("task.label", self.label, problem, remedy)
-        return np.asarray(values, dtype=np.float32)
+        remedy = "Repair the file, or for classes: task.type=classification task.metrics=[accuracy]"
+        return encode_scores(values, self.label, split, remedy)
+
+
+def encode_scores(values: list[Any], column: str, split: str, remedy: str = "Repair the file.") -> np.ndarray:
+    """Return the scores in a column as float32, (N,).
+
+    Raises:
+        UserError: a value is not a finite number.
+    """
+    for value in values:
+        try:
+            finite = math.isfinite(float(value))
+        except (TypeError, ValueError):
+            finite = False
+        if not finite:
+            problem = f"split '{split}' holds {value!r}, which is not a finite number"
+            raise UserError("task.label", column, problem, remedy)
+    return np.asarray(values, dtype=np.float32)

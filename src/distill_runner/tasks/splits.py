@@ -146,13 +146,17 @@ class Splits(Dataset):
         """
         unused = LOCATION | {"test", "by_split"} | (set() if self.select_on == HELD_OUT else {"select_on", "hold_out"})
         options = self.model_dump(exclude=unused, exclude_none=True)
-        content = data_fingerprint(self._with_test({}))
+        content = self._with_test({}).fingerprint()
         return {**options, "metrics": self.metrics[:1], "scored_on": self.plain_splits, "content": content}
 
     def test_content(self, split: str) -> str:
         """Return the fingerprint of the data of a test split."""
         only = {"train": NO_SPLIT, "validation": {}, "test": {self.split_key(split).rpartition(".")[2]: split}}
-        return data_fingerprint(self.model_copy(update=only))
+        return self.model_copy(update=only).fingerprint()
+
+    def fingerprint(self) -> str:
+        """Return a fingerprint of the content of all splits, see ``data_fingerprint``."""
+        return data_fingerprint(self)
 
     @property
     def data_summary(self) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import numpy as np
 from pydantic import model_validator
 
 from distill_runner.common.errors import UserError
+from distill_runner.datasets.evaluate_metrics import Outputs as MetricInputs
+from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.tokenization import Examples
@@ -61,6 +63,8 @@ class Task(Splits):
 
     metric_functions: ClassVar[Mapping[str, Callable[..., float]]]
     """The metrics by name; the first one is the default."""
+    output_kind: ClassVar[MetricInputs | None] = None
+    """What the outputs are to metrics of ``evaluate``; None if these cannot score tasks of this type."""
     example_fields: ClassVar[frozenset[str]]
     """Fields on which the stored examples of a split depend, besides the content of the data."""
     pipeline_tag: ClassVar[str] = "text-classification"
@@ -69,12 +73,19 @@ class Task(Splits):
     """Whether the examples are texts, so that models need a tokenizer."""
     has_classes: ClassVar[bool] = False
     """Whether the outputs of the head are named classes, which the option ``labels`` lists."""
+    inferred_fields: ClassVar[tuple[str, ...]] = ()
+    """Other options that ``resolved`` reads from the data if they are null; ``data_summary`` records them."""
     has_token_outputs: ClassVar[bool] = False
     """Whether the outputs depend on how a text is tokenized, so that teacher and student need the same tokens."""
     has_ids: ClassVar[bool] = False
     """Whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them."""
     exportable: ClassVar[bool] = True
     """Whether ``distill-run export`` can run an exported model: on padded tokens, with ``logits`` as its output."""
+
+    single_texts: ClassVar[bool] = False
+    """Whether a model reads single texts, also where the task's columns are several texts that are compared."""
+    agreement_name: ClassVar[str] = "same prediction"
+    """What ``agreement`` is a share of."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,12 +101,35 @@ class Task(Splits):
     @model_validator(mode="after")
     def _metrics_exist(self) -> Self:
         for metric in self.metrics:
-            if metric not in self.metric_functions:
+            if is_external(metric):
+                self._check_external(metric)
+            elif metric not in self.metric_functions:
                 similar = difflib.get_close_matches(metric, self.metric_functions, n=1)
                 hint = f"Did you mean {similar[0]}? " if similar else ""
                 problem = f"task.type={self.type} has no such metric"
                 raise UserError("task.metrics", metric, problem, f"{hint}Known: {', '.join(self.metric_functions)}.")
         return self
+
+    def spec(self) -> dict[str, Any]:
+        selecting = self.metrics[0]
+        code = {"metric_code": external_metric(selecting).fingerprint} if is_external(selecting) else {}
+        return super().spec() | code
+
+    def _check_external(self, metric: str) -> None:
+        """Check that a metric of ``evaluate`` can be loaded, and that it fits the outputs, before any training.
+
+        Raises:
+            UserError: it cannot score the task, or selects the epoch although lower values are better.
+        """
+        if self.output_kind is None:
+            problem = f"tasks of type {self.type} have outputs that no metric of evaluate takes"
+            raise UserError("task.metrics", metric, problem, f"Known: {', '.join(self.metric_functions)}.")
+        probe = external_metric(metric).probe(self.output_kind, len(getattr(self, "labels", None) or (0, 1)))
+        if metric == self.metrics[0] and not probe.is_maximized:
+            problem = "is better when it is lower, but the epoch with the highest first metric is selected"
+            raise UserError(
+                "task.metrics", metric, problem, f"task.metrics=[{next(iter(self.metric_functions))},{metric}]"
+            )
 
     def resolved(self) -> Self:
         """Return the task with the fields that are read from its data: names of classes, optional test splits.
@@ -233,9 +267,21 @@ class Task(Splits):
         """
         return compute_metrics(self.metrics, outputs, np.asarray(split.labels))
 
+    def scores_by_class(self, outputs: np.ndarray, split: "Split") -> dict[str, dict[str, float]]:
+        """Return metrics of each class by its name, for the model card; empty if there are none.
+
+        Metrics are fractions; ``support`` is a number of examples.
+        """
+        return {}
+
     def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
         """Return what would surprise in the outputs for a split, such as one class predicted for all examples."""
         return []
+
+    def agreement(self, outputs: np.ndarray, reference: np.ndarray) -> float:
+        """Return how far two outputs for the same examples agree, 0 to 1: the share of equal predictions."""
+        predictions = np.array(self.prediction_texts(outputs))
+        return float((predictions == self.prediction_texts(reference)).mean())
 
     def save_predictions(self, file: Path, outputs: np.ndarray, split: "Split") -> None:
         """Save the arrays that paired tests of two methods read (``report.compare``): outputs and labels by example."""
@@ -298,6 +344,16 @@ class Task(Splits):
         columns = [[f"{value:.6f}" for value in values] for values in probabilities.values()]
         rows.writerows(zip(range(len(outputs)), self.prediction_texts(outputs), *columns, strict=True))
         return text.getvalue()
+
+    def prediction_content(self, outputs: np.ndarray, split: "Split", examples: Examples, suffix: str) -> str | bytes:
+        """Return ``prediction_file`` in the format that the ending of a file's name asks for, if there are several.
+
+        Args:
+            suffix: the ending, such as ``.npy``; empty for the default format.
+        Raises:
+            UserError: there is no such format.
+        """
+        return self.prediction_file(outputs, split, examples)
 
 
 def _all_fields(schema: type[Any]) -> set[str]:

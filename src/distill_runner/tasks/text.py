@@ -169,7 +169,7 @@ class TextTask(Task):
 
     def examples(self, split: str) -> Examples:
         table = read_table(self, split)
-        texts = [_texts(table.columns[column], column, split) for column in self.columns]
+        texts = example_columns(table, self.columns, split)
         if not self.is_test(split) and not any(text.strip() for column in texts for text in column):
             problem = f"all {len(texts[0]):,} texts of split '{split}' are empty"
             raise UserError("task.columns", format_list(self.columns), problem, "Name the column of the texts.")
@@ -180,8 +180,12 @@ class TextTask(Task):
         account.rows = len(examples)
         account.blank = sum(not any(text.strip() for text in row) for row in zip(*examples.texts, strict=True))
         if split == self.train:
-            account.warnings += leaks(examples, self.columns, (self.head.names or ()) if self.has_classes else ())
+            account.warnings += self.leak_warnings(examples)
         return account
+
+    def leak_warnings(self, examples: Examples) -> list[str]:
+        """Return a warning for each column of training texts from which the label can be read off."""
+        return leaks(examples, self.columns, (self.head.names or ()) if self.has_classes else ())
 
     def hashes(self, examples: Examples, folder: Path | None) -> np.ndarray | None:
         return example_hashes(examples.texts)
@@ -259,6 +263,11 @@ def typed_values(table: SplitTable, column: str) -> list[Any]:
 def as_int(value: Any) -> Any:
     """Return a float such as 3.0 as the int 3, and any other value unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def example_columns(table: SplitTable, columns: Sequence[str], split: str) -> list[list[str]]:
+    """Return the columns of texts of a split; raises the errors of ``_texts``."""
+    return [_texts(table.columns[column], column, split) for column in columns]
 
 
 def _texts(values: list[Any], column: str, split: str) -> list[str]:

@@ -69,13 +69,27 @@ class LiveTargets:
         (rows,) = self.device.send([torch.tensor([row_of_example[example] for example in batch.index.tolist()])])
         token_wise = run.head_tokens is not None
         tokens = _tokens(run, rows, batch) if needs.of_tokens or token_wise else slice(None)
-        return features.full(rows, tokens, tokens if token_wise else rows)
+        return features.full(rows, tokens, _outputs(run, tokens, batch) if token_wise else rows)
 
 
 def _tokens(run: Batch, rows: Tensor, batch: Batch) -> Tensor:
     """Return the indices in ``run`` of the tokens of ``batch``; ``rows`` are the indices of its sequences."""
     first = run.starts[rows].repeat_interleave(batch.sequence_lengths, output_size=batch.num_tokens)
     return first + batch.positions
+
+
+def _outputs(run: Batch, tokens: Tensor | slice, batch: Batch) -> Tensor:
+    """Return the indices of the outputs of ``run`` that belong to the outputs of ``batch``, of a head on tokens.
+
+    Args:
+        tokens: indices in ``run`` of the tokens of ``batch``.
+    """
+    assert run.head_tokens is not None
+    assert batch.head_tokens is not None
+    output_of_token = torch.zeros_like(run.positions)
+    output_of_token[run.head_tokens] = torch.arange(len(run.head_tokens), device=run.positions.device)
+    outputs: Tensor = output_of_token[tokens][batch.head_tokens]
+    return outputs
 
 
 class MeanTargets:

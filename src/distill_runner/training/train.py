@@ -22,14 +22,22 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Method, Progress
 from distill_runner.models.build import count_parameters
 from distill_runner.models.extract import extract
+from distill_runner.models.features import Features
 from distill_runner.models.vocabulary import full_vocabulary, train_used_rows
 from distill_runner.training.config import Optim, Runtime
-from distill_runner.training.data import Data, Update, epoch_updates, weighted_batches
+from distill_runner.training.data import (
+    TOKENS_PER_BATCH,
+    Data,
+    Update,
+    batches_by_tokens,
+    epoch_updates,
+    weighted_batches,
+)
 from distill_runner.training.devices import Device
 from distill_runner.training.history import History, Log, Meter, load_checkpoint, save_checkpoint
 from distill_runner.training.optimizer import learning_rate, make_optimizer
 from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, convert_sync_batch_norm
-from distill_runner.training.teachers import TeacherTargets
+from distill_runner.training.teachers import ROWS, TeacherTargets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,6 +61,8 @@ def fit(training: Training) -> History:
     """
     group = training.group
     group.barrier()  # until all processes have read the checkpoint
+    if training.num_steps and not training.history.step:
+        training.fit_method()
     if not training.num_steps and not training.history.epochs:
         training.end_epoch()
     with deferred_interrupts() as interrupts:
@@ -136,6 +146,17 @@ class Training:
     def progress(self) -> Progress:
         epochs = math.ceil(self.num_steps / self.per_epoch)
         return Progress(self.history.epoch, self.history.step, epochs, self.num_steps)
+
+    @torch.no_grad()
+    def fit_method(self) -> None:
+        """Let the terms that need it see the teacher's features of all training examples."""
+        needs = self.method.needs[1]
+
+        def features() -> Iterator[Features]:
+            for index in batches_by_tokens(self.data.lengths, TOKENS_PER_BATCH[self.device.torch.type], ROWS):
+                yield self.teacher(self.device.move(self.data.batch(index, 0)), self.progress, needs)
+
+        self.method.fit(features)
 
     def rest_of_epoch(self) -> Iterator[Update]:
         """Begin or resume the current epoch, and yield its remaining updates on the device."""

@@ -12,7 +12,8 @@ from distill_runner.datasets.readers.dataset import ALL_FILES, Dataset, is_embed
 from distill_runner.datasets.readers.table import FileProblem
 from distill_runner.datasets.readers.text_files import COMPRESSIONS
 
-PARQUET, CSV, TSV, JSON, JSON_LINES, ARROW, PLAIN_TEXT = "parquet", "csv", "tsv", "json", "jsonl", "arrow", "txt"
+PARQUET, CSV, TSV, JSON, JSON_LINES, ARROW = "parquet", "csv", "tsv", "json", "jsonl", "arrow"
+PLAIN_TEXT, CONLL = "txt", "conll"
 DATA_FORMATS: dict[str, str] = {
     ".parquet": PARQUET,
     ".csv": CSV,
@@ -22,6 +23,7 @@ DATA_FORMATS: dict[str, str] = {
     ".ndjson": JSON_LINES,
     ".arrow": ARROW,  # as ``save_to_disk`` of ``datasets`` writes them, in one folder per split
     ".txt": PLAIN_TEXT,
+    **dict.fromkeys((".conll", ".conllu", ".bio", ".iob"), CONLL),
 }
 """File name extension, in any letter case -> format. Files of text may be compressed: ``train.csv.gz``."""
 BINARY_FORMATS = frozenset({PARQUET, ARROW})

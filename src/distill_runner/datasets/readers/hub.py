@@ -169,7 +169,7 @@ def _write_card(file: Path, card: Mapping[str, Any], config: Mapping[str, Any]) 
     infos = infos if isinstance(infos, list) else [infos]
     own_infos = [info for info in infos if info.get("config_name", "default") == config["config_name"]]
     metadata = {"configs": [dict(config)]} | ({"dataset_info": own_infos} if own_infos else {})
-    file.write_text(f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n")
+    file.write_text(f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n", encoding="utf-8")
 
 
 def _card_metadata(folder: Path) -> Mapping[str, Any]:

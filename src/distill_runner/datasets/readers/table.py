@@ -141,6 +141,14 @@ class Table(ABC):
         return None
 
 
+class WordLines(list[Any]):
+    """Values of the words of a sentence, and the number of the line that each one is in, for messages."""
+
+    def __init__(self, values: Iterable[Any], lines: Iterable[int]) -> None:
+        super().__init__(values)
+        self.lines = list(lines)
+
+
 class ColumnType:
     """Type of a column, from one value after the other."""
 

@@ -20,6 +20,7 @@ from distill_runner.common.process import quiet_datasets
 from distill_runner.datasets import embedded
 from distill_runner.datasets.readers import hub
 from distill_runner.datasets.readers.arrow_files import ArrowTable
+from distill_runner.datasets.readers.conll import ConllTable, is_conll
 from distill_runner.datasets.readers.dataset import (
     BY_CLASS,
     EMBEDDED,
@@ -34,6 +35,7 @@ from distill_runner.datasets.readers.files import (
     IMAGE_FORMATS,
     JSON,
     JSON_LINES,
+    CONLL,
     PARQUET,
     PLAIN_TEXT,
     TSV,
@@ -132,6 +134,8 @@ def open_files(
         return MemoryTable(origin, {}, {})  # all files have 0 bytes
     if kind in (JSON, JSON_LINES):
         table = JsonTable(origin, opened, kind == JSON_LINES)
+    elif kind == CONLL or (data.has_words and kind in (PLAIN_TEXT, TSV) and all(map(is_conll, opened.values()))):
+        table = ConllTable(origin, opened)
     elif kind == PLAIN_TEXT:
         table = PlainTextTable(origin, opened, data.lines_are_texts)
     else:
@@ -153,7 +157,7 @@ def _embedded_table(data: Dataset, split: str) -> Table:
     if name is None:
         raise missing_split(data, split, list(embedded.SPLITS), data.dataset)
     columns, class_names = embedded.embedded_columns(data.dataset.removeprefix(EMBEDDED), name)
-    return MemoryTable(data.dataset, columns, {} if class_names is None else {"label": class_names})
+    return MemoryTable(data.dataset, columns, {} if class_names is None else {list(columns)[-1]: class_names})
 
 
 def _image_table(files: list[Path], origin: str) -> Table:

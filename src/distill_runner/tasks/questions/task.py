@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, suggestion
+from distill_runner.datasets.evaluate_metrics import answer_items, as_items, external_metric, is_external
 from distill_runner.datasets.metrics import NonFiniteOutputs
 from distill_runner.models.config import Head
 from distill_runner.tasks.questions.answers import (
@@ -110,6 +111,7 @@ class QuestionsTask(Task):
     has_ids = True
     exportable = False
     metric_functions = METRICS
+    output_kind = "answers"
     example_fields = frozenset({"columns", "label", "type", "max_length", "version", "unanswerable", "windowing"})
 
     type: Annotated[
@@ -145,7 +147,7 @@ class QuestionsTask(Task):
                 raise UserError("task.languages", name, "is not a validation or test split", remedy)
         if not self.unanswerable:
             for metric in self.metrics:
-                if metric not in ("f1", "exact_match"):
+                if metric not in ("f1", "exact_match") and not is_external(metric):
                     remedy = "task.metrics=[f1,exact_match], or task.unanswerable=true."
                     raise UserError("task.metrics", metric, "applies only to tasks with unanswerable questions", remedy)
         return self
@@ -233,14 +235,29 @@ class QuestionsTask(Task):
         return any(has_answer)
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
-        scores = self._scores(self.spans(outputs, split), split)
-        return {name: METRICS[name](scores) for name in self.metrics}
+        spans = self.spans(outputs, split)
+        scores = self._scores(spans, split)
+        return {
+            name: external_metric(name)(*self._items(spans, split)) if is_external(name) else METRICS[name](scores)
+            for name in self.metrics
+        }
+
+    def _items(self, spans: np.ndarray, split: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return predictions (Q, 1) and references (Q,) for metrics of ``evaluate``, in the format of SQuAD's."""
+        texts = answer_texts(spans, split, self._threshold)
+        pairs = [
+            answer_items(question.id, text, question.answers)
+            for question, text in zip(map(split.question, range(split.num_questions)), texts, strict=True)
+        ]
+        return as_items([one for one, _ in pairs])[:, None], as_items([other for _, other in pairs])
 
     def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
         """Save the n best spans, scores and context of each question; paired tests resample whole contexts."""
         spans = self.spans(outputs, split)
         scores = self._scores(spans, split)
         arrays: dict[str, Any] = {"score-f1": scores.f1, "score-exact_match": scores.exact}
+        if any(map(is_external, self.metrics)):
+            arrays["items"], arrays["references"] = self._items(spans, split)
         np.savez(file, spans=spans, clusters=split.contexts, **arrays)
 
     def example_predictions(self, outputs: np.ndarray, split: Any) -> ExamplePredictions:

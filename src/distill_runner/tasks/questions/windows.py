@@ -19,7 +19,7 @@ import torch
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import TokenSplit
-from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens
+from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, window_owners, window_starts
 from distill_runner.tasks.questions.data import Question, Windowing
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Windows(TokenSplit):
             self.labels = self.labels.reshape(-1, 2)
         self._questions, self._contexts = StoredTexts(folder / "questions"), StoredTexts(folder / "contexts")
         self.contexts = np.load(folder / "context_of.npy", mmap_mode="r")
-        self.language: str | None = json.loads((folder / "language.json").read_text())
+        self.language: str | None = json.loads((folder / "language.json").read_text(encoding="utf-8"))
 
     @property
     def num_outputs(self) -> int:
@@ -182,7 +182,7 @@ def write_windows(
                 context_tokens = contexts[question.context]
                 _append_windows(files, question, ids[:max_question], context_tokens, frame, capacity, windowing)
             total += len(portion)
-    (folder / "language.json").write_text(json.dumps(language))
+    (folder / "language.json").write_text(json.dumps(language), encoding="utf-8")
     if truncated:
         message = "%d of %d questions are longer than %d tokens, and are truncated"
         log.warning(message, truncated, total, max_question)
@@ -234,7 +234,7 @@ def _append_windows(
     size, prefix = len(context.ids), sum(map(len, frame.pair[:2])) + len(question_ids)
     firsts = window_starts(size, capacity, windowing.step(capacity))
     lasts = np.minimum(firsts + capacity, size)
-    owners = _owners(firsts, lasts, size) if windowing.stride == "step" else None
+    owners = window_owners(firsts, lasts, size) if windowing.stride == "step" else None
     answer = (question.starts[0], question.starts[0] + len(question.answers[0])) if question.starts else None
     for number, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
         ids, segments = frame.add_to(question_ids, context.ids[first:last])
@@ -251,22 +251,6 @@ def _append_windows(
         if "labels" in files:
             files["labels"].append(_labels(context, first, last, answer, prefix))
     files["windows"].append([files["offsets"].size - 1])
-
-
-def window_starts(size: int, capacity: int, step: int) -> np.ndarray:
-    """Return the first token of each window of a context of ``size`` tokens; only the last window reaches its end."""
-    return np.arange(1 + -(-max(0, size - capacity) // step)) * step
-
-
-def _owners(firsts: np.ndarray, lasts: np.ndarray, size: int) -> np.ndarray:
-    """Return for each token the window in which it has most context (run_squad's ``_check_is_max_context``)."""
-    best, owners = np.full(size, -np.inf), np.zeros(size, dtype=np.int64)
-    for number, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
-        position = np.arange(last - first)
-        score = np.minimum(position, position[::-1]) + 0.01 * (last - first)
-        better = score > best[first:last]
-        best[first:last][better], owners[first:last][better] = score[better], number
-    return owners
 
 
 def _labels(context: _Context, first: int, last: int, answer: tuple[int, int] | None, prefix: int) -> tuple[int, int]:

@@ -1,0 +1,136 @@
+"""CoNLL files: a word with its tags in each line, and blank lines between sentences; also CoNLL-U."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from distill_runner.datasets.readers.table import FileProblem, FileRecord, FilesTable, WordLines
+from distill_runner.datasets.readers.text_files import TextFile
+
+WORDS, TAGS, UPOS = "tokens", "ner_tags", "upos"
+COLUMNS = {1: [WORDS], 4: [WORDS, "pos_tags", "chunk_tags", TAGS]}
+"""Number of columns -> their names; of CoNLL-2003 for four. Otherwise the first one is the word, the last one the tag."""
+DOCUMENT, UNIVERSAL = "-DOCSTART-", 10
+"""Word that begins a document, and number of columns of CoNLL-U."""
+_TAG = re.compile(r"O|[BIMELSU]-\S+")
+_COMMENT = "#"
+SAMPLE_LINES = 200
+
+
+class ConllTable(FilesTable):
+    """CoNLL files with the same number of columns, which tabs separate, or else blanks.
+
+    A row is a sentence: ``tokens`` and the other columns are lists. A line that begins with # is a comment, unless it has
+    as many columns as other lines and a tag that other lines have. Lines of ``-DOCSTART-`` are left out.
+
+    Args:
+        files: the files by name.
+    Raises:
+        FileProblem: a line has another number of columns.
+    """
+
+    untyped = True
+
+    def __init__(self, origin: str, files: Mapping[str, TextFile]) -> None:
+        super().__init__(origin, files)
+        self._files = list(files.values())
+
+    def rows_of(self, number: int) -> Iterator[dict[str, WordLines]]:
+        record, text_file = self.records[number], self._files[number]
+        record.rows = record.lines = 0
+        lines = [line.rstrip() for line in self.checked(number, text_file.lines())]
+        record.lines = len(lines)
+        names, rows = self._parsed(number, lines, record)
+        record.remarks += text_file.remarks
+        if self.column_names and names != self.column_names:
+            problem = f"has the columns {', '.join(names)}, other files have {', '.join(self.column_names)}"
+            raise FileProblem(problem, "Write all files of a split with the same columns.").of_file(record.name)
+        self.column_names = names
+        for row in rows:
+            record.rows += 1
+            yield {
+                name: WordLines((values[column] for _, values in row), [line for line, _ in row])
+                for column, name in enumerate(names)
+            }
+
+    def _parsed(
+        self, number: int, lines: list[str], record: FileRecord
+    ) -> tuple[list[str], list[list[tuple[int, list[str]]]]]:
+        """Return the names of the columns, and the sentences as pairs of a line's number and its values."""
+        has_tabs = _has_tabs(lines)
+        separated = [line.split("\t") if has_tabs else line.split() for line in lines]
+        count = _most_frequent_count(separated)
+        known = {values[-1] for values in separated if len(values) == count and not values[0].startswith(_COMMENT)}
+        sentences: list[list[tuple[int, list[str]]]] = [[]]
+        documents = comments = 0
+        for line_number, values in enumerate(separated, start=1):
+            values = [value.strip() for value in values]
+            if not any(values):
+                sentences.append([])
+            elif values[0] == DOCUMENT:
+                documents += 1
+                sentences.append([])
+            elif values[0].startswith(_COMMENT) and (len(values) != count or (count > 1 and values[-1] not in known)):
+                comments += 1
+            elif len(values) != count:
+                sides = "tabs" if has_tabs else "blanks"
+                problem = f"has {len(values)} columns in line {line_number}, between {sides}, and {count} in most lines"
+                remedy = "Each line needs a word and its tags, and a blank line ends a sentence."
+                raise FileProblem(problem, remedy).of_file(record.name if len(self.records) > 1 else "")
+            else:
+                sentences[-1].append((line_number, values))
+        sentences = [sentence for sentence in sentences if sentence]
+        names, sentences = _named(count, sentences, record)
+        record.remarks.append(f"{sum(map(len, sentences)):,} words")
+        if documents:
+            record.remarks.append(f"{documents:,} lines of {DOCUMENT}")
+        if comments:
+            record.remarks.append(f"{comments:,} comments")
+        return names, sentences
+
+
+def is_conll(file: TextFile) -> bool:
+    """Return whether a file of text has a word and its tags in each line: as many columns, the first or last a tag."""
+    sample = []
+    for line in file.lines():
+        if line.strip() and not line.startswith((_COMMENT, DOCUMENT)):
+            sample.append(line.rstrip())
+        if len(sample) == SAMPLE_LINES:
+            break
+    values = [line.split("\t") if _has_tabs(sample) else line.split() for line in sample]
+    if len({len(line) for line in values}) != 1 or len(values[0]) < 2:
+        return False
+    return any(all(_TAG.fullmatch(line[column].strip()) for line in values) for column in (0, -1))
+
+
+def _has_tabs(lines: list[str]) -> bool:
+    return all("\t" in line for line in lines if line.strip() and not line.startswith((_COMMENT, DOCUMENT)))
+
+
+def _most_frequent_count(separated: list[list[str]]) -> int:
+    counts = Counter(len(values) for values in separated if any(values) and not values[0].startswith(_COMMENT))
+    counts = counts or Counter(len(values) for values in separated if any(values))
+    return counts.most_common(1)[0][0] if counts else 1
+
+
+def _named(
+    count: int, sentences: list[list[tuple[int, list[str]]]], record: FileRecord
+) -> tuple[list[str], list[list[tuple[int, list[str]]]]]:
+    """Return the names of the columns in the order of the values, after columns without a name are dropped."""
+    rows = [values for sentence in sentences for _, values in sentence]
+    if count == UNIVERSAL and all(values[0][0].isdigit() for values in rows):
+        record.remarks.append("CoNLL-U")
+        # Words such as "2-3" stand for several words, and "2.1" for none in the text.
+        kept = [
+            [(line, [values[1], values[3]]) for line, values in sentence if values[0].isdigit()]
+            for sentence in sentences
+        ]
+        return [WORDS, UPOS], [sentence for sentence in kept if sentence]
+    names = COLUMNS.get(count) or [WORDS, *(f"column_{number}" for number in range(2, count)), TAGS]
+    if count == 2 and rows and all(_TAG.fullmatch(values[0]) for values in rows):
+        if not all(_TAG.fullmatch(values[1]) for values in rows):
+            record.remarks.append("tags in front of the words")
+            return [TAGS, WORDS], sentences
+    if count > 1:
+        record.remarks.append(f"the tag is the last of {count} columns")
+    return list(names), sentences

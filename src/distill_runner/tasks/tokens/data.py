@@ -1,0 +1,311 @@
+"""Sentences with labels of words: how they are read from rows, as words with tags or as texts with spans.
+
+Spans are read as spaCy and Prodigy (``spans``), Doccano (``label``, ``labels`` or ``entities``) and Label Studio
+(``annotations``, or ``label`` of its short form) export them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, WordLines
+from distill_runner.datasets.readers.tables import SplitTable, listed_names
+from distill_runner.tasks.tokens.schemes import OUTSIDE
+
+WORDS = ("tokens", "words", "token", "word", "sentence_words")
+"""Names of columns of words, the most usual first."""
+TAGS = ("ner_tags", "tags", "ner", "labels", "label", "ner_labels", "entities", "pos_tags", "pos", "upos")
+"""Names of columns of tags, the most usual first."""
+TEXTS = ("text", "data", "sentence", "content")
+SPANS = ("spans", "label", "labels", "entities", "annotations", "annotation")
+"""Names of columns of texts, and of their spans."""
+Offsets = Literal["characters", "utf16"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """An entity: characters ``begin`` to ``end`` of a text, the latter excluded."""
+
+    begin: int
+    end: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence or text.
+
+    Attributes:
+        text: the text; words of the data are joined by blanks.
+        words: ranges of characters of the words; None leaves the division to the tokenizer.
+        tags: tag of each word; None for a text with spans, and without labels.
+        spans: entities of the text in order; None for words, and without labels.
+        line: where the sentence is, for messages.
+        lines: line of each word in a file, for messages; empty if the data have no lines.
+    """
+
+    text: str
+    words: tuple[tuple[int, int], ...] | None = None
+    tags: tuple[str, ...] | None = None
+    spans: tuple[Span, ...] | None = None
+    line: str = ""
+    lines: tuple[int, ...] = ()
+
+    def where(self, word: int) -> str:
+        """Return the place of a word, for messages."""
+        return f"line {self.lines[word]}" if self.lines else f"{self.line}, word {word}"
+
+    def word_texts(self) -> list[str]:
+        """Return the words."""
+        return [self.text[begin:end] for begin, end in self.words or ()]
+
+
+@dataclass
+class Sentences:
+    """Sentences of a split.
+
+    Attributes:
+        split: name of the split, for messages.
+        is_labeled: whether the sentences have tags or spans.
+        remarks: what was decided in reading them; each is told once, with its number.
+    """
+
+    items: list[Sentence]
+    split: str
+    is_labeled: bool
+    remarks: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The texts, in a list of one column."""
+        return [[sentence.text for sentence in self.items]]
+
+    def tag_arrays(self, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices of all tags, (N,), and the first word of each sentence with words, (S + 1,)."""
+        number = {name: index for index, name in enumerate(names)}
+        tags = [[number[tag] for tag in sentence.tags or ()] for sentence in self.items]
+        flat = np.array([tag for row in tags for tag in row], dtype=np.int64)
+        return flat, np.cumsum([0, *map(len, tags)])
+
+
+def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str | None) -> tuple[str, str]:
+    """Return the column of words or texts, and that of tags or spans.
+
+    Args:
+        types: columns of the data with their types.
+        columns, label: what the user has set; empty and None otherwise.
+    Raises:
+        UserError: a column does not exist, or several are possible.
+    """
+    names = list(types)
+    if columns:
+        text = columns[0]
+    else:
+        words = [name for name in WORDS if types.get(name) == LIST]
+        texts = [name for name in TEXTS if types.get(name) in (TEXT, MAPPING)]
+        lists = [name for name, kind in types.items() if kind == LIST and name not in (*TAGS, *SPANS)]
+        candidates = words[:1] or texts[:1] or lists
+        if len(candidates) != 1:
+            problem = f"could not be inferred: the data have {listed_names(names)}"
+            raise UserError("task.columns", None, problem, "'task.columns=[<words or text>]'")
+        text = candidates[0]
+    if label is not None:
+        if label not in types:
+            problem = f"no such column: the data have {listed_names(names)}"
+            raise UserError("task.label", label, problem, "task.label=<column of tags or spans>")
+        return text, label
+    is_words = types.get(text) == LIST
+    known = TAGS if is_words else SPANS
+    labels = [name for name in known if name in types and name != text]
+    if not labels and is_words:
+        labels = [name for name, kind in types.items() if kind == LIST and name != text]
+        labels = labels if len(labels) == 1 else []
+    if not labels:
+        problem = f"could not be inferred: the data have {listed_names(names)}"
+        raise UserError("task.label", None, problem, "task.label=<column of tags or spans>")
+    return text, labels[0]
+
+
+def read_sentences(
+    table: SplitTable, column: str, label: str, split: str, labeled: bool, offsets: Offsets | None = None
+) -> Sentences:
+    """Return the sentences of a table.
+
+    Args:
+        column: column of words (lists) or of texts.
+        label: column of tags (lists) or of spans.
+        labeled: whether every sentence needs labels; otherwise labels are read if all sentences have them.
+        offsets: unit of the offsets of spans; None takes characters, or UTF-16 if the texts of the spans say so.
+    Raises:
+        UserError: a row has no words, no text or no labels, or they do not fit each other. The message names the row.
+    """
+    values, marks = table.columns[column], table.columns.get(label)
+    if not labeled and (marks is None or any(mark is None for mark in marks)):
+        marks = None
+    elif marks is None:
+        raise UserError("task.label", label, f"split '{split}' has no such column", "task.label=<tags or spans>")
+    reader = _Reader(split, column, label, table.class_names, offsets)
+    items = [
+        reader.sentence(number, value, None if marks is None else marks[number]) for number, value in enumerate(values)
+    ]
+    return Sentences(items, split, marks is not None, reader.remarks())
+
+
+class _Reader:
+    """Reads rows, and counts what it decides."""
+
+    def __init__(
+        self, split: str, column: str, label: str, class_names: Sequence[str] | None, offsets: Offsets | None
+    ) -> None:
+        self.split, self.column, self.label, self.class_names = split, column, label, class_names
+        self.offsets, self.decisions = offsets, dict[str, list[str]]()
+
+    def remarks(self) -> list[str]:
+        return [f"{len(places):,} {text}, first {places[0]}" for text, places in self.decisions.items()]
+
+    def sentence(self, number: int, value: Any, mark: Any) -> Sentence:
+        lines = tuple(value.lines) if isinstance(value, WordLines) else ()
+        line = f"in line {lines[0]}" if lines else f"in row {number}"
+        if isinstance(value, Mapping):  # Label Studio's data of a task
+            texts = [text for text in value.values() if isinstance(text, str)]
+            value = value.get("text", texts[0] if len(texts) == 1 else None)
+        if isinstance(value, str):
+            spans = None if mark is None else self.spans(value, mark, line)
+            _require_characters(value, self.column, self.split, line)
+            return Sentence(value, spans=spans, line=line)
+        if not isinstance(value, list | tuple):
+            content = "nothing" if value is None else f"a {type(value).__name__}"
+            problem = f"split '{self.split}' has {content} instead of words or a text, {line}"
+            raise UserError("task.columns", self.column, problem, "Remove or repair such rows.")
+        words = ["" if word is None else str(word) for word in value]
+        text, position, ranges = " ".join(words), 0, []
+        _require_characters(text, self.column, self.split, line)
+        for word in words:
+            ranges.append((position, position + len(word)))
+            position += len(word) + 1
+        tags = None if mark is None else self.tags(mark, len(words), line)
+        return Sentence(text, tuple(ranges), tags, line=line, lines=lines)
+
+    def tags(self, mark: Any, num_words: int, line: str) -> tuple[str, ...]:
+        if not isinstance(mark, list | tuple) or (mark and isinstance(mark[0], Mapping)):
+            problem = f"split '{self.split}' has a {type(mark).__name__} instead of a list of tags, {line}"
+            raise UserError("task.label", self.label, problem, "Name a column with one tag for each word.")
+        if len(mark) != num_words:
+            problem = f"split '{self.split}' has {num_words} words with {len(mark)} tags, {line}"
+            raise UserError("task.label", self.label, problem, "Repair or remove such rows.")
+        return tuple(self.tag(value, line) for value in mark)
+
+    def tag(self, value: Any, line: str) -> str:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            if self.class_names is None:
+                return str(value)
+            if 0 <= value < len(self.class_names):
+                return self.class_names[value]
+        elif isinstance(value, str) and value.strip():
+            return value.strip()
+        problem = f"split '{self.split}' has the tag {value!r}, {line}"
+        remedy = f"Tags are 0 to {len(self.class_names) - 1}." if self.class_names else "Every word needs a tag."
+        raise UserError("task.label", self.label, problem, remedy)
+
+    def spans(self, text: str, mark: Any, line: str) -> tuple[Span, ...]:
+        """Return the spans of a text, sorted, and without blanks at their ends.
+
+        Raises:
+            UserError: a span cannot be read, lies outside of the text, or overlaps another one.
+        """
+        spans = []
+        for begin, end, label, own_text in self.raw_spans(mark, line):
+            begin, end = self.in_characters(text, begin, end, own_text, line)
+            inner = text[begin:end]
+            if not 0 <= begin < end <= len(text) or not inner.strip():
+                problem = f"split '{self.split}' has a span {begin} to {end} of {len(text)} characters, {line}"
+                raise UserError("task.label", self.label, problem, "Repair or remove it.")
+            if inner != inner.strip():
+                self.note("spans have blanks at their ends, which are left out", line)
+                begin += len(inner) - len(inner.lstrip())
+                end -= len(inner) - len(inner.rstrip())
+            spans.append(Span(begin, end, label))
+        spans = sorted(set(spans), key=lambda span: (span.begin, span.end))
+        for span, following in zip(spans, spans[1:], strict=False):
+            if following.begin < span.end:
+                shared = f"'{text[span.begin : span.end]}' ({span.label}) and "
+                shared += f"'{text[following.begin : following.end]}' ({following.label})"
+                problem = f"split '{self.split}' has spans that overlap, {shared}, {line}"
+                raise UserError("task.label", self.label, problem, "A word has one label: keep one of the two.")
+        return tuple(spans)
+
+    def raw_spans(self, mark: Any, line: str) -> Iterable[tuple[int, int, str, str | None]]:
+        """Yield begin, end, label, and the text that the data give for it, if they do."""
+        if isinstance(mark, Mapping) and "entities" in mark:
+            mark = mark["entities"]
+        if not isinstance(mark, list | tuple):
+            problem = f"split '{self.split}' has a {type(mark).__name__} instead of a list of spans, {line}"
+            raise UserError("task.label", self.label, problem, "Spans have start, end and label.")
+        for entry in mark:
+            if isinstance(entry, Mapping) and isinstance(entry.get("result"), list):  # an annotation of Label Studio
+                if entry.get("was_cancelled"):
+                    continue
+                if len(mark) > 1:
+                    problem = f"split '{self.split}' has {len(mark)} annotations of one text, {line}"
+                    raise UserError("task.label", self.label, problem, "Keep one annotation of each text.")
+                for result in entry["result"]:
+                    if isinstance(result, Mapping) and result.get("type", "labels") == "labels":
+                        yield self.raw_span(result.get("value"), line)
+            else:
+                yield self.raw_span(entry, line)
+
+    def raw_span(self, entry: Any, line: str) -> tuple[int, int, str, str | None]:
+        try:
+            if isinstance(entry, Mapping):
+                begin = entry["start"] if "start" in entry else entry["start_offset"]
+                end = entry["end"] if "end" in entry else entry["end_offset"]
+                label = entry["label"] if "label" in entry else entry["labels"]
+                text = entry.get("text")
+            else:
+                begin, end, label = entry
+                text = None
+            if isinstance(label, list | tuple):
+                (label,) = label
+            if not isinstance(label, str) or not label.strip() or label == OUTSIDE:
+                raise ValueError(f"the label {label!r}")
+            return int(begin), int(end), label.strip(), text if isinstance(text, str) else None
+        except (KeyError, TypeError, ValueError) as error:
+            problem = f"split '{self.split}' has a span that cannot be read ({type(error).__name__}: {error}), {line}"
+            raise UserError("task.label", self.label, problem, "Spans have start, end and one label.") from error
+
+    def in_characters(self, text: str, begin: int, end: int, own_text: str | None, line: str) -> tuple[int, int]:
+        """Return a span in characters; JavaScript counts a character beyond the first 65,536 as two."""
+        if self.offsets == "characters" or (self.offsets is None and own_text is None) or text.isascii():
+            return begin, end
+        if self.offsets is None and text[begin:end] == own_text:
+            return begin, end
+        units = text.encode("utf-16-le")
+        if 0 <= begin <= end <= len(units) // 2:
+            first = len(units[: 2 * begin].decode("utf-16-le", "replace"))
+            last = first + len(units[2 * begin : 2 * end].decode("utf-16-le", "replace"))
+            if self.offsets == "utf16":
+                return first, last
+            if text[first:last] == own_text:
+                self.note("spans count in UTF-16 units, as their texts show", line)
+                return first, last
+        problem = f"split '{self.split}' has a span of '{text[begin:end][:40]}' whose text is '{(own_text or '')[:40]}'"
+        raise UserError("task.label", self.label, f"{problem}, {line}", "Repair or remove it.")
+
+    def note(self, text: str, line: str) -> None:
+        self.decisions.setdefault(text, []).append(line)
+
+
+def _require_characters(text: str, column: str, split: str, line: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"split '{split}' holds half of a surrogate pair, which is no character, {line}"
+        raise UserError("task.columns", column, problem, "Repair this row: its text was cut.") from error

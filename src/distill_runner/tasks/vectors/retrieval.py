@@ -1,0 +1,221 @@
+"""Retrieval in the layout of BEIR: ``queries.jsonl``, ``corpus.jsonl`` and ``qrels/<split>.tsv`` in one folder."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from distill_runner.common.errors import UserError
+from distill_runner.common.files import file_sha256
+from distill_runner.datasets.readers.dataset import Dataset
+from distill_runner.datasets.readers.tables import read_table
+from distill_runner.datasets.tokenization import Examples
+from distill_runner.tasks.splits import OPTIONAL
+from distill_runner.tasks.vectors.search import Judgments, query_scores
+from distill_runner.tasks.vectors.task import CHARACTERS, VectorTask
+
+CORPUS, QUERIES, QRELS = "corpus", "queries", "qrels"
+ID, TEXT, TITLE = "_id", "text", "title"
+QUERY_ID, DOCUMENT_ID, RELEVANCE = "query-id", "corpus-id", "score"
+LAYOUT = "A folder in BEIR's layout has queries.jsonl, corpus.jsonl and qrels/<split>.tsv."
+
+
+def _metric(name: str) -> Callable[[Mapping[str, np.ndarray]], float]:
+    return lambda scores: float(scores[name].mean()) if len(scores[name]) else 0.0
+
+
+@dataclass(frozen=True)
+class RetrievalExamples(Examples):
+    """Queries, then documents, as single texts.
+
+    Attributes:
+        num_queries: number of queries.
+        judgments: which documents are relevant; None for training texts.
+    """
+
+    num_queries: int = 0
+    judgments: Judgments | None = None
+
+
+class BeirFile(Dataset):
+    """One file of a folder in BEIR's layout; its only split is ``train``, the name that a single file has."""
+
+    columns: list[str] = Field(min_length=1, max_length=3)
+    optional: list[str] = Field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        return "task"
+
+    @property
+    def splits(self) -> set[str]:
+        return {"train"}
+
+    def split_key(self, split: str) -> str:
+        return "task.dataset"
+
+    def required_columns(self, split: str) -> dict[str, str]:
+        return dict.fromkeys(self.columns, "columns")
+
+    @property
+    def label_columns(self) -> list[str]:
+        return self.optional
+
+    def read(self) -> dict[str, list[Any]]:
+        """Return the columns of the file."""
+        return read_table(self, "train").columns
+
+
+class RetrievalTask(VectorTask):
+    """Search for the documents that are relevant to a query, by the cosine of their vectors with the query's.
+
+    The training split is ``corpus``, the texts of the documents, unless a transfer set has other texts. The title of a
+    document is put before its text.
+
+    Attributes:
+        prompt: text that is put before each document, and before the texts of a transfer set.
+        query_prompt: text that is put before each query.
+        dataset: a folder in BEIR's layout.
+    """
+
+    metric_functions: ClassVar = {name: _metric(name) for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
+    example_fields = VectorTask.example_fields | {"query_prompt"}
+
+    type: Literal["retrieval"] = "retrieval"
+    label: str = ""
+    query_prompt: str = ""
+    train: str = CORPUS
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        return {name: text for name, text in (("document", self.prompt), ("query", self.query_prompt)) if text}
+
+    def resolved(self) -> Self:
+        return self.with_existing_tests().model_copy(update={"columns": [TEXT]})
+
+    def has_files(self, split: str) -> bool:
+        return self._file(split).is_file()
+
+    def fingerprint(self) -> str:
+        """Return a hash of the names and bytes of the files that the splits in use read."""
+        total = hashlib.sha256()
+        for split in sorted({CORPUS, QUERIES, *(split for split in self.splits if not split.endswith(OPTIONAL))}):
+            file = self._existing(split)
+            total.update(f"{split}\0{file_sha256(file)}\n".encode())
+        return f"sha256:{total.hexdigest()}"
+
+    def _file(self, split: str) -> Path:
+        folder = Path(self.dataset)
+        return folder / (f"{split}.jsonl" if split in (CORPUS, QUERIES) else f"{QRELS}/{split}.tsv")
+
+    def _existing(self, split: str) -> Path:
+        """Return the file of a split.
+
+        Raises:
+            UserError: there is none.
+        """
+        file = self._file(split)
+        if not file.is_file():
+            problem = f"has no file {file.relative_to(self.dataset)}"
+            raise UserError("task.dataset", self.dataset, problem, LAYOUT)
+        return file
+
+    def examples(self, split: str) -> RetrievalExamples:
+        documents = self._texts(CORPUS)
+        if split == self.train:
+            return RetrievalExamples([list(documents.values())], None)
+        queries = self._texts(QUERIES)
+        file = self._existing(split)
+        table = BeirFile(dataset=str(file), columns=[QUERY_ID, DOCUMENT_ID, RELEVANCE]).read()
+        ids = [list(map(str, table[name])) for name in (QUERY_ID, DOCUMENT_ID)]
+        for name, values, existing in ((QUERY_ID, ids[0], queries), (DOCUMENT_ID, ids[1], documents)):
+            if missing := next((value for value in values if value not in existing), None):
+                problem = f"{file.name} names the {name} {missing!r}, which {self.dataset} does not have"
+                raise UserError(self.split_key(split), split, problem, LAYOUT)
+        used = dict.fromkeys(ids[0])  # other splits have other queries
+        query_number = {key: number for number, key in enumerate(used)}
+        document_number = {key: number for number, key in enumerate(documents)}
+        try:
+            relevance = [int(float(value)) for value in table[RELEVANCE]]
+        except (TypeError, ValueError) as error:
+            problem = f"{file.name} has a relevance that is no number"
+            raise UserError(self.split_key(split), split, problem, LAYOUT) from error
+        rows = [
+            (query_number[query], document_number[document], value)
+            for query, document, value in zip(*ids, relevance, strict=True)
+        ]
+        excluded = np.array([document_number.get(key, -1) for key in used], dtype=np.int64)
+        judgments = Judgments(np.array(rows, dtype=np.int64), excluded)
+        texts = [*(queries[key] for key in used), *documents.values()]
+        return RetrievalExamples([texts], None, len(used), judgments)
+
+    def _texts(self, split: str) -> dict[str, str]:
+        """Return the texts of queries or documents by id."""
+        table = BeirFile(dataset=str(self._existing(split)), columns=[ID, TEXT], optional=[TITLE]).read()
+        titles = table.get(TITLE) or [""] * len(table[ID])
+        rows = zip(table[ID], titles, table[TEXT], strict=True)
+        return {str(key): f"{title or ''} {text or ''}".strip() for key, title, text in rows}
+
+    def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
+        from distill_runner.tasks.vectors.texts import prompt_length, write_texts
+
+        count = getattr(examples, "num_queries", 0)
+        prompts = [self.query_prompt, self.prompt]
+        texts = [f"{prompts[number >= count]}{text}" for number, text in enumerate(examples.texts[0])]
+        cut = write_texts(folder, [texts], None, tokenizer, self.max_length, [""])
+        if any(prompts):
+            lengths = [prompt_length(prompt, tokenizer) for prompt in prompts]
+            skipped = np.repeat(lengths, [count, len(texts) - count]).astype(np.int32)
+            np.save(folder / "skipped.npy", skipped)
+        if (judgments := getattr(examples, "judgments", None)) is not None:
+            np.savez(folder / "judgments.npz", relevance=judgments.relevance, excluded=judgments.excluded)
+        return cut
+
+    def open(self, folder: Path, views: int | None = None) -> Any:
+        split = super().open(folder, views)
+        if (folder / "judgments.npz").exists():
+            arrays = np.load(folder / "judgments.npz")
+            split.labels = None
+            split.judgments = Judgments(arrays["relevance"], arrays["excluded"])
+        return split
+
+    def has_labels(self, name: str, split: Any) -> bool:
+        return getattr(split, "judgments", None) is not None
+
+    def query_scores(self, outputs: np.ndarray, split: Any) -> Mapping[str, np.ndarray]:
+        """Return the metrics of each query that has a relevant document."""
+        count = len(split.judgments.excluded)
+        return query_scores(outputs[:count], outputs[count:], split.judgments)
+
+    def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
+        scores = self.query_scores(outputs, split)
+        return {name: self.metric_functions[name](scores) for name in self.metrics}
+
+    def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
+        """Save the scores of each query; paired tests resample queries."""
+        scores = {f"score-{name}": values for name, values in self.query_scores(outputs, split).items()}
+        arrays: dict[str, Any] = {**scores, "clusters": np.arange(len(next(iter(scores.values()))))}
+        np.savez(file, **arrays)
+
+    def example_texts(self, name: str, split: Any, numbers: Any) -> list[str]:
+        texts = self.examples(name).texts[0]
+        return [texts[number][:CHARACTERS] for number in numbers]
+
+    # A retrieval task has no columns of labels
+
+    @property
+    def label_columns(self) -> list[str]:
+        return []
+
+    def required_columns(self, split: str) -> dict[str, str]:
+        return {}
+
+    def is_unlabeled(self, value: Any) -> bool:
+        return False
+
+    def encode(self, values: list[Any], table: Any, split: str) -> np.ndarray:
+        return np.zeros(0, dtype=np.float32)

@@ -1,0 +1,210 @@
+"""Tasks of vectors: the model turns each text into a vector, scored by the similarity of pairs of texts."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.metrics import NonFiniteOutputs, pearson, spearman
+from distill_runner.datasets.readers.dataset import parse_split
+from distill_runner.datasets.readers.tables import SplitTable, read_table
+from distill_runner.datasets.tokenization import Examples
+from distill_runner.models.config import Head, VectorOptions
+from distill_runner.tasks.regression import encode_scores
+from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.tasks.text import TextTask, example_columns, is_empty
+
+if TYPE_CHECKING:
+    from distill_runner.methods.outputs import Outputs
+
+CHARACTERS = 60
+"""Characters of a text in messages."""
+
+
+class VectorTask(TextTask):
+    """Base of tasks whose models make a vector of each text.
+
+    Attributes:
+        pooling: how a new head makes a vector of the states: their ``mean``, or that of the first (``cls``) or ``last``
+            token. null takes what the model's folder says, else the mean. A kept head always does what its folder says.
+        normalize: whether the vectors of a new head have length 1; null as for ``pooling``, else true.
+        include_prompt: whether the pooling of a new head reads the tokens of the prompt; null as for ``pooling``, else
+            true.
+        prompt: text that is put before each text.
+        train_columns: columns of the training split, if it has others than the pairs that are scored: up to three
+            texts. null takes ``columns``.
+    """
+
+    pipeline_tag = "sentence-similarity"
+    single_texts = True
+    agreement_name = "cosine with torch"
+    example_fields = frozenset({"columns", "train_columns", "label", "type", "max_length", "version", "prompt"})
+
+    pooling: Literal["mean", "cls", "last"] | None = None
+    normalize: bool | None = None
+    include_prompt: bool | None = None
+    prompt: str = ""
+    train_columns: list[str] | None = Field(None, min_length=1, max_length=3)
+    labels: None = None
+
+    @model_validator(mode="after")
+    def _selects_on_validation(self) -> Self:
+        if self.select_on == HELD_OUT:
+            problem = "training texts have no scores, so they cannot be held out to select the epoch"
+            raise UserError("task.select_on", HELD_OUT, problem, "Set select_on=validation.")
+        return self
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """Prompts by name, as a folder of sentence-transformers lists them; ``text`` is the default one."""
+        return {"text": self.prompt} if self.prompt else {}
+
+    @property
+    def head(self) -> Head:
+        options = VectorOptions(self.pooling, self.normalize, self.include_prompt, self.prompts, self.max_length)
+        return Head("AutoModel", vectors=options)
+
+    @property
+    def outputs(self) -> "Outputs":
+        from distill_runner.tasks.vectors.losses import Vectors
+
+        return Vectors()
+
+    def open(self, folder: Path, views: int | None = None) -> Any:
+        from distill_runner.tasks.vectors.texts import TextRows
+
+        return TextRows(folder)
+
+    def leak_warnings(self, examples: Examples) -> list[str]:
+        return []
+
+    def agreement(self, outputs: np.ndarray, reference: np.ndarray) -> float:
+        """Return the mean cosine of vectors of the same texts."""
+        return float(cosines(outputs, reference).mean())
+
+    def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
+        problem = "predicts vectors, which have no text"
+        raise UserError("task.type", self.type, problem, "distill-run predict writes them to a file.")
+
+    def prediction_file(self, outputs: np.ndarray, split: Any, examples: Examples) -> bytes:
+        return self.prediction_content(outputs, split, examples, ".npy")
+
+    def prediction_content(self, outputs: np.ndarray, split: Any, examples: Examples, suffix: str) -> bytes:
+        """Return the vectors as a file: ``.npy``, or ``.parquet`` with one column of lists for each column of texts.
+
+        The array is float32, (N, C); with several columns of texts it is (N, columns, C).
+
+        Raises:
+            UserError: the format is not written.
+        """
+        rows = outputs.astype(np.float32).reshape(len(split), split.per_row, -1)
+        stream = io.BytesIO()
+        if suffix in (".npy", ""):
+            np.save(stream, rows[:, 0] if split.per_row == 1 else rows)
+        elif suffix == ".parquet":
+            import pyarrow
+            from pyarrow import parquet
+
+            names = self.columns if len(self.columns) == split.per_row else [f"text{j}" for j in range(split.per_row)]
+            lists = [
+                pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows[:, j].ravel()), rows.shape[-1])
+                for j in range(split.per_row)
+            ]
+            parquet.write_table(pyarrow.table(dict(zip(names, lists, strict=True))), stream)
+        else:
+            raise UserError("--out", suffix, "vectors are not written in this format", "Take .npy or .parquet.")
+        return stream.getvalue()
+
+
+def cosines(first_NC: np.ndarray, second_NC: np.ndarray) -> np.ndarray:
+    """Return the cosine (N,) of each row of two arrays, in float64; 0 where a vector is 0.
+
+    Raises:
+        NonFiniteOutputs: a number is infinite or not a number.
+    """
+    first, second = (np.asarray(array, dtype=np.float64) for array in (first_NC, second_NC))
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise NonFiniteOutputs("some vectors are not finite: the model has diverged")
+    lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+    products: np.ndarray = (first * second).sum(axis=-1)
+    return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+
+
+class EmbeddingsTask(VectorTask):
+    """Vectors of texts, scored on pairs of texts by the correlation of their cosine with the score of a person.
+
+    Training examples are texts: a transfer set, or the training split. The score of training rows is read only if the
+    method learns from it (``margin``).
+    """
+
+    metric_functions: ClassVar = {"spearman": spearman, "pearson": pearson}
+
+    type: Literal["embeddings"] = "embeddings"
+
+    @model_validator(mode="after")
+    def _compares_two_texts(self) -> Self:
+        if len(self.columns) == 1 and (self.train_columns or self.validation):
+            problem = "has one column, but pairs of texts are scored"
+            raise UserError("task.columns", self.columns, problem, "task.columns=[sentence1,sentence2]")
+        return self
+
+    def _columns(self, split: str) -> list[str]:
+        return self.train_columns if self.train_columns and self._is_training(split) else self.columns
+
+    def _is_training(self, split: str) -> bool:
+        # Names are compared without slice and dataset: the reader asks with the name of the split in its own files.
+        return parse_split(self.locate(split)[1])[0] == parse_split(self.locate(self.train)[1])[0]
+
+    def required_columns(self, split: str) -> dict[str, str]:
+        """Return the required columns with their fields; a training or test split does not need the score."""
+        needs_score = not self.is_test(split) and not self._is_training(split)
+        field = "train_columns" if self.train_columns and self._is_training(split) else "columns"
+        return dict.fromkeys(self._columns(split), field) | ({self.label: "label"} if needs_score else {})
+
+    def examples(self, split: str) -> Examples:
+        table = read_table(self, split)
+        return Examples(example_columns(table, self._columns(split), split), self.encoded_labels(table, split))
+
+    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> int:
+        from distill_runner.tasks.vectors.texts import write_texts
+
+        prompts = [self.prompt] * len(examples.texts)
+        return write_texts(folder, examples.texts, examples.labels, tokenizer, self.max_length, prompts)
+
+    def encoded_labels(self, table: SplitTable, split: str) -> np.ndarray | None:
+        values = self.label_values(table)
+        if not self._is_training(split) or (values and not any(map(is_empty, values))):
+            return super().encoded_labels(table, split)
+        return None
+
+    def is_unlabeled(self, value: Any) -> bool:
+        return is_empty(value)
+
+    def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
+        return encode_scores(values, self.label, split)
+
+    # Scores
+
+    def similarities(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the cosine (N, 1) of the two texts of each row."""
+        return cosines(outputs[0::2], outputs[1::2])[:, None]
+
+    def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
+        values, labels = self.similarities(outputs), np.asarray(split.labels)
+        return {name: self.metric_functions[name](values, labels) for name in self.metrics}
+
+    def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
+        """Save the cosine of each pair and its score, as for a regression."""
+        np.savez(file, outputs=self.similarities(outputs), labels=np.asarray(split.labels))
+
+    def prediction_warnings(self, outputs: np.ndarray, split: Any) -> list[str]:
+        spread = float(np.std(self.similarities(outputs)))
+        return [] if spread > 1e-3 else ["all pairs have nearly the same cosine: the vectors have collapsed"]
+
+    def example_texts(self, name: str, split: Any, numbers: Sequence[int]) -> list[str]:
+        columns = self.examples(name).texts
+        return [" | ".join(column[number][:CHARACTERS] for column in columns) for number in numbers]

@@ -1,0 +1,129 @@
+"""Splits of vectors: each row of the data has one or more texts, and each text is an example of the model.
+
+Shapes: N rows of k texts. The texts of a row follow each other: text j of row i has the number i * k + j.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
+from distill_runner.datasets.splits import Split, TokenSplit
+from distill_runner.datasets.tokenization import Examples
+
+
+class Texts(TokenSplit):
+    """Single texts of a split, without labels.
+
+    Attributes:
+        skipped: number of first tokens of each text that are those of a prompt; None without a prompt.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.labels = None
+        file = folder / "skipped.npy"
+        self.skipped: np.ndarray | None = np.load(file, mmap_mode="r") if file.exists() else None
+
+    def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
+        batch = super().batch(index, length_multiple)
+        if self.skipped is None:
+            return batch
+        return replace(batch, skipped=torch.from_numpy(self.skipped[batch.index.numpy()].astype(np.int64)))
+
+
+class TextRows(Split):
+    """Rows of texts, memory-mapped from a folder that ``write_texts`` made.
+
+    A batch of rows holds all their texts. Its ``index`` has the numbers of texts, and its ``rows`` (R, k) say which
+    texts of the batch belong to a row, in the order of the columns. ``labels`` are those of the rows.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.texts = Texts(folder)
+        self.per_row = int(np.load(folder / "per_row.npy"))
+        self.labels = np.load(folder / "labels.npy", mmap_mode="r") if (folder / "labels.npy").exists() else None
+
+    def __len__(self) -> int:
+        return len(self.texts) // self.per_row
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.texts)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        lengths: np.ndarray = self.texts.lengths.reshape(-1, self.per_row).sum(axis=1)
+        return lengths
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        return self.texts.token_ids
+
+    def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
+        rows = np.asarray(index, dtype=np.int64)
+        numbers = self.teacher_numbers(rows)
+        batch = self.texts.batch(numbers, length_multiple)
+        position = np.empty(len(numbers), dtype=np.int64)
+        # Rows may be repeated, so a text is found by its place among equal numbers, not by its number.
+        position[np.argsort(numbers, kind="stable")] = np.argsort(batch.index.numpy(), kind="stable")
+        return replace(
+            batch,
+            rows=torch.from_numpy(position.reshape(-1, self.per_row)),
+            labels=None if self.labels is None else torch.from_numpy(np.asarray(self.labels[rows])),
+        )
+
+    def teacher_numbers(self, index: np.ndarray) -> np.ndarray:
+        return (index[:, None] * self.per_row + np.arange(self.per_row)).ravel()
+
+    def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
+        return self.texts.teacher_batch(batch, multiple, length_multiple)
+
+    @property
+    def teacher_inputs(self) -> Split:
+        return self.texts
+
+
+def write_texts(
+    folder: Path,
+    columns: Sequence[Sequence[str]],
+    labels: np.ndarray | None,
+    tokenizer: Any,
+    max_length: int,
+    prompts: Sequence[str],
+) -> int:
+    """Tokenize the texts of each row, and save them in ``folder``.
+
+    Args:
+        columns: N texts for each of k columns.
+        prompts: text that is put before the texts of each column.
+    Returns:
+        The number of texts that lost tokens.
+    Raises:
+        UserError: a prompt leaves no room for a text.
+    """
+    texts = [f"{prompt}{text}" for row in zip(*columns, strict=True) for prompt, text in zip(prompts, row, strict=True)]
+    cut = TokenSplit.write(folder, Examples([texts], None), tokenizer, max_length)
+    np.save(folder / "per_row.npy", len(columns))
+    if labels is not None:
+        np.save(folder / "labels.npy", labels)
+    if any(prompts):
+        lengths = [prompt_length(prompt, tokenizer) for prompt in prompts]
+        if max(lengths) + 2 > max_length:
+            problem = f"its prompt has {max(lengths)} tokens"
+            raise UserError("task.max_length", max_length, problem, "Take a shorter prompt, or a larger maximum.")
+        np.save(folder / "skipped.npy", np.tile(np.array(lengths, dtype=np.int32), len(columns[0])))
+    return cut
+
+
+def prompt_length(prompt: str, tokenizer: Any) -> int:
+    """Return the number of tokens of a prompt with the special token before it, as sentence-transformers counts them."""
+    if not prompt:
+        return 0
+    ids = tokenizer(prompt)["input_ids"]
+    return len(ids) - (ids[-1] in tokenizer.all_special_ids)

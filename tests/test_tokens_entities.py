@@ -1,0 +1,188 @@
+"""Entities and scores of tags against conlleval's rules and seqeval, and decoding against enumeration."""
+
+import random
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill_runner.common.errors import UserError
+from distill_runner.report.resampling import SummedScores, mean_f1_of_counts
+from distill_runner.tasks.tokens.entities import (
+    BOUNDARY,
+    INVENTED,
+    MISSED,
+    RIGHT,
+    TAG_METRICS,
+    TYPE,
+    TagScores,
+    summed_counts,
+)
+from distill_runner.tasks.tokens.schemes import TagSet, complete_names, recognize, viterbi
+
+TAGS = {
+    "bio": ["O", "B-x", "I-x", "B-y", "I-y"],
+    "iob1": ["I-x", "O", "B-x", "I-y", "B-y"],
+    "bioes": ["O", *(f"{role}-{kind}" for kind in "xy" for role in "BIES")],
+    "io": ["O", "I-x", "I-y"],
+}
+BILOU = {"L": "E", "U": "S", "M": "I"}
+
+
+def conlleval(sentence: Sequence[str]) -> set[tuple[int, int, str]]:
+    """Entities by the rules of conlleval's startOfChunk and endOfChunk (with E and S), word by word."""
+    chunks, start = set(), None
+    previous_role, previous_type = "O", ""
+    for position, tag in enumerate([*sentence, "O"]):
+        role, _, kind = tag.partition("-")
+        ends = previous_role != "O" and (
+            role in ("O", "B", "S") or previous_role in ("E", "S") or kind != previous_type
+        )
+        starts = role != "O" and (
+            role in ("B", "S") or previous_role in ("O", "E", "S") or kind != previous_type
+        )
+        if ends and start is not None:
+            chunks.add((start, position, previous_type))
+            start = None
+        if starts:
+            start = position
+        previous_role, previous_type = role, kind
+    return chunks
+
+
+def scored(names: Sequence[str], gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> TagScores:
+    flat = [np.array([names.index(tag) for row in rows for tag in row], dtype=np.int64) for rows in (gold, predicted)]
+    scheme = "iob1" if names == TAGS["iob1"] else None
+    return TagScores(flat[0], flat[1], np.cumsum([0, *map(len, gold)]), TagSet.from_names(names, scheme))
+
+
+def drawn(names: Sequence[str], count: int, seed: int) -> tuple[list[list[str]], list[list[str]]]:
+    rng = random.Random(seed)
+    gold = [[rng.choice(names) for _ in range(rng.choice([0, 1, 2, 5, 9]))] for _ in range(count)]
+    return gold, [[rng.choice(names) if rng.random() < 0.3 else tag for tag in row] for row in gold]
+
+
+@pytest.mark.parametrize("scheme", TAGS)
+def test_counts_are_conllevals_on_ten_thousand_sentences(scheme: str) -> None:
+    names = TAGS[scheme]
+    gold, predicted = drawn(names, 10_000, 0)
+    scores = scored(names, gold, predicted)
+    expected = np.zeros((len(gold), 3), dtype=int)
+    for number, (one, other) in enumerate(zip(gold, predicted, strict=True)):
+        actual, found = conlleval(one), conlleval(other)
+        expected[number] = len(actual & found), len(found), len(actual)
+    assert (scores.counts.sum(axis=1) == expected).all()
+    right, found_number, actual_number = expected.sum(axis=0)
+    assert TAG_METRICS["f1"](scores) == 2 * right / (found_number + actual_number)
+
+
+@pytest.mark.parametrize("scheme", TAGS)
+def test_scores_are_seqevals(scheme: str) -> None:
+    """On tens of thousands of tag sequences, in portions that differ in what they lack."""
+    metrics = pytest.importorskip("seqeval.metrics", reason="seqeval is not installed")
+    names = TAGS[scheme]
+    for seed in range(30):
+        gold, predicted = drawn(names, 100 if seed else 3000, seed)
+        scores = scored(names, gold, predicted)
+        for name in ("f1", "precision", "recall"):
+            assert TAG_METRICS[name](scores) == pytest.approx(getattr(metrics, f"{name}_score")(gold, predicted), abs=1e-12)
+        macro = metrics.f1_score(gold, predicted, average="macro")
+        assert TAG_METRICS["f1_macro"](scores) == pytest.approx(macro, abs=1e-12)
+        assert TAG_METRICS["accuracy"](scores) == pytest.approx(metrics.accuracy_score(gold, predicted), abs=1e-12)
+
+
+def test_cases_by_hand() -> None:
+    """I without B, a change of type, entities side by side, and the end of a sentence."""
+    names = TAGS["bio"]
+    gold = [["O", "I-x", "I-x"], ["B-x", "I-y"], ["B-x", "B-x", "I-x"], ["B-y"], ["I-y"]]
+    entities = scored(names, gold, gold).gold_entities.tolist()
+    assert entities == [[1, 3, 0], [3, 4, 0], [4, 5, 1], [5, 6, 0], [6, 8, 0], [8, 9, 1], [9, 10, 1]]
+
+
+def test_errors_have_kinds() -> None:
+    names = TAGS["bio"]
+    gold = [["B-x", "I-x", "O", "B-y", "O", "B-x", "O", "O", "B-y", "I-y"]]
+    predicted = [["B-x", "O", "O", "B-x", "O", "O", "O", "B-y", "B-y", "I-y"]]
+    scores = scored(names, gold, predicted)
+    assert scores.errors == ([BOUNDARY, TYPE, MISSED, RIGHT], [BOUNDARY, TYPE, INVENTED, RIGHT])
+    assert scores.errors_by_type()["y"] == {RIGHT: 1, MISSED: 0, TYPE: 1, BOUNDARY: 0, INVENTED: 1}
+
+
+@given(st.sampled_from(sorted(TAGS)), st.integers(0, 10_000))
+def test_errors_add_up(scheme: str, seed: int) -> None:
+    scores = scored(TAGS[scheme], *drawn(TAGS[scheme], 8, seed))
+    gold, predicted = scores.errors
+    assert gold.count(RIGHT) == predicted.count(RIGHT) == int(scores.is_found.sum())
+    assert len(gold) == len(scores.gold_entities)
+    totals = {kind: sum(row[kind] for row in scores.errors_by_type().values()) for kind in (RIGHT, MISSED, TYPE, BOUNDARY)}
+    assert sum(totals.values()) == len(gold)
+
+
+@pytest.mark.parametrize("metric", TAG_METRICS)
+def test_counts_of_sentences_give_the_metric(metric: str) -> None:
+    """So that paired tests, which resample sentences, compute it anew."""
+    scores = scored(TAGS["bio"], *drawn(TAGS["bio"], 200, 1))
+    counts = summed_counts(scores, metric)
+    assert mean_f1_of_counts(counts.sum(axis=0)) == pytest.approx(TAG_METRICS[metric](scores), abs=1e-12)
+    paired = SummedScores([counts], [counts], mean_f1_of_counts, np.arange(200))
+    assert paired.units == 200
+    chosen = np.random.default_rng(0).integers(0, 200, 200)
+    again = np.bincount(chosen, minlength=200)
+    assert paired.scores(again[None])[0, 0] == pytest.approx(mean_f1_of_counts(counts[chosen].sum(axis=0)))
+
+
+@pytest.mark.parametrize("scheme", ["bio", "iob1", "bioes"])
+def test_viterbi_is_the_best_allowed_sequence(scheme: str) -> None:
+    names = TAGS[scheme]
+    tagset, rng = TagSet.from_names(names, scheme if scheme == "iob1" else None), np.random.default_rng(0)
+    lengths = [3, 0, 1, 4, 2, 3]
+    bounds = np.cumsum([0, *lengths])
+    scores = rng.normal(size=(bounds[-1], len(names)))
+    best = viterbi(scores, bounds, tagset)
+    is_first = np.zeros(len(best), dtype=bool)
+    is_first[bounds[:-1][np.array(lengths) > 0]] = True
+    assert not len(tagset.misfits(best, is_first))
+    allowed = tagset.transitions
+    for first, length in zip(bounds.tolist(), lengths, strict=False):
+        values = []
+        for path in product(range(len(names)), repeat=length):
+            steps = [-1, *path, -1]
+            if length and all(allowed[steps[i], steps[i + 1]] for i in range(length + 1)):
+                values.append((sum(scores[first + i, tag] for i, tag in enumerate(path)), path))
+        if length:
+            assert tuple(best[first : first + length]) == max(values)[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "scheme"),
+    [
+        ([["B-x", "I-x", "O"], ["B-x", "B-x"]], "bio"),
+        ([["I-x", "I-x", "O"], ["I-x", "B-x"]], "iob1"),
+        ([["I-x", "O"], ["O"]], "iob1"),
+        ([["B-x", "O"], ["O", "I-x"]], "bio"),
+        ([["B-x", "E-x"], ["S-x"]], "bioes"),
+        ([["B-x", "L-x"], ["U-x"]], "bioes"),
+        ([["x", "x"], ["O"]], "plain"),
+    ],
+)
+def test_schemes_are_recognized(rows: list[list[str]], scheme: str) -> None:
+    names = complete_names(tag for row in rows for tag in row)
+    flat = np.array([names.index(tag) for row in rows for tag in row])
+    is_first = np.zeros(len(flat), dtype=bool)
+    is_first[np.cumsum([0, *map(len, rows)])[:-1]] = True
+    assert recognize(TagSet.from_names(names), flat, is_first) == scheme
+
+
+def test_a_type_has_all_tags_of_its_scheme() -> None:
+    assert complete_names(["B-x", "O"]) == ["O", "B-x", "I-x"]
+    assert complete_names(["U-x", "B-y", "O"]) == ["O", "B-x", "I-x", "L-x", "U-x", "B-y", "I-y", "L-y", "U-y"]
+    assert complete_names(["NN", "VB"]) == ["NN", "VB"]
+
+
+@pytest.mark.parametrize("names", [["O", "B-x", "y"], ["O", "x-B", "x-I"]])
+def test_tags_of_two_forms_are_refused(names: list[str]) -> None:
+    with pytest.raises(UserError, match=r"task\.label"):
+        TagSet.from_names(names)

@@ -1,0 +1,277 @@
+"""Words, pieces and windows: no word loses its label or shifts, whatever the tokenizer; the head against its padded way."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForTokenClassification, PreTrainedTokenizerFast
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.dropout import DropoutMasks
+from distill_runner.methods.outputs import Classes
+from distill_runner.models.extract import extract
+from distill_runner.models.families import PACKED
+from distill_runner.models.features import FeatureRequest
+from distill_runner.models.padded import extract_padded
+from distill_runner.tasks.tokens.data import Sentence, Sentences, Span
+from distill_runner.tasks.tokens.schemes import TagSet
+from distill_runner.tasks.tokens.words import Cutting, Words, write_words
+from distill_runner.training.data import weighted_batches
+from helpers.families import config_of
+
+TAGSET = TagSet.from_names(["O", "B-x", "I-x", "B-y", "I-y"])
+ODD = ["", "\u200b", "e\u0301", "\U0001f642", "don't", "\u4f60\u597d", "[SEP]", "a" * 150, "\ufeff", "naïve"]
+
+
+def of_words(*rows: list[str], tags: list[list[str]] | None = None) -> Sentences:
+    items = []
+    for number, words in enumerate(rows):
+        ends = np.cumsum([len(word) + 1 for word in words]).tolist()
+        ranges = tuple((end - len(word) - 1, end - 1) for word, end in zip(words, ends, strict=True))
+        items.append(Sentence(" ".join(words), ranges, tuple(tags[number]) if tags else None, line=f"in row {number}"))
+    return Sentences(items, "train", tags is not None)
+
+
+def written(folder: Path, sentences: Sentences, tokenizer: Any, **options: Any) -> Words:
+    folder.mkdir(exist_ok=True)
+    write_words(folder, sentences, tokenizer, Cutting(**{"max_length": 64, "overlap": 8} | options), TAGSET)
+    return Words(folder)
+
+
+@pytest.fixture(scope="module")
+def byte_level_plain() -> Any:
+    """Byte-level pieces without a blank in front of a text, as in ModernBERT."""
+    vocabulary = {token: number for number, token in enumerate(["[UNK]", "[CLS]", "[SEP]", "[PAD]"])}
+    for character in [*pre_tokenizers.ByteLevel.alphabet(), *("Ġ" + c for c in "abcdefgh")]:
+        vocabulary.setdefault(character, len(vocabulary))
+    merges = [("Ġ", c) for c in "abcdefgh"]
+    made = Tokenizer(models.BPE(vocabulary, merges, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    from tokenizers.processors import TemplateProcessing
+
+    made.post_processor = TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", [("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]")
+
+
+def by_words(tokenizer: Any, words: list[str]) -> tuple[list[int], list[int]]:
+    """Pieces of words that are tokenized one by one, each after a blank, and the number of the first piece of each."""
+    ids: list[int] = []
+    firsts = []
+    for word in words:
+        # a preceding word, so that the blank is read as it is within a sentence
+        own = tokenizer(f"a {word}", add_special_tokens=False)["input_ids"][len(tokenizer("a", add_special_tokens=False)["input_ids"]):]
+        firsts.append(len(ids))
+        ids += own
+    return ids, firsts
+
+
+@pytest.mark.parametrize("name", ["wordpiece", "byte_level", "byte_level_plain"])
+def test_heads_are_the_first_pieces(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    tokenizer = request.getfixturevalue(name)
+    words = ["the", "cabbage", "bad", "a", "face"]
+    split = written(tmp_path, of_words(words, tags=[["O", "B-x", "I-x", "O", "B-y"]]), tokenizer)
+    batch = split.batch([0])
+    ids, firsts = by_words(tokenizer, words)
+    assert batch.input_ids[1:-1].tolist() == ids
+    assert batch.head_tokens is not None
+    assert (batch.head_tokens - 1).tolist() == firsts
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [0, 1, 2, 0, 3]
+
+
+@pytest.mark.parametrize("name", ["wordpiece", "byte_level", "byte_level_plain"])
+@pytest.mark.parametrize("pieces", ["first", "all"])
+def test_odd_words_shift_nothing(name: str, pieces: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Words without pieces read the unknown token; every word has its own label and characters."""
+    tokenizer = request.getfixturevalue(name)
+    words = [word for odd in ODD for word in ("a", odd)]
+    tags = ["B-x" if number % 2 else "O" for number in range(len(words))]
+    sentences = of_words(words, [], ["", ""], tags=[tags, [], ["O", "B-y"]])
+    split = written(tmp_path, sentences, tokenizer, pieces=pieces, max_length=32)
+    assert split.num_examples == 3
+    assert np.diff(split.sentences).tolist() == [len(words), 0, 2]
+    assert [TAGSET.names[tag] for tag in split.tags] == [*tags, "O", "B-y"]
+    text = sentences.items[0].text
+    assert [text[b:e] for b, e in zip(split.begins[: len(words)], split.ends[: len(words)], strict=True)] == words
+    assert (np.asarray(split.head_tags)[split.rows] == split.tags).all()
+    assert any("without a token" in remark for remark in sentences.remarks)
+    read = np.zeros(split.num_outputs, dtype=int)
+    for index in range(len(split)):
+        batch = split.batch([index])
+        assert len(batch.input_ids) <= 32
+        assert len(batch.head_tokens) > 0  # type: ignore[arg-type]
+        read[batch.output_index] += 1
+    assert (read == 1).all()
+
+
+class SlowTokenizer:
+    """A tokenizer that does not say which characters a token covers: every letter is a token."""
+
+    is_fast, unk_token, unk_token_id, name_or_path = False, "?", 7, "slow"
+
+    def __call__(self, text: Any, pair: Any = None, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
+        words = text if isinstance(text, list) else [text]
+        own = [10 + ord(c) % 80 for word in words for c in word]
+        other = [] if pair is None else [*(10 + ord(c) % 80 for c in pair), 6]
+        ids = [5, *own, 6, *other] if add_special_tokens else own
+        special = [int(i < 8) for i in ids]
+        return {"input_ids": ids, "special_tokens_mask": special, "token_type_ids": [0] * len(ids)}
+
+
+def test_slow_tokenizers_read_word_by_word(tmp_path: Path) -> None:
+    split = written(tmp_path, of_words(["ab", "", "c"], tags=[["B-x", "I-x", "O"]]), SlowTokenizer())
+    batch = split.batch([0])
+    assert batch.input_ids.tolist() == [5, 10 + 97 % 80, 10 + 98 % 80, 7, 10 + 99 % 80, 6]
+    assert batch.head_tokens is not None
+    assert batch.head_tokens.tolist() == [1, 3, 4]
+
+
+def test_texts_have_the_tokenizers_words(wordpiece: Any, byte_level: Any, tmp_path: Path) -> None:
+    text = "\U0001f642 The dog's (New) York, 3.5% naïve\u00a0\u4f60\u597d"
+    spans = (Span(text.index("New"), text.index("New") + 3, "x"), Span(text.index("York"), text.index("York") + 4, "y"))
+    for number, tokenizer in enumerate((wordpiece, byte_level)):
+        sentences = Sentences([Sentence(text, spans=spans, line="in row 0")], "train", True)
+        split = written(tmp_path / str(number), sentences, tokenizer)
+        words = [text[b:e] for b, e in zip(split.begins, split.ends, strict=True)]
+        assert "".join(words) == "".join(text.split())
+        labels = {words[i]: TAGSET.names[tag] for i, tag in enumerate(split.tags) if tag}
+        assert labels == {"New": "B-x", "York": "B-y"}
+
+
+def test_spans_that_cut_a_word(wordpiece: Any, tmp_path: Path) -> None:
+    def split(misaligned: str) -> tuple[list[str], list[str]]:
+        items = [Sentence("the dogs ran", spans=(Span(4, 7, "x"), Span(9, 12, "y")), line="in row 0")]
+        sentences = Sentences(items, "train", True)
+        words = written(tmp_path, sentences, wordpiece, misaligned=misaligned)
+        return [TAGSET.names[tag] for tag in words.tags], sentences.remarks
+
+    with pytest.raises(UserError, match="the span 'dog', which cuts the word 'dogs', in row 0"):
+        split("refuse")
+    assert split("extend") == (["O", "B-x", "B-y"], ["1 spans that cut a word are extended to whole words, first in row 0"])
+    assert split("drop")[0] == ["O", "O", "B-y"]
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(0, 40), st.integers(8, 40))
+def test_every_word_is_read_once_with_most_context(sizes: list[int], overlap: int, max_length: int) -> None:
+    import tempfile
+
+    rows = [["abcdefghijkl"[:size] for size in sizes]]
+    with tempfile.TemporaryDirectory() as folder:
+        split = written(Path(folder), of_words(*rows, tags=[["O"] * len(sizes)]), SlowTokenizer(), overlap=overlap, max_length=max_length)
+        assert split.num_outputs == len(sizes)
+        assert split.rows.tolist() == list(range(len(sizes)))
+        firsts = np.cumsum([0, *sizes[:-1]])
+        capacity = max_length - 2
+        total = sum(sizes)
+        step = min(max(capacity - overlap, capacity // 4, 1), capacity)
+        starts = [0]
+        while starts[-1] + capacity < total:
+            starts.append(starts[-1] + step)
+        for word, first in enumerate(firsts.tolist()):
+            window = int(np.searchsorted(split.head_offsets, word, side="right")) - 1
+            position = int(split.heads[word]) - 1
+            length = int(np.diff(split.offsets)[window]) - 2
+            context = min(position, length - 1 - position)
+            best = max(
+                min(first - start, min(start + capacity, total) - 1 - first)
+                for start in starts
+                if start <= first < min(start + capacity, total)
+            )
+            assert context == best
+
+
+def test_windows_are_whole_sentences_if_they_fit(wordpiece: Any, tmp_path: Path) -> None:
+    rows = [["the", "dog", "ran"] * 5, ["a", "cat"]]
+    tags = [["O", "B-x", "O"] * 5, ["O", "B-y"]]
+    whole = written(tmp_path / "whole", of_words(*rows, tags=tags), wordpiece, max_length=64)
+    cut = written(tmp_path / "cut", of_words(*rows, tags=tags), wordpiece, max_length=9, overlap=4)
+    assert len(whole) == 2
+    assert len(cut) > 3
+    assert cut.tags.tolist() == whole.tags.tolist()
+    assert (np.asarray(cut.head_tags)[cut.rows] == np.asarray(whole.head_tags)[whole.rows]).all()
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Words:
+    rng = np.random.default_rng(0)
+    rows = [["abcdefghijkl"[: rng.integers(1, 9)] for _ in range(rng.integers(1, 14))] for _ in range(40)]
+    tags = [[TAGSET.names[rng.integers(5)] for _ in row] for row in rows]
+    return written(tmp_path_factory.mktemp("split"), of_words(*rows, tags=tags), SlowTokenizer(), max_length=48)
+
+
+@pytest.mark.parametrize("family", [*sorted(PACKED), "mpnet"])
+def test_packed_is_padded_in_float64(family: str, split: Words) -> None:
+    """The logits, the loss and all gradients, against the model's own loss with -100 for other pieces."""
+    torch.manual_seed(1)
+    model = AutoModelForTokenClassification.from_config(config_of(family, num_labels=5)).to(torch.float64).eval()
+    batch = split.batch(range(12))
+    assert batch.head_tokens is not None
+    assert batch.labels is not None
+    needs = FeatureRequest(logits=True, cls=frozenset({2}))
+    ours, theirs = extract(model, batch, needs), extract_padded(model, batch, needs)
+    assert ours.logits is not None
+    assert theirs.logits is not None
+    tolerance = 1e-6 if family == "modernbert" else 1e-10  # it rotates in float32
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=tolerance, atol=tolerance)
+    loss = Classes().label_loss(ours.logits, batch)
+    packed = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    labels_T = torch.full((batch.num_tokens,), -100)
+    labels_T[batch.head_tokens] = batch.labels
+    input_ids, segments, mask = batch.to_padded()
+    labels_BL = torch.full_like(input_ids, -100)
+    labels_BL[mask.bool()] = labels_T
+    inputs = {"input_ids": input_ids, "attention_mask": mask}
+    inputs |= {"token_type_ids": segments} if getattr(model.config, "type_vocab_size", 0) > 1 else {}
+    reference = cross_entropy(model(**inputs).logits.flatten(0, 1), labels_BL.flatten())
+    padded = torch.autograd.grad(reference, list(model.parameters()), allow_unused=True)
+    torch.testing.assert_close(loss, reference, rtol=tolerance, atol=tolerance)
+    for one, other in zip(packed, padded, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-5 if family == "modernbert" else 1e-8, atol=tolerance)
+
+
+@pytest.mark.parametrize("outputs", [Classes(), Classes([1.0, 2.0, 0.5, 3.0, 1.5])])
+def test_batches_add_up_to_the_mean_over_words(outputs: Classes, split: Words) -> None:
+    from distill_runner.training.data import Update
+
+    logits = torch.randn(split.num_outputs, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    teacher = torch.randn(split.num_outputs, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def loss(*parts: list[int]) -> torch.Tensor:
+        batches = [split.batch(part) for part in parts]
+        update = Update(sum(map(len, parts)), batches, [len(part) / 30 for part in parts], 0)
+        total = torch.zeros((), dtype=torch.float64)
+        for batch in weighted_batches(update):
+            rows = torch.from_numpy(batch.output_index)
+            value = outputs.label_loss(logits[rows], batch)
+            value = value + outputs.soft_label_loss(logits[rows], teacher[rows], batch, 2.0, True)
+            total += batch.weights[outputs.unit] * value
+        return total
+
+    everything = list(range(30))
+    torch.testing.assert_close(loss(everything), loss(everything[:7], everything[7:9], everything[9:]), rtol=1e-12, atol=0)
+
+
+def test_dropout_of_a_word_does_not_depend_on_its_batch(split: Words) -> None:
+    """Also where as many words are read as there are sentences."""
+    ones = torch.ones(split.num_outputs, 8)
+    masks = torch.zeros(split.num_outputs, 8)
+    for index in (range(20), range(20, 40)):
+        batch = split.batch(index)
+        rows = torch.from_numpy(batch.output_index)
+        masks[rows] = DropoutMasks(3, batch).drop_features(ones[rows], 0.5, 1, batch.head_tokens)
+    assert 0.3 < (masks == 0).float().mean() < 0.7
+    for number in range(40):
+        batch = split.batch([number])
+        rows = torch.from_numpy(batch.output_index)
+        alone = DropoutMasks(3, batch).drop_features(ones[rows], 0.5, 1, batch.head_tokens)
+        assert torch.equal(alone, masks[rows])
