@@ -83,16 +83,6 @@ class LossTerm(nn.Module, ABC):
                 configuration of the term.
         """
 
-    def fit(self, teacher: Callable[[], Iterable[Features]]) -> None:
-        """Let each term that needs it see the teacher's features of all training examples, before the first update.
-
-        Args:
-            teacher: function that begins to compute the features.
-        """
-        for term in self.named_terms().values():
-            if term.fits_teacher:
-                term.fit(teacher())
-
     def begin_epoch(self, progress: Progress) -> None:
         """Prepare for the updates of an epoch, as ``Method.begin_epoch``; here a term can change its needs.
 

@@ -122,7 +122,7 @@ def write_texts(
 
 
 def prompt_length(prompt: str, tokenizer: Any) -> int:
-    """Return the number of tokens of a prompt with the special token before it, as sentence-transformers counts them."""
+    """Return the number of tokens of a prompt and the special token before it, as sentence-transformers counts."""
     if not prompt:
         return 0
     ids = tokenizer(prompt)["input_ids"]
