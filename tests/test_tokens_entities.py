@@ -41,9 +41,7 @@ def conlleval(sentence: Sequence[str]) -> set[tuple[int, int, str]]:
         ends = previous_role != "O" and (
             role in ("O", "B", "S") or previous_role in ("E", "S") or kind != previous_type
         )
-        starts = role != "O" and (
-            role in ("B", "S") or previous_role in ("O", "E", "S") or kind != previous_type
-        )
+        starts = role != "O" and (role in ("B", "S") or previous_role in ("O", "E", "S") or kind != previous_type)
         if ends and start is not None:
             chunks.add((start, position, previous_type))
             start = None
@@ -88,7 +86,9 @@ def test_scores_are_seqevals(scheme: str) -> None:
         gold, predicted = drawn(names, 100 if seed else 3000, seed)
         scores = scored(names, gold, predicted)
         for name in ("f1", "precision", "recall"):
-            assert TAG_METRICS[name](scores) == pytest.approx(getattr(metrics, f"{name}_score")(gold, predicted), abs=1e-12)
+            assert TAG_METRICS[name](scores) == pytest.approx(
+                getattr(metrics, f"{name}_score")(gold, predicted), abs=1e-12
+            )
         macro = metrics.f1_score(gold, predicted, average="macro")
         assert TAG_METRICS["f1_macro"](scores) == pytest.approx(macro, abs=1e-12)
         assert TAG_METRICS["accuracy"](scores) == pytest.approx(metrics.accuracy_score(gold, predicted), abs=1e-12)
@@ -117,7 +117,9 @@ def test_errors_add_up(scheme: str, seed: int) -> None:
     gold, predicted = scores.errors
     assert gold.count(RIGHT) == predicted.count(RIGHT) == int(scores.is_found.sum())
     assert len(gold) == len(scores.gold_entities)
-    totals = {kind: sum(row[kind] for row in scores.errors_by_type().values()) for kind in (RIGHT, MISSED, TYPE, BOUNDARY)}
+    totals = {
+        kind: sum(row[kind] for row in scores.errors_by_type().values()) for kind in (RIGHT, MISSED, TYPE, BOUNDARY)
+    }
     assert sum(totals.values()) == len(gold)
 
 

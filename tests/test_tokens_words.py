@@ -1,4 +1,4 @@
-"""Words, pieces and windows: no word loses its label or shifts, whatever the tokenizer; the head against its padded way."""
+"""Words, pieces and windows: no word loses its label or shifts, whatever the tokenizer; the head against padding."""
 
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,7 @@ def byte_level_plain() -> Any:
     made.normalizer, made.pre_tokenizer = normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False)
     from tokenizers.processors import TemplateProcessing
 
-    made.post_processor = TemplateProcessing(
-        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", [("[CLS]", 1), ("[SEP]", 2)]
-    )
+    made.post_processor = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", [("[CLS]", 1), ("[SEP]", 2)])
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]")
 
 
@@ -67,7 +65,9 @@ def by_words(tokenizer: Any, words: list[str]) -> tuple[list[int], list[int]]:
     firsts = []
     for word in words:
         # a preceding word, so that the blank is read as it is within a sentence
-        own = tokenizer(f"a {word}", add_special_tokens=False)["input_ids"][len(tokenizer("a", add_special_tokens=False)["input_ids"]):]
+        own = tokenizer(f"a {word}", add_special_tokens=False)["input_ids"][
+            len(tokenizer("a", add_special_tokens=False)["input_ids"]) :
+        ]
         firsts.append(len(ids))
         ids += own
     return ids, firsts
@@ -155,7 +155,10 @@ def test_spans_that_cut_a_word(wordpiece: Any, tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="the span 'dog', which cuts the word 'dogs', in row 0"):
         split("refuse")
-    assert split("extend") == (["O", "B-x", "B-y"], ["1 spans that cut a word are extended to whole words, first in row 0"])
+    assert split("extend") == (
+        ["O", "B-x", "B-y"],
+        ["1 spans that cut a word are extended to whole words, first in row 0"],
+    )
     assert split("drop")[0] == ["O", "O", "B-y"]
 
 
@@ -165,7 +168,13 @@ def test_every_word_is_read_once_with_most_context(sizes: list[int], overlap: in
 
     rows = [["abcdefghijkl"[:size] for size in sizes]]
     with tempfile.TemporaryDirectory() as folder:
-        split = written(Path(folder), of_words(*rows, tags=[["O"] * len(sizes)]), SlowTokenizer(), overlap=overlap, max_length=max_length)
+        split = written(
+            Path(folder),
+            of_words(*rows, tags=[["O"] * len(sizes)]),
+            SlowTokenizer(),
+            overlap=overlap,
+            max_length=max_length,
+        )
         assert split.num_outputs == len(sizes)
         assert split.rows.tolist() == list(range(len(sizes)))
         firsts = np.cumsum([0, *sizes[:-1]])
@@ -258,7 +267,9 @@ def test_batches_add_up_to_the_mean_over_words(outputs: Classes, split: Words) -
         return total
 
     everything = list(range(30))
-    torch.testing.assert_close(loss(everything), loss(everything[:7], everything[7:9], everything[9:]), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        loss(everything), loss(everything[:7], everything[7:9], everything[9:]), rtol=1e-12, atol=0
+    )
 
 
 def test_dropout_of_a_word_does_not_depend_on_its_batch(split: Words) -> None:

@@ -9,7 +9,7 @@ from distill_runner.datasets.readers.text_files import TextFile
 
 WORDS, TAGS, UPOS = "tokens", "ner_tags", "upos"
 COLUMNS = {1: [WORDS], 4: [WORDS, "pos_tags", "chunk_tags", TAGS]}
-"""Number of columns -> their names; of CoNLL-2003 for four. Otherwise the first one is the word, the last one the tag."""
+"""Number of columns -> their names; of CoNLL-2003 for four. Otherwise the first is the word, the last the tag."""
 DOCUMENT, UNIVERSAL = "-DOCSTART-", 10
 """Word that begins a document, and number of columns of CoNLL-U."""
 _TAG = re.compile(r"O|[BIMELSU]-\S+")
@@ -20,8 +20,8 @@ SAMPLE_LINES = 200
 class ConllTable(FilesTable):
     """CoNLL files with the same number of columns, which tabs separate, or else blanks.
 
-    A row is a sentence: ``tokens`` and the other columns are lists. A line that begins with # is a comment, unless it has
-    as many columns as other lines and a tag that other lines have. Lines of ``-DOCSTART-`` are left out.
+    A row is a sentence: ``tokens`` and the other columns are lists. A line that begins with # is a comment, unless it
+    has as many columns as other lines and a tag that other lines have. Lines of ``-DOCSTART-`` are left out.
 
     Args:
         files: the files by name.
@@ -127,10 +127,10 @@ def _named(
         ]
         return [WORDS, UPOS], [sentence for sentence in kept if sentence]
     names = COLUMNS.get(count) or [WORDS, *(f"column_{number}" for number in range(2, count)), TAGS]
-    if count == 2 and rows and all(_TAG.fullmatch(values[0]) for values in rows):
-        if not all(_TAG.fullmatch(values[1]) for values in rows):
-            record.remarks.append("tags in front of the words")
-            return [TAGS, WORDS], sentences
+    of_tags = [all(_TAG.fullmatch(values[column]) for values in rows) for column in (0, -1)]
+    if count == 2 and of_tags == [True, False]:
+        record.remarks.append("tags in front of the words")
+        return [TAGS, WORDS], sentences
     if count > 1:
         record.remarks.append(f"the tag is the last of {count} columns")
     return list(names), sentences

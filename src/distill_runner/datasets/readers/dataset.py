@@ -32,7 +32,8 @@ class Dataset(Schema, ABC):
 
     Attributes:
         dataset: a hub id (``nyu-mll/glue``), a folder or a data file, or data of this package: ``embedded:pairs``,
-            ``embedded:sentences``, ``embedded:questions``, ``embedded:words``, ``embedded:text`` or ``embedded:digits``.
+            ``embedded:sentences``, ``embedded:questions``, ``embedded:words``, ``embedded:text`` or
+            ``embedded:digits``.
         config: configuration of the dataset, which is a subfolder of a local folder; ``null`` if there is only one.
         revision: revision of the dataset on the hub; ``null`` is ``main``.
         columns: names of one or two columns of texts, or of one column of images.

@@ -6,6 +6,7 @@ Spans are read as spaCy and Prodigy (``spans``), Doccano (``label``, ``labels`` 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -234,7 +235,7 @@ class _Reader:
                 end -= len(inner) - len(inner.rstrip())
             spans.append(Span(begin, end, label))
         spans = sorted(set(spans), key=lambda span: (span.begin, span.end))
-        for span, following in zip(spans, spans[1:], strict=False):
+        for span, following in pairwise(spans):
             if following.begin < span.end:
                 shared = f"'{text[span.begin : span.end]}' ({span.label}) and "
                 shared += f"'{text[following.begin : following.end]}' ({following.label})"

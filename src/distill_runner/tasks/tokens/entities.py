@@ -97,8 +97,8 @@ class TagScores:
         """What became of each entity of the data, (E,), and of each predicted one.
 
         An entity that is not right has a wrong boundary if a predicted entity of its type shares words with it, else a
-        wrong type if any predicted one does, else it is missed. A predicted entity is invented if it shares no word with
-        an entity of the data; its kind is otherwise that of the overlap.
+        wrong type if any predicted one does, else it is missed. A predicted entity is invented if it shares no word
+        with an entity of the data; its kind is otherwise that of the overlap.
         """
         return (
             _kinds(self.gold_entities, self.predicted_entities, len(self.gold), MISSED),

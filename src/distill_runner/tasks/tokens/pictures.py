@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def _line(text: str, marks: Sequence[tuple[int, int, str, str, str]]) -> str:
     """Return a paragraph with the text, in pieces between the bounds of entities."""
     cuts = sorted({0, len(text), *(bound for mark in marks for bound in mark[:2])})
     parts = []
-    for first, last in zip(cuts, cuts[1:], strict=False):
+    for first, last in pairwise(cuts):
         content = html.escape(text[first:last])
         for begin, end, tag, error, kind in marks:
             if begin <= first and last <= end:

@@ -402,7 +402,7 @@ class TokensTask(Task):
         return [self.tagset.names[number] if names else str(number) for number in outputs.argmax(axis=1)]
 
     def spans(self, outputs: np.ndarray, split: Any) -> list[list[dict[str, Any]]]:
-        """Return the predicted entities of each sentence: start, end, label, and the mean probability of their words."""
+        """Return the predicted entities of each sentence: start, end, label, and mean probability of their words."""
         logs = self.log_probabilities(outputs, split)
         tagset, tags = self.tagset, self.decode(logs, split)
         sentences = np.asarray(split.sentences)

@@ -4,8 +4,8 @@ The head reads the first piece of each word (or all pieces, by option), so that 
 more tokens than a window is read in several windows that overlap; each piece is read in the window where it has most
 context. A word without pieces, such as an empty one, is read as the unknown token.
 
-Words of the data are tokenized word by word. A text is tokenized as it is, and its words are those of the tokenizer's own
-pre-tokenizer, cut further between letters or digits and other characters, where a token begins.
+Words of the data are tokenized word by word. A text is tokenized as it is, and its words are those of the tokenizer's
+own pre-tokenizer, cut further between letters or digits and other characters, where a token begins.
 """
 
 import json
