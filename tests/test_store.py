@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +175,17 @@ def test_a_process_reads_a_file_once_while_nobody_writes_to_it(store: Store, mon
     assert store.find(SPEC) is None
 
 
+def _fill(folder: Path, size: int) -> None:
+    (folder / "large").write_bytes(bytes(size))
+
+
 @settings(max_examples=25)
 @given(size=st.sampled_from([1, 4096, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20]), data=st.data())
 def test_a_bit_that_flips_under_an_unchanged_time_is_detected(size: int, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_module, "_CLOCK_SECONDS", -1.0)  # what was verified counts at once
         store = Store(Path(folder))
-        artifact = store.get(SPEC, lambda place: (place / "large").write_bytes(bytes(size)) and None)
+        artifact = store.get(SPEC, partial(_fill, size=size))
         assert store.find(SPEC)
         status = (artifact / "large").stat()
         with (artifact / "large").open("r+b") as file:

@@ -306,15 +306,18 @@ def test_a_suspended_process_loses_its_lease_and_nothing_else(tmp_path: Path, fi
 def test_a_suspended_build_whose_remains_were_deleted_takes_the_artifact(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
 
+    def build(place: Path) -> None:
+        (place / "weights").write_text("1")
+
     def suspended_build(place: Path) -> None:
         (tmp_path / "suspended.begun").touch()
         until((tmp_path / "suspended.end").exists)
-        (place / "weights").write_text("1")
+        build(place)
 
     suspended = start(lambda: store.get(SPEC, suspended_build))
     until((tmp_path / "suspended.begun").exists)
     os.kill(suspended, signal.SIGSTOP)
-    store.get(SPEC, lambda place: (place / "weights").write_text("1") and None)
+    store.get(SPEC, build)
     (remains,) = (tmp_path / "store" / "stage").glob("*.partial-*")
     assert store.delete(remains) is None
     (tmp_path / "suspended.end").touch()
