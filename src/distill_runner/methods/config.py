@@ -18,6 +18,7 @@ from distill_runner.common.errors import UserError, error_context, suggestion
 from distill_runner.common.schema import Schema, validate_config
 from distill_runner.methods.attention import AttentionRelationLoss, AttentionScoreLoss
 from distill_runner.methods.base import LossTerm, Method
+from distill_runner.methods.class_relations import CorrelatedSoftLabels, DecoupledSoftLabels
 from distill_runner.methods.hidden_states import EmbeddingLoss, HiddenStateLoss, TokenStateLoss
 from distill_runner.methods.outputs import Outputs
 from distill_runner.methods.pooled_states import PooledStateLoss
@@ -30,6 +31,8 @@ TERMS: dict[str, type[LossTerm]] = {
     "hard_labels": HardLabels,
     "soft_labels": SoftLabels,
     "soft_labels_per_class": SoftLabelsPerClass,
+    "decoupled_soft_labels": DecoupledSoftLabels,
+    "correlated_soft_labels": CorrelatedSoftLabels,
     "logit_matching": LogitMatching,
     "hidden_states": HiddenStateLoss,
     "attention_relations": AttentionRelationLoss,

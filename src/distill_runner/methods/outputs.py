@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch, Unit
 
 
@@ -115,6 +116,30 @@ class Classes(Outputs):
         """Return the logarithms of the weighted mean of the models' probabilities."""
         logs = [one.log_softmax(-1) + math.log(weight) for one, weight in zip(logits, weights, strict=True)]
         return torch.stack(logs).logsumexp(0)
+
+
+def require_classes(outputs: Outputs, key: str, value: object, smallest: int = 2, num_classes: int = 2) -> None:
+    """Check that the outputs are logits of one class of several, for losses that compare classes with each other.
+
+    Args:
+        key, value: option that needs it, for the message.
+        smallest: lowest number of classes that makes sense.
+        num_classes: number of classes.
+    Raises:
+        UserError: they are scores, labels of a set or spans, or there are too few classes.
+    """
+    remedy = "Take method=rkd, or plain soft labels."
+    if not isinstance(outputs, Classes):
+        raise UserError(key, value, "compares the classes of an output; this task's outputs are no classes", remedy)
+    if num_classes < smallest:
+        problem = f"with {num_classes} classes every output becomes 1 and -1, so that nothing is learned"
+        raise UserError(key, value, problem, remedy)
+
+
+def standardized(logits_OC: Tensor) -> Tensor:
+    """Subtract the mean over the classes and divide by the standard deviation (logit standardization, Algorithm 1)."""
+    centered = logits_OC - logits_OC.mean(-1, keepdim=True)
+    return centered / (centered.square().mean(-1, keepdim=True).sqrt() + 1e-7)
 
 
 class LabelSets(Outputs):

@@ -16,7 +16,7 @@ from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, error_context
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
-from distill_runner.methods.outputs import Outputs, cross_entropy
+from distill_runner.methods.outputs import Outputs, cross_entropy, require_classes, standardized
 from distill_runner.methods.schedules import EpochsPerStep
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
@@ -69,6 +69,7 @@ class SoftLabels(LossTerm):
     Args:
         temperature: temperature T > 0 of student and teacher; unused for regression.
         scale_by_t2: whether the loss is multiplied by T², so that the size of the gradient does not depend on T.
+        standardize: whether the logits of each output are standardized before (Sun et al. 2024, arXiv 2403.01427).
 
     ``diagnostics`` has ``divergence``: the loss minus the lowest value that it can have for this teacher.
     """
@@ -86,26 +87,39 @@ class SoftLabels(LossTerm):
                 True,
             ),
         ] = True,
+        standardize: Annotated[
+            bool,
+            Assumption(
+                "the standard deviation of a population (K); the authors' code takes that of a sample (K - 1)",
+                "logit standardization",
+                True,
+            ),
+        ] = False,
     ) -> None:
         super().__init__()
-        self.temperature, self.scale_by_t2 = temperature, scale_by_t2
+        self.temperature, self.scale_by_t2, self.standardize = temperature, scale_by_t2, standardize
 
     @classmethod
     def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:
         return frozenset(() if outputs.has_temperature else {"temperature", "scale_by_t2"})
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
+        if self.standardize:
+            require_classes(outputs, ".standardize", True, smallest=3, num_classes=student.num_labels)
         self.outputs, self.mean_over = outputs, outputs.unit
         self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         assert student.logits is not None
         assert teacher.logits is not None
+        logits, targets = student.logits, teacher.logits
+        if self.standardize:
+            logits, targets = standardized(logits), standardized(targets)
         options = (batch, self.temperature, self.scale_by_t2)
-        divisor = self.outputs.num_summed_classes(student.logits) if self.per_class else 1
-        loss = self.outputs.soft_label_loss(student.logits, teacher.logits, *options) / divisor
+        divisor = self.outputs.num_summed_classes(logits) if self.per_class else 1
+        loss = self.outputs.soft_label_loss(logits, targets, *options) / divisor
         # Cross entropy cannot fall below the teacher's entropy, so only the excess over it can still be learned.
-        lowest_loss = self.outputs.soft_label_loss(teacher.logits, teacher.logits, *options) / divisor
+        lowest_loss = self.outputs.soft_label_loss(targets, targets, *options) / divisor
         self.diagnostics = {"divergence": (loss - lowest_loss).detach()}
         return loss
 

@@ -1,0 +1,181 @@
+"""DKD, DIST and standardized logits: float64 NumPy references, numbers by hand, gradients, and refusals."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from distill_runner.common.errors import UserError
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.batches import Batch
+from distill_runner.methods.base import Progress
+from distill_runner.methods.class_relations import correlation_distance, decoupled_divergences
+from distill_runner.methods.config import TermConfig
+from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score, standardized
+from distill_runner.models.features import EncoderShape, Features
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
+from distill_runner.tasks.questions.losses import Spans
+
+Array = NDArray[np.float64]
+NOTHING = torch.zeros(0, dtype=torch.long)
+LABELS = torch.tensor([0, 2, 1, 2, 0])
+BATCH = Batch(NOTHING, NOTHING, NOTHING, NOTHING, torch.arange(5), (), labels=LABELS)
+DKD = {"term": "decoupled_soft_labels", "alpha": 0.7, "beta": 3.0, "temperature": 2.0}
+DIST = {"term": "correlated_soft_labels", "over_classes": 0.7, "over_examples": 3.0, "temperature": 2.0}
+STANDARDIZED = {"term": "soft_labels", "temperature": 2.0, "standardize": True}
+TERMS = {"dkd": DKD, "dist": DIST, "standardized": STANDARDIZED}
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
+
+
+def softmax(logits: Array) -> Array:
+    powers = np.exp(logits)
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def kl(p: Array, q: Array) -> float:
+    return float((p * np.log(p / q)).sum())
+
+
+def reference_dkd(student: Array, teacher: Array) -> float:
+    total = 0.0
+    for z, t, y in zip(student, teacher, LABELS.tolist(), strict=True):
+        q, p = softmax(z / 2), softmax(t / 2)
+        target = kl(np.array([p[y], 1 - p[y]]), np.array([q[y], 1 - q[y]]))
+        others = [np.delete(x, y) / (1 - x[y]) for x in (p, q)]
+        total += 4 * (0.7 * target + 3 * kl(*others)) / len(student)
+    return total
+
+
+def reference_dist(student: Array, teacher: Array) -> float:
+    q, p = softmax(student / 2), softmax(teacher / 2)
+
+    def distance(a: Array, b: Array) -> float:
+        return float(np.mean([1 - np.corrcoef(x, y)[0, 1] for x, y in zip(a, b, strict=True)]))
+
+    return 4 * (0.7 * distance(q, p) + 3 * distance(q.T, p.T))
+
+
+def reference_standardized(student: Array, teacher: Array) -> float:
+    z, t = ((x - x.mean(axis=1, keepdims=True)) / (x.std(axis=1, keepdims=True) + 1e-7) for x in (student, teacher))
+    return 4 * float(-(softmax(t / 2) * np.log(softmax(z / 2))).sum(axis=-1).mean())
+
+
+REFERENCES: dict[str, Callable[[Array, Array], float]] = {
+    "dkd": reference_dkd,
+    "dist": reference_dist,
+    "standardized": reference_standardized,
+}
+
+
+def loss(node: dict[str, Any], outputs: Outputs | None = None) -> Callable[[Tensor, Tensor], Tensor]:
+    term, shape = TermConfig.parse(node).make(), EncoderShape(2, 8, 2, 3, 9, "bert")
+    term.bind(shape, shape, outputs or Classes())
+    return lambda student, teacher: term(Features(student), Features(teacher), BATCH, Progress(0, 0, 1, 1))
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_equals_the_float64_reference(name: str) -> None:
+    student, teacher = numbers(5, 3), numbers(5, 3, seed=1)
+    expected = REFERENCES[name](student.numpy(), teacher.numpy())
+    value = loss(TERMS[name])(student, teacher)
+    assert value.item() == pytest.approx(expected, rel=1e-12)
+    assert value.shape == ()
+    assert loss(TERMS[name])(student.float(), teacher.float()).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_gradient(name: str) -> None:
+    leaves = tuple(values.requires_grad_() for values in (numbers(5, 3), numbers(5, 3, seed=1)))
+    assert torch.autograd.gradcheck(loss(TERMS[name]), leaves)
+
+
+def test_decoupled_parts_by_hand() -> None:
+    # The teacher has (1/2, 1/4, 1/4) with label 0, the student (1/4, 1/2, 1/4).
+    teacher, student = (torch.tensor([p]).log() for p in ([0.5, 0.25, 0.25], [0.25, 0.5, 0.25]))
+    target, others = decoupled_divergences(student, teacher, torch.tensor([0]), 1.0)
+    assert target.item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    # The others are (1/2, 1/2) and (2/3, 1/3).
+    assert others.item() == pytest.approx(0.5 * math.log(3 / 4) + 0.5 * math.log(3 / 2))
+
+
+def test_correlations_by_hand() -> None:
+    # Over the classes: (1, 2, 3) with (2, 4, 6) is 1, and with (3, 2, 1) is -1.
+    student, teacher = torch.tensor([[1.0, 2, 3], [1, 2, 3]]), torch.tensor([[2.0, 4, 6], [3, 2, 1]])
+    assert correlation_distance(student, teacher, 1).item() == pytest.approx((0 + 2) / 2)
+    assert correlation_distance(student.T, teacher.T, 0).item() == pytest.approx(1)
+
+
+def test_standardized_by_hand() -> None:
+    assert standardized(torch.tensor([[1.0, 1, 4]])).flatten().tolist() == pytest.approx([-(0.5**0.5)] * 2 + [2**0.5])
+    assert standardized(torch.tensor([[2.0, 2, 2]])).tolist() == [[0, 0, 0]]
+
+
+def test_the_parts_add_up_to_the_divergence() -> None:
+    student, teacher = numbers(5, 3), numbers(5, 3, seed=1)
+    target, others = decoupled_divergences(student, teacher, LABELS, 2.0)
+    p, log_q = (teacher / 2).softmax(-1), (student / 2).log_softmax(-1)
+    whole = torch.nn.functional.kl_div(log_q, p, reduction="none").sum(-1)
+    rest = 1 - p.gather(1, LABELS[:, None])[:, 0]
+    torch.testing.assert_close(target + rest * others, whole)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_a_student_like_its_teacher_has_nothing_to_learn(name: str) -> None:
+    logits = numbers(5, 3).requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(TERMS[name])(logits, logits.detach()), logits)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-7, rtol=0)
+
+
+def test_a_sure_teacher_gives_finite_numbers() -> None:
+    teacher, student = torch.tensor([[200.0, 0, 0]]).repeat(5, 1), numbers(5, 3).float().requires_grad_()
+    for node in TERMS.values():
+        value = loss(node)(student, teacher)
+        (gradient,) = torch.autograd.grad(value, student)
+        assert torch.isfinite(value)
+        assert torch.isfinite(gradient).all()
+
+
+def test_standardized_logits_ignore_shift_and_scale() -> None:
+    student, teacher = numbers(5, 3), numbers(5, 3, seed=1)
+    value = loss(STANDARDIZED)(student, teacher)
+    torch.testing.assert_close(loss(STANDARDIZED)(3 * student + 1, teacher / 7 - 2), value, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", TERMS)
+@pytest.mark.parametrize("outputs", [Score(), LabelSets(), Spans()], ids=lambda outputs: type(outputs).__name__)
+def test_outputs_that_are_no_classes_are_refused(name: str, outputs: Outputs) -> None:
+    with pytest.raises(UserError, match="this task's outputs are no classes\n  Take method=rkd") as caught:
+        loss(TERMS[name], outputs)
+    assert caught.value.key == (".standardize" if name == "standardized" else ".term")
+
+
+def test_two_classes_have_no_standardized_logits() -> None:
+    """They would be 1 and -1 whatever the models compute, and the term would have no gradient."""
+    term, shape = TermConfig.parse(STANDARDIZED).make(), EncoderShape(2, 8, 2, 2, 9, "bert")
+    with pytest.raises(UserError, match="with 2 classes every output becomes 1 and -1"):
+        term.bind(shape, shape, Classes())
+
+
+def test_cached_as_soft_labels_are(compose: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """The same weights come from the cache of logits and from a teacher that runs in each step."""
+
+    def student(targets: str) -> bytes:
+        run = compose("method=dkd", f"runtime.targets={targets}", "teacher.optim.epochs=1", "optim.epochs=1")
+        stage = resolve(run.stages, "student", "fp32")
+        assert (stage.teacher_needs.logits, bool(stage.teacher_needs.cls)) == (True, False)
+        folder = Pipeline(Store(tmp_path / targets), run.runtime).build(stage)
+        assert (tmp_path / targets / "targets").exists() == (targets == "cached")
+        return (folder / "model" / "model.safetensors").read_bytes()
+
+    assert student("cached") == student("live")
