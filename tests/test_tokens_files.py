@@ -1,0 +1,266 @@
+"""Labels of words as people have them in files: read right and said, or refused in two lines that name the line."""
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.readers.table import recorded_tables
+from distill_runner.tasks import make_task
+from distill_runner.tasks.account import data_line
+
+Lines = Sequence[str]
+
+
+def task_of(folder: Path, **fields: Any) -> Any:
+    base = {"type": "tokens", "metrics": None, "epochs": 1, "validation": {"validation": "validation"}, "test": {}}
+    return make_task(**{"name": "own", "dataset": str(folder), **base, **fields}).resolved()
+
+
+def words_and_tags(task: Any, split: str = "train") -> list[list[tuple[str, str]]]:
+    return [
+        list(zip(sentence.word_texts(), sentence.tags or [None] * 99, strict=False))
+        for sentence in task.examples(split).items
+    ]
+
+
+def labels_of(task: Any, tokenizer: Any, folder: Path, split: str = "train") -> list[dict[str, str]]:
+    """The words that are not outside, with their tags, as a tokenizer divides the texts."""
+    examples = task.examples(split)
+    folder.mkdir()
+    task.write(folder, examples, tokenizer)
+    words = task.open(folder)
+    names = task.tagset.names
+    return [
+        {
+            examples.items[number].text[words.begins[word] : words.ends[word]]: names[words.tags[word]]
+            for word in range(*words.words(number).indices(len(words.tags)))
+            if words.tags[word] != task.tagset.outside
+        }
+        for number in range(len(examples))
+    ]
+
+
+def line_of(task: Any, split: str = "train") -> str:
+    with recorded_tables() as tables:
+        examples = task.examples(split)
+    line = data_line({"train": task.account(split, examples, tables)}, {}, "text")
+    return " ".join([str(line), *line.warnings])
+
+
+CONLL = ["the O", "New B-LOC", "York I-LOC", "dog O", "", "Ann B-PER", "ran O"]
+
+
+def save(folder: Path, train: str, validation: str | None = None, name: str = "{}.conll") -> Path:
+    folder.mkdir(exist_ok=True)
+    for split, text in (("train", train), ("validation", train if validation is None else validation)):
+        (folder / name.format(split)).write_bytes(text.encode())
+    return folder
+
+
+EXPECTED = [[("the", "O"), ("New", "B-LOC"), ("York", "I-LOC"), ("dog", "O")], [("Ann", "B-PER"), ("ran", "O")]]
+
+
+def four_columns() -> str:
+    """CoNLL-2003: word, part of speech, chunk and name; documents begin with -DOCSTART-."""
+    rows = [f"{word} NN B-NP {tag}" for word, tag in (line.split() for line in CONLL if line)]
+    return "\n".join(["-DOCSTART- -X- -X- O", "", *rows[:4], "", *rows[4:], ""])
+
+
+CONLL_FILES: dict[str, tuple[str, str]] = {
+    "four columns": (four_columns(), "{}.txt"),
+    "tabs": ("\n".join(CONLL).replace(" ", "\t"), "{}.tsv"),
+    "windows": ("\r\n".join(CONLL) + "\r\n", "{}.conll"),
+    "a mark": ("\ufeff" + "\n".join(CONLL), "{}.conll"),
+    "trailing blanks": ("\n".join(f"{line}  " for line in CONLL) + "\n\n\n", "{}.conll"),
+    "comments": ("# id 1 of two\n" + "\n".join(CONLL) + "\n\n# the end of it\n", "{}.bio"),
+    "tags first": ("\n".join(" ".join(line.split()[::-1]) for line in CONLL), "{}.txt"),
+}
+
+
+@pytest.mark.parametrize("name", CONLL_FILES)
+def test_conll_files_are_read(name: str, tmp_path: Path) -> None:
+    text, files = CONLL_FILES[name]
+    task = task_of(save(tmp_path / "own", text, name=files))
+    assert words_and_tags(task) == EXPECTED
+    assert task.labels == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+    assert task.scheme == "bio"
+    said = line_of(task)
+    assert "ner_tags (BIO) (LOC 1, PER 1)" in said
+    assert "6 words" in said
+
+
+def test_iob1_is_recognized(tmp_path: Path) -> None:
+    rows = ["New I-LOC", "York I-LOC", "Ohio B-LOC", "", "a O", "Ann I-PER"]
+    task = task_of(save(tmp_path / "own", "\n".join(rows)))
+    assert task.scheme == "iob1"
+    assert "ner_tags (IOB1) (LOC 2, PER 1)" in line_of(task)
+
+
+def test_tags_that_do_not_fit_are_told_with_their_line(tmp_path: Path) -> None:
+    rows = ["New B-LOC", "York I-LOC", "", "a O", "Ann I-PER", "", "Bob B-PER"]
+    said = line_of(task_of(save(tmp_path / "own", "\n".join(rows))))
+    assert "1 tags of train do not fit BIO, first I-PER in line 5" in said
+
+
+def test_a_type_only_in_validation_is_refused(tmp_path: Path, wordpiece: Any) -> None:
+    task = task_of(save(tmp_path / "own", "\n".join(CONLL), "a O\nCup B-EVENT"))
+    with pytest.raises(UserError) as refusal:
+        labels_of(task, wordpiece, tmp_path / "tokens", "validation")
+    assert "split 'validation' has B-EVENT, which is not among the labels, in line 2" in str(refusal.value)
+    labels = next(part for part in shlex.split(str(refusal.value)) if part.startswith("task.labels="))
+    names = labels.removeprefix("task.labels=").strip("[]").split(",")
+    again = task_of(tmp_path / "own", labels=names)
+    assert labels_of(again, wordpiece, tmp_path / "again", "validation") == [{"Cup": "B-EVENT"}]
+
+
+def test_a_tag_of_known_types_only_in_validation_is_read(tmp_path: Path) -> None:
+    task = task_of(save(tmp_path / "own", "Ann B-PER\na O", "Ann B-PER\nLee I-PER"))
+    assert words_and_tags(task, "validation") == [[("Ann", "B-PER"), ("Lee", "I-PER")]]
+    assert "I-PER" in task.labels
+
+
+def test_a_line_of_other_columns_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has 3 columns in line 3, between blanks, and 2 in most lines"):
+        task_of(save(tmp_path / "own", "a O\nb O\nc d O\ne O"))
+
+
+def test_a_sentence_of_600_words_and_empty_ones(tmp_path: Path, wordpiece: Any) -> None:
+    rows = [
+        {"tokens": ["the", "dog"] * 300, "ner_tags": ["O", "B-x"] * 300},
+        {"tokens": [], "ner_tags": []},
+        {"tokens": ["a"], "ner_tags": ["O"]},
+    ]
+    text = "\n".join(map(json.dumps, rows))
+    task = task_of(save(tmp_path / "own", text, name="{}.jsonl"), max_length=64)
+    (first, empty, last) = labels_of(task, wordpiece, tmp_path / "tokens")
+    assert (first, empty, last) == ({"dog": "B-x"}, {}, {})
+    words = task.open(tmp_path / "tokens")
+    assert (words.tags[:600] == [0, 1] * 300).all()
+    assert words.lengths.max() <= 64
+
+
+TEXT = "\U0001f642\U0001f642 Ann from New York "
+BEGIN = TEXT.index("Ann"), TEXT.index("New")
+
+
+def spans(shift: int = 0) -> list[tuple[int, int, str, str]]:
+    return [
+        (BEGIN[0] + shift, BEGIN[0] + shift + 3, "PER", "Ann"),
+        (BEGIN[1] + shift, BEGIN[1] + shift + 8, "LOC", "New York"),
+    ]
+
+
+EXPORTS: dict[str, Callable[[], Any]] = {
+    "spacy": lambda: [{"text": TEXT, "spans": [{"start": b, "end": e, "label": k} for b, e, k, _ in spans()]}],
+    "doccano": lambda: [{"id": 7, "text": TEXT, "label": [[b, e, k] for b, e, k, _ in spans()], "Comments": []}],
+    "doccano with relations": lambda: [
+        {
+            "id": 7,
+            "text": TEXT,
+            "entities": [{"id": 1, "label": k, "start_offset": b, "end_offset": e} for b, e, k, _ in spans()],
+            "relations": [],
+        }
+    ],
+    "label studio": lambda: [
+        {
+            "id": 7,
+            "data": {"text": TEXT},
+            "annotations": [
+                {
+                    "result": [
+                        {
+                            "type": "labels",
+                            "value": {"start": b, "end": e, "text": t, "labels": [k]},
+                            "from_name": "label",
+                            "to_name": "text",
+                        }
+                        for b, e, k, t in spans(2)  # each emoji counts as two
+                    ]
+                }
+            ],
+        }
+    ],
+    "label studio, short": lambda: [
+        {"text": TEXT, "id": 7, "label": [{"start": b, "end": e, "text": t, "labels": [k]} for b, e, k, t in spans()]}
+    ],
+    "trailing blanks": lambda: [
+        {"text": TEXT, "spans": [{"start": b - 1, "end": e + 1, "label": k} for b, e, k, _ in spans()]}
+    ],
+}
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+@pytest.mark.parametrize("form", ["jsonl", "json"])
+def test_exports_are_read(name: str, form: str, tmp_path: Path, wordpiece: Any) -> None:
+    """With emoji in front of the spans; in JavaScript's units too, if the texts of the spans say so."""
+    rows = EXPORTS[name]()
+    text = json.dumps(rows) if form == "json" else "\n".join(map(json.dumps, rows))
+    task = task_of(save(tmp_path / "own", text, name="{}." + form))
+    assert labels_of(task, wordpiece, tmp_path / "tokens") == [{"Ann": "B-PER", "New": "B-LOC", "York": "I-LOC"}]
+    said = line_of(task)
+    assert ("UTF-16" in said) == (name == "label studio")
+    assert ("blanks at their ends" in said) == (name == "trailing blanks")
+
+
+@pytest.mark.parametrize(
+    ("marks", "problem"),
+    [
+        ([[0, 3, "A"], [2, 5, "B"]], r"spans that overlap, 'the' \(A\) and 'e d' \(B\), in row 0"),
+        ([[0, 99, "A"]], r"a span 0 to 99 of 11 characters, in row 0"),
+        ([[0, 2, "A"]], r"the span 'th', which cuts the word 'the', in row 0"),
+        ([[0, "A"]], r"a span that cannot be read"),
+        ("A", r"a str instead of a list of spans, in row 0"),
+    ],
+)
+def test_spans_that_fit_no_text_are_refused(marks: Any, problem: str, tmp_path: Path, wordpiece: Any) -> None:
+    rows = [{"text": "the dog ran", "spans": marks}, {"text": "a", "spans": []}]
+    save(tmp_path / "own", "\n".join(map(json.dumps, rows)), name="{}.jsonl")
+    with pytest.raises(UserError, match=problem) as refusal:
+        labels_of(task_of(tmp_path / "own"), wordpiece, tmp_path / "tokens")
+    assert len(str(refusal.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "2 words with 1 tags, in row 0"),
+        ({"tokens": ["a"], "ner_tags": [None]}, "the tag None, in row 0"),
+        ({"tokens": ["a"], "ner_tags": "O"}, "could not be inferred|instead of a list of tags"),
+        ({"tokens": ["a"], "ner_tags": [3]}, "are numbers without names"),
+        ({"words": "a b", "tags": "O O"}, "could not be inferred"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(row: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=problem) as refusal:
+        task_of(save(tmp_path / "own", json.dumps(row) + "\n" + json.dumps(row), name="{}.jsonl"))
+    assert len(str(refusal.value).splitlines()) <= 2
+
+
+def test_numbers_take_the_names_of_the_task(tmp_path: Path) -> None:
+    row = json.dumps({"tokens": ["a", "b"], "ner_tags": [0, 1]})
+    task = task_of(save(tmp_path / "own", f"{row}\n{row}", name="{}.jsonl"), labels=["O", "B-x", "I-x"])
+    assert words_and_tags(task)[0] == [("a", "O"), ("b", "B-x")]
+
+
+def test_parts_of_speech_need_accuracy(tmp_path: Path) -> None:
+    folder = save(tmp_path / "own", "the DT\ndog NN\n\na DT")
+    with pytest.raises(UserError, match=r"task\.metrics=f1: counts entities, but the labels have no O"):
+        task_of(folder)
+    assert task_of(folder, metrics=["accuracy"]).scheme == "plain"
+
+
+def test_held_out_sentences_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.select_on=held_out: windows of one sentence"):
+        task_of(save(tmp_path / "own", "\n".join(CONLL)), select_on="held_out")
+
+
+def test_conll_u(tmp_path: Path) -> None:
+    rows = ["# text = the dog", "1\tthe\tthe\tDET\t_\t_\t2\tdet\t_\t_", "2-3\tdont\t_\t_\t_\t_\t_\t_\t_\t_"]
+    rows += ["2\tdo\tdo\tAUX\t_\t_\t0\troot\t_\t_", "3\tn't\tnot\tPART\t_\t_\t2\tx\t_\t_", ""]
+    task = task_of(save(tmp_path / "own", "\n".join(rows), name="{}.conllu"), metrics=["accuracy"])
+    assert words_and_tags(task) == [[("the", "DET"), ("do", "AUX"), ("n't", "PART")]]
