@@ -10,15 +10,19 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from statistics import harmonic_mean
 from typing import Any
 
+import numpy as np
 import torch
+from scipy import stats
 
 from benchmarks.competitors import Competitor, competitor
 from benchmarks.machine import matmul_peak, peak_memory, student_operations, synchronize
 from benchmarks.setting import BATCH, Setting
 from distill_runner.common.process import quiet_transformers
 
+FEWEST_ROUNDS = 3
 Weights = dict[str, torch.Tensor]
 WITHOUT_GRADIENT = "qa_outputs.bias"
 """Weight that is not compared.
@@ -33,6 +37,7 @@ class Result:
 
     Attributes:
         rates: examples per second, one number per round.
+        cpu_rates: examples per CPU second of all its processes and threads, one number per round.
         peaks: operations per second of the fastest matrix product, one number per round.
         memory: peak memory of its processes together, in MiB.
         curve: losses of all steps without dropout.
@@ -40,6 +45,7 @@ class Result:
 
     title: str
     rates: list[float] = field(default_factory=list)
+    cpu_rates: list[float] = field(default_factory=list)
     peaks: list[float] = field(default_factory=list)
     memory: float = 0.0
     curve: list[float] = field(default_factory=list)
@@ -47,6 +53,10 @@ class Result:
     def ratios(self, baseline: "Result") -> list[float]:
         """Return the rates relative to those of ``baseline``, round by round."""
         return [rate / base for rate, base in zip(self.rates, baseline.rates, strict=True)]
+
+    def cpu_ratios(self, baseline: "Result") -> list[float]:
+        """Return the rates by CPU seconds relative to those of ``baseline``, round by round."""
+        return [rate / base for rate, base in zip(self.cpu_rates, baseline.cpu_rates, strict=True)]
 
     def share(self, setting: Setting, needed_only: bool) -> list[float]:
         """Return the share of the highest peak in each round; ``needed_only`` as in ``student_operations``."""
@@ -69,14 +79,15 @@ class Worker:
         """Return the operations per second of the fastest matrix product."""
         return matmul_peak(self.contender.dtype, self.device)
 
-    def rate(self) -> float:
-        """Return the examples per second of one training run."""
+    def rates(self) -> tuple[float, float]:
+        """Return the examples per second and per CPU second of one training run."""
         student, steps = self.setting.student(), self.setting.num_examples // BATCH
         synchronize(self.device)
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         self.train(student, steps)
         synchronize(self.device)
-        return steps * BATCH / (time.perf_counter() - started)
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+        return steps * BATCH / seconds, steps * BATCH / cpu_seconds
 
     def memory(self) -> float:
         """Return the peak memory of this process in MiB; memory of the GPU if it trains on one."""
@@ -95,7 +106,7 @@ def trained(setting: Setting, contender: Competitor, dtype: torch.dtype | None =
     for module in student.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    train = contender.make(setting, **({"dtype": dtype} if dtype else {}))
+    train = contender.make(setting, **contender.compared, **({"dtype": dtype} if dtype else {}))
     curve = train(student, setting.num_examples // BATCH)
     return curve, {name: weights for name, weights in student.state_dict().items() if name != WITHOUT_GRADIENT}
 
@@ -129,8 +140,13 @@ class Processes:
         return self.executors[0].submit(_call, method).result()
 
 
-def contest(setting: Setting, names: Sequence[str], threads: int, repeats: int) -> list[Result]:
-    """Time all competitors in turns for ``repeats`` rounds, then measure their memory and their loss curves."""
+def contest(setting: Setting, names: Sequence[str], threads: int, repeats: int, within: float = 0.0) -> list[Result]:
+    """Time all competitors in turns for ``repeats`` rounds, then measure their memory and their loss curves.
+
+    Args:
+        within: end after fewer rounds, but at least ``FEWEST_ROUNDS``, when the 95% interval of each ratio by CPU
+            seconds is narrower than this part of the ratio on either side.
+    """
     results = {name: Result(_title(name)) for name in names}
     with ExitStack() as stack:
         running = {name: Processes(stack, setting, *competitor(name), threads) for name in names}
@@ -141,11 +157,25 @@ def contest(setting: Setting, names: Sequence[str], threads: int, repeats: int) 
                 # Each process has its own cores, but all share the GPU, whose peak one process measures alone.
                 peaks = processes.all("peak") if setting.device == "cpu" else [processes.first("peak")]
                 results[name].peaks.append(sum(peaks))
-                results[name].rates.append(sum(processes.all("rate")))
+                rates, cpu_rates = zip(*processes.all("rates"), strict=True)
+                results[name].rates.append(sum(rates))
+                results[name].cpu_rates.append(harmonic_mean(cpu_rates))
+            if is_narrow([*results.values()], within):
+                break
         for name, processes in running.items():
             results[name].memory = sum(processes.all("memory"))
             results[name].curve = processes.first("curve")
     return list(results.values())
+
+
+def is_narrow(results: Sequence[Result], within: float) -> bool:
+    """Return whether the intervals of all ratios to the first competitor, by CPU seconds, are narrow."""
+    num_rounds = len(results[0].rates)
+    if num_rounds < FEWEST_ROUNDS:
+        return False
+    logarithms = [np.log(result.cpu_ratios(results[0])) for result in results[1:]]
+    factor = stats.t.ppf(0.975, num_rounds - 1) / np.sqrt(num_rounds)
+    return all(factor * np.std(values, ddof=1) < within for values in logarithms)
 
 
 def _title(name: str) -> str:

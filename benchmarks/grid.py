@@ -38,7 +38,9 @@ def distill_run(folder: Path, arguments: Sequence[str]) -> float:
     """Run ``distill-run`` in ``folder`` with ``arguments``, and return the seconds that it takes."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "distill_runner", *arguments]
-    process = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.run(
+        command, cwd=folder, text=True, encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     if process.returncode:
         sys.exit(f"{' '.join(command)}\n{process.stdout[-2000:]}")
     return time.perf_counter() - started
@@ -85,7 +87,7 @@ def time_naive(setting: Setting, threads: int, repeats: int) -> NaiveSpeed:
             processes = Processes(stack, setting, *competitor(name), threads)
             processes.first("memory")  # returns when the process is ready
             ready = time.perf_counter() - started
-            return ready, statistics.median(processes.first("rate") for _ in range(repeats))
+            return ready, statistics.median(processes.first("rates")[0] for _ in range(repeats))
 
     (start, student), (_, teacher), (_, evaluation) = map(timed, ("naive", "naive_teacher", "naive_evaluation"))
     return NaiveSpeed(start, student, teacher, evaluation)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import numpy as np
 import torch
 from transformers import AutoTokenizer, BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
@@ -68,7 +69,7 @@ class Setting:
         """Teacher layers that each student layer learns from; both are counted from 1."""
         term = self.stage.build_method().terms["intermediate"]
         assert isinstance(term, HiddenStateLoss)
-        return term.combination.layers
+        return term.layers
 
     def tokens(self) -> TokenSplit:
         """Return the first examples. The token ids, and so the vocabulary, stay those of the whole split."""
@@ -82,14 +83,29 @@ class Setting:
         """Return the lengths of the training examples in tokens."""
         return [int(length) for length in self.tokens().lengths]
 
-    def batches(self) -> list[Batch]:
-        """Return all batches, in the order in which distill-run draws them."""
+    def batches(self, sort: bool = False) -> list[Batch]:
+        """Return all batches, in the order in which distill-run draws them, or of texts ``sort``-ed by length."""
         tokens, order = self.tokens(), epoch_order(self.num_examples, 0, 0)
+        if sort:
+            order = order[np.argsort(tokens.lengths[order], kind="stable")]
         return [tokens.batch(order[start : start + BATCH]) for start in range(0, self.num_examples, BATCH)]
 
-    def padded(self, length: int | None) -> list[dict[str, torch.Tensor]]:
+    def padded(self, length: int | None, batches: Sequence[Batch] | None = None) -> list[dict[str, torch.Tensor]]:
         """Return inputs and labels of all batches, padded to ``length`` or, if None, to the longest text of a batch."""
-        return [_padded(batch, length) for batch in self.batches()]
+        return [_padded(batch, length) for batch in batches or self.batches()]
+
+    def padded_logits(self, logits: torch.Tensor | None, mask_BL: torch.Tensor) -> torch.Tensor:
+        """Return cached logits in the form of ``loss.logits_of``: one row per output of a padded model."""
+        assert logits is not None
+        if not self.reads_all:
+            return logits
+        lowest = torch.finfo(logits.dtype).min
+        padded = logits.new_full((*mask_BL.shape, 2), lowest).masked_scatter(mask_BL.bool()[:, :, None], logits)
+        return torch.cat([padded[..., 0], padded[..., 1]])
+
+    def live_targets(self, device: Device, dtype: torch.dtype) -> LiveTargets:
+        """Return the teacher in ``dtype`` instead of its cached outputs, which are float32."""
+        return LiveTargets(self.teacher().to(dtype), self.tokens(), self.stage.teacher_needs, device)
 
     def targets(self, device: Device) -> CachedTargets:
         return CachedTargets(self.folder / "targets", device, self.stage.teacher_needs)

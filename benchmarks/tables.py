@@ -7,7 +7,7 @@ from benchmarks.contest import Result, largest_loss_difference
 from benchmarks.setting import Setting
 from distill_runner.common.terminal import markdown_table
 
-COLUMNS = ["examples/s", "ratio", "min to max", "share of peak", "peak memory", "loss curve"]
+COLUMNS = ["examples/s", "ratio", "min to max", "by CPU seconds", "share of peak", "peak memory", "loss curve"]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -29,6 +29,7 @@ def _row(setting: Setting, result: Result, first: Result) -> list[str]:
         f"{statistics.median(result.rates):.1f}",
         f"{statistics.median(ratios):.2f}",
         f"{min(ratios):.2f} to {max(ratios):.2f}",
+        f"{statistics.median(result.cpu_ratios(first)):.2f}",
         f"{needed:.1%} ({total:.1%})",
         f"{result.memory:.0f} MiB",
         f"{largest_loss_difference(result.curve, first.curve):.0e}",

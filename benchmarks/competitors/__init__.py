@@ -15,12 +15,16 @@ Train = Callable[[Any, int], list[float]]
 
 @dataclass(frozen=True)
 class Competitor:
-    """Competitor: ``function`` of ``module`` in this package, called with ``options``."""
+    """Competitor: ``function`` of ``module`` in this package, called with ``options``.
+
+    ``compared`` are options of the run whose losses are compared, for a competitor that would draw other batches.
+    """
 
     title: str
     module: str
     options: Mapping[str, Any] = field(default_factory=dict)
     function: str = "make"
+    compared: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -29,13 +33,17 @@ class Competitor:
 
     def make(self, setting: Setting, **options: Any) -> Train:
         module: Any = importlib.import_module(f"{__name__}.{self.module}")
-        train: Train = getattr(module, self.function)(setting, **self.options, **options)
+        train: Train = getattr(module, self.function)(setting, **{**self.options, **options})
         return train
 
+
+CLEVER = "clever loop: cached outputs, sorted, padded by batch, fused"
 
 COMPETITORS = {
     "naive": Competitor("naive loop", "naive"),
     "naive_bf16": Competitor("naive loop, bf16", "naive", {"precision": "bf16"}),
+    "clever": Competitor(CLEVER, "clever", compared={"sort": False}),
+    "clever_bf16": Competitor(f"{CLEVER}, bf16", "clever", {"precision": "bf16"}, compared={"sort": False}),
     "textbrewer": Competitor("TextBrewer, as its examples", "textbrewer"),
     "textbrewer_tuned": Competitor("TextBrewer, tuned: padded by batch, cached outputs", "textbrewer", {"tuned": True}),
     "torchdistill": Competitor("torchdistill, padded to the maximum", "torchdistill"),

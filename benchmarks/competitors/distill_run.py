@@ -14,7 +14,7 @@ from distill_runner.training import train as train_module
 from distill_runner.training.config import Optim, Precision, Runtime
 from distill_runner.training.data import TaskData
 from distill_runner.training.devices import Device
-from distill_runner.training.teachers import LiveTargets, TeacherTargets
+from distill_runner.training.teachers import TeacherTargets
 from distill_runner.training.train import Training
 
 
@@ -27,7 +27,7 @@ def make(
     data = TaskData(setting.task, tokens, {}, device)
     targets: TeacherTargets = setting.targets(device)
     if dtype != torch.float32:  # the cache holds float32 only
-        targets = LiveTargets(setting.teacher().to(dtype), tokens, setting.stage.teacher_needs, device)
+        targets = setting.live_targets(device, dtype)
 
     @computation_mode()
     def train(student: Any, steps: int) -> list[float]:

@@ -54,7 +54,7 @@ def make_evaluation(setting: Setting) -> Train:
     def evaluate(student: Any, steps: int) -> list[float]:
         device.place(student).eval()
         with torch.no_grad():
-            inputs = (_to_device(device, batch)[0] for batch in batches[:steps])
+            inputs = (inputs_and_labels(device, batch)[0] for batch in batches[:steps])
             return [float(logits_of(student(**batch), batch["attention_mask"]).mean()) for batch in inputs]
 
     return evaluate
@@ -67,7 +67,7 @@ def _loop(setting: Setting, device: Device, loss_on: Callable[[Any, Any, torch.T
         device.place(model).train()
         optimizer, curve = optimizer_of(model), []
         for batch in batches[:steps]:
-            loss = loss_on(model, *_to_device(device, batch))
+            loss = loss_on(model, *inputs_and_labels(device, batch))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -78,15 +78,15 @@ def _loop(setting: Setting, device: Device, loss_on: Callable[[Any, Any, torch.T
     return train
 
 
-def _to_device(device: Device, batch: dict[str, torch.Tensor]) -> tuple[Any, torch.Tensor]:
+def inputs_and_labels(device: Device, batch: dict[str, torch.Tensor]) -> tuple[Any, torch.Tensor]:
     """Return inputs and labels on the device."""
     batch = {name: part.to(device.torch) for name, part in batch.items()}
     return {name: batch[name] for name in INPUTS}, labels_of(batch)
 
 
-def optimizer_of(student: Any) -> torch.optim.Optimizer:
+def optimizer_of(student: Any, fused: bool | None = None) -> torch.optim.Optimizer:
     """Return AdamW as a first script uses it, without weight decay on biases and LayerNorm."""
     matrices = [p for p in student.parameters() if p.ndim > 1]
     vectors = [p for p in student.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=LR)
+    return torch.optim.AdamW(groups, lr=LR, fused=fused)

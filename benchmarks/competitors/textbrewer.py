@@ -68,14 +68,6 @@ def _teacher_outputs(batch: Any, output: Any) -> dict[str, Any]:
     return {"logits": logits_of(output, mask), "hidden": output["hidden_states"]}
 
 
-def _by_row(setting: Setting, logits: Any, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the teacher's logits, one row per output, in the form in which its model would return them."""
-    if not setting.reads_all:
-        return {"logits": logits}
-    padded = torch.zeros(*mask.shape, 2).masked_scatter(mask.bool()[:, :, None], logits)
-    return {"start_logits": padded[..., 0], "end_logits": padded[..., 1]}
-
-
 def _with_outputs(setting: Setting) -> list[dict[str, Any]]:
     """Return TextBrewer's batches, padded to the longest text of each, with the cached outputs of the teacher."""
     targets, batches = setting.targets(Device.from_name("cpu", "fp32")), []
@@ -84,7 +76,9 @@ def _with_outputs(setting: Setting) -> list[dict[str, Any]]:
         states = [features.cls[k][:, None] for k in sorted(features.cls)]
         # TextBrewer counts layers from the embeddings' output, 0. The loss does not read it, so any states will do.
         mask = inputs["attention_mask"]
-        logits = _by_row(setting, features.logits, mask)
-        cache = {"hidden_states": [states[0], *states], "attention_mask": mask, **logits}
+        logits = setting.padded_logits(features.logits, mask)
+        ends = logits.chunk(2)
+        outputs = {"start_logits": ends[0], "end_logits": ends[1]} if setting.reads_all else {"logits": logits}
+        cache = {"hidden_states": [states[0], *states], "attention_mask": mask, **outputs}
         batches.append({"teacher": {}, "student": inputs, "teacher_cache": cache})
     return batches
