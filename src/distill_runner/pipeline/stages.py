@@ -287,7 +287,8 @@ class Stage:
         """Whether the head has been trained, in this stage or before."""
         if self.config.prediction_source is not None:
             return bool(self.members)
-        return self.config.optim.epochs != 0 or self.config.model.head == "keep"
+        is_trained = self.config.optim.epochs != 0 or self.config.model.head == "keep"
+        return is_trained or self.head.vectors is not None  # a pooling needs no training
 
     @property
     def has_columns(self) -> bool:

@@ -96,13 +96,18 @@ class TextTask(Task):
         task = super().resolved()
         return task if task.columns else type(task)(**task.model_dump() | task._inferred_columns())
 
+    @property
+    def inferred_from(self) -> str:
+        """Split from which columns are inferred."""
+        return self.train
+
     def _inferred_columns(self) -> dict[str, Any]:
         """Return the text columns and the label columns of the data, as fields.
 
         Raises:
             UserError: the data lack a label column or a column of texts, or there is more than one choice.
         """
-        types = inspect_columns(self, self.train)
+        types = inspect_columns(self, self.inferred_from)
         labels = infer_label(self.label_columns, types)
         texts = text_candidates(types, [*labels, *self.prediction_columns])
         if not texts or len(texts) > MAX_CANDIDATES:
@@ -110,7 +115,7 @@ class TextTask(Task):
             raise UserError("task.columns", None, problem, "'task.columns=[<text>]'")
         keys = [name for name, kind in types.items() if kind == TEXT and is_key(name)]
         if len(texts) > 1 or has_label_word(texts[0]) or keys:
-            columns = read_columns(self, self.train, [*texts, *labels])
+            columns = read_columns(self, self.inferred_from, [*texts, *labels])
             label_columns = [columns[name] for name in labels]
             rows = label_columns[0] if len(labels) == 1 else zip(*label_columns, strict=True)
             texts = infer_texts(texts, keys, columns, list(map(str, rows)))
@@ -218,7 +223,8 @@ class TextTask(Task):
         if missing := sum(self.is_unlabeled(value) for value in values):
             problem = f"{missing} of {len(values)} rows of split '{split}' have no label (empty, -1 or -)"
             key = format_list(self.label_columns) if len(self.label_columns) > 1 else self.label_columns[0]
-            hint = " If -1 is a class, name all classes in task.labels." if -1 in values else ""
+            mark = next((mark for mark in (-1, "-") if mark in values), None)
+            hint = f" If {mark} is a class, name all classes in task.labels." if mark is not None else ""
             raise UserError("task.label", key, problem, f"Remove these rows, or choose a labeled split.{hint}")
         return self.encode(values, table, split)
 

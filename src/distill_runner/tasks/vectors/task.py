@@ -11,9 +11,10 @@ from pydantic import Field, model_validator
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import NonFiniteOutputs, pearson, spearman
 from distill_runner.datasets.readers.dataset import parse_split
-from distill_runner.datasets.readers.tables import SplitTable, read_table
+from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, listed_names, read_table
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head, VectorOptions
+from distill_runner.tasks.columns import text_candidates
 from distill_runner.tasks.regression import encode_scores
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.text import TextTask, example_columns, is_empty
@@ -151,6 +152,23 @@ class EmbeddingsTask(VectorTask):
             problem = "has one column, but pairs of texts are scored"
             raise UserError("task.columns", self.columns, problem, "task.columns=[sentence1,sentence2]")
         return self
+
+    @property
+    def inferred_from(self) -> str:
+        return next(iter(self.validation.values()))
+
+    def resolved(self) -> Self:
+        task = super().resolved()
+        if task.train_columns:
+            return task
+        types = inspect_columns(task, task.train)
+        if set(task.columns) <= types.keys():
+            return task
+        texts = text_candidates(types, task.label_columns)
+        if len(texts) != 1:
+            problem = f"cannot be inferred: the training data have {listed_names(list(types))}"
+            raise UserError("task.train_columns", None, problem, "'task.train_columns=[<text>]'")
+        return type(task)(**task.model_dump() | {"train_columns": texts})
 
     def _columns(self, split: str) -> list[str]:
         return self.train_columns if self.train_columns and self._is_training(split) else self.columns

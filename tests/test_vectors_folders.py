@@ -1,0 +1,197 @@
+"""Folders of sentence-transformers: read and written, with the vectors that their own code computes."""
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import BertConfig, BertModel, BertTokenizer
+
+from distill_runner.common.errors import UserError
+from distill_runner.models.build import build, load_model
+from distill_runner.models.config import Head, ModelConfig, VectorOptions
+from distill_runner.models.sentence_folder import POOLING_FLAGS, read_sentence_folder
+from distill_runner.models.sources import resolve_source
+from distill_runner.tasks.vectors.texts import TextRows, write_texts
+from distill_runner.training.data import predict
+from distill_runner.training.devices import Device
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", ":", *"abcdefghij"]
+TEXTS = ["a b c", "d", "e f g h i j a b", "c c", "j i h g", "a b c d e f g h i j a b c d e f g h i j"]
+TYPES = {"classic": "sentence_transformers.models", "today": "sentence_transformers.base.modules"}
+
+
+def folder_with(
+    folder: Path,
+    pooling: dict[str, Any],
+    dense: tuple[int, str] | None = None,
+    normalize: bool = True,
+    prompts: dict[str, Any] | None = None,
+    naming: str = "classic",
+) -> Path:
+    """A folder of sentence-transformers with a tiny encoder of width 16."""
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=40, initializer_range=0.5, **sizes)
+    BertModel(config).save_pretrained(folder)
+    BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(folder)
+    kinds = ["Transformer", "Pooling", *(["Dense"] if dense else []), *(["Normalize"] if normalize else [])]
+    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
+    for path in paths[1:]:
+        (folder / path).mkdir(exist_ok=True)
+    (folder / paths[1] / "config.json").write_text(json.dumps({"word_embedding_dimension": 16, **pooling}))
+    if dense:
+        width, activation = dense
+        entry = {"in_features": 16, "out_features": width, "bias": True, "activation_function": activation}
+        (folder / paths[2] / "config.json").write_text(json.dumps(entry))
+        weights = {"linear.weight": torch.randn(width, 16), "linear.bias": torch.randn(width)}
+        save_file(weights, folder / paths[2] / "model.safetensors")
+    entries = [
+        {"idx": number, "name": str(number), "path": path, "type": f"{TYPES[naming]}.{kind}"}
+        for number, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 16, "do_lower_case": False}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts or {}))
+    return folder
+
+
+def own_vectors(folder: Path, scratch: Path, prompt: str = "", **options: Any) -> tuple[Any, np.ndarray]:
+    """The model that the program reads from a folder, and its vectors of TEXTS."""
+    head = Head("AutoModel", vectors=VectorOptions(prompts={"text": prompt}, max_length=16, **options))
+    model = build(ModelConfig(source=str(folder), head="keep"), head)
+    scratch.mkdir()
+    write_texts(scratch, [TEXTS], None, resolve_source(str(folder)).tokenizer(), 16, [prompt])
+    return model, predict(model, TextRows(scratch), Device.from_name("cpu", "fp32"))
+
+
+def reference(folder: Path, mode: str, skip: int, dense: bool, normalize: bool, prompt: str) -> np.ndarray:
+    """Vectors text by text in float64, from the files alone."""
+    encoder = BertModel.from_pretrained(folder).double().eval()
+    tokenizer = resolve_source(str(folder)).tokenizer()
+    rows = []
+    for text in TEXTS:
+        ids = tokenizer(prompt + text, truncation=True, max_length=16)["input_ids"]
+        with torch.no_grad():
+            states = encoder(input_ids=torch.tensor([ids])).last_hidden_state[0][skip:]
+        vector = {"mean": states.mean(0), "cls": states[0], "lasttoken": states[-1]}[mode]
+        if dense:
+            from safetensors.torch import load_file
+
+            weights = load_file(folder / "2_Dense" / "model.safetensors")
+            vector = torch.tanh(weights["linear.weight"].double() @ vector + weights["linear.bias"].double())
+        rows.append(vector / vector.norm() if normalize else vector)
+    return torch.stack(rows).numpy()
+
+
+CASES = list(product(["mean", "cls", "lasttoken"], [True, False], [False, True], [True, False]))
+
+
+@pytest.mark.parametrize(("mode", "include_prompt", "dense", "normalize"), CASES)
+def test_vectors_are_those_of_the_modules(
+    mode: str, include_prompt: bool, dense: bool, normalize: bool, tmp_path: Path
+) -> None:
+    prompt, tanh = "query: ", "torch.nn.modules.activation.Tanh"
+    pooling = {flag: name == mode for flag, name in POOLING_FLAGS.items()} | {"include_prompt": include_prompt}
+    prompts = {"prompts": {"q": prompt}, "default_prompt_name": "q"}
+    folder = folder_with(tmp_path / "model", pooling, (5, tanh) if dense else None, normalize, prompts)
+    model, vectors = own_vectors(folder, tmp_path / "texts", prompt)
+    expected = reference(folder, mode, 0 if include_prompt else 3, dense, normalize, prompt)
+    assert vectors == pytest.approx(expected, abs=1e-5)
+    model.save_pretrained(tmp_path / "written")
+    options = VectorOptions(prompts={"text": prompt}, max_length=16)
+    again = load_model(tmp_path / "written", Head("AutoModel", vectors=options))
+    assert again.modules_after.layers == model.modules_after.layers or dense
+    state, other = model.state_dict(), again.state_dict()
+    assert state.keys() == other.keys()
+    assert all(torch.equal(state[name], other[name]) for name in state)
+
+
+def test_today_s_spelling_means_the_same(tmp_path: Path) -> None:
+    classic = folder_with(tmp_path / "a", {"pooling_mode_cls_token": True})
+    today = folder_with(tmp_path / "b", {"pooling_mode": "cls"}, naming="today")
+    assert read_sentence_folder(classic, "a") == read_sentence_folder(today, "b")
+
+
+def test_the_padded_forward_gives_the_packed_vectors(tmp_path: Path) -> None:
+    for mode in ("mean", "cls", "lasttoken"):
+        folder = folder_with(tmp_path / mode, {"pooling_mode": mode}, (7, "torch.nn.modules.linear.Identity"))
+        model, vectors = own_vectors(folder, tmp_path / f"texts-{mode}")
+        tokens = resolve_source(str(folder)).tokenizer()(
+            TEXTS, padding=True, truncation=True, max_length=16, return_tensors="pt"
+        )
+        with torch.no_grad():
+            padded = model.eval()(**tokens).sentence_embedding.numpy()
+        assert padded == pytest.approx(vectors, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"pooling": {"pooling_mode": ["cls", "mean"]}}, r"pooling cls \+ mean"),
+        ({"pooling": {"pooling_mode": "max"}}, "pooling max"),
+        ({"dense": (4, "torch.nn.modules.activation.PReLU")}, "dense layer with PReLU"),
+        ({"prompts": {"prompts": {"q": "query: "}, "default_prompt_name": "q"}}, "not the default prompt"),
+    ],
+)
+def test_what_is_not_read_is_refused(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", **({"pooling": {"pooling_mode": "mean"}} | change))
+    with pytest.raises(UserError, match=problem):
+        own_vectors(folder, tmp_path / "texts")
+
+
+def test_longer_texts_than_the_folder_s_are_refused(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"})
+    head = Head("AutoModel", vectors=VectorOptions(max_length=32))
+    with pytest.raises(UserError, match=r"task\.max_length=32: .* was made for 16 tokens"):
+        build(ModelConfig(source=str(folder), head="keep"), head)
+
+
+def test_a_bare_encoder_has_no_head_to_keep(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"})
+    (folder / "modules.json").unlink()
+    head = Head("AutoModel", vectors=VectorOptions(max_length=16))
+    with pytest.raises(UserError, match="how its states become a vector is not known"):
+        build(ModelConfig(source=str(folder), head="keep"), head)
+    new = build(ModelConfig(source=str(folder), num_layers=1), head)
+    assert new.modules_after.pooling == "mean"
+    assert new.modules_after.is_normalized
+
+
+def test_a_cut_keeps_the_modules_but_for_options(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", {"pooling_mode": "lasttoken"}, (6, "torch.nn.modules.activation.Tanh"))
+    cut = ModelConfig(source=str(folder), num_layers=1)
+    same = build(cut, Head("AutoModel", vectors=VectorOptions(max_length=16)))
+    assert same.modules_after.pooling == "last"
+    assert same.modules_after.width(16) == 6
+    other = build(cut, Head("AutoModel", vectors=VectorOptions("cls", normalize=False, max_length=16)))
+    assert other.modules_after.pooling == "cls"
+    assert not other.modules_after.is_normalized
+
+
+def test_the_fingerprint_knows_the_pooling(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"})
+    before = resolve_source(str(folder)).fingerprint
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls"}))
+    assert resolve_source(str(folder)).fingerprint != before
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_sentence_transformers_gives_the_same(mode: str, include_prompt: bool, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    prompt = "query: "
+    prompts = {"prompts": {"q": prompt}, "default_prompt_name": "q"}
+    pooling = {"pooling_mode": mode, "include_prompt": include_prompt}
+    folder = folder_with(tmp_path / "model", pooling, (5, "torch.nn.modules.activation.Tanh"), prompts=prompts)
+    theirs = library.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    model, own = own_vectors(folder, tmp_path / "texts", prompt)
+    assert own == pytest.approx(theirs, abs=5e-6)
+    model.save_pretrained(tmp_path / "written")
+    resolve_source(str(folder)).tokenizer().save_pretrained(tmp_path / "written")
+    again = library.SentenceTransformer(str(tmp_path / "written"), device="cpu").encode(TEXTS)
+    assert again == pytest.approx(own, abs=5e-6)
