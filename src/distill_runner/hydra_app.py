@@ -31,7 +31,28 @@ def compose_and_run(arguments: Sequence[str]) -> None:
     if {"--help", "-h"} & set(arguments):
         print(help_text(summaries()), end="")
         return
-    compose_and_call(_run_single, _run_point, arguments)
+    folders: list[Path] = []
+
+    def run_point(config: DictConfig) -> Mapping[str, Any]:
+        hydra = HydraConfig.get()
+        if hydra.runtime.choices["hydra/sweeper"] != "grid":  # which prints a table of its own
+            folders.append(Path(hydra.runtime.output_dir).absolute())
+        return _run_point(config)
+
+    try:
+        compose_and_call(_run_single, run_point, arguments)
+    finally:
+        if folders:
+            _print_table(folders)
+
+
+def _print_table(folders: Sequence[Path]) -> None:
+    """Print the table of the points that a sweeper has chosen, each once."""
+    from distill_runner.report.collect import read_results
+    from distill_runner.report.formats import terminal
+    from distill_runner.report.rows import tabulate
+
+    print(terminal(tabulate(read_results([*dict.fromkeys(folder for folder in folders if folder.is_dir())]))))
 
 
 def _run_single(config: DictConfig) -> Mapping[str, Any]:

@@ -49,6 +49,18 @@ Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FU
 """
 
 
+OPTIMIZERS = {
+    "optuna": (
+        "hydra.sweeper.direction=maximize",
+        "hydra.sweeper.n_jobs=1",
+        "hydra.sweeper.max_failure_rate=1.0",  # a failed point is reported, and does not end the study
+    ),
+    "ax": ("hydra.sweeper.ax_config.experiment.minimize=false",),
+    "nevergrad": ("hydra.sweeper.optim.maximize=true",),
+}
+"""Sweepers that optimize the score, which they would minimize by default, with our defaults of their options."""
+
+
 def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
     """Call ``job`` with the composed configuration, or ``point`` with the configuration of each point of a sweep.
 
@@ -89,8 +101,12 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     Hydra takes no overrides after an option.
 
     Raises:
-        UserError: there is no such option, or no such configuration folder.
+        UserError: an argument is no text, there is no such option, or no such configuration folder.
     """
+    for argument in arguments:
+        if re.search("[\ud800-\udfff]", argument):  # bytes that the locale's encoding lacks; no file takes them
+            problem = f"is not text in this locale's encoding, {sys.getfilesystemencoding()}"
+            raise UserError(argument, None, problem, "Set LC_ALL=C.UTF-8, or use ASCII in names of files.")
     parsed, rest = parse_options(arguments)
     for argument in rest:
         if argument.startswith("-"):
@@ -102,6 +118,11 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     if not options and any(override.startswith("sweep=") for override in overrides):
         options, multirun = ["-m"], True  # the file says so too, but Hydra may fail before it reads the file
     overrides = [expand_shorthand(current_override(override)) for override in overrides]
+    sweeper = next((part.partition("=")[2] for part in overrides if part.startswith("hydra/sweeper=")), None)
+    if sweeper:
+        typed = {override.partition("=")[0] for override in overrides}
+        defaults = [part for part in OPTIMIZERS.get(sweeper, ()) if part.partition("=")[0] not in typed]
+        return [*overrides, *defaults, *options]
     return [*(map(_as_axis, overrides) if multirun else overrides), *options]
 
 

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from distill_runner.common.errors import UserError, causes, suggestion
-from distill_runner.common.files import disk_full_error
+from distill_runner.common.files import resource_error
 from distill_runner.compose.folders import all_folders, choices
 from distill_runner.compose.resolvers import inherit_stages
 
@@ -41,7 +41,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
     for cause in causes(error):
         if isinstance(cause, UserError):
             return cause
-    if full := disk_full_error(error):
+    if full := resource_error(error):
         return full
     if isinstance(error, RecursionError):
         remedy = "Look at the defaults and interpolations of your own files."
@@ -121,6 +121,8 @@ def _no_such_choice(file: str, names: Sequence[str], overrides: Sequence[str]) -
     name = file.removeprefix(f"{group}/")
     options = choices(group) or names
     remedy = f"Did you mean '{close}'?" if (close := _same_word(name, options)) else suggestion(name, options)
+    if group == "hydra/sweeper" and name == "optuna":
+        remedy = "pip install 'distill-run[optuna]'"
     return UserError(group, name, "there is no such choice", remedy or HELP)
 
 

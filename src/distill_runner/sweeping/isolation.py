@@ -18,7 +18,7 @@ from hydra.core.utils import configure_log
 from omegaconf import DictConfig, OmegaConf
 
 from distill_runner.common.errors import TrainingError, TrainingPaused, UserError, exit_cause, message_and_exit_code
-from distill_runner.common.files import disk_full_error
+from distill_runner.common.files import resource_error
 from distill_runner.common.process import POLL_SECONDS, end_with_parent, use_forkserver
 from distill_runner.pipeline import status
 
@@ -41,7 +41,24 @@ them.
 """
 
 
-def run_isolated(run: RunFunction, config: DictConfig, preload: str) -> Mapping[str, Any]:
+class PointResult(dict[str, Any]):
+    """Status of a point, which is also a number for sweepers that optimize one: the score to maximize.
+
+    It is the score by which grids choose: on held-out examples where these select the epoch, else the reported one.
+    """
+
+    def __float__(self) -> float:
+        """Return the score, from 0 to 1.
+
+        Raises:
+            TrainingError: the point failed, or is not finished.
+        """
+        if self.get("status") != "done" or self.get("score") is None:
+            raise TrainingError(f"this point is {self.get('status')}: {self.get('error') or 'it has no score'}")
+        return float((self.get("selection") or self)["score"])
+
+
+def run_isolated(run: RunFunction, config: DictConfig, preload: str) -> PointResult:
     """Call ``run`` in a separate process, and record in the point's folder how the process ended.
 
     Args:
@@ -72,7 +89,7 @@ def run_isolated(run: RunFunction, config: DictConfig, preload: str) -> Mapping[
         error = exit_cause(process.exitcode)
         log.error("%s", error)
         status.write_status(folder, "failed", state or {}, error)
-    return status.read_run(folder) or {"status": "planned"}
+    return PointResult(status.read_run(folder) or {"status": "planned"})
 
 
 def _is_recorded(exitcode: int, state: str | None) -> bool:
@@ -131,7 +148,7 @@ def _run_point(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
         folder = Path(hydra.runtime.output_dir).absolute()
         if isinstance(error, UserError | TrainingError):
             log.error("%s", message_and_exit_code(error)[0])
-        elif full := disk_full_error(error):
+        elif full := resource_error(error):
             log.error("%s", full)
         else:
             log.exception("this point failed")
