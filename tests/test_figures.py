@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from distill_runner.report import figures
+from distill_runner.report.compare import Comparison
 from distill_runner.report.figures import (
     BEST,
     MEAN,
@@ -17,6 +18,7 @@ from distill_runner.report.figures import (
     PUBLISHED,
     REFERENCE,
     TEACHER,
+    comparison_figure,
     heat_map,
     hyper_parameter_figure,
     hyper_parameters,
@@ -24,6 +26,7 @@ from distill_runner.report.figures import (
     varying,
     write_pictures,
 )
+from distill_runner.report.statistics import MethodTest
 from helpers.fake_results import with_specs
 
 PRINTED = {"value": 67.15, "metric": "accuracy", "source": "ALP-KD Table 1", "comparable": True}
@@ -158,3 +161,34 @@ def test_matplotlib_is_imported_by_the_first_figure_only() -> None:
     code = f"import sys, {figures.__name__}; sys.exit('matplotlib' in sys.modules)"
     source = str(Path(figures.__file__).parents[3])
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}).returncode == 0
+
+
+def comparison(second: str, difference: float, seed_variance: float, task: str = "sst2") -> Comparison:
+    methods = MethodTest(difference / 100, 5, seed_variance / 1e4, 1e-6)
+    return Comparison("skip", second, task, (), "accuracy", difference, methods=methods, margin=1.0)
+
+
+def test_a_forest_plot_has_differences_intervals_and_the_margin() -> None:
+    pairs = [comparison("last", 3.0, 0.01), comparison("same", 0.1, 0.001), comparison("reverse", 0.5, 4.0)]
+    untested = Comparison("skip", "rail", "sst2", ("too few seeds",), "accuracy", -2.0, margin=1.0)
+    missing = Comparison("skip", "all", "sst2", ("all is running",), margin=1.0)
+    (panel,) = comparison_figure([*pairs, untested, missing]).axes
+    assert [text.get_text() for text in panel.get_yticklabels()] == [
+        f"skip \N{MINUS SIGN} {name}" for name in ("last", "same", "reverse", "rail")
+    ]
+    marks = [line for line in panel.lines if line.get_marker() != "None"]
+    assert [line.get_xydata().tolist()[0] for line in marks] == [[3.0, 0], [0.1, 1], [0.5, 2], [-2.0, 3]]
+    assert [line.get_marker() for line in marks] == ["^", "s", "o", "o"], "better, the same, undecided, not tested"
+    intervals = [
+        line.get_xdata() for line in panel.lines if len({*line.get_ydata()}) == 1 and len(line.get_xdata()) == 2
+    ]
+    for ends, pair in zip(intervals, pairs, strict=True):
+        assert pair.methods
+        assert [*ends] == pytest.approx([100 * bound for bound in pair.methods.interval])
+    (band,) = panel.patches
+    assert [*band.get_extents().transformed(panel.transData.inverted()).intervalx] == pytest.approx([-1.0, 1.0])
+
+
+def test_a_forest_plot_has_a_panel_for_each_task() -> None:
+    figure = comparison_figure([comparison("last", 1.0, 0.1, task) for task in ("sst2", "rte")])
+    assert [panel.get_title() for panel in figure.axes] == ["sst2", "rte"]

@@ -88,7 +88,10 @@ def _compare(parser: Parser) -> None:
         help="how often the seeds so far were tested, this time included, if some were added after a look (default: 1)",
     )
     parser.add_argument(
-        "--format", choices=("terminal", "markdown", "json"), default="terminal", help="default: %(default)s"
+        "--format",
+        choices=("terminal", "markdown", "json", "picture"),
+        default="terminal",
+        help="picture: a forest plot of the differences, with the margin (default: %(default)s)",
     )
     _add_out(parser, "file to write instead of standard output")
 
@@ -157,7 +160,8 @@ def _export(parser: Parser) -> None:
     parser.add_argument("--no-int8", dest="int8", action="store_false", help="write float32 only, not 8 bits")
     parser.add_argument("--no-teacher", dest="teacher", action="store_false", help="measure the student only")
     parser.add_argument("--license", metavar="ID", help="license in the model card, by its id on the hub: apache-2.0")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the model's folder to the Hugging Face hub")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the model's folder to a private repository")
+    parser.add_argument("--public", action="store_true", help="with --push: to a public repository")
 
 
 def _store(parser: Parser) -> None:
@@ -269,6 +273,7 @@ SUBCOMMANDS = {
   distill-run compare alp rkd
   distill-run compare alp nkd rkd pkd ckd             four tests, with Holm's correction
   distill-run compare alp rkd --margin 0.5            better, worse, the same within 0.5 points, or undecided
+  distill-run compare alp rkd pkd --margin 1 --format picture --out forest.png
   distill-run compare alp rkd --looks 2               two more seeds were run after a look at three
   distill-run compare alp rkd --task rte --runs outputs/runs my_runs
 """,

@@ -12,7 +12,7 @@ from distill_runner.report import comparison_text, curves
 from distill_runner.report.collect import Result, select_results
 from distill_runner.report.compare import compare, optimism
 from distill_runner.report.comparison_text import as_mapping, sentence
-from distill_runner.report.figures import drawable, save, score_figure
+from distill_runner.report.figures import comparison_figure, drawable, save, score_figure
 from distill_runner.report.formats import WIDTH, as_csv, html, latex, markdown, terminal
 from distill_runner.report.rows import tabulate
 
@@ -49,6 +49,9 @@ def show_comparison(options: Namespace) -> None:
         comparisons = compare(table, options.rows, margin=options.margin, looks=options.looks)
     except UserError as error:
         raise error.with_key("compare") if error.key == "--compare" else error from error
+    if options.format == "picture":
+        save(comparison_figure(comparisons), _picture(options.out))
+        return
     formats = {
         "terminal": lambda: "\n".join(fill(sentence(one), WIDTH, subsequent_indent="  ") for one in comparisons) + "\n",
         "markdown": lambda: comparison_text.markdown(comparisons),
@@ -67,11 +70,16 @@ def draw_curves(options: Namespace) -> None:
 
 
 def _draw_scores(results: Sequence[Result], file: Path | None) -> None:
-    if file is None:
-        raise UserError("--format", "picture", "is not text", "Give a file: --out scores.png")
+    picture = _picture(file)
     if not (scored := drawable(results)):
         raise UserError("--format", "picture", "no student has finished")
-    save(score_figure(scored), file)
+    save(score_figure(scored), picture)
+
+
+def _picture(file: Path | None) -> Path:
+    if file is None:
+        raise UserError("--format", "picture", "is not text", "Give a file: --out scores.png")
+    return file
 
 
 def _print_or_write(text: str, file: Path | None) -> None:

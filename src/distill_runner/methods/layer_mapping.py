@@ -140,7 +140,7 @@ class LayerMapping(Schema):
             case "reverse":
                 return skip[::-1]
             case "random":
-                return [[k] for k in self._drawn(count, n, epoch)]
+                return [[k] for k in self._draw(count, n, epoch)]
             case "same" if self.layer is None:
                 return [skip[count // 2]] * count if count else []
             case "no":
@@ -158,15 +158,15 @@ class LayerMapping(Schema):
         _require_layers("mapping.layer", self.layer, [self.layer], n)
         return [[self.layer] for _ in range(count)]
 
-    def _drawn(self, count: int, n: int, epoch: int) -> list[int]:
+    def _draw(self, count: int, n: int, epoch: int) -> list[int]:
         # Python guarantees that random() gives the same numbers in all of its versions, unlike sample() and shuffle().
         draw = random.Random(f"{self.seed}/{epoch if self.every_epoch else 0}").random
         if self.repeat:
-            drawn = [1 + int(n * draw()) for _ in range(count)]
+            layers = [1 + int(n * draw()) for _ in range(count)]
         else:
             ranks = {k: draw() for k in range(1, n + 1)}
-            drawn = sorted(ranks, key=lambda k: ranks[k])[:count]
-        return sorted(drawn) if self.sort else drawn
+            layers = sorted(ranks, key=lambda k: ranks[k])[:count]
+        return sorted(layers) if self.sort else layers
 
 
 def one_to_one(layers: list[list[int]]) -> dict[int, int]:

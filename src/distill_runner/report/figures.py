@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from distill_runner.report.compare import Comparison
+
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's colors, which color-blind readers can distinguish (without their yellow, which is too pale)."""
 SMALL: dict[str, Any] = {"fontsize": 7, "color": "0.35", "ha": "center"}
@@ -41,6 +43,15 @@ MARKS: dict[str, dict[str, Any]] = {
     REFERENCE: {"marker": "D", "markerfacecolor": "white", "color": PRINTED, "linestyle": ""},
     TEACHER: {"color": "0.5", "linestyle": "--", "linewidth": 1},
 }
+CONCLUSIONS: dict[str, dict[str, Any]] = {
+    "better": {"marker": "^", "color": COLORS[2], "linestyle": ""},
+    "worse": {"marker": "v", "color": COLORS[1], "linestyle": ""},
+    "the same": {"marker": "s", "color": COLORS[0], "linestyle": ""},
+    "undecided": {"marker": "o", "markerfacecolor": "white", "color": "0.3", "linestyle": ""},
+}
+"""Marks of a comparison by its conclusion, see ``compare``."""
+BAND = "0.93"
+"""Gray of a margin."""
 MARKERS = "osD^vP*X"
 """Markers of the methods, in order. With seven colors, a pair of color and marker repeats only after 56 methods."""
 RATE = "optim.lr"
@@ -127,6 +138,43 @@ def _score_marks(panel: "Axes", place: int, cell: ResultCell) -> None:
         panel.annotate(f"of {len(cell.points)}", (spread.mean, place), (0, 5), textcoords="offset points", **SMALL)
     if spread.count > 1:
         panel.errorbar(spread.mean, place, xerr=spread.interval, color=MEASURED, elinewidth=1, capsize=3)
+
+
+# --- Comparisons
+
+
+def comparison_figure(comparisons: Sequence["Comparison"]) -> "Figure":
+    """Draw a forest plot: the differences with their intervals over seeds and examples, and the margin as a band.
+
+    A mark is full where the comparison is decided. Comparisons without a test have a difference and no interval.
+
+    Args:
+        comparisons: all with the same margin; those without a difference are left out.
+    """
+    with style():
+        pairs = [one for one in comparisons if one.difference is not None]
+        tasks = dict.fromkeys(one.task for one in pairs)
+        names = list(dict.fromkeys((one.first, one.second) for one in pairs))
+        figure, axes = panels(len(tasks), 4, width=4.2, height=1.0 + 0.3 * len(names))
+        looks: dict[str, dict[str, Any]] = {}
+        for panel, task in zip(axes, tasks, strict=True):
+            panel.axvline(0, color="0.5", linewidth=1)
+            for margin in {one.margin for one in pairs if one.margin is not None}:
+                panel.axvspan(-margin, margin, color=BAND, zorder=0)
+                looks[f"margin of {margin:g}"] = {"color": BAND, "linewidth": 8}
+            for one in (one for one in pairs if one.task == task):
+                place, look = names.index((one.first, one.second)), CONCLUSIONS[one.conclusion]
+                if one.methods:
+                    low, high = (100 * bound for bound in one.methods.interval)
+                    panel.plot([low, high], [place, place], color=look["color"], linewidth=1.5)
+                panel.plot(one.difference, place, **look)
+                looks[one.conclusion] = look
+            panel.set_title(task)
+            panel.set_xlabel("difference in points")
+            panel.set_yticks(range(len(names)), [f"{first} − {second}" for first, second in names])
+            panel.set_ylim(len(names) - 0.5, -0.6)
+        legend(figure, looks)
+    return figure
 
 
 # --- Hyper-parameters
