@@ -13,7 +13,7 @@ from typing import Any
 from distill_runner import __version__
 from distill_runner.commands.parser import run_subcommand, subcommand_of
 from distill_runner.common.errors import TrainingError, UserError, message_and_exit_code
-from distill_runner.common.files import disk_full_error
+from distill_runner.common.files import resource_error
 from distill_runner.common.process import environment_variable, output_error, protect_output
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -58,7 +58,9 @@ def _start(arguments: Sequence[str]) -> int:
 
 def _print_error(error: BaseException) -> int:
     """Print a known error in one or two lines, and return its exit code; raise any other error again."""
-    known_error = error if isinstance(error, UserError | TrainingError | KeyboardInterrupt) else disk_full_error(error)
+    known_error = resource_error(error)
+    if known_error is None and isinstance(error, UserError | TrainingError | KeyboardInterrupt):
+        known_error = error
     if known_error is None:
         raise error
     text, code = message_and_exit_code(known_error)

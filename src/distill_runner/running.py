@@ -64,7 +64,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     limit_threads(num_threads(run.runtime.threads, run.runtime.num_processes))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     store = Store(run.store.dir)
-    with store.protected(folder):
+    with store.protected(str(folder)):
         store.hold(artifact_keys(stage))
         return _Run(run, stage, Pipeline(store, run.runtime), folder, settings).run()
 

@@ -59,10 +59,10 @@ def _line(entry: Entry, kinds: Mapping[str, str]) -> str:
 def _delete(options: Namespace, store: Sequence[Entry]) -> int:
     selection = _select(options, store)
     remove_void_holds(Path(options.store))
-    held = {key: holder for holder in holders(Path(options.store)) for key in holder.keys}
-    busy = [entry for entry in selection if entry.key in held and is_readable(entry.path)]
+    holder_of = {key: holder for holder in holders(Path(options.store)) for key in holder.keys}
+    busy = [entry for entry in selection if entry.key in holder_of and is_readable(entry.path)]
     for entry in busy:
-        print(f"{entry.kind} {entry.key} is held by {held[entry.key]}: not deleted")
+        print(f"{entry.kind} {entry.key} is held by {holder_of[entry.key]}: not deleted")
     # What a run in progress holds is not unused. For other selections, something that was asked for stays.
     code = int(bool(busy) and not _selects_only_unused(options))
     selection = [entry for entry in selection if entry not in busy]

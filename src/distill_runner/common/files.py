@@ -1,9 +1,13 @@
-"""Files: checksums, atomic replacement, and full disks, which are not the user's mistake and lose no work."""
+"""Files: checksums, copies, atomic replacement, and exhausted resources.
+
+Full disks and too many open files are not the user's mistake, and lose no work.
+"""
 
 import errno
 import fcntl
 import hashlib
 import os
+import resource
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -21,6 +25,8 @@ DISK_FULL_MESSAGES = (
     "iostream error",
 )
 """Messages for a full disk from libraries that do not pass on the error number; the last two are from torch."""
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+TOO_MANY_FILES_MESSAGES = ("Too many open files", "os error 24")
 _CLONE = 0x40049409
 """``FICLONE`` of Linux's ``fs.h``: share the blocks of another file."""
 REMEDY = "Nothing is lost: free some space (distill-run store), then repeat the command to resume."
@@ -85,13 +91,18 @@ def atomic_replacement(file: Path, exclusive: bool = False) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def disk_full_error(error: BaseException) -> Unavailable | None:
-    """Return the error to show to the user if a full disk caused ``error``, else None."""
+def resource_error(error: BaseException) -> Unavailable | None:
+    """Return the error to show to the user if a full disk or too many open files caused ``error``, else None."""
     for cause in causes(error):
-        is_full = isinstance(cause, OSError) and cause.errno in DISK_FULL
-        if is_full or any(message in str(cause) for message in DISK_FULL_MESSAGES):
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number in DISK_FULL or any(message in str(cause) for message in DISK_FULL_MESSAGES):
             place = getattr(cause, "filename", None) or "disk"
             return Unavailable(str(place), None, "there is no space left on the disk, or a quota is reached", REMEDY)
+        if number in TOO_MANY_FILES or any(message in str(cause) for message in TOO_MANY_FILES_MESSAGES):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            place, problem = getattr(cause, "filename", None) or "files", f"too many are open (the limit is {limit})"
+            remedy = "Nothing is lost: ulimit -n 4096, then repeat the command to resume."
+            return Unavailable(str(place), None, problem, remedy)
     return None
 
 

@@ -1,6 +1,6 @@
 """What runs in progress hold: the artifacts that ``distill-run store delete`` must not delete.
 
-A hold is a file ``<store>/holds/<id>.json`` with the keys of artifacts, the process and the folder of its run. It
+A hold is a file ``<store>/holds/<id>.json`` with the keys of artifacts, the process, and the folder of its run. It
 counts as long as its process holds the lock ``<id>.lock``, so the hold of a process that ended by any means is void.
 Where locks are leases, it also counts while its process lives on this host, even if it is suspended.
 Keys are added, and artifacts are deleted, under one lock of the store. An artifact is therefore deleted either before
@@ -34,7 +34,7 @@ class Holder:
     process: int
     host: str
     user: str
-    folder: str
+    purpose: str
     started: str | None
 
     @property
@@ -43,7 +43,7 @@ class Holder:
         return self.host == socket.gethostname() and None is not self.started == _start_time(self.process)
 
     def __str__(self) -> str:
-        return f"process {self.process} of {self.user} on {self.host}, for {self.folder}"
+        return f"process {self.process} of {self.user} on {self.host}, for {self.purpose}"
 
 
 class Hold:
@@ -51,11 +51,11 @@ class Hold:
 
     Args:
         file: record of the hold.
-        folder: folder of the run, which the record names.
+        purpose: what needs the artifacts, for messages.
     """
 
-    def __init__(self, file: Path, folder: Path) -> None:
-        self.file, self.folder = file, folder
+    def __init__(self, file: Path, purpose: str) -> None:
+        self.file, self.purpose = file, purpose
         self.keys = frozenset[str]()
 
     def add(self, keys: Iterable[str]) -> None:
@@ -68,7 +68,7 @@ class Hold:
             "process": os.getpid(),
             "host": socket.gethostname(),
             "user": _user(),
-            "folder": str(self.folder),
+            "purpose": self.purpose,
             "started": _start_time(os.getpid()),
         }
         with deletion_lock(self.file.parent.parent), atomic_replacement(self.file, exclusive=True) as partial:
@@ -77,13 +77,13 @@ class Hold:
 
 
 @contextmanager
-def hold(store: Path, folder: Path) -> Iterator[Hold]:
+def hold(store: Path, purpose: str) -> Iterator[Hold]:
     """Hold artifacts of ``store`` within the context; those to hold are added to the ``Hold``."""
     (store / FOLDER).mkdir(exist_ok=True)
     file = store / FOLDER / f"{uuid4().hex[:16]}.json"
     with locked(file.with_suffix(".lock")):
         try:
-            yield Hold(file, folder)
+            yield Hold(file, purpose)
         finally:
             _remove(file)
 
@@ -100,17 +100,17 @@ def remove_void_holds(store: Path) -> None:
     Where locks are leases, a process on another host that shows no sign of life is watched for two minutes.
     """
     for file in (store / FOLDER).glob("*.json"):
-        holder = _read(file)
+        holder = _read_holder(file)
         if holder and not holder.lives_here and not is_locked(file.with_suffix(".lock"), patient=True):
             _remove(file)
 
 
 def holders(store: Path) -> list[Holder]:
     """Return all recorded holders, some of which may have ended since ``remove_void_holds``."""
-    return [holder for file in sorted((store / FOLDER).glob("*.json")) if (holder := _read(file))]
+    return [holder for file in sorted((store / FOLDER).glob("*.json")) if (holder := _read_holder(file))]
 
 
-def _read(file: Path) -> Holder | None:
+def _read_holder(file: Path) -> Holder | None:
     """Return the record of a hold; None if it was released meanwhile."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))

@@ -79,13 +79,13 @@ class Store:
         return path if is_complete(path, checksums=True) else None
 
     @contextmanager
-    def protected(self, folder: Path) -> Iterator[None]:
+    def protected(self, purpose: str) -> Iterator[None]:
         """Protect from deletion, within the context, the artifacts that ``hold`` names, and all that are looked for.
 
         Args:
-            folder: the run that needs them, for messages.
+            purpose: what needs them, as a noun for messages, such as the folder of a run.
         """
-        with hold(self.folder, folder) as self._hold:
+        with hold(self.folder, purpose) as self._hold:
             try:
                 yield
             finally:
@@ -227,9 +227,9 @@ def _copy_snapshot(source: Path, target: Path) -> None:
 
     for _ in range(3):
         with suppress(OSError, shutil.Error):  # a file has been replaced
-            before = state()
+            first_state = state()
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.tmp"))
-            if state() == before:
+            if state() == first_state:
                 return
         remove(target)
 

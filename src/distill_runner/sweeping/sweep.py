@@ -7,7 +7,8 @@ import hashlib
 import json
 import logging
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from hydra.core.utils import JobReturn
 
 from distill_runner.common.errors import UserError
 from distill_runner.pipeline import status
-from distill_runner.pipeline.planning import missing_caches
+from distill_runner.pipeline.planning import artifact_keys, missing_caches
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store, key_of
 from distill_runner.report.collect import without_specs
@@ -55,12 +56,28 @@ def run_grid(grid: Grid, launch: Launch, workers: int | None, retry_failed: bool
     log.info("%s", summary(grid))
     if halving:
         require_epochs(grid.points)
-    todo = _with_shared_stages(grid, launch, to_train(grid, retry_failed))
-    if workers != 1:
-        _fill_shared_targets(launch, todo, workers)
-    if halving:
-        todo = halve(by_cell(grid.points).values(), todo, partial(_launch, launch), halving)
-    _launch(launch, [point.overrides for point in todo])
+    with _protected(grid.points):
+        todo = _with_shared_stages(grid, launch, to_train(grid, retry_failed))
+        if workers != 1:
+            _fill_shared_targets(launch, todo, workers)
+        if halving:
+            todo = halve(by_cell(grid.points).values(), todo, partial(_launch, launch), halving)
+        _launch(launch, [point.overrides for point in todo])
+
+
+@contextmanager
+def _protected(points: Sequence[GridPoint]) -> Iterator[None]:
+    """Protect the stages that points need from deletion, also between two points."""
+    keys: dict[Path, dict[str, None]] = {}
+    for point in points:
+        if point.run is not None and point.stage is not None:
+            keys.setdefault(point.run.store.dir, {}).update(dict.fromkeys(artifact_keys(point.stage)))
+    with ExitStack() as stack:
+        for folder, keys_of_store in keys.items():
+            store = Store(folder)
+            stack.enter_context(store.protected(f"a sweep of {len(points)} points in {points[0].folder.parent}"))
+            store.hold(keys_of_store)
+        yield
 
 
 def require_points(grid: Grid) -> None:
