@@ -135,8 +135,7 @@ class VectorLoss(LossTerm):
         elif own != other:
             problem = f"the student's vectors have {own} numbers, the teacher's {other}"
             raise UserError(".widths", "equal", problem, "Take widths=pca or widths=project.")
-        if bad := next((size for size in self.prefixes if not 1 <= size <= compared), None):
-            raise UserError(".prefixes", bad, f"must be between 1 and {compared}, the width that is compared")
+        require_prefixes(self.prefixes, compared)
 
     def fit(self, teacher: Iterable[Features]) -> None:
         logits = (features.logits for features in teacher)
@@ -181,9 +180,7 @@ class SimilarityLoss(LossTerm):
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         require_vectors(outputs)
         self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
-        if bad := next((size for size in self.prefixes if not 1 <= size <= student.num_labels), None):
-            problem = f"must be between 1 and {student.num_labels}, the width of the student's vectors"
-            raise UserError(".prefixes", bad, problem)
+        require_prefixes(self.prefixes, student.num_labels)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         assert student.logits is not None
@@ -238,3 +235,10 @@ def require_vectors(outputs: Outputs) -> None:
     if outputs.has_labels:
         problem = "compares vectors of texts, which this task does not have"
         raise UserError(".term", None, problem, "Take a task of vectors: task=stsb_vectors, or task=custom_vectors.")
+
+
+def require_prefixes(prefixes: list[int], width: int) -> None:
+    """Raise a UserError, relative to the term, if a prefix is not a part of vectors of ``width`` numbers."""
+    for size in prefixes:
+        if not 1 <= size <= width:
+            raise UserError(".prefixes", size, f"must be between 1 and {width}, the width that is compared")

@@ -1,0 +1,132 @@
+"""Retrieval: an independent ranking and its scores, and folders in BEIR's layout."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distill_runner.common.errors import UserError
+from distill_runner.tasks import make_task
+from distill_runner.tasks.vectors.search import Judgments, nearest, query_scores
+
+Relevance = dict[int, dict[int, int]]
+
+
+def reference(
+    queries: np.ndarray, documents: np.ndarray, relevance: Relevance, excluded: np.ndarray
+) -> dict[str, list[float]]:
+    """The scores as trec_eval's manual defines them, one query after the other, in plain Python."""
+    scores: Scores = {"ndcg_at_10": [], "mrr_at_10": [], "recall_at_100": []}
+    for query, judged in sorted(relevance.items()):
+        relevant = {d: r for d, r in judged.items() if r > 0 and d != excluded[query]}
+        if not any(r > 0 for r in judged.values()):
+            continue
+        values = []
+        for number, document in enumerate(documents):
+            norm = math.dist(queries[query], 0 * queries[query]) * math.dist(document, 0 * document)
+            values.append((-float(queries[query] @ document) / norm, number))
+        ranking = [number for _, number in sorted(values) if number != excluded[query]]
+        gain = sum(judged.get(d, 0) / math.log2(i + 2) for i, d in enumerate(ranking[:10]) if judged.get(d, 0) > 0)
+        best = sum(r / math.log2(i + 2) for i, r in enumerate(sorted(relevant.values(), reverse=True)[:10]))
+        hits = [i for i, d in enumerate(ranking[:10]) if judged.get(d, 0) > 0]
+        scores["ndcg_at_10"].append(gain / best if best else 0.0)
+        scores["mrr_at_10"].append(1 / (hits[0] + 1) if hits else 0.0)
+        scores["recall_at_100"].append(sum(d in relevant for d in ranking[:100]) / max(len(relevant), 1))
+    return scores
+
+
+@given(st.integers(1, 4), st.integers(1, 250), st.integers(0, 999))
+@settings(deadline=None, max_examples=25)
+def test_scores_are_those_of_a_plain_ranking(num_queries: int, num_documents: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    queries, documents = rng.normal(size=(num_queries, 5)), rng.normal(size=(num_documents, 5))
+    relevance: Relevance = {}
+    for query in range(num_queries):
+        chosen = rng.choice(num_documents, rng.integers(1, min(20, num_documents) + 1), replace=False)
+        relevance[query] = {int(document): int(rng.integers(0, 4)) for document in chosen}
+    excluded = rng.integers(-1, num_documents, size=num_queries)
+    triples = [(q, d, r) for q, judged in relevance.items() for d, r in judged.items()]
+    judgments = Judgments(np.array(triples), excluded)
+    expected = reference(queries, documents, relevance, excluded)
+    if not expected["ndcg_at_10"]:
+        return
+    own = query_scores(queries, documents, judgments)
+    for name, values in expected.items():
+        assert own[name] == pytest.approx(np.array(values), abs=1e-9), name
+
+
+@pytest.mark.parametrize("block", [(1, 1), (2, 3), (100, 7), (100, 100)])
+def test_blocks_do_not_change_the_ranking(block: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    queries, documents = rng.normal(size=(5, 4)), rng.normal(size=(23, 4))
+    documents[7] = documents[3]  # equal documents stay in order
+    expected, _ = nearest(queries, documents, 9)
+    numbers, values = nearest(queries, documents, 9, block)
+    assert (numbers == expected).all()
+    assert (np.diff(values, axis=1) <= 0).all()
+
+
+def test_a_ranking_by_hand() -> None:
+    documents = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    queries = np.array([[1.0, 0.1]])
+    judgments = Judgments(np.array([[0, 1, 2], [0, 2, 1]]), np.array([-1]))
+    scores = query_scores(queries, documents, judgments)  # ranking 0, 1, 2 with gains 0, 2, 1
+    assert scores["mrr_at_10"][0] == 0.5
+    gain, ideal = 2 / math.log2(3) + 1 / math.log2(4), 2 + 1 / math.log2(3)
+    assert scores["ndcg_at_10"][0] == pytest.approx(gain / ideal)
+    assert scores["recall_at_100"][0] == 1
+
+
+def beir(folder: Path, rows: str = "q1\td1\t1\nq2\td3\t2\n") -> Path:
+    """A folder in BEIR's layout."""
+    documents = [("d1", "A title", "one text"), ("d2", "", "two"), ("d3", "Third", "three")]
+    lines = [json.dumps({"_id": key, "title": title, "text": text}) for key, title, text in documents]
+    (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
+    queries = [{"_id": f"q{number}", "text": f"query {number}"} for number in (1, 2, 3)]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
+    (folder / "qrels").mkdir()
+    (folder / "qrels" / "dev.tsv").write_text(f"query-id\tcorpus-id\tscore\n{rows}")
+    return folder
+
+
+def retrieval(folder: Path) -> Any:
+    fields = {"name": "search", "dataset": str(folder), "validation": {"validation": "dev"}, "max_length": 16}
+    return make_task(type="retrieval", epochs=1, metrics=["ndcg_at_10"], test={"test": "test?"}, **fields).resolved()
+
+
+def test_a_folder_in_beir_s_layout(tmp_path: Path) -> None:
+    task = retrieval(beir(tmp_path))
+    examples = task.examples("dev")
+    assert examples.texts == [["query 1", "query 2", "A title one text", "two", "Third three"]]
+    assert examples.num_queries == 2
+    assert examples.judgments.relevance.tolist() == [[0, 0, 1], [1, 2, 2]]
+    assert task.examples("corpus").texts == [["A title one text", "two", "Third three"]]
+    assert task.test == {}
+    before = task.spec()["content"]
+    (tmp_path / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    assert retrieval(tmp_path).spec()["content"] != before
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ("q1\td9\t1\n", "corpus-id 'd9'"),
+        ("q9\td1\t1\n", "query-id 'q9'"),
+        ("q1\td1\tyes\n", "relevance that is no number"),
+    ],
+)
+def test_a_judgment_of_nothing_is_refused(rows: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=problem):
+        retrieval(beir(tmp_path, rows)).examples("dev")
+
+
+def test_a_folder_without_queries_is_refused(tmp_path: Path) -> None:
+    folder = beir(tmp_path)
+    (folder / "queries.jsonl").unlink()
+    with pytest.raises(UserError, match=r"has no file queries\.jsonl"):
+        retrieval(folder).examples("dev")
