@@ -15,11 +15,10 @@ from distill_runner.tasks import make_task
 from distill_runner.tasks.vectors.search import Judgments, nearest, query_scores
 
 Relevance = dict[int, dict[int, int]]
+Scores = dict[str, list[float]]
 
 
-def reference(
-    queries: np.ndarray, documents: np.ndarray, relevance: Relevance, excluded: np.ndarray
-) -> dict[str, list[float]]:
+def reference(queries: np.ndarray, documents: np.ndarray, relevance: Relevance, excluded: np.ndarray) -> Scores:
     """The scores as trec_eval's manual defines them, one query after the other, in plain Python."""
     scores: Scores = {"ndcg_at_10": [], "mrr_at_10": [], "recall_at_100": []}
     for query, judged in sorted(relevance.items()):
