@@ -327,10 +327,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.write is None:
         print("\n\n".join(tables))
         return
-    head, *parts = options.write.read_text().split(START)
+    head, *parts = options.write.read_text(encoding="utf-8").split(START)
     for table, part in zip(tables, parts, strict=True):
         head += f"{START}\n{table}\n{END}{part.partition(END)[2]}"
-    options.write.write_text(head)
+    options.write.write_text(head, encoding="utf-8")
 
 
 if __name__ == "__main__":

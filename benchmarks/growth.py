@@ -32,7 +32,9 @@ def main() -> None:
     for size in sizes:
         with TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "benchmarks.growth", "one", what, size, folder]
-            rows[1].append(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+            rows[1].append(
+                subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8").stdout.strip()
+            )
     print(markdown(rows))
 
 
@@ -79,7 +81,7 @@ def store(artifacts: int, folder: Path) -> str:
     for number in range(artifacts):
         stage = {"kind": "stage", "schema": 1, "stage": "student", "seed": number, "teacher": teacher}
         spec = {"kind": "targets", "schema": 1, "teacher": teacher, "seed": number} if number % 2 else stage
-        target.get(spec, lambda place: print("{}", file=(place / "metrics.json").open("w")))
+        target.get(spec, lambda place: print("{}", file=(place / "metrics.json").open("w", encoding="utf-8")))
         teacher = key_of(stage)
     started = time.perf_counter()
     command = [sys.executable, "-m", "distill_runner", "store", "--store", str(folder / "store")]
@@ -104,7 +106,7 @@ def targets(mebibytes: int, folder: Path) -> str:
         "print(f'{time.perf_counter() - t:.3f}')"
     )
     command = [sys.executable, "-c", script, str(folder / "store")]
-    return ", ".join(subprocess.check_output(command, text=True).strip() for _ in range(2))
+    return ", ".join(subprocess.check_output(command, text=True, encoding="utf-8").strip() for _ in range(2))
 
 
 def _in_another_process(write: Callable[[int, Path], None], rows: int, folder: Path) -> None:
@@ -114,11 +116,11 @@ def _in_another_process(write: Callable[[int, Path], None], rows: int, folder: P
 
 
 def _write_csv(rows: int, folder: Path) -> None:
-    with (folder / "train.csv").open("w", newline="") as file:
+    with (folder / "train.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["sentence", "label"])
         table.writerows((text, ["no", "yes"][number % 2]) for number, text in enumerate(_texts(rows)))
-    (folder / "validation.csv").write_text("sentence,label\nbad,no\ngood,yes\n")
+    (folder / "validation.csv").write_text("sentence,label\nbad,no\ngood,yes\n", encoding="utf-8")
 
 
 def _texts(count: int):  # type: ignore[no-untyped-def]

@@ -55,7 +55,7 @@ def _seconds(a: torch.Tensor, b: torch.Tensor) -> float:
 def peak_memory() -> float:
     """Return the peak memory of this process in MiB. On Linux ``ru_maxrss`` is not used: it starts at the parent's."""
     if (status := Path("/proc/self/status")).exists():
-        return int(status.read_text().split("VmHWM:")[1].split()[0]) / 2**10
+        return int(status.read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]) / 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # bytes on macOS
 
 

@@ -244,7 +244,7 @@ def _sha(name: str) -> str:
 
 def commands_by_row() -> dict[tuple[str, str], list[str]]:
     """Return the training commands of each row, by paper and place."""
-    papers = yaml.safe_load((PAGES / "rows.yaml").read_text())
+    papers = yaml.safe_load((PAGES / "rows.yaml").read_text(encoding="utf-8"))
     pattern = re.compile(r"distill-run (sweep=|-m )")
     return {
         (paper, place): [command for command in str(row[2]).split("; ") if pattern.match(command)]
@@ -262,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--missing", action="store_true", help="only rows with commands that the file lacks")
     file = PAGES / "hours.yaml"
-    hours = yaml.safe_load(file.read_text()) if parser.parse_args().missing and file.exists() else {}
+    hours = yaml.safe_load(file.read_text(encoding="utf-8")) if parser.parse_args().missing and file.exists() else {}
     with TemporaryDirectory() as cache:
         pretend(Path(cache))
         for (paper, _), row in commands_by_row().items():
@@ -273,7 +273,7 @@ def main() -> None:
                 hours[command] = count.rounded() | {"trainings": len(points) * times}
                 print(f"{command}: {hours[command]}", flush=True)
                 ordered = {name: hours[name] for name in commands() if name in hours}
-                file.write_text(HEAD + yaml.safe_dump(ordered, sort_keys=False, width=150))
+                file.write_text(HEAD + yaml.safe_dump(ordered, sort_keys=False, width=150), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def write_inputs(folder: Path) -> None:
     words = [f"word{number}" for number in range(40)]
     (folder / "data").mkdir()
     for split, size in (("train", 64), ("validation", 16)):
-        with (folder / "data" / f"{split}.csv").open("w", newline="") as file:
+        with (folder / "data" / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(["first", "second", "label"])
             for number in range(size):

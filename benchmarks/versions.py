@@ -38,7 +38,9 @@ class Version:
         command = [sys.executable, "-m", "benchmarks.versions", str(checkout), *arguments, "--serve"]
         environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdin=pipe, stdout=pipe)
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, text=True, encoding="utf-8", stdin=pipe, stdout=pipe
+        )
         self.rounds: list[float] = []
 
     def ready(self) -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
+from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.tasks import make_task
 from distill_runner.tasks.columns import as_pair, gives_away, leak
 from helpers.words import WORDS
@@ -301,6 +302,40 @@ def test_a_missing_label_is_no_class(tmp_path: Path, missing: str) -> None:
     assert missing not in found.labels
     with pytest.raises(UserError, match="1 of 40 rows of split 'train' have no label"):
         found.examples("train")
+
+
+@pytest.mark.parametrize("form", ["published", "saved"])
+def test_rows_that_a_format_defines_as_unlabeled_are_left_out_and_counted(tmp_path: Path, form: str) -> None:
+    """SNLI has - where its annotators did not agree, and the hub -1; 785 rows of its training split."""
+    if form == "published":
+        values = ["-", *["yes", "no"] * 30][:ROWS]
+        folder = save(tmp_path / "d", {"text": noise(1), "gold_label": values}, "csv")
+    else:
+        import datasets
+
+        names = datasets.ClassLabel(names=["no", "yes"])
+        features = datasets.Features({"text": datasets.Value("string"), "gold_label": names})
+        table = {"text": noise(1), "gold_label": [-1, *[1, 0] * 30][:ROWS]}
+        parts = {split: datasets.Dataset.from_dict(table, features) for split in ("train", "validation")}
+        datasets.DatasetDict(parts).save_to_disk(tmp_path / "d")
+        folder = tmp_path / "d"
+    found = task(folder, label="gold_label").resolved()
+    with recorded_tables() as tables:
+        examples = found.examples("train")
+    account = found.account("train", examples, tables)
+    assert (found.labels, account.unlabeled) == (["no", "yes"], 1)
+    assert account.rows == len(examples) == account.rows_read - 1
+    assert examples.texts[0][0] == noise(1)[1]
+    assert examples.labels[:2].tolist() == [1, 0]
+    if form == "published":
+        as_class = task(folder, label="gold_label", labels=["-", "no", "yes"]).resolved()
+        assert len(as_class.examples("train")) == account.rows_read
+
+
+def test_a_label_that_no_file_can_hold_is_refused(tmp_path: Path) -> None:
+    """Half of a surrogate pair in a class trained to the end, and failed when the card was written."""
+    with pytest.raises(UserError, match="half of a surrogate pair"):
+        read(tmp_path / "d", {"text": noise(1), "label": ["a", "b\ud800"] * (ROWS // 2)}, "jsonl", labels=None)
 
 
 @pytest.mark.parametrize("rows", [18, 30, 60])

@@ -14,7 +14,9 @@ PACKAGE = "distill_runner"
 
 def layers() -> list[str]:
     """Return the packages from top to bottom, as the import contract in pyproject.toml orders them."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
     return next(contract["layers"] for contract in contracts if contract["type"] == "layers")
 
 

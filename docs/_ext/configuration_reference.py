@@ -94,7 +94,9 @@ def described(schema: type[BaseModel]) -> dict[str, str]:
 
 def _header(file: Path) -> str:
     """Return the comment at the top of a file without its commands."""
-    lines = [line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#")]
+    lines = [
+        line.removeprefix("#").strip() for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")
+    ]
     first = " ".join(line for line in lines if not line.startswith(("@package", "distill-run", "Command:", "->")))
     return _cell(first.split("Expected:")[0].strip())
 
@@ -108,8 +110,8 @@ def _write(_app: Any) -> None:
     target = Path(__file__).parents[1] / "reference" / "configuration.md"
     target.parent.mkdir(exist_ok=True)
     text = reference()
-    if not target.exists() or target.read_text() != text:  # an equal page is not built again
-        target.write_text(text)
+    if not target.exists() or target.read_text(encoding="utf-8") != text:  # an equal page is not built again
+        target.write_text(text, encoding="utf-8")
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -86,7 +86,7 @@ def sentences(text: str) -> list[str]:
 @cache
 def banned_words() -> re.Pattern[str]:
     """Return the words that prose must not have, from the table in docs/style.md."""
-    section = STYLE.read_text().partition("## Words that are not used")[2].partition("\n## ")[0]
+    section = STYLE.read_text(encoding="utf-8").partition("## Words that are not used")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (.+?) \|", section, re.MULTILINE)[2:]
     words = [re.escape(word).replace(r"\*", r"\w*") for cell in cells for word in cell.split(", ")]
     return re.compile(rf"(?<![\w-])({'|'.join(words)})(?![\w-])", re.IGNORECASE)
@@ -106,9 +106,9 @@ def word_count(sentence: str) -> int:
 
 def main() -> None:
     for page in pages():
-        text = page.read_text()
+        text = page.read_text(encoding="utf-8")
         if "--write" in sys.argv and text != formatted(text):
-            page.write_text(text := formatted(text))
+            page.write_text(text := formatted(text), encoding="utf-8")
         words = [word_count(sentence) for sentence in sentences(text)]
         share = sum(count >= LONG for count in words) / max(1, len(words))
         problem = "" if text == formatted(text) else ", not one sentence a line"

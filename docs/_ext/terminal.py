@@ -32,6 +32,7 @@ def main() -> None:
                 cwd=folder,
                 env=environment,
                 text=True,
+                encoding="utf-8",
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
@@ -43,7 +44,9 @@ def main() -> None:
             if completed.returncode:
                 sys.exit(f"{command} ended with exit code {completed.returncode}:\n{completed.stdout[-2000:]}")
     svg = console.export_svg(title="distill-run", unique_id="terminal")
-    target.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))  # they would be fetched
+    target.write_text(
+        re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), encoding="utf-8"
+    )  # they would be fetched
     print(target)
 
 

@@ -5,6 +5,7 @@ call the functions below and never set such state themselves, which a test check
 switch with the reason for it. Libraries are imported inside the functions, so that ``--help`` stays fast.
 """
 
+import codecs
 import csv
 import ctypes
 import errno
@@ -166,7 +167,7 @@ def protect_output() -> None:
     """Let the process go on when its output cannot be written, such as to ``| head``, whose pipe closes early.
 
     Python would raise an error from ``print``, or while it flushes at exit, and a finished run would count as failed.
-    ``output_error`` returns what went wrong.
+    ``output_error`` returns what went wrong. Characters that the output cannot hold are written as their numbers.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -175,12 +176,19 @@ def protect_output() -> None:
             raw: Any = _ProtectedOutput(stream.fileno(), "w", closefd=False)
             protected = io.TextIOWrapper(
                 raw if stream.write_through else io.BufferedWriter(raw),
-                stream.encoding,
-                stream.errors,
+                _output_encoding(stream),
+                "backslashreplace",
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
             setattr(sys, name, protected)
+
+
+def _output_encoding(stream: io.TextIOWrapper) -> str:
+    """Return the encoding of a terminal, and UTF-8 for files, pipes and the C locale, whose ASCII nobody means."""
+    if "PYTHONIOENCODING" in os.environ or (stream.isatty() and codecs.lookup(stream.encoding).name != "ascii"):
+        return stream.encoding
+    return "utf-8"
 
 
 class _ProtectedOutput(io.FileIO):

@@ -35,6 +35,7 @@ class SplitAccount:
         texts, label: names of the columns.
         unread: names of the other columns.
         blank: number of examples without any text.
+        unlabeled: number of rows that were left out because they have no label.
         counts: number of examples by class, the largest class first; empty for other labels.
         scores: smallest, mean and largest score of a regression task; empty for other labels.
         lengths: as ``length_counts`` returns them; empty for images.
@@ -50,6 +51,7 @@ class SplitAccount:
     label: str = ""
     unread: list[str] = field(default_factory=list)
     blank: int = 0
+    unlabeled: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     scores: list[float] = field(default_factory=list)
     lengths: dict[str, Any] = field(default_factory=dict)
@@ -80,6 +82,7 @@ def account_of_tables(split: str, tables: Sequence[TableRecord], texts: list[str
         texts,
         " + ".join(name for name in label if name in columns),
         [name for name in columns if name not in {*texts, *label}],
+        unlabeled=sum(table.num_unlabeled for table in by_origin.values()),
         warnings=[warning for record in files for warning in record.warnings],
     )
 
@@ -182,6 +185,8 @@ def _files(accounts: Mapping[str, SplitAccount]) -> list[str]:
         remarks = list(dict.fromkeys(remark for record in account.files for remark in record.remarks))
         if account.blank:
             remarks.append(f"{account.blank:,} without text")
+        if account.unlabeled:
+            remarks.append(f"{account.unlabeled:,} without a label left out")
         lines = sum(record.lines or 0 for record in account.files)
         if lines and lines > account.rows_read + len(account.files):
             remarks.insert(0, f"{lines:,} lines")

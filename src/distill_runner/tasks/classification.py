@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from distill_runner.datasets.splits import Split
     from distill_runner.methods.outputs import Outputs
 
-
 SUM_TOLERANCE, MIN_PROBABILITY = 1e-3, 1e-12
 """Tolerance for the sum of probabilities in the data, and lower bound of a probability before its logarithm."""
 MAX_CLASSES = 20
 """Number of classes up to which a message lists all of them."""
+SNLI_LABEL = "gold_label"
+"""Column of the labels in SNLI and MultiNLI as published, where - means that the annotators did not agree."""
 
 
 class ClassesTask(TextTask):
@@ -54,6 +55,9 @@ class ClassesTask(TextTask):
         if self.labels is None:
             return self
         names = format_list(self.labels)
+        if re.search("[\ud800-\udfff]", names):
+            problem = "a name holds half of a surrogate pair, which is no character"
+            raise UserError("task.labels", names, problem, "Repair the labels in the data: their text was cut.")
         if len(self.labels) < 2:
             raise UserError("task.labels", names, f"a task of type {self.type} needs two classes or more")
         if len({normalized_label(label) for label in self.labels}) < len(self.labels):
@@ -181,6 +185,14 @@ class ClassificationTask(ClassesTask):
             remedy = "They must sum to 1; for raw outputs: task.logits."
             raise UserError("task.probabilities", format_list(self.prediction_columns), problem, remedy)
         return np.log(np.maximum(probabilities_NC, MIN_PROBABILITY))
+
+    def is_no_label(self, value: Any, has_names: bool) -> bool:
+        """Return whether ``value`` is the -1 of a dataset that names its classes, or the - of SNLI's gold labels.
+
+        Anywhere else such a value could be a class, and its rows are refused.
+        """
+        is_mark = value == -1 if has_names else value == "-" and self.label == SNLI_LABEL
+        return is_mark and not isinstance(value, bool) and str(value) not in (self.labels or [])
 
     def is_unlabeled(self, value: Any) -> bool:
         """Return whether ``value`` is empty, the -1 of hub datasets or the - of SNLI, unless that is a class."""

@@ -88,6 +88,14 @@ class Dataset(Schema, ABC):
         """Columns that are read if the data has them; for the first one, the names of its values are read, too."""
         return []
 
+    def is_no_label(self, value: Any, has_names: bool) -> bool:
+        """Return whether the data's format defines ``value`` as the label of rows that have none.
+
+        Args:
+            has_names: whether the data itself names the labels.
+        """
+        return False
+
     def locate(self, split: str) -> tuple[Self, str]:
         """Return the dataset that contains ``split``, and the name of the split there.
 

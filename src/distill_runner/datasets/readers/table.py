@@ -71,12 +71,14 @@ class TableRecord:
         files: records of the files; empty for data in memory and of other libraries.
         rows: number of rows.
         columns: names of all columns.
+        num_unlabeled: number of rows without a label that were left out.
     """
 
     origin: str
     files: list[FileRecord]
     rows: int
     columns: list[str]
+    num_unlabeled: int = 0
 
 
 _records: ContextVar[list[TableRecord] | None] = ContextVar("records", default=None)
@@ -97,6 +99,7 @@ def record_table(table: "Table") -> None:
     """Add the record of a table to the list of ``recorded_tables``, if it was read."""
     records = _records.get()
     if records is not None and (record := table.record()) is not None:
+        record.num_unlabeled = table.num_unlabeled
         records.append(record)
 
 
@@ -108,9 +111,11 @@ class Table(ABC):
         column_names: names of all columns, in the order of the data; a stream may not know them before its first row.
         untyped: whether all values are text because the format has no types (CSV).
         stored_class_names: names that the data itself gives to the values of columns; for lists, to their elements.
+        num_unlabeled: number of rows that whoever read the table left out because they have no label.
     """
 
     untyped: bool = False
+    num_unlabeled: int = 0
 
     def __init__(self, origin: str, column_names: Iterable[str] = ()) -> None:
         self.origin, self.column_names = origin, list(column_names)

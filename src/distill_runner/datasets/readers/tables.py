@@ -32,10 +32,10 @@ from distill_runner.datasets.readers.dataset import (
 from distill_runner.datasets.readers.delimited import DelimitedTable
 from distill_runner.datasets.readers.files import (
     BINARY_FORMATS,
+    CONLL,
     IMAGE_FORMATS,
     JSON,
     JSON_LINES,
-    CONLL,
     PARQUET,
     PLAIN_TEXT,
     TSV,
@@ -219,7 +219,17 @@ def _read_table(data: Dataset, split: str) -> SplitTable:
         if not any(columns.values()):
             raise empty_split(data, split, table.origin)
         class_names = table.class_names(data.label_columns[0]) if data.label_columns else None
-        return SplitTable(columns, class_names, table.untyped)
+        return SplitTable(_labeled(data, columns, class_names is not None, table), class_names, table.untyped)
+
+
+def _labeled(data: Dataset, columns: dict[str, list[Any]], has_names: bool, table: Table) -> dict[str, list[Any]]:
+    """Return the columns without the rows that have no label, unless no row has one, as in many a test split."""
+    values = columns.get(data.label_columns[0], []) if data.label_columns else []
+    rows = [row for row, value in enumerate(values) if not data.is_no_label(value, has_names)]
+    if not rows or len(rows) == len(values):
+        return columns
+    table.num_unlabeled = len(values) - len(rows)
+    return {name: [values[row] for row in rows] for name, values in columns.items()}
 
 
 def read_rows(data: Dataset, split: str, download: bool = True) -> Iterator[dict[str, Any]]:
