@@ -1,0 +1,239 @@
+"""Metrics of Hugging Face's ``evaluate`` beside ours, and ours with its interface."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distill_runner import metrics
+from distill_runner.common.errors import UserError
+from distill_runner.common.terminal import Undefined
+from distill_runner.compose.command_line import expand_shorthand
+from distill_runner.datasets import metrics as own
+from distill_runner.datasets.evaluate_metrics import answer_items, as_items, external_metric, hub_name, is_external
+from distill_runner.report.resampling import paired_scores
+from distill_runner.tasks.classification import ClassificationTask
+from distill_runner.tasks.questions.task import QuestionsTask
+from distill_runner.tasks.regression import RegressionTask
+
+RNG = np.random.default_rng(0)
+OUTPUTS, LABELS = RNG.normal(size=(150, 3)), RNG.integers(0, 3, 150)
+BINARY = OUTPUTS[:, :2], LABELS % 2
+SCORES = OUTPUTS[:, :1], OUTPUTS[:, 1].astype(np.float32)
+SETS = OUTPUTS, (OUTPUTS + RNG.normal(size=OUTPUTS.shape) > 0.3).astype(np.float32)
+FIELDS = {"name": "t", "dataset": "d", "epochs": 1, "validation": {"validation": "validation"}, "max_length": 8}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Modules are copied to a folder of these tests; Python imports them as one package, from one folder only."""
+    import evaluate
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate.config, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        yield
+    external_metric.cache_clear()
+
+
+def module(folder: Path, body: str, predictions: str = "Value('int32')", references: str | None = None) -> str:
+    """Write a metric module that computes ``body``, and return its folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"{folder.name}.py").write_text(f"""
+import evaluate
+from datasets import Features, Sequence, Value
+from sklearn.metrics import f1_score, matthews_corrcoef, roc_auc_score, mean_squared_error
+from scipy.stats import pearsonr
+
+class Metric(evaluate.Metric):
+    def _info(self):
+        many = self.config_name == "multilabel"
+        one = Features({{"predictions": {predictions}, "references": {references or predictions}}})
+        several = Features({{"predictions": Sequence(Value("int32")), "references": Sequence(Value("int32"))}})
+        features = several if many else one
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references, **options):
+        return {body}
+""")
+    return str(folder)
+
+
+F1 = "{'f1': f1_score(references, predictions, **options)}"
+
+
+@pytest.mark.parametrize(
+    ("body", "suffix", "predictions", "data", "ours"),
+    [
+        (F1, "", "Value('int32')", BINARY, own.f1),
+        (F1, "?average=macro", "Value('int32')", (OUTPUTS, LABELS), own.f1_macro),
+        (F1, "?average=weighted", "Value('int32')", (OUTPUTS, LABELS), own.f1_weighted),
+        (F1, "/multilabel?average=micro", "Value('int32')", SETS, own.f1_micro),
+        ("{'a': 1.0, 'm': matthews_corrcoef(references, predictions)}", ":m", "Value('int64')", BINARY, own.matthews),
+        ("{'auc': roc_auc_score(references, predictions)}", "", "Value('float32')", BINARY, own.auc),
+        ("{'r': pearsonr(predictions, references)[0]}", "", "Value('float32')", SCORES, own.pearson),
+    ],
+)
+def test_the_number_is_ours(
+    tmp_path: Path, body: str, suffix: str, predictions: str, data: Any, ours: Callable[..., float]
+) -> None:
+    name = module(tmp_path / "my_metric", body, predictions) + suffix
+    assert external_metric(name)(*data) == pytest.approx(ours(*data), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", own.METRICS)
+def test_ours_have_the_interface_of_evaluate(name: str) -> None:
+    labels: Any
+    if name in own.REGRESSION_METRICS:
+        outputs, labels, predictions = *SCORES, SCORES[0][:, 0]
+    elif name in own.MULTILABEL_METRICS and name != "f1_macro":
+        outputs, labels = SETS
+        predictions = outputs if name == "mean_average_precision" else (outputs > 0).astype(int)
+    else:
+        outputs, labels = BINARY
+        exp = np.exp(outputs)
+        predictions = exp / exp.sum(1, keepdims=True) if name in metrics.OF_PROBABILITIES else outputs.argmax(1)
+    expected = own.METRICS[name](outputs, labels)
+    references = labels if name in own.REGRESSION_METRICS else labels.astype(int)
+    ours = metrics.load(name)
+    assert ours.compute(predictions=predictions, references=references) == {name: pytest.approx(expected, abs=1e-9)}
+    for half in (slice(0, 70), slice(70, None)):
+        ours.add_batch(predictions=predictions[half], references=references[half])
+    assert ours.compute() == {name: pytest.approx(expected, abs=1e-9)}
+
+
+def test_names_of_classes_and_combined_metrics() -> None:
+    import evaluate
+
+    predictions, references = ["no", "yes", "yes"], ["no", "no", "yes"]
+    both = evaluate.combine([metrics.load("accuracy"), metrics.load("f1_macro")])
+    assert both.compute(predictions=predictions, references=references) == pytest.approx(
+        {"accuracy": 2 / 3, "f1_macro": 2 / 3}
+    )
+    with pytest.raises(UserError, match="name both classes in order"):
+        metrics.load("f1").compute(predictions=predictions, references=references)
+    f1 = metrics.load("f1").compute(predictions=predictions, references=references, labels=["yes", "no"])
+    assert f1 == {"f1": pytest.approx(2 / 3)}
+    with pytest.raises(UserError, match="there is no such metric"):
+        metrics.load("f1_makro")
+
+
+SQUAD = "{'id': Value('string'), 'prediction_text': Value('string')}"
+ANSWERS = "{'id': Value('string'), 'answers': Sequence({'text': Value('string'), 'answer_start': Value('int32')})}"
+
+
+def test_answers_in_percent_become_fractions(tmp_path: Path) -> None:
+    right = "sum(p['prediction_text'] in r['answers']['text'] for p, r in zip(predictions, references))"
+    name = module(tmp_path / "like_squad", f"{{'exact_match': 100 * {right} / len(references)}}", SQUAD, ANSWERS)
+    pairs = [answer_items("1", "a", ["a", "b"]), answer_items("2", "c", ["d"])]
+    predictions, references = as_items([one for one, _ in pairs])[:, None], as_items([other for _, other in pairs])
+    assert external_metric(name)(predictions, references) == 0.5
+    QuestionsTask(
+        **FIELDS | {"type": "questions", "columns": ["question", "context"], "max_length": 64, "metrics": [name]}
+    )
+
+
+def test_tags_are_lists_of_names(tmp_path: Path) -> None:
+    same = "sum(a == b for p, r in zip(predictions, references) for a, b in zip(p, r))"
+    body = f"{{'overall_f1': {same} / sum(map(len, references)), 'overall_recall': 0.0}}"
+    metric = external_metric(module(tmp_path / "like_seqeval", body, "Sequence(Value('string'))"))
+    assert metric(as_items([["O", "B-A"], ["O"]])[:, None], as_items([["O", "O"], ["O"]])) == pytest.approx(2 / 3)
+
+
+def test_what_is_not_a_number_counts_as_0(tmp_path: Path) -> None:
+    score = external_metric(module(tmp_path / "m", "{'m': float('nan') if len(references) == 3 else 1.0}"))(
+        OUTPUTS[:3], LABELS[:3]
+    )
+    assert isinstance(score, Undefined)
+    assert score == 0
+
+
+def classification(*names: str) -> ClassificationTask:
+    return ClassificationTask(**FIELDS | {"columns": ["text"], "labels": ["a", "b", "c"], "metrics": [*names]})
+
+
+@pytest.mark.parametrize(
+    ("body", "predictions", "suffix", "message"),
+    [
+        ("{'a': 0.1, 'b': 0.2}", "Value('int32')", "", "has the values a, b"),
+        ("{'a': 0.1, 'b': 0.2}", "Value('int32')", ":c", "has no value 'c'"),
+        ("{}['x']", "Value('int32')", "", "cannot be computed: 'x'"),
+        ("{'f1': f1_score(references, predictions)}", "Value('int32')", "", "Target is multiclass"),
+        ("{'a': 0.1}", "Value('string')", "", "takes predictions of type string, not classes"),
+        ("{'mse': mean_squared_error(references, predictions)}", "Value('int32')", "", "better when it is lower"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_refused_with_the_task(
+    tmp_path: Path, body: str, predictions: str, suffix: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        classification(module(tmp_path / "m", body, predictions) + suffix)
+
+
+def test_a_metric_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import evaluate
+
+    def offline(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(evaluate, "load", offline)
+    with pytest.raises(UserError, match="is neither in the cache of evaluate nor, as far as"):
+        classification("evaluate:accuracy")
+    with pytest.raises(UserError, match="no metric module in this folder"):
+        classification(str(tmp_path / "none"))
+    monkeypatch.undo()
+    lacking = module(tmp_path / "m", "{}")
+    (tmp_path / "m" / "m.py").write_text("import no_such_package\n")
+    with pytest.raises(UserError, match="pip install no_such_package"):
+        classification(lacking)
+
+
+def test_lower_is_better_may_be_reported(tmp_path: Path) -> None:
+    name = module(tmp_path / "mse", "{'mse': mean_squared_error(references, predictions)}", "Value('float32')")
+    task = RegressionTask(**FIELDS | {"type": "regression", "columns": ["text"], "metrics": ["pearson", name]})
+    assert task.metrics[1] == name
+
+
+def test_paired_tests_compute_the_metric_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interval is that of our own accuracy, drawn with the same seeds, up to its slower way."""
+    monkeypatch.setattr("distill_runner.report.resampling.LoopedScores.draws", 200)
+    name = module(tmp_path / "acc", "{'acc': sum(a == b for a, b in zip(predictions, references)) / len(references)}")
+    other = OUTPUTS + RNG.normal(size=OUTPUTS.shape)
+    test = paired_scores(name, [OUTPUTS], [other], LABELS).test()
+    assert test.low is not None
+    difference = own.accuracy(OUTPUTS, LABELS) - own.accuracy(other, LABELS)
+    assert test.low < difference * 100 < test.high or test.low < difference < test.high
+
+
+def test_code_that_selects_the_epoch_is_part_of_the_key(tmp_path: Path) -> None:
+    name = module(tmp_path / "m", "{'m': f1_score(references, predictions, average='macro')}")
+    first = external_metric(name).fingerprint
+    external_metric.cache_clear()
+    module(tmp_path / "m", "{'m': f1_score(references, predictions, average='micro')}")
+    assert external_metric(name).fingerprint != first
+
+
+def test_names() -> None:
+    assert [*map(is_external, ("f1", "evaluate:f1", "./m", "/a/m"))] == [False, True, True, True]
+    names = ["f1", "evaluate:f1?average=macro", "evaluate:glue/mrpc:f1", "./my_metric:f1"]
+    assert [*map(hub_name, names)] == ["f1", "f1", "glue", "my_metric"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expanded"),
+    [
+        ("task.metrics=evaluate:f1?average=macro", "task.metrics=['evaluate:f1?average=macro']"),
+        ("task.metrics=[accuracy,./m:f1]", "task.metrics=['accuracy','./m:f1']"),
+        ("task.metrics=accuracy,f1", "task.metrics=[accuracy,f1]"),
+        ("task.metrics=['evaluate:f1']", "task.metrics=['evaluate:f1']"),
+    ],
+)
+def test_metrics_need_no_quotes(typed: str, expanded: str) -> None:
+    assert expand_shorthand(typed) == expanded
+
+
+def test_answer_items_are_json() -> None:
+    (text,) = as_items([answer_items("1", "", [])[0]])
+    assert json.loads(text) == {"id": "1", "prediction_text": "", "no_answer_probability": 1.0}
