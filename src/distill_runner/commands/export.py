@@ -4,6 +4,8 @@ import json
 import platform
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,6 +43,10 @@ def export_run(options: Namespace) -> None:
     if not task.exportable:
         problem = f"its student is for task.type={task.type}, which cannot be exported"
         raise UserError("folder", options.run, problem, "Only students for texts with classes or scores can.")
+    if options.public and not options.push:
+        raise UserError("--public", None, "says how a student is pushed, but --push names no repository")
+    if options.push:
+        _create_repository(options.push, options.public)  # before the export, which takes minutes
     quiet_transformers()
     limit_threads(options.threads)
     with TemporaryDirectory() as folder:
@@ -84,25 +90,52 @@ def _teacher(run: Path) -> Path | None:
         return None
 
 
+def _create_repository(name: str, public: bool) -> None:
+    """Create a model's repository on the hub if there is none, private unless ``public``.
+
+    Raises:
+        Unavailable, UserError: as ``_hub_errors``; or the repository has the other visibility.
+    """
+    from huggingface_hub import HfApi
+
+    with _hub_errors(name, "Check the network, or export without --push."):
+        HfApi().create_repo(name, exist_ok=True, private=not public)
+        is_public = not HfApi().model_info(name).private
+    if is_public and not public:
+        problem = "is a public repository, and a student is pushed to a private one by default"
+        raise UserError("--push", name, problem, "Add --public, or name another repository.")
+
+
 def _push(folder: Path, name: str) -> str:
-    """Upload the folder as a model to the hub, and return a line with its address.
+    """Upload the folder as a model to its repository on the hub, and return a line with its address.
+
+    Raises:
+        Unavailable, UserError: as ``_hub_errors``.
+    """
+    from huggingface_hub import HfApi
+
+    with _hub_errors(name, f"Everything is written to {folder}. Check the network, then: hf upload {name} {folder}"):
+        commit = HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="A distilled student")
+    return f"uploaded: {commit.commit_url if hasattr(commit, 'commit_url') else name}"
+
+
+@contextmanager
+def _hub_errors(name: str, remedy: str) -> Iterator[None]:
+    """Turn errors of the hub within the context into errors for users.
 
     Raises:
         Unavailable: the hub cannot be reached.
-        UserError: the hub refuses it.
+        UserError: the hub refuses a request.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
-    api = HfApi()
     try:
-        api.create_repo(name, exist_ok=True)
-        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message="A distilled student")
+        yield
+    except OfflineModeIsEnabled as error:
+        raise UserError("--push", name, "HF_HUB_OFFLINE is set", "Unset it, or export without --push.") from error
     except httpx.TransportError as error:
-        remedy = f"Everything is written to {folder}. Check the network, then: hf upload {name} {folder}"
         raise Unavailable("--push", name, f"the hub cannot be reached ({error})", remedy) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         problem = f"cannot be uploaded: {first_line(error)}"
         raise UserError("--push", name, problem, "Log in first (hf auth login), or set HF_TOKEN.") from error
-    return f"uploaded: {commit.commit_url if hasattr(commit, 'commit_url') else name}"

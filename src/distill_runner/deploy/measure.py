@@ -10,7 +10,15 @@ import numpy as np
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.terminal import markdown_table
-from distill_runner.deploy.onnx import FOLDER, PLAIN, Inputs, OnnxEngine, TorchEngine, export, quantize
+from distill_runner.deploy.onnx import (
+    FOLDER,
+    PLAIN,
+    Inputs,
+    OnnxEngine,
+    TorchEngine,
+    export,
+    quantize,
+)
 
 if TYPE_CHECKING:
     from distill_runner.datasets.splits import Split
@@ -34,7 +42,11 @@ class PaddedSplit:
     """
 
     def __init__(self, split: "Split", tokenizer: Any) -> None:
-        self.split, self.names, self.padding = split, tokenizer.model_input_names, tokenizer.pad_token_id or 0
+        self.split, self.names, self.padding = (
+            split,
+            tokenizer.model_input_names,
+            tokenizer.pad_token_id or 0,
+        )
 
     def __len__(self) -> int:
         return len(self.split)
@@ -52,7 +64,9 @@ class PaddedSplit:
     def batches(self) -> Iterator[np.ndarray]:
         """Yield the indices of all examples, shortest first, in batches of 32."""
         order = np.argsort(self.split.lengths, kind="stable")
-        yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))
+        yield from (
+            order[start : start + BATCH] for start in range(0, len(order), BATCH)
+        )
 
     def outputs(self, engine: Engine) -> np.ndarray:
         """Return the outputs of ``engine`` for all examples, (``split.num_outputs``, C), in the order of the split."""
@@ -89,7 +103,9 @@ class RunningCost:
 
 
 def running_costs(
-    engines: Mapping[str, Engine], examples: Mapping[str, PaddedSplit], num_examples: int
+    engines: Mapping[str, Engine],
+    examples: Mapping[str, PaddedSplit],
+    num_examples: int,
 ) -> dict[str, RunningCost]:
     """Time every engine on the same randomly drawn examples; tokenization is not timed.
 
@@ -101,10 +117,17 @@ def running_costs(
         num_examples: number of examples to draw; all examples if there are fewer.
     """
     count = len(next(iter(examples.values())))
-    numbers = np.random.default_rng(0).choice(count, min(num_examples, count), replace=False)
+    numbers = np.random.default_rng(0).choice(
+        count, min(num_examples, count), replace=False
+    )
     parts = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
-    singles = {name: [examples[name].inputs([int(number)]) for number in numbers] for name in engines}
-    batches = {name: [examples[name].inputs(part) for part in parts] for name in engines}
+    singles = {
+        name: [examples[name].inputs([int(number)]) for number in numbers]
+        for name in engines
+    }
+    batches = {
+        name: [examples[name].inputs(part) for part in parts] for name in engines
+    }
     single_seconds: dict[str, list[float]] = {name: [] for name in engines}
     batch_seconds: dict[str, float] = dict.fromkeys(engines, 0.0)
     for name, engine in engines.items():
@@ -120,7 +143,10 @@ def running_costs(
         name: {p: 1000 * float(np.percentile(seconds, p)) for p in PERCENTILES}
         for name, seconds in single_seconds.items()
     }
-    return {name: RunningCost(latencies[name], len(numbers) / batch_seconds[name]) for name in engines}
+    return {
+        name: RunningCost(latencies[name], len(numbers) / batch_seconds[name])
+        for name in engines
+    }
 
 
 def _seconds(engine: Engine, inputs: Inputs) -> float:
@@ -163,7 +189,12 @@ class Evaluation:
     """
 
     def __init__(self, task: "Task", split: str, threads: int, folder: Path) -> None:
-        self.task, self.threads, self.folder, self.examples = task, threads, folder, task.examples(split)
+        self.task, self.threads, self.folder, self.examples = (
+            task,
+            threads,
+            folder,
+            task.examples(split),
+        )
         self.splits: dict[str, PaddedSplit] = {}
         self.engines: dict[tuple[str, str], Any] = {}
 
@@ -198,28 +229,52 @@ class Evaluation:
         Raises:
             UserError: ONNX in float32 gives other outputs than torch.
         """
-        outputs = {(model, form): self.splits[model].outputs(engine) for (model, form), engine in self.engines.items()}
+        outputs = {
+            (model, form): self.splits[model].outputs(engine)
+            for (model, form), engine in self.engines.items()
+        }
         engines = {" ".join(key): engine for key, engine in self.engines.items()}
         examples = {" ".join(key): self.splits[key[0]] for key in self.engines}
         costs, rows = running_costs(engines, examples, num_examples), []
         for (model, form), form_outputs in outputs.items():
             reference = outputs[model, "torch"]
             difference = float(np.abs(form_outputs - reference).max())
-            if form == EXACT and difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
+            if form == EXACT and difference > TOLERANCE * max(
+                1.0, float(np.abs(reference).max())
+            ):
                 problem = f"{form} of its {model} gives outputs that differ from torch's by up to {difference:.1e}"
-                raise UserError("distill-run export", None, problem, "Do not deploy it; please report this.")
+                raise UserError(
+                    "distill-run export",
+                    None,
+                    problem,
+                    "Do not deploy it; please report this.",
+                )
             predictions = np.array(self.task.prediction_texts(form_outputs))
-            agreement = float((predictions == self.task.prediction_texts(reference)).mean())
+            agreement = float(
+                (predictions == self.task.prediction_texts(reference)).mean()
+            )
             comparison = (None, None) if form == "torch" else (difference, agreement)
-            score = self.task.score(form_outputs, self.splits[model].split)[self.task.metrics[0]]
-            num_bytes, cost = self.engines[model, form].num_bytes, costs[f"{model} {form}"]
+            score = self.task.score(form_outputs, self.splits[model].split)[
+                self.task.metrics[0]
+            ]
+            num_bytes, cost = (
+                self.engines[model, form].num_bytes,
+                costs[f"{model} {form}"],
+            )
             rows.append(ModelForm(model, form, score, num_bytes, cost, *comparison))
         return rows
 
 
 def table(rows: Sequence[ModelForm], metric: str) -> str:
     """Return a Markdown table with one line per row."""
-    header = ["model", "form", f"{metric} ×100", "MB", *(f"p{p} ms" for p in PERCENTILES), f"examples/s at {BATCH}"]
+    header = [
+        "model",
+        "form",
+        f"{metric} ×100",
+        "MB",
+        *(f"p{p} ms" for p in PERCENTILES),
+        f"examples/s at {BATCH}",
+    ]
     cells = [
         [
             row.model,
@@ -233,10 +288,14 @@ def table(rows: Sequence[ModelForm], metric: str) -> str:
         ]
         for row in rows
     ]
-    return markdown_table([*header, "largest difference", "same prediction"], cells, text_columns=2)
+    return markdown_table(
+        [*header, "largest difference", "same prediction"], cells, text_columns=2
+    )
 
 
-def section(rows: Sequence[ModelForm], metric: str, conditions: str, loading: str) -> str:
+def section(
+    rows: Sequence[ModelForm], metric: str, conditions: str, loading: str
+) -> str:
     """Return the section on deployment for a model card, as Markdown; ``loading`` is a code block."""
     return f"{HEADING}\n\n{table(rows, metric)}\n\n{conditions}\n\n{loading}\n"
 

@@ -29,7 +29,9 @@ def require_onnx() -> None:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError("distill-run export", None, f"{error.name} is not installed", EXTRA) from error
+        raise UserError(
+            "distill-run export", None, f"{error.name} is not installed", EXTRA
+        ) from error
     del onnx, onnxruntime
 
 
@@ -47,16 +49,23 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
 
     with suppressed_output():
         import onnx_ir
+        from onnx_ir.passes.common import ClearMetadataAndDocStringPass
         from transformers.exporters.configs import OnnxConfig
         from transformers.exporters.exporter_onnx import OnnxExporter
 
-        tensors: Any = {name: torch.from_numpy(values) for name, values in inputs.items()}
+        tensors: Any = {
+            name: torch.from_numpy(values) for name, values in inputs.items()
+        }
         try:
-            exported = OnnxExporter().export(model.eval(), tensors, config=OnnxConfig(dynamic=True))
+            exported = OnnxExporter().export(
+                model.eval(), tensors, config=OnnxConfig(dynamic=True)
+            )
         except Exception as error:
             problem = f"models of type {model.config.model_type} cannot be exported: {root_cause(error)}"
             raise UserError("distill-run export", None, problem) from error
         path.parent.mkdir(parents=True, exist_ok=True)
+        # The exporter records its stack traces, which name folders and users of this machine.
+        ClearMetadataAndDocStringPass()(exported.program)
         onnx_ir.save(exported.program, str(path))
     return path
 
@@ -82,7 +91,9 @@ def quantize(path: Path) -> Path:
         quantize_dynamic(
             model,
             target,
-            weight_type=QuantType.QUInt8 if weight_type == "quint8" else QuantType.QInt8,
+            weight_type=QuantType.QUInt8
+            if weight_type == "quint8"
+            else QuantType.QInt8,
             per_channel=False,
             extra_options={"DefaultTensorType": 1},
         )
@@ -96,7 +107,11 @@ def processor() -> tuple[str, str]:
     """
     if platform.machine().lower() in ("arm64", "aarch64"):
         return "qint8", "arm64"
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split() if Path("/proc/cpuinfo").is_file() else []
+    flags = (
+        Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+        if Path("/proc/cpuinfo").is_file()
+        else []
+    )
     for flag in ("avx512_vnni", "avx512f"):
         if flag in flags:
             return "qint8", flag.removesuffix("f")
@@ -112,7 +127,9 @@ class OnnxEngine:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"]
+        )
         self.names = {node.name for node in self.session.get_inputs()}
         self.num_bytes = path.stat().st_size
 
@@ -133,6 +150,8 @@ class TorchEngine:
         import torch
 
         with torch.inference_mode():
-            tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
+            tensors = {
+                name: torch.from_numpy(values) for name, values in inputs.items()
+            }
             outputs: np.ndarray = self.model(**tensors).logits.numpy()
         return outputs
