@@ -79,7 +79,7 @@ def test_every_table_and_figure_has_a_row(paper: str) -> None:
 
 
 def test_every_printed_number_is_of_a_row() -> None:
-    for paper in titles():
+    for paper in PAPERS:
         places = {cell.table if not cell.is_of_a_table else f"Table {cell.table}" for cell in cells(paper)}
         assert places <= set(PAPERS[paper]["rows"])
 

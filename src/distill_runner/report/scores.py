@@ -21,6 +21,8 @@ from distill_runner.tasks import Task
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.training.train import PREDICTIONS
 
+TEACHER = "teacher"
+"""Name of the stage, and of the method in published tables, of a teacher itself."""
 Metrics = Mapping[str, Mapping[str, float]]
 """Metrics by split."""
 
@@ -81,6 +83,22 @@ def scores_on_tests(run: RunConfig, stage: Stage, pipeline: Pipeline) -> dict[st
             for name, metrics in student.items()
         },
     }
+
+
+def scores_of_teacher(run: RunConfig, stage: Stage, pipeline: Pipeline) -> Iterator[str]:
+    """Yield a line for each test split with the scores of a stage that is not the student, and the published number."""
+    task = stage.config.task
+    if task is None or not stage.has_head or stage.has_columns:
+        return
+    for name, metrics in FinalScores(stage, pipeline).scores().items():
+        shape, source = stage.shape, run.teacher.source or run.teacher.name
+        model = ScoredModel(shape.num_layers, shape.width, shape.model_type, source)
+        numbers = []
+        for metric, value in metrics.items():
+            number = find(TEACHER, Quantity(task.name, (name,), metric, is_test=True), model)
+            published = f" (published {number.value:.2f}, {number.source})" if number and number.comparable else ""
+            numbers.append(f"{metric} {100 * value:.2f}{published}")
+        yield f"{stage.name}  {name}  {'  '.join(numbers)}"
 
 
 def _numbers(run: RunConfig, stage: Stage, quantity: Quantity, student: Metrics, teacher: Metrics) -> dict[str, Any]:
