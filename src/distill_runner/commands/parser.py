@@ -134,10 +134,12 @@ def _analyze(parser: Parser) -> None:
 
 def _predict(parser: Parser) -> None:
     parser.add_argument("run", type=Path, help="folder of a finished run")
-    file_help = "CSV, TSV, JSON, JSON lines or Parquet, with the task's text columns; or .txt, with a text in each line"
+    file_help = (
+        "CSV, TSV, JSON, JSON lines or Parquet, with the task's columns; .conll; or .txt, with a text in each line"
+    )
     parser.add_argument("file", type=Path, help=file_help)
     parser.add_argument("--encoding", metavar="NAME", help="encoding of the file, such as cp1252 (default: UTF-8)")
-    _add_out(parser, "CSV file to write (default: standard output)")
+    _add_out(parser, "CSV file to write, JSON lines or .conll for labels of words (default: standard output)")
     parser.add_argument("--device", default="auto", help=DEVICE_HELP)
 
 
@@ -192,6 +194,14 @@ def _dashboard(parser: Parser) -> None:
     parser.add_argument(
         "--print", action="store_true", help="print the dashboard as JSON instead; needs no account and no network"
     )
+
+
+def _track(parser: Parser) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, metavar="run", help="folders of finished runs")
+    parser.add_argument("--tracker", default="wandb", help="wandb, trackio, mlflow or tensorboard (default: wandb)")
+    parser.add_argument("--project", help="as in tracker.project (default: that of the run)")
+    parser.add_argument("--entity", help="user or team, as in tracker.entity (default: the account's own)")
+    parser.add_argument("--group", help="as in tracker.group (default: that of the run)")
 
 
 def _completion(parser: Parser) -> None:
@@ -366,6 +376,17 @@ A run builds missing artifacts again. Files that a run's folder shares are freed
         """examples:
   distill-run dashboard --project my-project --sweep alp_kd/table1
   distill-run dashboard --print > dashboard.json
+""",
+    ),
+    "track": Subcommand(
+        "track:track",
+        "send finished runs to W&B, Trackio, MLflow or TensorBoard",
+        _track,
+        """Curves are read from metrics.jsonl. A run that is repeated with tracker=<name> is sent in the same way.
+
+examples:
+  distill-run track outputs/runs/rte-alp-0123456789ab
+  distill-run track outputs/runs/* --tracker trackio --project my-project
 """,
     ),
     "completion": Subcommand(

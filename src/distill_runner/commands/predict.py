@@ -66,7 +66,8 @@ def predict(options: Namespace) -> None:
     Raises:
         UserError: the folder has no student, or the file cannot be read.
     """
-    content, line = Student.read(options.run).predict_file(options.file, options.device, options.encoding)
+    suffix = options.out.suffix if options.out else ""
+    content, line = Student.read(options.run).predict_file(options.file, options.device, options.encoding, suffix)
     for text in (line, *(f"warning: {warning}" for warning in line.warnings)):
         print(text, file=sys.stderr)
     if options.out:

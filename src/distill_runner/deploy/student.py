@@ -12,12 +12,7 @@ import yaml
 from distill_runner.common.account import AccountLine
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.dataset import is_text_encoding
-from distill_runner.datasets.readers.files import (
-    FORMAT_NAMES,
-    OTHER_FORMATS,
-    PLAIN_TEXT,
-    file_format,
-)
+from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.tasks.account import data_line
 
@@ -59,21 +54,12 @@ class Student:
         if not (folder / "model" / "config.json").is_file():
             raise UserError("folder", folder, "holds no student", remedy)
         try:
-            config = current_file(
-                yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")), ""
-            )
+            config = current_file(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")), "")
             fields = config["stages"]["student"]["task"]
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-            raise UserError(
-                "folder", folder, "has no config.yaml of a run", remedy
-            ) from error
+            raise UserError("folder", folder, "has no config.yaml of a run", remedy) from error
         if fields is None:
-            raise UserError(
-                "folder",
-                folder,
-                "holds a student without a task, such as one of method=pretrain",
-                remedy,
-            )
+            raise UserError("folder", folder, "holds a student without a task, such as one of method=pretrain", remedy)
         schema = task_type(fields)
         fields |= _fields_of_result(folder, fields, schema)
         return cls(folder, validate_config(schema, fields, "task.").resolved())
@@ -87,10 +73,7 @@ class Student:
         return self.predict(task, device, lambda outputs, *_: outputs)
 
     def predict(
-        self,
-        task: "Task",
-        device: str,
-        read: Callable[["np.ndarray", "Split", "Examples"], Prediction],
+        self, task: "Task", device: str, read: Callable[["np.ndarray", "Split", "Examples"], Prediction]
     ) -> Prediction:
         """Run the student on the test split of ``task`` and return ``read(outputs, split, examples)``.
 
@@ -110,9 +93,7 @@ class Student:
         quiet_transformers()
         place = Device.from_name(device, "fp32")
         model = place.place(load_model(self.model, task.head))
-        tokenizer = (
-            resolve_source(str(self.model)).tokenizer() if task.tokenized else None
-        )
+        tokenizer = resolve_source(str(self.model)).tokenizer() if task.tokenized else None
         with TemporaryDirectory() as folder:
             examples = task.examples(task.test[TEST])
             task.write(Path(folder), examples, tokenizer)
@@ -120,7 +101,7 @@ class Student:
             return read(predict(model, split, place), split, examples)
 
     def predict_file(
-        self, file: Path, device: str, encoding: str | None = None
+        self, file: Path, device: str, encoding: str | None = None, suffix: str = ""
     ) -> tuple[str | bytes, AccountLine]:
         """Return the predictions for the examples in ``file``, as the content of a prediction file, and their account.
 
@@ -128,56 +109,32 @@ class Student:
 
         Args:
             encoding: as ``Dataset.encoding``, for this file.
-
+            suffix: ending of the prediction file's name, for tasks that write several formats.
         Raises:
             UserError: the file cannot be read.
         """
         if not file.is_file():
-            problem = (
-                "is not a file that can be read"
-                if file.exists()
-                else "there is no such file"
-            )
+            problem = "is not a file that can be read" if file.exists() else "there is no such file"
             raise UserError("file", file, problem)
         if encoding is not None and not is_text_encoding(encoding):
-            raise UserError(
-                "--encoding",
-                encoding,
-                "there is no such encoding of text",
-                "Such as cp1252 or utf-16.",
-            )
+            raise UserError("--encoding", encoding, "there is no such encoding of text", "Such as cp1252 or utf-16.")
         if not file_format(file):
             remedy = OTHER_FORMATS.get(file.suffix.lower(), f"Known: {FORMAT_NAMES}.")
             raise UserError("file", file, "is of a format that is not read", remedy)
         # A single file is the split ``train``. Labels, which the file need not have, are not read.
-        data = {
-            "dataset": str(file),
-            "config": None,
-            "train": "",
-            "test": {TEST: "train"},
-            "validation": {},
-        }
+        data = {"dataset": str(file), "config": None, "train": "", "test": {TEST: "train"}, "validation": {}}
         fields: dict[str, Any] = {**data, "label": "", "encoding": encoding}
         if file_format(file) == PLAIN_TEXT:
-            if len(self.task.columns) != 1:
+            if len(self.task.columns) != 1 and not self.task.single_texts:
                 problem = f"has one text a line, but the student reads {' and '.join(self.task.columns)}"
-                raise UserError(
-                    "file",
-                    file,
-                    problem,
-                    "Give a CSV or JSON lines file with these columns.",
-                )
+                raise UserError("file", file, problem, "Give a CSV or JSON lines file with these columns.")
             fields["columns"] = ["text"]
         task = self.task.model_copy(update=fields)
 
-        def with_account(
-            outputs: "np.ndarray", split: "Split", examples: "Examples"
-        ) -> Any:
+        def with_account(outputs: "np.ndarray", split: "Split", examples: "Examples") -> Any:
             account = task.account(TEST, examples, tables)
-            line = data_line(
-                {file.name: account}, {}, "text" if task.tokenized else "image"
-            )
-            return task.prediction_file(outputs, split, examples), line
+            line = data_line({file.name: account}, {}, "text" if task.tokenized else "image")
+            return task.prediction_content(outputs, split, examples, suffix), line
 
         try:
             with recorded_tables() as tables:
@@ -189,9 +146,7 @@ class Student:
             raise UserError("file", file, error.problem, remedy) from error
 
 
-def _fields_of_result(
-    folder: Path, fields: Mapping[str, Any], schema: "type[Task]"
-) -> dict[str, Any]:
+def _fields_of_result(folder: Path, fields: Mapping[str, Any], schema: "type[Task]") -> dict[str, Any]:
     """Return the fields that the run inferred from its training data, which may be gone since, from its result."""
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -201,15 +156,8 @@ def _fields_of_result(
         return {}
     inferred: dict[str, Any] = {}
     if not fields.get("columns"):
-        inferred |= {
-            "columns": columns,
-            "label": labels if isinstance(fields.get("label"), list) else labels[0],
-        }
-    inferred |= {
-        name: data[name]
-        for name in schema.inferred_fields
-        if fields.get(name) is None and name in data
-    }
+        inferred |= {"columns": columns, "label": labels if isinstance(fields.get("label"), list) else labels[0]}
+    inferred |= {name: data[name] for name in schema.inferred_fields if fields.get(name) is None and name in data}
     if schema.has_classes and not fields.get("labels"):
         inferred["labels"] = names
     if fields.get("class_weights"):

@@ -442,6 +442,8 @@ class TokensTask(Task):
         blocks = []
         for number, sentence in enumerate(examples.items):
             words = range(*split.words(number).indices(len(tags)))
+            if not words:  # the format has no sentences without words
+                continue
             texts = (sentence.text[int(split.begins[word]) : int(split.ends[word])] for word in words)
             lines = (f"{text or '_'}\t{names[tags[word]]}\n" for text, word in zip(texts, words, strict=True))
             blocks.append("".join(lines) + "\n")

@@ -1,0 +1,364 @@
+"""Labels of words as a task: methods train on them, cached is live, resumed is undisturbed; and the student in use."""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distill_runner.commands.parser import run_subcommand
+from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.methods.base import Progress
+from distill_runner.methods.hidden_states import HiddenStateLoss
+from distill_runner.methods.layer_mapping import LayerMapping
+from distill_runner.methods.outputs import Classes
+from distill_runner.models.features import EncoderShape, Features
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
+from distill_runner.report.collect import read_results
+from distill_runner.report.compare import compare
+from distill_runner.report.rows import tabulate
+from distill_runner.tasks import make_task
+from helpers.command import distill_run
+from helpers.made_tokens import NAMES, save_rows
+
+Compose = Callable[..., RunConfig]
+LEARNED = {"task.epochs": 4, "teacher.optim.lr": 3e-3, "optim.lr": 3e-3}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """160, 48 and 48 sentences; and unlabeled ones as words and as texts."""
+    root = save_rows(tmp_path_factory.mktemp("words") / "own", {"train": 160, "validation": 48, "test": 48})
+    rows = [json.loads(line) for line in (root / "train.jsonl").read_text().splitlines()[:40]]
+    for name, column in (("words", lambda words: words), ("texts", " ".join)):
+        (root / name).mkdir()
+        lines = [json.dumps({"text": column(row["tokens"])}) for row in rows]
+        (root / name / "train.jsonl").write_text("\n".join(lines))
+    return root
+
+
+@pytest.fixture(scope="session")
+def arguments(folder: Path, tiny_bert_folder: Path) -> list[str]:
+    return [
+        "task=custom_tokens",
+        f"task.dataset={folder}",
+        "task.max_length=24",
+        "task.overlap=8",
+        "task.epochs=4",
+        "teacher=base",
+        f"teacher.source={tiny_bert_folder}",
+        "teacher.optim.lr=3e-3",
+        "student.num_layers=2",
+        "optim.lr=3e-3",
+        "optim.batch_size=16",
+        "runtime.device=cpu",
+    ]
+
+
+@pytest.fixture(scope="session")
+def runs(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of two finished runs, by method, and the folder in which they ran."""
+    place = tmp_path_factory.mktemp("runs")
+    for method in ("nkd", "rkd"):
+        ended = distill_run(place, *arguments, f"method={method}")
+        assert ended.code == 0, ended.err
+    found = read_results([place / "outputs" / "runs"])
+    return {"place": place} | {result["method"]: Path(result["folder"]) for result in found}
+
+
+METHODS = ["nkd", "rkd", "pkd", "ckd", "alp", "internal", "vanilla", "takd", "rco", "annealing", "prokd", "tinybert"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_on_words(method: str, arguments: list[str], tmp_path: Path) -> None:
+    chosen = ["assistant.num_layers=3"] if method == "takd" else []
+    ended = distill_run(tmp_path, *arguments, "task.epochs=1", f"method={method}", *chosen)
+    assert ended.code == 0, ended.err
+    (file,) = tmp_path.glob("outputs/runs/*/result.json")
+    assert json.loads(file.read_text())["metric"] == "f1"
+
+
+@pytest.fixture(scope="session")
+def tokens(arguments: list[str], compose: Compose) -> Callable[..., RunConfig]:
+    """A run's configuration on the words, with a store of its own."""
+    return lambda *overrides: compose(*arguments, "task.epochs=1", *overrides, tiny=False)
+
+
+def built(run: RunConfig, pause_after: int | None = None) -> dict[str, torch.Tensor]:
+    """The weights of the student that a run trains."""
+    pipeline = Pipeline(Store(run.store.dir), run.runtime)
+    stage = resolve(run.stages, "student", run.runtime.precision)
+    if pause_after is not None:
+        with pytest.raises(TrainingPaused):
+            pipeline.build(stage, pause_after)
+    return load_file(pipeline.build(stage) / "model" / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_cached_is_live(tokens: Callable[..., RunConfig]) -> None:
+    """Bit for bit: logits of the first pieces, in windows, and [CLS] states."""
+    cached, live = (built(tokens("method=pkd", f"runtime.targets={how}")) for how in ("cached", "live"))
+    assert same(cached, live)
+
+
+@pytest.mark.slow
+def test_resumed_is_undisturbed(tokens: Callable[..., RunConfig]) -> None:
+    whole, resumed = (built(tokens("method=rkd", "optim.epochs=2"), pause) for pause in (None, 1))
+    assert same(whole, resumed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["words", "texts"])
+def test_unlabeled_sentences_are_a_transfer_set(
+    name: str, tokens: Callable[..., RunConfig], folder: Path, tiny_bert_folder: Path
+) -> None:
+    """As words, or as texts that the tokenizer divides; both give the same pieces here."""
+    parts = [f"transfer.parts.inputs.dataset={folder / name}", "transfer.parts.inputs.columns=[text]"]
+    student = [
+        "student=fresh",
+        "student.layers=2",
+        "student.width=32",
+        "student.heads=4",
+        f"student.tokenizer={tiny_bert_folder}",
+    ]
+    assert built(tokens("method=kd", "transfer=custom", *parts, *student))
+
+
+def test_states_of_first_pieces_are_compared(tokens: Callable[..., RunConfig]) -> None:
+    """``states=outputs`` takes the rows that the head reads, of packed states; ALP-KD by hand in float64."""
+    shape, deeper = (EncoderShape(depth, 8, 2, 5, 100, "bert", 64) for depth in (3, 4))
+    term = HiddenStateLoss(LayerMapping(rule="all"), "attend", "mse", states="outputs")
+    term.bind(shape, deeper, Classes())
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (
+        {layer: torch.randn(9, 8, dtype=torch.float64, generator=generator) for layer in (1, 2, 3, 4)} for _ in range(2)
+    )
+    assert term.student_needs.states == frozenset({1, 2})
+    assert term.mean_over == "output"
+
+    class Batch:
+        head_tokens = torch.tensor([1, 2, 5])
+
+    loss = term(Features(states=student), Features(states=teacher), Batch(), Progress(0, 0, 1, 1))  # type: ignore[arg-type]
+    expected = 0.0
+    for layer in (1, 2):
+        for row in (1, 2, 5):
+            stack = torch.stack([teacher[k][row] for k in (1, 2, 3, 4)])
+            alpha = torch.softmax(stack @ student[layer][row], 0)
+            expected += float((student[layer][row] - alpha @ stack).square().mean()) / 3
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_alp_on_words_trains(tokens: Callable[..., RunConfig]) -> None:
+    assert built(tokens("method=alp", "+method.terms.intermediate.states=outputs"))
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
+
+
+def test_a_run_learns_and_says_what_it_read(runs: dict[str, Path]) -> None:
+    result = result_of(runs["rkd"])
+    assert result["metric"] == "f1"
+    assert result["score"] > 0.5
+    assert result["data"]["scheme"] == "bio"
+    assert result["labels"] == NAMES
+    rows = result["by_class"]["test"]
+    assert rows.keys() == {"place", "thing"}
+    card = (runs["rkd"] / "model" / "README.md").read_text()
+    assert "## Scores of each label, test" in card
+    assert f"{100 * rows['place']['f1']:.2f}" in card
+    assert "pipeline_tag: token-classification" in card
+    page = (runs["rkd"] / "pictures" / "errors.html").read_text()
+    assert "of 48 sentences have errors" in page
+    assert (runs["rkd"] / "pictures" / "errors.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_paired_tests_resample_sentences(runs: dict[str, Path]) -> None:
+    found = read_results([runs["place"] / "outputs" / "runs"])
+    comparisons = compare(tabulate(found), ["nkd", "rkd"])
+    assert len(comparisons) == 2  # validation and test
+    for comparison in comparisons:
+        assert comparison.examples is not None
+        assert comparison.examples.examples == 48
+        assert 100 * comparison.examples.difference == pytest.approx(comparison.difference)
+
+
+def test_agreement_counts_entities(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(runs["place"])
+    run_subcommand("analyze", ["agreement", str(runs["rkd"])])
+    counts = [int(cell) for cell in capsys.readouterr().out.splitlines()[-1].split("|")[2:-1]]
+    by_class = result_of(runs["rkd"])["by_class"]["validation"]
+    assert sum(counts) == sum(row["support"] for row in by_class.values())
+    found = sum(row["recall"] * row["support"] for row in by_class.values())
+    assert counts[0] + counts[2] == round(found)
+    run_subcommand("analyze", ["samples", str(runs["rkd"])])
+    first, *table = capsys.readouterr().out.splitlines()
+    assert int(first.split()[2]) == counts[1]
+    if counts[1]:
+        assert "[" in table[-1]
+
+
+def predicted(runs: dict[str, Path], file: Path, out: Path) -> str:
+    run_subcommand("predict", [str(runs["rkd"]), str(file), "--out", str(out), "--device", "cpu"])
+    return out.read_text()
+
+
+def test_predictions_are_spans_that_can_be_read_again(runs: dict[str, Path], folder: Path, tmp_path: Path) -> None:
+    """For words: the spans of the file give the run's own score, as data of the same task type."""
+    lines = predicted(runs, folder / "validation.jsonl", tmp_path / "validation.jsonl").splitlines()
+    golds = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
+    assert [json.loads(line)["text"] for line in lines] == [" ".join(row["tokens"]) for row in golds]
+    right = found = actual = 0
+    for line, gold in zip(lines, golds, strict=True):
+        row = json.loads(line)
+        spans = {(span["start"], span["end"], span["label"]) for span in row["spans"]}
+        for span in row["spans"]:
+            assert row["text"][span["start"] : span["end"]] == span["text"]
+            assert 0 < span["probability"] <= 1
+        position, expected, begin = 0, set(), None
+        for word, tag in zip([*gold["tokens"], ""], [*gold["ner_tags"], "O"], strict=True):
+            if begin is not None and not tag.startswith("I-"):
+                expected.add((begin[0], position - 1, begin[1]))
+                begin = None
+            if tag.startswith("B-"):
+                begin = position, tag[2:]
+            position += len(word) + 1
+        right, found, actual = right + len(spans & expected), found + len(spans), actual + len(expected)
+    assert 2 * right / (found + actual) == pytest.approx(result_of(runs["rkd"])["metrics"]["f1"], abs=1e-12)
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    again = make_task(
+        name="again", type="tokens", dataset=str(tmp_path), metrics=None, epochs=1, validation={"v": "validation"}
+    )
+    assert again.resolved().scheme == "bio"
+
+
+def test_predictions_of_texts_are_the_pipelines(runs: dict[str, Path], folder: Path, tmp_path: Path) -> None:
+    """``pipeline("token-classification")`` gives the same spans, and probabilities if each word is one piece."""
+    from transformers import pipeline
+
+    texts = [" ".join(json.loads(line)["tokens"]) for line in (folder / "validation.jsonl").read_text().splitlines()]
+    texts = [f"{text}, {text.title()}!" for text in texts if 0 < len(text.split()) < 8]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    rows = [json.loads(line) for line in predicted(runs, tmp_path / "texts.txt", tmp_path / "out.jsonl").splitlines()]
+    assert [row["text"] for row in rows] == texts
+    for strategy in ("first", "simple"):
+        model = pipeline(
+            "token-classification", model=str(runs["rkd"] / "model"), aggregation_strategy=strategy, device="cpu"
+        )
+        for row, groups in zip(rows, model(texts), strict=True):
+            theirs = [(g["start"], g["end"], g["entity_group"]) for g in groups]
+            assert theirs == [(span["start"], span["end"], span["label"]) for span in row["spans"]]
+            scores = [float(g["score"]) for g in groups]
+            assert scores == pytest.approx([span["probability"] for span in row["spans"]], abs=1e-4)
+
+
+def test_conll_predictions_score_as_the_run(runs: dict[str, Path], folder: Path, tmp_path: Path) -> None:
+    """With the arithmetic of ``run_ner.py`` on the words and tags of the file: the same F1 to 1e-12."""
+    text = predicted(runs, folder / "validation.jsonl", tmp_path / "out.conll")
+    golds = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
+    blocks = [block.splitlines() for block in text.removesuffix("\n\n").split("\n\n")]
+    filled = [row for row in golds if row["tokens"]]
+    assert [[line.split("\t")[0] for line in block] for block in blocks] == [row["tokens"] for row in filled]
+    seqeval = pytest.importorskip("seqeval.metrics", reason="seqeval is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tags = [[line.split("\t")[1] for line in block] for block in blocks]
+        f1 = seqeval.f1_score([row["ner_tags"] for row in filled], tags)
+    assert f1 == pytest.approx(result_of(runs["rkd"])["metrics"]["f1"], abs=1e-12)
+
+
+def test_run_ner_scores_the_same_model_alike(runs: dict[str, Path], folder: Path) -> None:
+    """As ``run_ner.py`` predicts: padded, word by word, -100 for other pieces, argmax; F1 by conlleval's rules."""
+    from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+    from test_tokens_entities import conlleval
+
+    model = AutoModelForTokenClassification.from_pretrained(runs["rkd"] / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(runs["rkd"] / "model")
+    golds = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
+    golds = [row for row in golds if 0 < len(row["tokens"]) <= 20]  # run_ner cuts longer ones, which are windows here
+    encoded = tokenizer([row["tokens"] for row in golds], is_split_into_words=True, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        best = model(**encoded).logits.argmax(-1)
+    right = found = actual = 0
+    by_words = []
+    for number, row in enumerate(golds):
+        previous, tags = None, []
+        for position, word in enumerate(encoded.word_ids(number)):
+            if word is not None and word != previous:
+                tags.append(model.config.id2label[int(best[number, position])])
+            previous = word
+        by_words.append(tags)
+        one, other = conlleval(tags), conlleval(row["ner_tags"])
+        right, found, actual = right + len(one & other), found + len(one), actual + len(other)
+    test = Path(runs["place"]) / "short"
+    test.mkdir(exist_ok=True)
+    (test / "short.jsonl").write_text("\n".join(json.dumps({"tokens": row["tokens"]}) for row in golds))
+    text = predicted(runs, test / "short.jsonl", test / "short.conll")
+    assert [
+        [line.split("\t")[1] for line in block.splitlines()] for block in text.strip("\n").split("\n\n")
+    ] == by_words
+    assert 0 < 2 * right / (found + actual) <= 1
+
+
+@pytest.mark.slow
+def test_an_exported_student_scores_alike(runs: dict[str, Path]) -> None:
+    pytest.importorskip("onnxruntime")
+    run_subcommand("export", [str(runs["rkd"]), "--examples", "8"])
+    rows = json.loads((runs["rkd"] / "deploy.json").read_text())["rows"]
+    student = {row["form"]: row["score"] for row in rows if row["model"] == "student"}
+    assert student["torch"] == pytest.approx(result_of(runs["rkd"])["metrics"]["f1"], abs=1e-6)
+    assert student["ONNX"] == student["torch"]
+    assert abs(student["ONNX int8"] - student["torch"]) < 0.2
+
+
+def test_a_head_with_other_tags_is_refused(
+    tokens: Callable[..., RunConfig], tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer, BertConfig, BertForTokenClassification
+
+    AutoTokenizer.from_pretrained(tiny_bert_folder).save_pretrained(tmp_path)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 32}
+    names = dict(enumerate(["O", "B-PER", "I-PER"]))
+    BertForTokenClassification(BertConfig(vocab_size=400, id2label=names, **sizes)).save_pretrained(tmp_path)
+    run = tokens("method=rkd", "teacher.fine_tuned=true", f"teacher.source={tmp_path}")
+    with pytest.raises(UserError, match="its head has 3 outputs"):
+        built(run)
+
+
+def test_decoding_forbids_tags_that_do_not_fit(
+    runs: dict[str, Path], folder: Path, wordpiece: Any, tmp_path: Path
+) -> None:
+    fields = {
+        "name": "own",
+        "type": "tokens",
+        "dataset": str(folder),
+        "metrics": ["f1"],
+        "epochs": 1,
+        "validation": {"v": "validation"},
+    }
+    plain = make_task(**fields).resolved()
+    plain.write(tmp_path, plain.examples("validation"), wordpiece)
+    split = plain.open(tmp_path)
+    outputs = np.random.default_rng(0).normal(size=(split.num_outputs, 5)).astype(np.float32)
+    valid = plain.model_copy(update={"decoding": "viterbi"})
+    for task, expected in ((plain, False), (valid, True)):
+        scores = task.tag_scores(outputs, split)
+        assert (len(task.tagset.misfits(scores.predicted, scores.first_words)) == 0) == expected
