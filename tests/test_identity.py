@@ -17,6 +17,7 @@ from distill_runner.report.collect import read_result
 from distill_runner.report.identity import identity_of, recorded_identity, shared_stages
 from distill_runner.report.result import describe_run, run_result
 from distill_runner.report.row_names import differences, row_names
+from distill_runner.report.rows import tabulate
 from helpers.built_runs import Run
 from helpers.row_pairs import Walk, bases, make_data
 
@@ -49,6 +50,20 @@ def test_random_pairs_share_a_row_exactly_if_they_are_the_same_computation(
         name = draw.choice(names)
         count += walk.try_pair(name, *draw.choice(walk.keys(name)))
     assert str(walk.outcome).endswith("0 wrongly merged\n\n0 torn\n\n0 separate without a name\n")
+
+
+def test_seeds_of_random_mappings_are_seeds_of_a_row(compose: Compose) -> None:
+    def run(*overrides: str, score: float = 0.5) -> dict[str, Any]:
+        return finished(compose("method=pkd", "student.num_layers=3", *overrides), score=score)
+
+    drawn = [run("mapping=random", f"mapping.seed={seed}", score=seed / 10) for seed in (1, 2, 3)]
+    fixed = [run("mapping=reverse"), run("mapping=rail"), run("mapping=random", "mapping.sort=true")]
+    rows = {row.name: row for row in tabulate([*drawn, *fixed]).rows}
+    assert [*rows] == ["pkd random", "pkd reverse", "pkd rail", "pkd random sort"]
+    (cell,) = rows["pkd random"].cells.values()
+    (point,) = cell.points
+    assert (point.spread.count, point.spread.mean) == (3, pytest.approx(20)), "no point of a grid, but three seeds"
+    assert run("mapping=random")["specs"] == run("mapping=random", "mapping.seed=42")["specs"], "the student's seed"
 
 
 RELATIONS = ("method=minilmv2", "student=fresh_tiny", "relations.heads=2", "corpus.max_length=48")
