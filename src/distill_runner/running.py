@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import yaml
 
+from distill_runner.commands.track import record_sent, run_settings, send, send_result, tracker_config, was_sent
 from distill_runner.common.account import AccountLine, account_entries, account_line
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.process import computation_mode, limit_threads, quiet_transformers
@@ -28,7 +29,7 @@ from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, locked_run, read_run, write_json, write_status
 from distill_runner.pipeline.store import Store, copy_tree
-from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS, label, pictures_of, without_specs
+from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS
 from distill_runner.report.formats import result_row
 from distill_runner.report.identity import recorded_identity
 from distill_runner.report.result import (
@@ -41,7 +42,7 @@ from distill_runner.report.result import (
 )
 from distill_runner.report.scores import TEACHER, scores_of_teacher
 from distill_runner.tasks.splits import OPTIONAL
-from distill_runner.tracking import Tracker, flatten, open_tracker
+from distill_runner.tracking import Tracker, TrackerConfig, open_tracker
 from distill_runner.training.devices import available_cpus
 from distill_runner.training.history import Log
 from distill_runner.training.train import PREDICTIONS
@@ -118,11 +119,9 @@ class _Run:
             self._log_assumptions_and_cost()
             return {"status": "planned", **self.description}
         if artifacts[-1].hit and (recorded_run := read_run(self.folder)) and recorded_run["status"] == "done":
-            if self.config.tracker.name != "none":
-                log.info(
-                    "tracker=%s: this run had already finished, so nothing is sent again", self.config.tracker.name
-                )
-            return self._report(is_new=False)
+            result = self._report(is_new=False)
+            self._send_finished(result)
+            return result
         pipeline.prepare(stage)
         log_account(self._account())
         if stage.name == STUDENT:
@@ -208,21 +207,32 @@ class _Run:
         write_json(self.folder / "environment.json", environment())
 
     def _build_with_tracker(self) -> Mapping[str, Any]:
-        task, teacher = self.description["task"], self.config.teacher.name
-        config = self.config.tracker.with_tags(task, self.config.method, teacher)
-        settings = {**self.settings, "cell": f"{task} {label(self.description)}"}
+        config = self._tracker_config
+        settings = run_settings(self.settings, self.description)
         with open_tracker(config, self.folder, self.stage.key, settings, job_type="distill") as tracker:
             with Stages(_relative_work(self.stage, self.pipeline)) as stages:
                 self.pipeline.report = Reporter(tracker, stages).stage
                 self.pipeline.build(self.stage, self.config.runtime.pause_after)
             result = self._report()
-            entries = flatten(without_specs(result))
-            tracker.summary(entries)
-            tracker.table("results", [entries])
-            for file in pictures_of(self.folder):
-                tracker.picture(file.stem, file)
-            tracker.model(self.folder / "model")
+            send_result(tracker, self.folder, result)
+        record_sent(config, self.folder)
         return result
+
+    @property
+    def _tracker_config(self) -> TrackerConfig:
+        names = {"method": self.config.method, "teacher": self.config.teacher.name}
+        return tracker_config(self.config.tracker, {**self.description, **names})
+
+    def _send_finished(self, result: Mapping[str, Any]) -> None:
+        """Send a run that had finished before, unless this tracker has it."""
+        config = self._tracker_config
+        if config.name == "none" or self.stage.name != STUDENT:
+            return
+        if was_sent(config, self.folder):
+            log.info("tracker=%s: this finished run was sent before, so nothing is sent again", config.name)
+        else:
+            send(config, self.folder, result, self.settings)
+            log.info("tracker=%s: this run had finished, and is sent from its files", config.name)
 
     def _report(self, is_new: bool = True) -> dict[str, Any]:
         """Write ``result.json``, put the student and its model card into ``model/``, and print the result.

@@ -8,15 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from distill_runner.common.errors import TrainingPaused, first_line
+from distill_runner.common.plugins import entry_point, load_class
+from distill_runner.common.sharing import shareable, without_paths
+from distill_runner.tracking.mlflow import MlflowTracker
 from distill_runner.tracking.tensorboard import TensorBoardTracker
-from distill_runner.tracking.tracker import MetricsFile, Tracker, TrackerConfig, Values, flatten
+from distill_runner.tracking.tracker import ENTRY_POINTS, MetricsFile, Tracker, TrackerConfig, Values, flatten
+from distill_runner.tracking.trackio import TrackioTracker
 from distill_runner.tracking.wandb import WandbTracker
 
 log = logging.getLogger(__name__)
 
 
 class FaultTolerant(Tracker):
-    """Tracker that forwards every call to several trackers; the first failure of each is logged, none is raised."""
+    """Tracker that forwards every call to several trackers; the first failure of each is logged, none is raised.
+
+    Texts lose the folders and secrets of this machine.
+    """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = trackers
@@ -27,13 +34,16 @@ class FaultTolerant(Tracker):
         self._call_all(lambda tracker: tracker.log(plain, step=step, epoch=epoch))
 
     def summary(self, values: Values) -> None:
-        self._call_all(lambda tracker: tracker.summary(values))
+        shared = shareable(values)
+        self._call_all(lambda tracker: tracker.summary(shared))
 
     def table(self, name: str, rows: Sequence[Values]) -> None:
-        self._call_all(lambda tracker: tracker.table(name, rows))
+        shared = shareable(rows)
+        self._call_all(lambda tracker: tracker.table(name, shared))
 
     def text(self, name: str, text: str) -> None:
-        self._call_all(lambda tracker: tracker.text(name, text))
+        shared = without_paths(text)
+        self._call_all(lambda tracker: tracker.text(name, shared))
 
     def picture(self, name: str, file: Path) -> None:
         self._call_all(lambda tracker: tracker.picture(name, file))
@@ -55,12 +65,17 @@ class FaultTolerant(Tracker):
                     log.warning("%s failed, the run continues: %s", name, first_line(error))
 
 
-OPTIONAL: dict[str, Callable[..., Tracker]] = {"wandb": WandbTracker, "tensorboard": TensorBoardTracker}
+OPTIONAL: dict[str, Callable[..., Tracker]] = {
+    "wandb": WandbTracker,
+    "tensorboard": TensorBoardTracker,
+    "trackio": TrackioTracker,
+    "mlflow": MlflowTracker,
+}
 
 
 @contextmanager
 def open_tracker(
-    config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str
+    config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str, new_metrics: bool = True
 ) -> Iterator[Tracker]:
     """Open the trackers of one run and close them at the end, with exit code 1 after an error but ``TrainingPaused``.
 
@@ -69,13 +84,14 @@ def open_tracker(
         run_id: identifier that is the same after a restart, so that W&B resumes the run.
         settings: the resolved configuration, which the trackers show.
         job_type: type of the job for grouping in W&B, such as ``distill``.
+        new_metrics: whether metrics are also written to ``metrics.jsonl``; not if they are read from it.
     Yields:
         One tracker that forwards every call to all trackers of the run.
     Raises:
         UserError: the tracker's package is missing, or W&B refuses the configuration even offline.
     """
     optional = _optional(config, folder, run_id, settings, job_type)
-    with _finished_at_end([MetricsFile(folder), *optional]) as tracker:
+    with _finished_at_end([*([MetricsFile(folder)] if new_metrics else []), *optional]) as tracker:
         yield tracker
 
 
@@ -113,7 +129,9 @@ def track_sweep(
 def _optional(config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> list[Tracker]:
     """Return the tracker that is configured besides ``metrics.jsonl``, in a list that is empty if there is none."""
     tracker_class = OPTIONAL.get(config.name)
-    return [tracker_class(config, folder, run_id, settings, job_type)] if tracker_class else []
+    if tracker_class is None and (path := entry_point(ENTRY_POINTS, config.name)):
+        tracker_class = load_class("tracker.name", path, Tracker)
+    return [tracker_class(config, folder, run_id, shareable(settings), job_type)] if tracker_class else []
 
 
 @contextmanager

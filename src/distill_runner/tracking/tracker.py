@@ -1,24 +1,34 @@
 """The interface of a tracker, its configuration, functions that the trackers share, and the file of every run."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from distill_runner.common.errors import UserError
+from pydantic import field_validator
+
+from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.plugins import entry_point
 from distill_runner.common.schema import Schema
 
 Values = Mapping[str, Any]
 """Name -> number, string or None. The tracker that ``open_tracker`` yields also accepts scalar arrays and tensors."""
 
 
+TRACKERS = ("none", "wandb", "tensorboard", "trackio", "mlflow")
+ENTRY_POINTS = "distill_runner.trackers"
+"""Group of entry points by which an installed package registers a subclass of ``Tracker`` under a name."""
+
+
 class TrackerConfig(Schema):
-    """Configuration of the tracker (``conf/tracker``). All fields except ``name`` apply to W&B only.
+    """Configuration of the tracker (``conf/tracker``). TensorBoard reads none of its fields except ``name``.
 
     Args:
-        name: tracker that a run uses in addition to ``metrics.jsonl``.
-        project: W&B project that the run belongs to.
+        name: tracker that a run uses in addition to ``metrics.jsonl``: ``none``, ``wandb``, ``tensorboard``,
+            ``trackio``, ``mlflow``, or one that an installed package has registered as a plugin.
+        project: W&B or Trackio project, or MLflow experiment, that the run belongs to.
         entity: W&B user or team that owns the project; null takes the account's default.
         group: name of a group of runs, such as the points of a sweep.
         tags: additional tags. Every run is also tagged with its task, method and teacher.
@@ -29,7 +39,7 @@ class TrackerConfig(Schema):
         model: upload the finished student as a W&B artifact.
     """
 
-    name: Literal["none", "wandb", "tensorboard"] = "none"
+    name: str = "none"
     project: str = "distill-run"
     entity: str | None = None
     group: str | None = None
@@ -38,6 +48,14 @@ class TrackerConfig(Schema):
     mode: Literal["online", "offline"] | None = None
     console: bool = False
     model: bool = False
+
+    @field_validator("name")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        if name not in TRACKERS and entry_point(ENTRY_POINTS, name) is None:
+            problem = f"there is no such tracker, and no installed package registers one as {ENTRY_POINTS}"
+            raise UserError("tracker.name", name, problem, suggestion(name, TRACKERS))
+        return name
 
     def with_tags(self, *names: str | None) -> "TrackerConfig":
         """Return a copy with ``names`` as further tags, cut to the 64 characters that W&B allows; None is skipped."""
@@ -116,6 +134,19 @@ def flatten(values: Values) -> dict[str, Any]:
 def point(values: Values, step: int, epoch: float | None) -> dict[str, Any]:
     """Return ``values`` with step and epoch: one line of ``metrics.jsonl``, or one point of W&B's curves."""
     return {"step": step} | ({} if epoch is None else {"epoch": epoch}) | dict(values)
+
+
+HEADLINE = re.compile(
+    r"count(/\w+)?|status|task|method|mapping|attention|teacher|seed|metric|score|teacher_score|test/score|key"
+    r"|published/value|best_epoch|epochs|seconds|examples_per_second|num_params"
+    r"|settings/(optim/lr|[^/]+/weight|[^/]+/temperature)"
+)
+"""Names of the values of a result that a tracker shows for a run; all others are in its table ``results``."""
+
+
+def headline(values: Values) -> dict[str, Any]:
+    """Return the values of a result by which runs are compared: names, scores, cost, weights and temperature."""
+    return {key: value for key, value in values.items() if HEADLINE.fullmatch(key)}
 
 
 def columns(rows: Sequence[Values]) -> list[Any]:

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 from distill_runner.common.errors import UserError, first_line
 from distill_runner.common.process import quiet_wandb_telemetry
-from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, columns, missing_package, point
+from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, columns, headline, missing_package, point
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,10 @@ Otherwise every point of a sweep would wait for the server.
 
 
 class WandbTracker(Tracker):
-    """Tracker that writes one W&B run and resumes it by its id; it goes offline by itself without a key or network."""
+    """Tracker that writes one W&B run and resumes it by its id; it goes offline by itself without a key or network.
+
+    An agent of ``wandb sweep`` chooses the id itself. The run's own is then only in the configuration, as ``key``.
+    """
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
         try:
@@ -47,15 +50,21 @@ class WandbTracker(Tracker):
             console="wrap" if config.console else "off",
             init_timeout=WANDB_INIT_SECONDS,
             finish_timeout=WANDB_FINISH_SECONDS,
+            x_disable_meta=True,  # user, host, folders and arguments of this process
+            disable_git=True,
+            disable_code=True,
+            host="-",
         )
+
+        id_of_agent = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
 
         def start(mode: Literal["online", "offline"] | None) -> Any:
             wandb.setup(wandb.Settings(silent=True))  # silent also stops W&B from asking for a key on a terminal
             return wandb.init(
-                id=run_id,
-                resume="allow",
+                id=id_of_agent or run_id,
+                resume=None if id_of_agent else "allow",
                 dir=str(folder),
-                config=dict(settings),
+                config={**settings, "key": run_id} if id_of_agent else dict(settings),
                 name=config.title or folder.name,
                 job_type=job_type,
                 mode=mode,
@@ -102,7 +111,7 @@ class WandbTracker(Tracker):
         self.run.log(point(values, step, epoch))
 
     def summary(self, values: Values) -> None:
-        self.run.summary.update(dict(values))
+        self.run.summary.update(headline(values))
 
     def table(self, name: str, rows: Sequence[Values]) -> None:
         names = columns(rows)

@@ -1,0 +1,117 @@
+"""``distill-run track``: send finished runs to a tracker, from ``metrics.jsonl``, ``result.json`` and ``config.yaml``.
+
+A run that is repeated with a tracker is sent in the same way, unless it was sent before.
+"""
+
+import json
+import logging
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from distill_runner.common.errors import UserError
+from distill_runner.report.collect import Result, label, pictures_of, read_result, without_specs
+from distill_runner.tracking import Tracker, TrackerConfig, flatten, open_tracker
+
+log = logging.getLogger(__name__)
+
+SENT = "tracked.json"
+"""File in a run's folder with the trackers that the run was sent to: their names and projects."""
+
+
+def track(options: Namespace) -> None:
+    """Send the runs that the options name.
+
+    Raises:
+        UserError: a folder has no finished run, or the tracker cannot be opened.
+    """
+    for folder in options.runs:
+        result = read_result(folder) if folder.is_dir() else None
+        if result is None or result.get("status") != "done":
+            raise UserError("run", folder, "has no finished run", "Name folders of outputs/runs.")
+        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        recorded = settings.get("tracker") or {}
+        fields = recorded if recorded.get("name") == options.tracker else {"name": options.tracker}
+        changes = {key: getattr(options, key) for key in ("project", "entity", "group") if getattr(options, key)}
+        config = tracker_config(TrackerConfig(**fields | changes), result)
+        send(config, folder, result, settings)
+        print(f"{folder} was sent to {config.name}, project {config.project}")
+
+
+def send(config: TrackerConfig, folder: Path, result: Result, settings: Mapping[str, Any]) -> None:
+    """Send a finished run.
+
+    Args:
+        config: with the tags of the run.
+        settings: the resolved configuration of the run.
+    """
+    with open_tracker(config, folder, result["key"], run_settings(settings, result), "distill", False) as tracker:
+        for values, step, epoch in _points(folder):
+            tracker.log(values, step=step, epoch=epoch)
+        send_result(tracker, folder, result)
+    record_sent(config, folder)
+
+
+def send_result(tracker: Tracker, folder: Path, result: Result) -> None:
+    """Send what is known when a run has finished: summary, table, pictures and model."""
+    entries = flatten(without_specs(result))
+    tracker.summary(entries)
+    tracker.table("results", [entries])
+    for file in pictures_of(folder):
+        tracker.picture(file.stem, file)
+    tracker.model(folder / "model")
+
+
+def tracker_config(config: TrackerConfig, names: Mapping[str, Any]) -> TrackerConfig:
+    """Return the configuration with the tags of a run: its task, method and teacher."""
+    return config.with_tags(names["task"], names["method"], names["teacher"])
+
+
+def run_settings(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a tracker shows as the configuration of a run: the settings that it reads, and its table cell.
+
+    A run that reads no corpus, or no transfer set, has none in its configuration file's groups either.
+    """
+    stages = [stage for stage in settings.get("stages", {}).values() if isinstance(stage, Mapping)]
+    unread = {name for name in ("corpus", "transfer") if not any(stage.get(name) for stage in stages)}
+    unread |= {"pretraining"} if "corpus" in unread else set()
+    own = {key: value for key, value in settings.items() if key not in unread}
+    return {**own, "cell": f"{names['task']} {label(names)}"}
+
+
+def was_sent(config: TrackerConfig, folder: Path) -> bool:
+    """Return whether a run was sent to this tracker and project."""
+    return _entry(config) in _sent(folder)
+
+
+def record_sent(config: TrackerConfig, folder: Path) -> None:
+    """Record that a run was sent."""
+    if config.name != "none" and not was_sent(config, folder):
+        (folder / SENT).write_text(json.dumps([*_sent(folder), _entry(config)]) + "\n", encoding="utf-8")
+
+
+def _sent(folder: Path) -> list[Any]:
+    try:
+        entries = json.loads((folder / SENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return entries if isinstance(entries, list) else []
+
+
+def _entry(config: TrackerConfig) -> list[str]:
+    return [config.name, config.project]
+
+
+def _points(folder: Path) -> Iterator[tuple[dict[str, Any], int, float | None]]:
+    """Yield the metrics of a run with step and epoch, as they were written."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        values = json.loads(line)
+        step, epoch = values.pop("step"), values.pop("epoch", None)
+        yield {key: value for key, value in values.items() if value is not None}, step, epoch

@@ -1,0 +1,190 @@
+"""Trackers beside W&B and TensorBoard, plugins, and finished runs that are sent later."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from distill_runner.commands.parser import run_subcommand
+from distill_runner.commands.track import record_sent, run_settings, send, was_sent
+from distill_runner.common.errors import UserError
+from distill_runner.tracking import OPTIONAL, Tracker, TrackerConfig, Values, observe, open_tracker
+from distill_runner.tracking import tracker as tracker_module
+from distill_runner.tracking.tracker import headline
+from helpers.fake_results import result
+
+SETTINGS: Mapping[str, Any] = {
+    "tracker": {"name": "none"},
+    "optim": {"lr": 2e-5},
+    "corpus": {"name": "books_wiki"},
+    "transfer": {"name": "labeled"},
+    "pretraining": {"name": "mlm_nsp"},
+    "stages": {"student": {"corpus": None}},
+}
+RESULT: Mapping[str, Any] = result(task="rte", method="alp", teacher="tiny", score=0.75) | {"key": "0a1b2c"}
+
+
+class Recorder(Tracker):
+    """Keeps what it was told, of all runs."""
+
+    calls: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
+        self.calls.append((config.name, config.project, config.tags, run_id, dict(settings)))
+
+    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
+        self.calls.append((dict(values), step, epoch))
+
+    def summary(self, values: Values) -> None:
+        self.calls.append(headline(values))
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(Recorder, "calls", [])
+    monkeypatch.setitem(OPTIONAL, "wandb", Recorder)
+    return Recorder.calls
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """The folder of a finished run without a tracker."""
+    folder = tmp_path / "rte-alp-0a1b2c"
+    folder.mkdir()
+    lines = [{"step": 1, "epoch": 0.5, "loss/kd": 0.25}, {"step": 2, "loss/kd": None, "validation/accuracy": 0.75}]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (folder / "result.json").write_text(json.dumps(RESULT))
+    (folder / "status.json").write_text(json.dumps(RESULT))
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(SETTINGS)))
+    return folder
+
+
+def test_a_finished_run_is_sent_from_its_files(
+    finished: Path, recorder: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_subcommand("track", [str(finished), "--project", "mine"])
+    opened, *points, summary = recorder
+    assert opened[:4] == ("wandb", "mine", ("rte", "alp", "tiny"), "0a1b2c")
+    assert points == [({"loss/kd": 0.25}, 1, 0.5), ({"validation/accuracy": 0.75}, 2, None)]
+    assert summary["score"] == 0.75
+    assert (finished / "metrics.jsonl").read_text().count("\n") == 2, "nothing is written to the file that is read"
+    assert "was sent to wandb, project mine" in capsys.readouterr().out
+    assert was_sent(TrackerConfig(name="wandb", project="mine"), finished)
+    assert not was_sent(TrackerConfig(name="wandb", project="other"), finished)
+
+
+def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match="has no finished run"):
+            run_subcommand("track", [str(folder)])
+
+
+def test_no_tracker_is_recorded_as_none(finished: Path) -> None:
+    record_sent(TrackerConfig(), finished)
+    assert not (finished / "tracked.json").exists()
+
+
+def test_a_run_shows_no_corpus_that_it_does_not_read() -> None:
+    assert run_settings(SETTINGS, RESULT).keys() == {"tracker", "optim", "stages", "cell"}
+    with_corpus = {**SETTINGS, "stages": {"pretrain": {"corpus": {"name": "books_wiki"}}}}
+    assert "corpus" in run_settings(with_corpus, RESULT)
+
+
+def test_the_summary_has_what_runs_are_compared_by() -> None:
+    values = {"score": 1, "settings/kd/weight": 0.2, "settings/optim/lr": 1e-5, "settings/kd/over_layers": "sum"}
+    values |= {"account/data": "x", "history/1/accuracy": 0.5, "test/score": 0.5, "count/failed": 2}
+    assert [*headline(values)] == ["score", "settings/kd/weight", "settings/optim/lr", "test/score", "count/failed"]
+
+
+def test_an_installed_package_may_register_a_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: list[Any]
+) -> None:
+    def of_package(group: str, name: str) -> str | None:
+        return f"{__name__}.Recorder" if (group, name) == ("distill_runner.trackers", "mine") else None
+
+    monkeypatch.setattr(tracker_module, "entry_point", of_package)
+    monkeypatch.setattr(observe, "entry_point", of_package)
+    with open_tracker(TrackerConfig(name="mine"), tmp_path, "run", {}, "distill") as tracker:
+        tracker.log({"loss": 1.0}, step=1)
+    assert recorder == [("mine", "distill-run", (), "run", {}), ({"loss": 1.0}, 1, None)]
+    with pytest.raises(UserError, match="there is no such tracker"):
+        TrackerConfig(name="trackyo")
+
+
+def test_an_agent_of_a_sweep_chooses_the_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    calls = list[dict[str, Any]]()
+
+    class Run:
+        url, dir, define_metric = "u", str(tmp_path), staticmethod(lambda *_, **__: None)
+
+        def finish(self, exit_code: int) -> None:
+            """Nothing."""
+
+    monkeypatch.setattr(wandb, "init", lambda **options: calls.append(options) or Run())
+    monkeypatch.setattr(wandb, "setup", lambda *_: None)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for variables in ({}, {"WANDB_SWEEP_ID": "s", "WANDB_RUN_ID": "agents"}):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with open_tracker(TrackerConfig(name="wandb"), tmp_path, "0a1b", {"seed": 1}, "distill"):
+            pass
+    own, agents = calls
+    assert (own["id"], own["resume"], own["config"]) == ("0a1b", "allow", {"seed": 1})
+    assert (agents["id"], agents["resume"], agents["config"]) == ("agents", None, {"seed": 1, "key": "0a1b"})
+
+
+def send_twice(name: str, folder: Path) -> None:
+    for _ in range(2):
+        send(TrackerConfig(name=name, project="pilot", group="g"), folder, RESULT, SETTINGS)
+
+
+@pytest.mark.slow
+def test_trackio_keeps_a_run(finished: Path, tmp_path: Path) -> None:
+    """In a process of its own: Trackio finds its folder when it is imported."""
+    pytest.importorskip("trackio", reason="needs the extra trackio")
+    environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio")}
+    code = """
+import json, sys, trackio
+from distill_runner.cli import main
+main()
+(run,) = trackio.Api().runs("pilot")
+print(json.dumps([run.name, run.config["optim/lr"], run.config["key"]]))
+"""
+    for _ in range(2):
+        command = [sys.executable, "-c", code, "track", str(finished), "--tracker=trackio", "--project=pilot"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "the run continues" not in done.stderr
+    (printed,) = (line for line in done.stdout.splitlines() if line.startswith("["))
+    assert json.loads(printed) == ["rte-alp-0a1b2c", 2e-5, "0a1b2c"]
+    (database,) = (tmp_path / "trackio").glob("*.db")
+    with sqlite3.connect(database) as connection:
+        logged = " ".join(str(row) for row in connection.execute("select * from metrics"))
+    assert "validation/accuracy" in logged
+    assert "summary/score" in logged
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_a_run(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    send_twice("mlflow", finished)
+    assert "the run continues" not in caplog.text, caplog.text
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("pilot").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("rte-alp-0a1b2c", "FINISHED")
+    assert (run.data.metrics["score"], run.data.metrics["validation/accuracy"]) == (0.75, 0.75)
+    assert (run.data.params["optim/lr"], run.data.tags["group"]) == ("2e-05", "g")
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["results.json"]
