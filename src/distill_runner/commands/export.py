@@ -18,12 +18,6 @@ from distill_runner.deploy.student import Student
 from distill_runner.report.result import with_license
 from distill_runner.training.config import MAX_THREADS
 
-LOADING = """```python
-from optimum.onnxruntime import {model}
-
-model = {model}.from_pretrained("{folder}", subfolder="onnx", file_name="{file}")
-```"""
-
 
 def export_run(options: Namespace) -> None:
     """Write ``onnx/`` into the folder of the student's model and compare what its forms cost to run.
@@ -67,11 +61,13 @@ def export_run(options: Namespace) -> None:
     card = file.read_text(encoding="utf-8") if file.is_file() else ""
     if options.license:
         card = with_license(card, options.license)
-    loading = LOADING.format(model=task.head.auto.replace("AutoModel", "ORTModel"), folder="this folder", file=PLAIN)
-    card = with_section(card, section(rows, metric, conditions, loading))
+    loading = task.onnx_loading.format(
+        model=task.head.auto.replace("AutoModel", "ORTModel"), folder="this folder", file=PLAIN
+    )
+    card = with_section(card, section(rows, metric, conditions, loading, task.agreement_name))
     file.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
     file.write_text(card, encoding="utf-8")
-    print(table(rows, metric), conditions, f"written: {student.model / FOLDER}", sep="\n")
+    print(table(rows, metric, task.agreement_name), conditions, f"written: {student.model / FOLDER}", sep="\n")
     if options.push:
         print(_push(student.model, options.push))
 

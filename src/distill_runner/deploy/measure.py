@@ -64,9 +64,7 @@ class PaddedSplit:
     def batches(self) -> Iterator[np.ndarray]:
         """Yield the indices of all examples, shortest first, in batches of 32."""
         order = np.argsort(self.split.lengths, kind="stable")
-        yield from (
-            order[start : start + BATCH] for start in range(0, len(order), BATCH)
-        )
+        yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))
 
     def outputs(self, engine: Engine) -> np.ndarray:
         """Return the outputs of ``engine`` for all examples, (``split.num_outputs``, C), in the order of the split."""
@@ -117,17 +115,10 @@ def running_costs(
         num_examples: number of examples to draw; all examples if there are fewer.
     """
     count = len(next(iter(examples.values())))
-    numbers = np.random.default_rng(0).choice(
-        count, min(num_examples, count), replace=False
-    )
+    numbers = np.random.default_rng(0).choice(count, min(num_examples, count), replace=False)
     parts = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
-    singles = {
-        name: [examples[name].inputs([int(number)]) for number in numbers]
-        for name in engines
-    }
-    batches = {
-        name: [examples[name].inputs(part) for part in parts] for name in engines
-    }
+    singles = {name: [examples[name].inputs([int(number)]) for number in numbers] for name in engines}
+    batches = {name: [examples[name].inputs(part) for part in parts] for name in engines}
     single_seconds: dict[str, list[float]] = {name: [] for name in engines}
     batch_seconds: dict[str, float] = dict.fromkeys(engines, 0.0)
     for name, engine in engines.items():
@@ -143,10 +134,7 @@ def running_costs(
         name: {p: 1000 * float(np.percentile(seconds, p)) for p in PERCENTILES}
         for name, seconds in single_seconds.items()
     }
-    return {
-        name: RunningCost(latencies[name], len(numbers) / batch_seconds[name])
-        for name in engines
-    }
+    return {name: RunningCost(latencies[name], len(numbers) / batch_seconds[name]) for name in engines}
 
 
 def _seconds(engine: Engine, inputs: Inputs) -> float:
@@ -166,7 +154,7 @@ class ModelForm:
         num_bytes: size of the file, or of the parameters for torch.
         cost: latency and throughput.
         difference: largest absolute difference between the outputs of this form and of torch; None for torch itself.
-        agreement: fraction of the examples with the same prediction as torch; None for torch itself.
+        agreement: ``Task.agreement`` with torch, such as the fraction of equal predictions; None for torch itself.
     """
 
     model: str
@@ -195,6 +183,7 @@ class Evaluation:
             folder,
             task.examples(split),
         )
+        self.scored: dict[str, Split] = {}
         self.splits: dict[str, PaddedSplit] = {}
         self.engines: dict[tuple[str, str], Any] = {}
 
@@ -213,7 +202,8 @@ class Evaluation:
         tokenizer, folder = resolve_source(str(model)).tokenizer(), self.folder / name
         folder.mkdir()
         self.task.write(folder, self.examples, tokenizer)
-        split = self.splits[name] = PaddedSplit(self.task.open(folder), tokenizer)
+        scored = self.scored[name] = self.task.open(folder)
+        split = self.splits[name] = PaddedSplit(scored.teacher_inputs, tokenizer)
         network = load_model(model, self.task.head)
         path = export(network, split.inputs(split.samples()), target / FOLDER / PLAIN)
         self.engines[name, "torch"] = TorchEngine(network)
@@ -229,19 +219,14 @@ class Evaluation:
         Raises:
             UserError: ONNX in float32 gives other outputs than torch.
         """
-        outputs = {
-            (model, form): self.splits[model].outputs(engine)
-            for (model, form), engine in self.engines.items()
-        }
+        outputs = {(model, form): self.splits[model].outputs(engine) for (model, form), engine in self.engines.items()}
         engines = {" ".join(key): engine for key, engine in self.engines.items()}
         examples = {" ".join(key): self.splits[key[0]] for key in self.engines}
         costs, rows = running_costs(engines, examples, num_examples), []
         for (model, form), form_outputs in outputs.items():
             reference = outputs[model, "torch"]
             difference = float(np.abs(form_outputs - reference).max())
-            if form == EXACT and difference > TOLERANCE * max(
-                1.0, float(np.abs(reference).max())
-            ):
+            if form == EXACT and difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
                 problem = f"{form} of its {model} gives outputs that differ from torch's by up to {difference:.1e}"
                 raise UserError(
                     "distill-run export",
@@ -249,14 +234,9 @@ class Evaluation:
                     problem,
                     "Do not deploy it; please report this.",
                 )
-            predictions = np.array(self.task.prediction_texts(form_outputs))
-            agreement = float(
-                (predictions == self.task.prediction_texts(reference)).mean()
-            )
+            agreement = self.task.agreement(form_outputs, reference)
             comparison = (None, None) if form == "torch" else (difference, agreement)
-            score = self.task.score(form_outputs, self.splits[model].split)[
-                self.task.metrics[0]
-            ]
+            score = self.task.score(form_outputs, self.scored[model])[self.task.metrics[0]]
             num_bytes, cost = (
                 self.engines[model, form].num_bytes,
                 costs[f"{model} {form}"],
@@ -265,8 +245,8 @@ class Evaluation:
         return rows
 
 
-def table(rows: Sequence[ModelForm], metric: str) -> str:
-    """Return a Markdown table with one line per row."""
+def table(rows: Sequence[ModelForm], metric: str, agreement: str = "same prediction") -> str:
+    """Return a Markdown table with one line per row; ``agreement`` names what the forms agree in."""
     header = [
         "model",
         "form",
@@ -288,16 +268,12 @@ def table(rows: Sequence[ModelForm], metric: str) -> str:
         ]
         for row in rows
     ]
-    return markdown_table(
-        [*header, "largest difference", "same prediction"], cells, text_columns=2
-    )
+    return markdown_table([*header, "largest difference", agreement], cells, text_columns=2)
 
 
-def section(
-    rows: Sequence[ModelForm], metric: str, conditions: str, loading: str
-) -> str:
+def section(rows: Sequence[ModelForm], metric: str, conditions: str, loading: str, agreement: str) -> str:
     """Return the section on deployment for a model card, as Markdown; ``loading`` is a code block."""
-    return f"{HEADING}\n\n{table(rows, metric)}\n\n{conditions}\n\n{loading}\n"
+    return f"{HEADING}\n\n{table(rows, metric, agreement)}\n\n{conditions}\n\n{loading}\n"
 
 
 def as_json(rows: Sequence[ModelForm], conditions: str) -> dict[str, Any]:

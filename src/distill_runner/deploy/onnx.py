@@ -14,6 +14,8 @@ from distill_runner.common.errors import UserError, root_cause
 from distill_runner.common.process import suppressed_output
 
 FOLDER, PLAIN = "onnx", "model.onnx"
+OUTPUTS = ("logits", "sentence_embedding")
+"""Names that the output of a model has; the second is that of sentence-transformers for vectors."""
 EXTRA = "pip install 'distill-run[export]'"
 Inputs = Mapping[str, np.ndarray]
 
@@ -29,9 +31,7 @@ def require_onnx() -> None:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError(
-            "distill-run export", None, f"{error.name} is not installed", EXTRA
-        ) from error
+        raise UserError("distill-run export", None, f"{error.name} is not installed", EXTRA) from error
     del onnx, onnxruntime
 
 
@@ -53,13 +53,9 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
         from transformers.exporters.configs import OnnxConfig
         from transformers.exporters.exporter_onnx import OnnxExporter
 
-        tensors: Any = {
-            name: torch.from_numpy(values) for name, values in inputs.items()
-        }
+        tensors: Any = {name: torch.from_numpy(values) for name, values in inputs.items()}
         try:
-            exported = OnnxExporter().export(
-                model.eval(), tensors, config=OnnxConfig(dynamic=True)
-            )
+            exported = OnnxExporter().export(model.eval(), tensors, config=OnnxConfig(dynamic=True))
         except Exception as error:
             problem = f"models of type {model.config.model_type} cannot be exported: {root_cause(error)}"
             raise UserError("distill-run export", None, problem) from error
@@ -91,9 +87,7 @@ def quantize(path: Path) -> Path:
         quantize_dynamic(
             model,
             target,
-            weight_type=QuantType.QUInt8
-            if weight_type == "quint8"
-            else QuantType.QInt8,
+            weight_type=QuantType.QUInt8 if weight_type == "quint8" else QuantType.QInt8,
             per_channel=False,
             extra_options={"DefaultTensorType": 1},
         )
@@ -107,11 +101,7 @@ def processor() -> tuple[str, str]:
     """
     if platform.machine().lower() in ("arm64", "aarch64"):
         return "qint8", "arm64"
-    flags = (
-        Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-        if Path("/proc/cpuinfo").is_file()
-        else []
-    )
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split() if Path("/proc/cpuinfo").is_file() else []
     for flag in ("avx512_vnni", "avx512f"):
         if flag in flags:
             return "qint8", flag.removesuffix("f")
@@ -127,15 +117,14 @@ class OnnxEngine:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(
-            path, options, providers=["CPUExecutionProvider"]
-        )
+        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.names = {node.name for node in self.session.get_inputs()}
+        self.output = next(node.name for node in self.session.get_outputs() if node.name in OUTPUTS)
         self.num_bytes = path.stat().st_size
 
     def __call__(self, inputs: Inputs) -> np.ndarray:
         arrays = {name: values for name, values in inputs.items() if name in self.names}
-        outputs: np.ndarray = self.session.run(["logits"], arrays)[0]
+        outputs: np.ndarray = self.session.run([self.output], arrays)[0]
         return outputs
 
 
@@ -150,8 +139,7 @@ class TorchEngine:
         import torch
 
         with torch.inference_mode():
-            tensors = {
-                name: torch.from_numpy(values) for name, values in inputs.items()
-            }
-            outputs: np.ndarray = self.model(**tensors).logits.numpy()
+            tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
+            output = self.model(**tensors)
+            outputs: np.ndarray = next(output[name] for name in OUTPUTS if name in output).numpy()
         return outputs

@@ -48,6 +48,14 @@ from transformers import pipeline
 model = pipeline("{tag}", model=".")  # this folder, or its id on the hub
 print(model("a text"))
 ```"""
+LOADING_VECTORS = """\
+```python
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(".")  # this folder, or its id on the hub
+print(model.similarity(*model.encode(["a text", "another text"])))
+```"""
+VECTORS = "sentence-similarity"
+"""The hub's name of what a model of vectors does."""
 NO_LICENSE = "License: not given. It depends on the licenses of the base model and of the data."
 
 
@@ -252,7 +260,7 @@ def model_card(result: Result) -> str:
         *(f"## Scores of each label, {split}\n\n{_by_class(rows)}" for split, rows in _classes(result)),
         *([f"Labels, in the order of the outputs: {', '.join(result['labels'])}."] if result.get("labels") else []),
         NO_LICENSE,
-        "## Loading\n\n" + LOADING.format(tag=_pipeline_tag(result)),
+        "## Loading\n\n" + _loading(result),
         f"## Training\n\n```sh\n{without_paths(result['command'])}\n```\n\n"
         f"Seed {result['seed']}, best epoch "
         f"{result['best_epoch']} of {result['epochs']}, {result['seconds']:.0f} s, "
@@ -296,6 +304,11 @@ def with_additions(card: str, previous: str) -> str:
     return card
 
 
+def _loading(result: Result) -> str:
+    tag = _pipeline_tag(result)
+    return LOADING_VECTORS if tag == VECTORS else LOADING.format(tag=tag)
+
+
 def _pipeline_tag(result: Result) -> str:
     """Return the hub's name of what the model does; results of earlier versions do not have it."""
     return result.get("pipeline_tag") or ("text-classification" if result["dataset"] else "fill-mask")
@@ -307,7 +320,7 @@ def _front_matter(result: Result) -> dict[str, Any]:
         entries.append(_index_entry(result, "test", test["metrics"]))
     name = f"{label(result)} {result['task']}"
     return {
-        "library_name": "transformers",
+        "library_name": "sentence-transformers" if _pipeline_tag(result) == VECTORS else "transformers",
         **({"base_model": result["base_model"]} if result.get("base_model") else {}),
         "pipeline_tag": _pipeline_tag(result),
         "tags": ["knowledge-distillation", "distill-run", result["method"]],

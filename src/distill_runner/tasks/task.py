@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from distill_runner.models.features import EncoderShape
 
 
+ONNX_LOADING = """```python
+from optimum.onnxruntime import {model}
+
+model = {model}.from_pretrained("{folder}", subfolder="onnx", file_name="{file}")
+```"""
+
+
 @dataclass(frozen=True)
 class ExamplePredictions:
     """Predictions of one model for N examples, to compare models example by example.
@@ -82,6 +89,8 @@ class Task(Splits):
     exportable: ClassVar[bool] = True
     """Whether ``distill-run export`` can run an exported model: on padded tokens, with ``logits`` as its output."""
 
+    onnx_loading: ClassVar[str] = ONNX_LOADING
+    """Code block for model cards that loads an exported model; the fields are ``model``, ``folder`` and ``file``."""
     single_texts: ClassVar[bool] = False
     """Whether a model reads single texts, also where the task's columns are several texts that are compared."""
     agreement_name: ClassVar[str] = "same prediction"

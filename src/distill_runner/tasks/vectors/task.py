@@ -22,6 +22,15 @@ from distill_runner.tasks.text import TextTask, example_columns, is_empty
 if TYPE_CHECKING:
     from distill_runner.methods.outputs import Outputs
 
+ONNX_LOADING = """```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+session = onnxruntime.InferenceSession("{folder}/onnx/{file}")
+names = [node.name for node in session.get_inputs()]
+tokens = AutoTokenizer.from_pretrained("{folder}")(["a text"], padding=True, truncation=True, return_tensors="np")
+vectors = session.run(["sentence_embedding"], {{name: tokens[name] for name in names}})[0]
+```"""
 CHARACTERS = 60
 """Characters of a text in messages."""
 
@@ -41,6 +50,7 @@ class VectorTask(TextTask):
     """
 
     pipeline_tag = "sentence-similarity"
+    onnx_loading = ONNX_LOADING
     single_texts = True
     agreement_name = "cosine with torch"
     example_fields = frozenset({"columns", "train_columns", "label", "type", "max_length", "version", "prompt"})
@@ -159,7 +169,7 @@ class EmbeddingsTask(VectorTask):
 
     def resolved(self) -> Self:
         task = super().resolved()
-        if task.train_columns:
+        if self.columns or task.train_columns:
             return task
         types = inspect_columns(task, task.train)
         if set(task.columns) <= types.keys():
