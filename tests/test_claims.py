@@ -107,6 +107,19 @@ def test_runs_that_make_several_rows_are_not_guessed(tmp_path: Path) -> None:
     assert "RTE: 2 rows of the runs fit its first row: alp all, width 768; alp all, width 384" in page
 
 
+def test_runs_are_chosen_by_the_settings_that_tables_name(tmp_path: Path) -> None:
+    """Those of the teacher are no entries of a result, but they separate its rows."""
+    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 150, **RKD)
+    other = seeds_of(tmp_path, "o", 5, teacher_seed=7)
+    shared = {"task": "rte", "teacher.optim.lr": 1e-4, "teacher.share": None}
+    assert only(claims_of(runs={**shared, "teacher.seed": 42}), runs + other).numbers == "runs"
+    remark = only(claims_of(runs=shared), runs + other).remark
+    assert remark == "2 rows of the runs fit its first row: alp all, teacher seed 42; alp all, teacher seed 7"
+    for misspelled in ("teacher_seed", "teacher.optim.rate"):
+        outcome = only(claims_of(runs={**shared, misspelled: 42}), runs)
+        assert (outcome.numbers, outcome.remark) == ("", f"no run has a value of {misspelled}")
+
+
 def test_the_p_values_of_a_claim_are_corrected_together(tmp_path: Path) -> None:
     runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
     claims = claims_of()

@@ -18,6 +18,7 @@ from distill_runner.common.terminal import markdown_table
 from distill_runner.report.collect import Result, is_scored, settings
 from distill_runner.report.compare import BETTER, SAME, UNDECIDED, WORSE, Comparison, compare_rows, correct
 from distill_runner.report.comparison_text import bounds_text, conclusion_text, escaped
+from distill_runner.report.identity import identity_of
 from distill_runner.report.rows import Row, tabulate
 from distill_runner.report.statistics import MethodTest
 
@@ -35,6 +36,10 @@ WORDS = {
     NOT_TESTED: "numbers were seen that allow no test over seeds and examples",
 }
 """Words of the page, and what they mean."""
+
+
+Run = tuple[Result, Mapping[str, Any]]
+"""A finished run, and its settings by name."""
 
 
 class Record(Schema):
@@ -72,7 +77,7 @@ class Trial(Schema):
 
     Attributes:
         runs: values that the runs of both rows have: of ``result.json``, such as ``task`` or ``student.num_layers``, or
-            of its settings, such as ``optim.epochs``.
+            of the settings that separate rows, such as ``optim.epochs`` or ``teacher.seed``; null where a run has none.
         first, second: further values of the row that the claim says is better, and of the other.
         seeds: number of seeds that was fixed before the first run; fewer allow no conclusion, more are another look.
         looks: how often the seeds were tested, the last time included.
@@ -170,8 +175,9 @@ def claims_text(claims: ClaimsFile) -> str:
 def outcomes(claims: ClaimsFile, results: Sequence[Result] = ()) -> list[Outcome]:
     """Return the outcome of every trial; p-values of one claim are corrected together."""
     all_outcomes = []
+    runs = [(result, _settings(result)) for result in results if is_scored(result)]
     for claim in claims.claims:
-        of_claim = [_outcome(claim, trial, results) for trial in claim.trials]
+        of_claim = [_outcome(claim, trial, runs) for trial in claim.trials]
         corrected = iter(correct([outcome.comparison for outcome in of_claim if outcome.comparison]))
         all_outcomes += [
             replace(outcome, comparison=next(corrected)) if outcome.comparison else outcome for outcome in of_claim
@@ -179,15 +185,25 @@ def outcomes(claims: ClaimsFile, results: Sequence[Result] = ()) -> list[Outcome
     return all_outcomes
 
 
-def _outcome(claim: Claim, trial: Trial, results: Sequence[Result]) -> Outcome:
+def _settings(run: Result) -> Mapping[str, Any]:
+    """Return the settings of a run by the names that tables and comparisons print."""
+    identity = identity_of(run)
+    return {**settings(run), **(identity.row | identity.grid | identity.seeds if identity else {})}
+
+
+def _outcome(claim: Claim, trial: Trial, runs: Sequence[Run]) -> Outcome:
     record = trial.recorded
     recorded = Outcome(claim, trial, numbers="page" if trial.page else "")
     if record:
         numbers: Literal["page", "recorded"] = "page" if record.seed_variance is None else "recorded"
         recorded = Outcome(claim, trial, _recorded_comparison(claim, trial, record), numbers)
-    rows = [_rows(results, {**trial.runs, **values}, _column(trial)) for values in (trial.first, trial.second)]
-    if not trial.first or not all(rows):
+    if not trial.first:
         return recorded
+    sides = [{**trial.runs, **values} for values in (trial.first, trial.second)]
+    rows = [_rows(runs, values, _column(trial)) for values in sides]
+    if not all(rows):
+        unknown = dict.fromkeys(name for values in sides for name in _unknown(runs, values))
+        return replace(recorded, remark=f"no run has a value of {', '.join(unknown)}" if unknown else "")
     for name, of_side in zip(("first", "second"), rows, strict=True):
         if len(of_side) > 1:
             names = "; ".join(row.name for row in of_side)
@@ -206,19 +222,30 @@ def _column(trial: Trial) -> str:
     return str(trial.column or trial.runs.get("task"))
 
 
-def _rows(results: Iterable[Result], values: Mapping[str, Any], column: str) -> list[Row]:
+def _rows(runs: Iterable[Run], values: Mapping[str, Any], column: str) -> list[Row]:
     """Return the rows of the finished runs that have these values."""
-    matches = [run for run in results if is_scored(run) and all(_has_value(run, *item) for item in values.items())]
+    matches = [run[0] for run in runs if all(_value(run, name) == value for name, value in values.items())]
     table = tabulate(matches)
     return [row for row in table.rows if column in row.cells and row.cells[column].points]
 
 
-def _has_value(run: Result, name: str, value: Any) -> bool:
+def _unknown(runs: Iterable[Run], values: Mapping[str, Any]) -> list[str]:
+    """Return names that no run of this task and method has: a misspelled one would match none in silence."""
+    names = {name: values[name] for name in ("task", "method") if name in values}
+    runs = [run for run in runs if all(_value(run, name) == value for name, value in names.items())]
+    used = [name for name, value in values.items() if value is not None]
+    return [name for name in used if runs and all(_value(run, name) is None for run in runs)]
+
+
+def _value(run: Run, name: str) -> Any:
+    """Return a value of a result, of one of its parts, or of its settings; None if there is none."""
+    result, of_run = run
     parent, _, rest = name.partition(".")
-    for content, key in ((run, name), (run.get(parent), rest), (settings(run), name)):
+    for content, key in ((result, name), (result.get(parent), rest), (of_run, name)):
         if isinstance(content, Mapping) and key in content:
-            return bool(content[key] == value)
-    return value is None
+            value = content[key]
+            return list(value) if isinstance(value, tuple) else value
+    return None
 
 
 def _recorded_comparison(claim: Claim, trial: Trial, record: Record) -> Comparison:
