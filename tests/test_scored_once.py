@@ -2,8 +2,11 @@
 
 import csv
 import json
+import random
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,21 +21,34 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from helpers.command import Ended, distill_run
 from helpers.words import WORDS
 
+NAMES = ("no", "yes")
 SMALL = (
     "task.columns=[sentence1,sentence2]",
     "task.labels=[no,yes]",
     "task.max_length=48",
     "teacher=base",
     "student.num_layers=2",
-    "optim.epochs=2",
     "optim.batch_size=16",
-    "teacher.optim.epochs=1",
-    "teacher.optim.lr=3e-3",
-    "optim.lr=3e-3",
+    "optim.epochs=8",
+    "optim.lr=1e-3",
+    "teacher.optim.epochs=8",
+    "teacher.optim.lr=1e-3",
     "runtime.device=cpu",
 )
-NAMES = ("no", "yes")
-ROWS = [(f"{WORDS[n % 12]} {WORDS[n % 7]}", WORDS[n % 5 + 3], NAMES[n % 3 == 0]) for n in range(90)]
+
+
+def made_rows() -> list[tuple[str, str, str]]:
+    """Rows like those of the tiny task: the second sentence has the words of its class."""
+    draw, rows = random.Random(5), []
+    for number in range(90):
+        label = number % 3 == 0
+        first, second = WORDS, WORDS[6:] if label else WORDS[:12]
+        texts = (" ".join(draw.choices(words, k=draw.randint(2, 12))) for words in (first, second))
+        rows.append((*texts, NAMES[label]))
+    return rows
+
+
+ROWS = made_rows()
 
 
 class Place:
@@ -55,9 +71,13 @@ class Place:
     def __call__(self, *arguments: str) -> Ended:
         return distill_run(self.folder, *arguments)
 
-    def results(self, runs: str = "outputs/runs") -> list[dict[str, Any]]:
-        files = sorted((self.folder / runs).glob("*/result.json"))
-        return [json.loads(file.read_text()) for file in files]
+    def results(self) -> list[dict[str, Any]]:
+        return [json.loads(file.read_text()) for file in sorted(self.folder.glob("outputs/runs/*/result.json"))]
+
+    def stopped(self) -> list[Path]:
+        """Folders of the runs that halving has stopped."""
+        files = self.folder.glob("outputs/runs/*/status.json")
+        return [file.parent for file in files if json.loads(file.read_text())["status"] == "paused"]
 
 
 def place_in(folder: Path, tiny_task_folder: Path, tiny_bert_folder: Path) -> Place:
@@ -90,10 +110,16 @@ def is_right(model_folder: Path) -> np.ndarray:
 def place(tmp_path_factory: pytest.TempPathFactory, tiny_task_folder: Path, tiny_bert_folder: Path) -> Place:
     """Two methods, two seeds, and one of them with two learning rates."""
     made = place_in(tmp_path_factory.mktemp("scored") / "work", tiny_task_folder, tiny_bert_folder)
-    for arguments in (("method=rkd",), ("method=nkd",), ("method=nkd", "optim.lr=1e-4")):
+    for arguments in (("method=rkd",), ("method=nkd",), ("method=nkd", "optim.lr=3e-4")):
         for seed in (1, 2):
             made.run(*arguments, f"seed={seed}")
     return made
+
+
+def of(place: Place, method: str, rate: float = 1e-3) -> list[dict[str, Any]]:
+    """The results of one row, by seed."""
+    runs = [run for run in place.results() if (run["method"], run["settings"]["optim.lr"]) == (method, rate)]
+    return sorted(runs, key=lambda run: int(run["seed"]))
 
 
 def test_a_run_reports_the_score(place: Place) -> None:
@@ -116,21 +142,36 @@ def test_a_run_reports_the_score(place: Place) -> None:
     assert f"{100 * expected:.2f}" in card.split("## Scores on the test set")[1].split("##")[0]
 
 
-def test_the_table_has_a_column_of_its_own(place: Place) -> None:
-    """The validation score chooses the point of a grid, whatever the test scores are."""
-    columns = json.loads(place("table", "--format", "json").out)
-    (nkd,) = (row for row in columns["rows"] if row["name"] == "nkd")
-    runs = [run for run in place.results() if run["method"] == "nkd"]
-    by_rate = {rate: [run for run in runs if run["settings"]["optim.lr"] == rate] for rate in (3e-3, 1e-4)}
-    best = max(by_rate.values(), key=lambda of_rate: np.mean([run["score"] for run in of_rate]))
-    assert nkd["cells"]["data"]["value"] == pytest.approx(100 * np.mean([run["score"] for run in best]))
-    assert nkd["cells"]["data test"]["value"] == pytest.approx(100 * np.mean([run["test"]["score"] for run in best]))
+def test_the_table_has_a_column_of_its_own(place: Place, tmp_path: Path) -> None:
+    """The validation score chooses the point of a grid, also where another one has the better test score."""
+    by_rate = {rate: of(place, "nkd", rate) for rate in (1e-3, 3e-4)}
+    means = {rate: np.mean([run["score"] for run in runs]) for rate, runs in by_rate.items()}
+    best, other = sorted(means, key=lambda rate: -means[rate])
+    assert means[best] > means[other]
+    shutil.copytree(place.folder / "outputs", tmp_path / "outputs")
+    for run in by_rate[other]:
+        file = tmp_path / run["folder"] / "result.json"
+        run["test"]["score"] = run["test"]["splits"]["test"]["score"] = 1.0
+        file.write_text(json.dumps(run))
+    lines = csv.DictReader(distill_run(tmp_path, "table", "--format", "csv").out.splitlines())
+    cells = {line["task"]: line for line in lines if line["row"] == "nkd"}
+    assert cells.keys() == {"data", "data test"}
+    assert cells["data test"]["kind"] == "chosen by data"
+    for task, part in (("data", lambda run: run), ("data test", lambda run: run["test"])):
+        expected = 100 * np.mean([part(run)["score"] for run in by_rate[best]])
+        assert float(cells[task]["value"]) == pytest.approx(expected)
 
 
 def test_comparing_on_the_test_split(place: Place) -> None:
-    """A sentence of its own, with McNemar's p of what the saved models answer."""
-    printed = " ".join(place("compare", "rkd", "nkd, optim.lr 0.003").out.split())
-    assert "on data test" in printed
+    """A sentence of its own, with the mean difference of what the saved models answer."""
+    sides = [of(place, method) for method in ("rkd", "nkd")]
+    folders = [run["folder"] for side in sides for run in side]
+    printed = " ".join(distill_run(place.folder, "compare", "rkd", "nkd", "--runs", *folders).out.split())
+    right = [np.stack([is_right(place.folder / run["model"]) for run in side]) for side in sides]
+    difference = 100 * (right[0].mean() - right[1].mean())
+    assert f"rkd against nkd on data test: {difference:+.2f} accuracy" in printed, printed
+    by_seed = stats.ttest_rel(*(side.mean(1) for side in right)).pvalue
+    assert f"p {by_seed:.4f}" in printed.split("data test")[1]
 
 
 def test_other_test_labels_change_no_choice(
@@ -145,3 +186,58 @@ def test_other_test_labels_change_no_choice(
     same = ("key", "score", "metrics", "best_epoch", "history", "splits")
     assert {name: result[name] for name in same} == {name: own[name] for name in same}
     assert result["test"]["score"] == pytest.approx(1 - own["test"]["score"])
+
+
+# --- Every way to a finished student
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["paused", "two processes"])
+def test_a_run_in_parts_has_the_same_test_score(
+    how: str, place: Place, tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path
+) -> None:
+    other = place_in(tmp_path / "other", tiny_task_folder, tiny_bert_folder)
+    if how == "paused":
+        paused = other.run("method=nkd", "seed=1", "runtime.pause_after=3")
+        assert "paused after epoch 3" in paused.err
+        assert not list(other.folder.glob("outputs/runs/*/test-predictions-*"))  # of a model that is not chosen yet
+    more = [] if how == "paused" else ["runtime.num_processes=2"]
+    result = json.loads((run_folder(other.run("method=nkd", "seed=1", *more), other) / "result.json").read_text())
+    expected = is_right(other.folder / result["model"]).mean()
+    assert result["test"]["score"] == pytest.approx(expected)
+    if how == "paused":
+        assert result["test"] == of(place, "nkd")[0]["test"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("halving", [[], ["sweep.halving=2"]])
+def test_a_grid_chooses_by_validation(
+    halving: list[str], tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path
+) -> None:
+    """Its own table has both columns; points that halving stops have no test score."""
+    other = place_in(tmp_path / "other", tiny_task_folder, tiny_bert_folder)
+    ended = other.run("-m", "method=nkd", "optim.lr=1e-3,1e-5", "optim.epochs=4", "seed=1", *halving)
+    results, stopped = other.results(), other.stopped()
+    assert len(stopped) + len(results) == 2
+    assert not [file for folder in stopped for file in folder.glob("test-predictions-*")]
+    best = max(results, key=lambda run: float(run["score"]))
+    line = next(line for line in ended.out.splitlines() if line.startswith("nkd, chosen by data"))
+    assert f"{100 * best['test']['score']:.2f}" in line
+    assert best["test"]["score"] == pytest.approx(is_right(other.folder / best["model"]).mean())
+
+
+@pytest.mark.slow
+def test_trackers_get_the_score(wandb_home: Path, tiny_task_folder: Path, tiny_bert_folder: Path) -> None:
+    """In the summary of W&B, and in no curve: a curve would invite to choose by it."""
+    wandb = pytest.importorskip("wandb")
+    other = place_in(wandb_home / "work", tiny_task_folder, tiny_bert_folder)
+    ended = other.run("method=nkd", "seed=1", "tracker=wandb", "tracker.project=pilot")
+    wandb.teardown()
+    folder = run_folder(ended, other)
+    result = json.loads((folder / "result.json").read_text())
+    (run,) = (folder / "wandb").glob("offline-run-*")
+    inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", "--json", str(run)]
+    summary = json.loads(subprocess.run(inspect, capture_output=True, check=True).stdout)["summary"]
+    assert summary["test/score"] == result["test"]["score"]
+    curves = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert not [name for values in curves for name in values if "test" in name]
