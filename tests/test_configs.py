@@ -82,7 +82,7 @@ def test_a_sweep_names_choices_that_exist(file: Path) -> None:
 
 MINILM = ("minilm_6x384", "minilm_6x768", "minilm_12x384", "minilm_12x384_bert", "minilm_12x768")
 FRESH = ("fresh", "fresh_tiny", "fresh_mini", "fresh_small", "fresh_medium", "fresh_base", *MINILM)
-SELECTING = ("pkd", "pkd_original")  # one teacher layer per student layer, no more
+SELECTING = ("pkd", "pkd_original", "rail")  # one teacher layer per student layer, no more
 READING = (*SELECTING, "ckd", "alp")
 
 
