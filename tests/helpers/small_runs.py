@@ -32,6 +32,10 @@ def made_small(overrides: tuple[str, ...]) -> list[str]:
             "pretraining.optim.max_steps=2",
             "pretraining.optim.batch_size=8",
         ]
+    if name in ("vectors", "similarities", "vectors_relations"):
+        values += ["task.type=embeddings", "task.labels=null", "transfer=labeled", "teacher.optim.epochs=0"]
+        values += ["task.dataset=embedded:pairs", "task.train=train[:100]", "task.validation.validation=validation[:50]"]
+        values += ["relations.heads=8"] if name == "vectors_relations" else []
     if name == "tinybert":
         values.append("stages.phase1.optim.max_steps=2")
     if "mapping=explicit" in overrides:
