@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import BertConfig, BertModel, BertTokenizer
+from safetensors.torch import load_file
+from transformers import BertModel
 
 from distill_runner.common.errors import UserError
 from distill_runner.models.build import build, load_model
@@ -19,45 +19,9 @@ from distill_runner.models.sources import resolve_source
 from distill_runner.tasks.vectors.texts import TextRows, write_texts
 from distill_runner.training.data import predict
 from distill_runner.training.devices import Device
+from helpers.sentence_folders import folder_with
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", ":", *"abcdefghij"]
 TEXTS = ["a b c", "d", "e f g h i j a b", "c c", "j i h g", "a b c d e f g h i j a b c d e f g h i j"]
-TYPES = {"classic": "sentence_transformers.models", "today": "sentence_transformers.base.modules"}
-
-
-def folder_with(
-    folder: Path,
-    pooling: dict[str, Any],
-    dense: tuple[int, str] | None = None,
-    normalize: bool = True,
-    prompts: dict[str, Any] | None = None,
-    naming: str = "classic",
-) -> Path:
-    """A folder of sentence-transformers with a tiny encoder of width 16."""
-    torch.manual_seed(3)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=40, initializer_range=0.5, **sizes)
-    BertModel(config).save_pretrained(folder)
-    BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(folder)
-    kinds = ["Transformer", "Pooling", *(["Dense"] if dense else []), *(["Normalize"] if normalize else [])]
-    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
-    for path in paths[1:]:
-        (folder / path).mkdir(exist_ok=True)
-    (folder / paths[1] / "config.json").write_text(json.dumps({"word_embedding_dimension": 16, **pooling}))
-    if dense:
-        width, activation = dense
-        entry = {"in_features": 16, "out_features": width, "bias": True, "activation_function": activation}
-        (folder / paths[2] / "config.json").write_text(json.dumps(entry))
-        weights = {"linear.weight": torch.randn(width, 16), "linear.bias": torch.randn(width)}
-        save_file(weights, folder / paths[2] / "model.safetensors")
-    entries = [
-        {"idx": number, "name": str(number), "path": path, "type": f"{TYPES[naming]}.{kind}"}
-        for number, (path, kind) in enumerate(zip(paths, kinds, strict=True))
-    ]
-    (folder / "modules.json").write_text(json.dumps(entries))
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 16, "do_lower_case": False}))
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts or {}))
-    return folder
 
 
 def own_vectors(folder: Path, scratch: Path, prompt: str = "", **options: Any) -> tuple[Any, np.ndarray]:
@@ -80,8 +44,6 @@ def reference(folder: Path, mode: str, skip: int, dense: bool, normalize: bool, 
             states = encoder(input_ids=torch.tensor([ids])).last_hidden_state[0][skip:]
         vector = {"mean": states.mean(0), "cls": states[0], "lasttoken": states[-1]}[mode]
         if dense:
-            from safetensors.torch import load_file
-
             weights = load_file(folder / "2_Dense" / "model.safetensors")
             vector = torch.tanh(weights["linear.weight"].double() @ vector + weights["linear.bias"].double())
         rows.append(vector / vector.norm() if normalize else vector)
