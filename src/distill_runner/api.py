@@ -4,9 +4,11 @@ Overrides are written as on the command line, one string each: ``compose("task=r
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from distill_runner.common.errors import UserError
 from distill_runner.report.collect import Result, read_result, read_results
@@ -20,7 +22,43 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["compose", "figure", "frame", "results", "run", "table"]
+__all__ = ["RunResult", "compose", "figure", "frame", "results", "run", "table"]
+
+
+class RunResult(TypedDict, total=False):
+    """A result: the content of ``result.json``, or of ``status.json`` for a run that has not finished.
+
+    Scores are fractions. Keys that a run cannot have yet are absent; ``result.json`` has further ones.
+    """
+
+    status: str
+    """``done``, ``paused``, ``failed``, ``running``, ``interrupted``, or ``planned``."""
+    key: str
+    """Key of the student in the store."""
+    folder: str
+    command: str
+    task: str
+    method: str
+    mapping: str | None
+    teacher: str | None
+    seed: int
+    metric: str
+    """The metric of ``score``, the first of ``task.metrics``."""
+    score: float
+    teacher_score: float | None
+    metrics: Mapping[str, float]
+    test: Mapping[str, Any] | None
+    published: Mapping[str, Any] | None
+    settings: Mapping[str, Any]
+    student: Mapping[str, Any]
+    num_params: int
+    best_epoch: int
+    epochs: float
+    seconds: float
+    error: str
+    """Why a run failed."""
+    stages: Sequence[Mapping[str, Any]]
+    """Of a plan: name, key, and whether the store has it, of all that the run is made from."""
 
 
 def compose(*overrides: str) -> "RunConfig":
@@ -65,15 +103,21 @@ def _of_one_run(overrides: Sequence[str]) -> Sequence[str]:
     return overrides
 
 
-def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
+def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True) -> RunResult:
     """Train what the overrides ask for, as ``distill-run`` does. Stages that are in the store are not trained again.
+
+    >>> result = run("experiment=demo_methods", "method=rkd", "plan=true")  # doctest: +SKIP
+    >>> [(stage["name"], stage["hit"]) for stage in result["stages"]]  # doctest: +SKIP
+    [('pretrain', False), ('teacher', False), ('targets', False), ('student', False)]
 
     Args:
         overrides: overrides as on the command line, one string each.
-        outputs: folder that receives ``runs/<name>`` and, unless ``store.dir`` is given, the ``store``.
+        outputs: folder that receives ``runs/<name>`` and, unless ``store.dir`` or ``DISTILL_STORE_DIR`` is set, the
+            ``store``.
+        progress: print what the command line prints, unless the program has set up ``logging`` itself.
     Returns:
-        The content of ``result.json``; the names of the run with the status ``planned`` if ``plan`` or
-        ``runtime.targets_only`` is set, so that nothing was trained.
+        The content of ``result.json``; the names of the run and its ``stages`` with the status ``planned`` if ``plan``
+        or ``runtime.targets_only`` is set, so that nothing was trained.
     Raises:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
         TrainingError: training cannot continue.
@@ -88,7 +132,8 @@ def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
 
     outputs = Path(outputs).absolute()
     all_overrides = [*overrides]
-    if not any(override.startswith("store.dir=") for override in overrides):
+    has_store = "DISTILL_STORE_DIR" in os.environ or any(override.startswith("store.dir=") for override in overrides)
+    if not has_store:
         all_overrides.append(f"store.dir={outputs / 'store'}")
     config = composed(*_of_one_run(all_overrides))
     folder = outputs / "runs" / run_key(_root_=config)
@@ -97,29 +142,62 @@ def run(*overrides: str, outputs: Path | str = "outputs") -> Result:
         check_unread(config, typed)
         for line in unread_settings(config, typed, overrides):
             log.warning("warning: %s", line)
-        outcome = run_stage(typed, folder, resolved_settings(config))
+        with _printed_log(progress):
+            outcome = run_stage(typed, folder, resolved_settings(config))
     except UserError as error:
         raise user_facing_error(error, config, all_overrides) from error
     if outcome["status"] == "planned":
-        return outcome
+        return cast(RunResult, outcome)
     result = read_result(folder)
     assert result is not None, "a run that ends without an error writes its result"
-    return result
+    return cast(RunResult, result)
 
 
-def results(*folders: Path | str) -> list[Result]:
+@contextmanager
+def _printed_log(progress: bool) -> Iterator[None]:
+    """Print the log of this package within the context, if nobody else would show it."""
+    package = logging.getLogger("distill_runner")
+    if not progress or package.hasHandlers():
+        yield
+        return
+    handler, level = logging.StreamHandler(), package.level
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        package.removeHandler(handler)
+        package.setLevel(level)
+
+
+def results(*folders: Path | str) -> list[RunResult]:
     """Return the results of all runs in ``folders``, by default in ``outputs/runs``.
+
+    >>> [result["score"] for result in results("outputs/runs")]  # doctest: +SKIP
+    [0.7432, 0.7511]
 
     Args:
         folders: folders of runs, or folders that contain such folders.
     Returns:
         One result for each run: the content of ``result.json``, or of ``status.json`` for an unfinished run.
+    Raises:
+        UserError: there is no such folder.
     """
-    return read_results(map(Path, folders or ("outputs/runs",)))
+    roots = [*map(Path, folders or ("outputs/runs",))]
+    for root in roots:
+        if not root.is_dir():
+            raise UserError("folder", root, "there is no such folder", "Name folders of runs, such as outputs/runs.")
+    return [cast(RunResult, result) for result in read_results(roots)]
 
 
 def frame(results: Iterable[Result]) -> "pd.DataFrame":
     """Return a data frame with a row for each run: names, scores times 100, cost, and a column for each setting.
+
+    Runs that end with another stage than the student, such as the teachers that a sweep trains first, have no score,
+    and no row.
+
+    >>> frame(results())[["method", "seed", "score"]]  # doctest: +SKIP
 
     Args:
         results: results as ``results`` returns them. Columns of settings have the setting's key, such as ``optim.lr``.
@@ -129,6 +207,8 @@ def frame(results: Iterable[Result]) -> "pd.DataFrame":
     names = ("task", "method", "mapping", "teacher", "seed", "status", "metric", "best_epoch", "seconds", "folder")
     rows = []
     for result in results:
+        if result.get("stage", "student") != "student":
+            continue
         row = {name: result.get(name) for name in names}
         row |= {"score": _percent(result.get("score")), "teacher_score": _percent(result.get("teacher_score"))}
         row |= {f"metrics.{name}": _percent(value) for name, value in (result.get("metrics") or {}).items()}

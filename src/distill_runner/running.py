@@ -117,7 +117,8 @@ class _Run:
         if self.config.plan:
             log_account(self._account())
             self._log_assumptions_and_cost()
-            return {"status": "planned", **self.description}
+            stages = [{"name": part.name, "key": part.key, "hit": part.hit} for part in artifacts]
+            return {"status": "planned", **self.description, "stages": stages}
         if artifacts[-1].hit and (recorded_run := read_run(self.folder)) and recorded_run["status"] == "done":
             result = self._report(is_new=False)
             self._send_finished(result)

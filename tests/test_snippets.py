@@ -1,0 +1,67 @@
+"""Every Python snippet of the documentation runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distill_runner import api
+from distill_runner.common.errors import UserError
+from helpers.fake_results import result
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
+SNIPPETS = {
+    page.relative_to(ROOT).as_posix(): found
+    for page in PAGES
+    if (found := re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+}
+NOT_RUN = {"docs/notebook.md": "the record of an experiment, on runs that are not kept"}
+SHORTER = ("stages.pretrain.optim.max_steps=2", "optim.max_steps=2", "teacher.optim.max_steps=2", "runtime.device=cpu")
+
+
+def test_every_page_with_snippets_is_named_here() -> None:
+    assert SNIPPETS.keys() == {"docs/reference/python.md", "docs/tutorials/deploy.md", *NOT_RUN}
+
+
+@pytest.mark.slow
+def test_the_snippets_run(tmp_path: Path) -> None:
+    """Those of the page on Python train small students, which those of the page on deployment load."""
+    page = "\n".join(SNIPPETS["docs/reference/python.md"])
+    quoted = ", ".join(f'"{override}"' for override in SHORTER)
+    page = page.replace('"student.num_layers=2")', f'"student.num_layers=2", {quoted})')
+    done = subprocess.run([sys.executable, "-c", page], cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "('student', False)]" in done.stdout
+    assert "{'f1_macro': 0.66" in done.stdout
+    assert "stage student: building" in done.stderr, "without a terminal, the log is printed"
+    assert (tmp_path / "scores.png").stat().st_size > 5_000
+    (run, *_) = (tmp_path / "outputs" / "runs").glob("*-rkd-*")
+    code = "\n".join(SNIPPETS["docs/tutorials/deploy.md"]).replace("outputs/runs/<run>", str(run))
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=100)
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no such folder"):
+        api.results(tmp_path / "none")
+
+
+def test_a_job_that_trained_a_teacher_has_no_row() -> None:
+    pytest.importorskip("pandas")
+    frame = api.frame([result(), result(stage="teacher", score=None)])
+    assert len(frame) == 1
+
+
+def test_the_store_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = list[str]()
+    monkeypatch.setattr("distill_runner.running.run_stage", lambda run, *_: stores.append(run.store.dir) or PLANNED)
+    overrides = ("task=custom", "task.dataset=x", "method=rkd")
+    api.run(*overrides, outputs=tmp_path)
+    monkeypatch.setenv("DISTILL_STORE_DIR", str(tmp_path / "shared"))
+    api.run(*overrides, outputs=tmp_path)
+    assert [*map(str, stores)] == [str(tmp_path / "store"), str(tmp_path / "shared")]
+
+
+PLANNED = {"status": "planned"}
