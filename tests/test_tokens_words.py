@@ -286,3 +286,34 @@ def test_dropout_of_a_word_does_not_depend_on_its_batch(split: Words) -> None:
         rows = torch.from_numpy(batch.output_index)
         alone = DropoutMasks(3, batch).drop_features(ones[rows], 0.5, 1, batch.head_tokens)
         assert torch.equal(alone, masks[rows])
+
+
+@pytest.mark.real
+def test_wnut_17_is_aligned_as_run_ner_does(data_dir: Path, minilm_folder: Path, tmp_path: Path) -> None:
+    """Tokens and labels of all sentences, as ``tokenize_and_align_labels`` of ``run_ner.py`` makes them."""
+    import pyarrow.parquet
+    from transformers import AutoTokenizer
+
+    from distill_runner.tasks import make_task
+    from helpers.shipped_tasks import shipped_task
+
+    fields = shipped_task("wnut17") | {"dataset": str(data_dir / "wnut_17")}
+    task, tokenizer = make_task(**fields).resolved(), AutoTokenizer.from_pretrained(minilm_folder)
+    assert task.scheme == "bio"
+    (file,) = (data_dir / "wnut_17" / "wnut_17").glob("train-*.parquet")
+    rows = [row for row in pyarrow.parquet.read_table(file).to_pylist() if row["tokens"]]
+    task.write(tmp_path, task.examples("train"), tokenizer)
+    split = task.open(tmp_path)
+    words = [row["tokens"] for row in rows]
+    encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=128, padding=False)
+    assert len(rows) == 3394
+    for number, row in enumerate(rows):
+        labels, previous = [], None
+        for word in encoded.word_ids(number):
+            labels.append(-100 if word is None or word == previous else row["ner_tags"][word])
+            previous = word
+        batch = split.batch([number])
+        own = np.full(batch.num_tokens, -100)
+        own[batch.head_tokens] = batch.labels  # type: ignore[index]
+        assert batch.input_ids.tolist() == encoded["input_ids"][number]
+        assert own.tolist() == labels

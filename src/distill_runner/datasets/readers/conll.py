@@ -60,7 +60,7 @@ class ConllTable(FilesTable):
         has_tabs = _has_tabs(lines)
         separated = [line.split("\t") if has_tabs else line.split() for line in lines]
         count = _most_frequent_count(separated)
-        known = {values[-1] for values in separated if len(values) == count and not values[0].startswith(_COMMENT)}
+        usual_tags = {values[-1] for values in separated if len(values) == count and not values[0].startswith(_COMMENT)}
         sentences: list[list[tuple[int, list[str]]]] = [[]]
         documents = comments = 0
         for line_number, values in enumerate(separated, start=1):
@@ -70,7 +70,9 @@ class ConllTable(FilesTable):
             elif values[0] == DOCUMENT:
                 documents += 1
                 sentences.append([])
-            elif values[0].startswith(_COMMENT) and (len(values) != count or (count > 1 and values[-1] not in known)):
+            elif values[0].startswith(_COMMENT) and (
+                len(values) != count or (count > 1 and values[-1] not in usual_tags)
+            ):
                 comments += 1
             elif len(values) != count:
                 sides = "tabs" if has_tabs else "blanks"
@@ -80,7 +82,7 @@ class ConllTable(FilesTable):
             else:
                 sentences[-1].append((line_number, values))
         sentences = [sentence for sentence in sentences if sentence]
-        names, sentences = _named(count, sentences, record)
+        names, sentences = _named_columns(count, sentences, record)
         record.remarks.append(f"{sum(map(len, sentences)):,} words")
         if documents:
             record.remarks.append(f"{documents:,} lines of {DOCUMENT}")
@@ -113,7 +115,7 @@ def _most_frequent_count(separated: list[list[str]]) -> int:
     return counts.most_common(1)[0][0] if counts else 1
 
 
-def _named(
+def _named_columns(
     count: int, sentences: list[list[tuple[int, list[str]]]], record: FileRecord
 ) -> tuple[list[str], list[list[tuple[int, list[str]]]]]:
     """Return the names of the columns in the order of the values, after columns without a name are dropped."""
@@ -121,11 +123,11 @@ def _named(
     if count == UNIVERSAL and all(values[0][0].isdigit() for values in rows):
         record.remarks.append("CoNLL-U")
         # Words such as "2-3" stand for several words, and "2.1" for none in the text.
-        kept = [
+        sentences_of_words = [
             [(line, [values[1], values[3]]) for line, values in sentence if values[0].isdigit()]
             for sentence in sentences
         ]
-        return [WORDS, UPOS], [sentence for sentence in kept if sentence]
+        return [WORDS, UPOS], [sentence for sentence in sentences_of_words if sentence]
     names = COLUMNS.get(count) or [WORDS, *(f"column_{number}" for number in range(2, count)), TAGS]
     of_tags = [all(_TAG.fullmatch(values[column]) for values in rows) for column in (0, -1)]
     if count == 2 and of_tags == [True, False]:

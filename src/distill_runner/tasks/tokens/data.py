@@ -122,8 +122,8 @@ def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str |
             raise UserError("task.label", label, problem, "task.label=<column of tags or spans>")
         return text, label
     is_words = types.get(text) == LIST
-    known = TAGS if is_words else SPANS
-    labels = [name for name in known if name in types and name != text]
+    usual_names = TAGS if is_words else SPANS
+    labels = [name for name in usual_names if name in types and name != text]
     if not labels and is_words:
         labels = [name for name, kind in types.items() if kind == LIST and name != text]
         labels = labels if len(labels) == 1 else []

@@ -54,12 +54,12 @@ class TagScores:
     @cached_property
     def counts(self) -> np.ndarray:
         """Numbers of right, predicted and actual entities of each sentence and type, int64 (S, T, 3)."""
-        shape = (len(self.sentences) - 1, len(self.tagset.type_names), 3)
-        counts = np.zeros(shape, dtype=np.int64)
-        for column, entities in enumerate(
-            (self.gold_entities[self.is_found], self.predicted_entities, self.gold_entities)
-        ):
-            np.add.at(counts, (self.sentence_of(entities[:, 0]), entities[:, 2], column), 1)
+        num_types = len(self.tagset.type_names)
+        counts = np.zeros((len(self.sentences) - 1, num_types, 3), dtype=np.int64)
+        sources = self.gold_entities[self.is_found], self.predicted_entities, self.gold_entities
+        for column, entities in enumerate(sources):
+            places = self.sentence_of(entities[:, 0]) * num_types + entities[:, 2]
+            counts[:, :, column] = np.bincount(places, minlength=counts[:, :, 0].size).reshape(-1, num_types)
         return counts
 
     @cached_property
@@ -129,7 +129,7 @@ def _keys(entities: np.ndarray) -> np.ndarray:
     return keys
 
 
-def _kinds(entities: np.ndarray, others: np.ndarray, size: int, alone: str) -> list[str]:
+def _kinds(entities: np.ndarray, others: np.ndarray, size: int, without_overlap: str) -> list[str]:
     other_of_word = np.full(size + 1, -1, dtype=np.int64)
     for number, (begin, end, _) in enumerate(others.tolist()):
         other_of_word[begin:end] = number
@@ -140,7 +140,7 @@ def _kinds(entities: np.ndarray, others: np.ndarray, size: int, alone: str) -> l
         if row in rows:
             kinds.append(RIGHT)
         elif not rows:
-            kinds.append(alone)
+            kinds.append(without_overlap)
         else:
             kinds.append(BOUNDARY if any(other[2] == row[2] for other in rows) else TYPE)
     return kinds

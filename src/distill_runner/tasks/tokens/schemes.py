@@ -213,8 +213,8 @@ def recognize(tagset: TagSet, tags: np.ndarray, first_words: np.ndarray) -> Sche
     roles, types = tagset.roles[tags], tagset.types[tags]
     follows = np.zeros(len(begins), dtype=bool)
     later = begins > 0
-    before = begins[later] - 1
-    follows[later] = (types[before] == types[begins[later]]) & ~first_words[begins[later]]
+    previous_words = begins[later] - 1
+    follows[later] = (types[previous_words] == types[begins[later]]) & ~first_words[begins[later]]
     is_b = roles[begins] == BEGIN
     return "iob1" if (~is_b).any() and not (is_b & ~follows).any() else "bio"
 

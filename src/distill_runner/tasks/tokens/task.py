@@ -160,8 +160,8 @@ class TokensTask(Task):
         fields: dict[str, Any] = {"labels": names, "scheme": self.scheme}
         has_spans = any(sentence.tags is None for sentence in sentences.items)
         tagset = TagSet.from_names(names, self.scheme)
-        known = set(names)
-        has_all = not has_spans and all(known.issuperset(sentence.tags or ()) for sentence in sentences.items)
+        own_names = set(names)
+        has_all = not has_spans and all(own_names.issuperset(sentence.tags or ()) for sentence in sentences.items)
         if has_all and (self.scheme is None or self.class_weights == "balanced"):
             tags, bounds = sentences.tag_arrays(names)
             fields["scheme"] = self.scheme or recognize(tagset, tags, first_words(bounds))
@@ -199,8 +199,8 @@ class TokensTask(Task):
         task = self
         if self.is_test(split):  # a file to predict may have texts where the training data have words
             types = inspect_columns(self, split)
-            if self.text_column not in types and (known := [name for name in (*WORDS, *TEXTS) if name in types]):
-                task = self.model_copy(update={"columns": known[:1]})
+            if self.text_column not in types and (usual_names := [name for name in (*WORDS, *TEXTS) if name in types]):
+                task = self.model_copy(update={"columns": usual_names[:1]})
         return task._sentences(read_table(task, split), split)
 
     def transfer(self, transfer: "TransferSet") -> Any:
