@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill_runner.report.formats import result_row, terminal
-from distill_runner.report.result import model_card
+from distill_runner.report.result import model_card, with_additions, with_license
 from distill_runner.report.rows import tabulate
 from helpers.fake_results import failed, result
 
@@ -232,6 +232,25 @@ def test_a_model_card_names_its_base_and_no_folder_of_a_machine() -> None:
     assert front["model-index"][0]["results"][0]["dataset"]["type"] == "reviews"
     assert "task.dataset=reviews 'teacher.source=bert' task.columns=[a]" in body
     assert "/home" not in body + str(front)
+
+
+def test_a_repeated_run_keeps_what_was_added_to_its_card() -> None:
+    """The same command again erased the license and the table of the deployment."""
+    card = model_card(result())
+    added = with_license(card, "mit").replace("---\nlicense", "---\nlanguage: en\nlicense")
+    added += "\n## Deployment\n\na table\n\n## Mine\n\nwords\n"
+    again = with_additions(model_card(result(seconds=9)), added)
+    front, body = card_parts(again)
+    assert (front["license"], front["language"]) == ("mit", "en")
+    assert "License: mit." in body
+    assert body.endswith("\n\n## Deployment\n\na table\n\n## Mine\n\nwords\n")
+    assert "9 s" in body
+    assert with_additions(model_card(result(seconds=9)), again) == again
+    other = with_additions(model_card(result(key="abc")), added)  # another student: its speed is not known
+    assert card_parts(other)[0]["license"] == "mit"
+    assert "Deployment" not in other
+    for previous in ("", "no card", "---\n[\n---\n", card):
+        assert with_additions(card, previous) == card
 
 
 def test_model_card_without_readings_teacher() -> None:
