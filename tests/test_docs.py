@@ -53,7 +53,9 @@ def first_point(words: Sequence[str]) -> list[str]:
     kept = []
     given = [expand_shorthand(word) for word in words if "=" in word and not word.startswith(("hydra", "-"))]
     for override in OverridesParser.create().parse_overrides(given):
-        if override.is_sweep_override():
+        if override.is_interval_sweep():
+            kept.append(f"{override.get_key_element()}={override.value().start}")
+        elif override.is_sweep_override():
             value = next(iter(override.sweep_string_iterator()))
             kept.append(f"{override.get_key_element()}={value}")
         else:
