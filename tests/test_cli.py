@@ -112,6 +112,8 @@ ACCOUNT = ("data ", "lengths ", "weights ", "scores ", "warning: ")
     ("given", "parsed"),
     [
         (["transfer.size=9"], ["transfer.size=9"]),
+        (["teacher.sources=[a/b,c/d]"], ["teacher.sources=[a/b,c/d]"]),  # a list with slashes, and no metrics
+        (["task.metrics=[f1,evaluate:x?a=b]"], ["task.metrics=['f1','evaluate:x?a=b']"]),
         (["-m", "transfer.size=9", "seed=1"], ["transfer.size=choice(9)", "seed=1", "-m"]),
         (["-m", "optim.max_steps=null"], ["optim.max_steps=null,null", "-m"]),
         (["sweep=demo/grid", "optim.lr=1e-5,2e-5"], ["sweep=demo/grid", "optim.lr=1e-5,2e-5", "-m"]),

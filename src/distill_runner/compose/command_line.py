@@ -147,8 +147,8 @@ def expand_shorthand(override: str) -> str:
     """
     override = re.sub(r"^([\w.]+)=([\w./:-]+\[[\w~%]*:[\w~%]*\])$", r"\1='\2'", override)
     lists = r"^task\.(columns|labels|metrics|probabilities|logits)=([\w. -]+(?:,[\w. -]+)*)$"
-    if (metrics := re.sub(r"^task\.metrics=\[?|\]$", "", override)) != override and re.search(r"[:/?]", metrics):
-        override = f"task.metrics=[{','.join(map(_quoted, metrics.split(',')))}]"
+    if (metrics := re.fullmatch(r"task\.metrics=\[?(.*?)\]?", override)) and re.search(r"[:/?]", metrics[1]):
+        override = f"task.metrics=[{','.join(map(_quoted, metrics[1].split(',')))}]"
     elif not override.endswith("=null"):
         override = re.sub(lists, r"task.\1=[\2]", override)
     return re.sub(r"^student\.init=([\w,]+)$", r"student.init.layers=\1", override)
