@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,14 @@ Result = Mapping[str, Any]
 """Content of ``result.json``, or of ``status.json`` for a run that has not finished."""
 REQUIRED = ("task", "method", "seed", "status")
 """Keys that the file of every run has, whatever its status."""
+TYPES: dict[type | tuple[type, ...], tuple[str, ...]] = {
+    str: ("task", "method", "mapping", "attention", "teacher", "key", "metric", "stage", "command", "base_model"),
+    int: ("seed", "heads", "best_epoch", "epochs", "steps", "num_params"),
+    (int, float): ("score", "teacher_score", "seconds", "examples_per_second"),
+    dict: ("student", "metrics", "settings", "data", "test", "conditions", "specs", "published", "teacher_model"),
+    list: ("history", "assumptions", "labels"),
+}
+"""Types of what tables and comparisons read of a result, where it is not None."""
 TEST_PREDICTIONS = "test-predictions-*.npz"
 """Files of a run's folder with the predictions for test splits, in the format of those for validation splits."""
 PICTURES = "pictures"
@@ -69,11 +78,12 @@ def select_results(folders: Sequence[Path], filters: Mapping[str, Sequence[str] 
 def read_result(folder: Path) -> Result | None:
     """Return the result of one run folder; None if the folder holds no complete result."""
     content = status.read_run(folder)
-    if content is not None and _is_result(content):
+    if content is not None and (problem := _problem(content, folder)) is None:
         specs = content.get("specs") or _stored_specs(folder, content)
         return {**content, "specs": specs, "folder": str(folder)}
     if _has_files(folder):
-        log.warning("%s is left out: it holds no complete result of a run", folder)
+        problem = "it holds no complete result of a run" if content is None else problem
+        log.warning("%s is left out: %s", folder, problem)
     return None
 
 
@@ -123,12 +133,32 @@ def _has_files(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (status.STATUS, status.RESULT))
 
 
-def _is_result(content: Result) -> bool:
-    if not all(name in content for name in REQUIRED):
-        return False
-    if "score" not in content:  # the run has not finished, or its last stage is not the student
-        return True
-    return isinstance(content["score"], int | float) and isinstance(content.get("student"), dict)
+def _problem(content: Result, folder: Path) -> str | None:
+    """Return why the content of the files of the run in ``folder`` is no result; None if it is one."""
+    if content.get("status") == "done" and "score" not in content and (folder / status.RESULT).is_file():
+        return f"{status.RESULT} cannot be read, or has no score"  # of a run that ends with another stage there is none
+    if missing := [name for name in REQUIRED if content.get(name) is None]:
+        return f"it holds no complete result of a run: no {missing[0]}"
+    for types, names in TYPES.items():
+        for name in names:
+            if (value := content.get(name)) is not None and not _is_of(value, types):
+                return f"{name} of its result is {str(value)[:40]!r}, a {type(value).__name__}"
+    for name, value in (content.get("metrics") or {}).items():
+        if not _is_of(value, (int, float)):
+            return f"metrics.{name} of its result is {str(value)[:40]!r}, a {type(value).__name__}"
+    if any(isinstance(value, list | dict) for value in (content.get("conditions") or {}).values()):
+        return "conditions of its result are not plain values"
+    if "score" in content and (not isinstance(content.get("student"), dict) or not _is_number(content["score"])):
+        return "its result has no score or no student"
+    return None  # without a score, the run has not finished, or its last stage is not the student
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and not math.isnan(value)
+
+
+def _is_of(value: Any, types: type | tuple[type, ...]) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)
 
 
 def without_specs(result: Result) -> dict[str, Any]:
