@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets import corpora
-from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet, write_examples
+from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet, examples, write_examples
 from distill_runner.datasets.corpora.examples import (
     IS_NEXT,
     Documents,
@@ -173,22 +173,81 @@ def test_half_of_the_pairs_are_neighbours_and_all_sentences_are_used() -> None:
 
 
 def test_examples_on_disk_are_framed_as_by_the_tokenizer(tokenizer: Any, tmp_path: Path) -> None:
-    for examples in ("passages", "packed", "pairs"):
-        (tmp_path / examples).mkdir()
-        write_examples(tmp_path / examples, corpus(examples=examples), "validation", tokenizer)
-        tokens = TokenSplit(tmp_path / examples)
+    for form in ("passages", "packed", "pairs"):
+        (tmp_path / form).mkdir()
+        write_examples(tmp_path / form, corpus(examples=form), "validation", tokenizer)
+        tokens = TokenSplit(tmp_path / form)
         lengths = np.diff(tokens.offsets)
         assert lengths.max() == 32
-        assert sorted(file.suffix for file in (tmp_path / examples).iterdir()) == [".npy"] * (3 + (examples == "pairs"))
+        assert sorted(file.suffix for file in (tmp_path / form).iterdir()) == [".npy"] * (2 + 2 * (form == "pairs"))
         for first, last in list(pairwise(tokens.offsets))[:20]:
-            ids, segments = tokens.ids[first:last].tolist(), tokens.segments[first:last].tolist()
+            ids = tokens.ids[first:last].tolist()
+            segments = [0] * len(ids) if tokens.segments is None else tokens.segments[first:last].tolist()
             assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
             border = ids.index(tokenizer.sep_token_id)
             assert segments == (
-                [0] * (border + 1) + [1] * (len(ids) - border - 1) if examples == "pairs" else [0] * len(ids)
+                [0] * (border + 1) + [1] * (len(ids) - border - 1) if form == "pairs" else [0] * len(ids)
             )
-        if examples == "packed":
+        if form == "packed":
             assert (lengths == 32).sum() == len(tokens) - 1
+
+
+@pytest.mark.parametrize("stop", [1, 2, 5])
+def test_an_interruption_loses_one_portion(
+    stop: int, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten days of tokenizing were lost to a kill, and the rest of it was kept in the artifact for ever."""
+    monkeypatch.setattr("distill_runner.datasets.corpora.examples.PORTION_DOCUMENTS", 1)
+    texts = corpus(examples="pairs")
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    write_examples(tmp_path / "whole", texts, "train", tokenizer)
+    calls, encode = [], examples._token_ids
+
+    def encode_some(tokenizer: Any, part: list[str]) -> list[np.ndarray]:
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+        calls.append(part)
+        return encode(tokenizer, part)
+
+    monkeypatch.setattr(examples, "_token_ids", encode_some)
+    with pytest.raises(KeyboardInterrupt):
+        write_examples(tmp_path / "stopped", texts, "train", tokenizer)
+    # A killed process leaves half of a portion as well.
+    with (tmp_path / "stopped" / "tokenized" / "ids.npy").open("ab") as file:
+        file.write(b"half")
+    monkeypatch.setattr(examples, "_token_ids", encode)
+    portions = []
+    monkeypatch.setattr(examples, "_token_ids", lambda *args: portions.append(args) or encode(*args))
+    write_examples(tmp_path / "stopped", texts, "train", tokenizer)
+    assert len(portions) == len(list(texts.documents("train"))) - stop
+    files = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
+    assert {file.name: file.read_bytes() for file in (tmp_path / "stopped").iterdir()} == files
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
+def test_token_ids_take_as_few_bytes_as_their_vocabulary_allows(
+    size: int, dtype: type, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wikipedia and books are 4 billion tokens: 8 GB instead of 20; the largest id must survive."""
+    monkeypatch.setattr(type(tokenizer), "__len__", lambda self: size)
+    monkeypatch.setattr(examples, "_token_ids", lambda _, texts: [np.array([size - 1, 7], np.int32) for _ in texts])
+    write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
+    tokens = TokenSplit(tmp_path)
+    assert tokens.ids.dtype == dtype
+    assert tokens.batch([0]).input_ids.tolist()[1:-1] == [size - 1, 7]
+    assert tokens.batch([0]).segments.sum() == 0
+    assert tokens.token_ids.max() == size - 1
+
+
+def test_slow_and_fast_tokenizers_give_the_same_tokens(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A portion is tokenized without special tokens, truncation and padding, whatever the tokenizer was used for."""
+    texts = [*corpus().texts("validation")][:20]
+    tokenizer(texts, truncation=True, max_length=4, padding=True)
+    fast = [ids.tolist() for ids in examples._token_ids(tokenizer, texts)]
+    assert fast == tokenizer(texts, add_special_tokens=False)["input_ids"]
+    monkeypatch.setattr(type(tokenizer), "is_fast", False)
+    assert [ids.tolist() for ids in examples._token_ids(tokenizer, texts)] == fast
 
 
 def test_passages_are_what_the_tokenizer_gives(tokenizer: Any, tmp_path: Path) -> None:

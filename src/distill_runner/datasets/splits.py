@@ -82,12 +82,15 @@ class Split(ABC):
 
 
 class TokenSplit(Split):
-    """Tokenized examples of one split, memory-mapped from a folder that ``write`` made."""
+    """Tokenized examples of one split, memory-mapped from a folder that ``write`` made.
+
+    Without the file ``segments.npy``, all segment ids are 0.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.ids, self.segments, self.offsets = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "segments", "offsets")
-        )
+        self.ids, self.offsets = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "offsets"))
+        file = folder / "segments.npy"
+        self.segments = np.load(file, mmap_mode="r") if file.exists() else None
         self.labels = np.load(folder / "labels.npy", mmap_mode="r") if (folder / "labels.npy").exists() else None
 
     def __len__(self) -> int:
@@ -142,7 +145,9 @@ class TokenSplit(Split):
         source = np.repeat(self.offsets[index], lengths) + positions
         return Batch(
             input_ids=torch.from_numpy(self.ids[source].astype(np.int64)),
-            segments=torch.from_numpy(self.segments[source].astype(np.int64)),
+            segments=torch.from_numpy(
+                np.zeros(len(source), np.int64) if self.segments is None else self.segments[source].astype(np.int64)
+            ),
             positions=torch.from_numpy(positions),
             starts=torch.from_numpy(starts),
             index=torch.from_numpy(index),

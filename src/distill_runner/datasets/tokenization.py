@@ -1,5 +1,6 @@
 """Examples as texts, and what is needed to save them as arrays of token ids. This module does not import torch."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +32,25 @@ class ArrayFile:
     """One-dimensional array that grows on disk, so that it may be larger than memory.
 
     The file is a valid ``.npy`` file once it is closed.
+
+    Args:
+        size: number of values to keep of a file that an interrupted process left.
     """
 
-    def __init__(self, file: Path, dtype: type) -> None:
-        self.stream, self.dtype, self.size = file.open("wb"), np.dtype(dtype), 0
+    def __init__(self, file: Path, dtype: type, size: int = 0) -> None:
+        self.stream, self.dtype, self.size = file.open("r+b" if size else "wb"), np.dtype(dtype), size
         self._write_header()
+        self.stream.truncate(self.stream.tell() + size * self.dtype.itemsize)
+        self.stream.seek(0, os.SEEK_END)
 
     def append(self, values: Any) -> None:
         array = np.asarray(values, dtype=self.dtype)
         self.stream.write(array.tobytes())
         self.size += len(array)
+
+    def flush(self) -> None:
+        """Hand all values to the operating system, which keeps them if this process is killed."""
+        self.stream.flush()
 
     def _write_header(self) -> None:
         """Write the header for the current size.

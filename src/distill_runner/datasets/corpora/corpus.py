@@ -92,7 +92,8 @@ class CorpusPart(Dataset):
             if document and self._starts_document(number, texts, name != previous_name):
                 yield document
                 document = []
-            document, previous_name = document + [text for text in texts if text], name
+            document.extend(text for text in texts if text)
+            previous_name = name
             has_text = has_text or bool(document)
         if document:
             yield document

@@ -3,26 +3,33 @@
 All arrays are written piece by piece and memory-mapped afterwards, so that a corpus may be larger than memory.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
+import torch
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.files import atomic_replacement
+from distill_runner.common.process import environment_variable
 from distill_runner.datasets.corpora.corpus import Corpus, SplitName
 from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens
 
 IS_NEXT, IS_RANDOM = 0, 1
 """Labels of next sentence prediction, numbered as in BERT's own head."""
 PAIR_SEED = 0
-DOCUMENTS_PER_CALL = 1000
-"""Documents per tokenizer call."""
+PORTION_CHARACTERS, PORTION_DOCUMENTS = 4_000_000, 10_000
+"""Text per tokenizer call, and the work that an interruption loses."""
+EXAMPLES_PER_WRITE = 1000
+ARRAYS = {"ids": np.int32, "lengths": np.int64, "counts": np.int64}
+"""Arrays of tokenized documents: tokens, tokens of each text, and texts of each document."""
 SENTENCE_END = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=["'(\[]*[A-Z0-9])|\n+""")
 
 Example = tuple[np.ndarray, np.ndarray | None, int | None]
@@ -56,18 +63,56 @@ class Documents:
 
     @classmethod
     def tokenize(cls, texts: Iterable[list[str]], tokenizer: Any, folder: Path) -> "Documents":
-        """Tokenize documents, each a list of texts, and save the arrays in ``folder``."""
-        with ArrayFile(folder / "ids.npy", np.int32) as ids, ArrayFile(folder / "lengths.npy", np.int64) as lengths:
-            counts, remaining = [0], iter(texts)
-            while portion := list(islice(remaining, DOCUMENTS_PER_CALL)):
-                flat = [text for document in portion for text in document]
-                options = {"add_special_tokens": False, "verbose": False}  # no warning about long texts
-                encoded = tokenizer(flat, return_attention_mask=False, **options)["input_ids"]
-                ids.append(np.concatenate([np.asarray(text_ids, dtype=np.int32) for text_ids in encoded]))
-                lengths.append([len(text_ids) for text_ids in encoded])
-                counts += [len(document) for document in portion]
-        sentences = np.concatenate([[0], np.cumsum(np.load(folder / "lengths.npy"))])
-        return cls(np.load(folder / "ids.npy", mmap_mode="r"), sentences, np.cumsum(counts))
+        """Tokenize documents, each a list of texts, and save the arrays in ``folder``.
+
+        A folder that an interrupted call left is continued after its last portion.
+        """
+        folder.mkdir(exist_ok=True)
+        progress = folder / "progress.json"
+        sizes = json.loads(progress.read_text(encoding="utf-8")) if progress.exists() else dict.fromkeys(ARRAYS, 0)
+        with ExitStack() as stack:
+            files = {
+                name: stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype, sizes[name]))
+                for name, dtype in ARRAYS.items()
+            }
+            for portion in _portions(islice(texts, sizes["counts"], None)):
+                ids = _token_ids(tokenizer, [text for document in portion for text in document])
+                files["ids"].append(np.concatenate(ids))
+                files["lengths"].append([len(text_ids) for text_ids in ids])
+                files["counts"].append([len(document) for document in portion])
+                for file in files.values():
+                    file.flush()
+                with atomic_replacement(progress) as partial:
+                    partial.write_text(json.dumps({name: file.size for name, file in files.items()}), encoding="utf-8")
+        ids, lengths, counts = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS)
+        return cls(ids, np.append(0, np.cumsum(lengths)), np.append(0, np.cumsum(counts)))
+
+
+def _portions(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
+    """Yield documents in portions of about ``PORTION_CHARACTERS``, and of at least one document."""
+    portion, size = list[list[str]](), 0
+    for document in documents:
+        portion.append(document)
+        size += sum(map(len, document))
+        if size >= PORTION_CHARACTERS or len(portion) == PORTION_DOCUMENTS:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def _token_ids(tokenizer: Any, texts: list[str]) -> list[np.ndarray]:
+    """Return the tokens of each text without special tokens; a fast tokenizer uses all threads of this process."""
+    if not tokenizer.is_fast:
+        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        return [np.asarray(ids, dtype=np.int32) for ids in encoded]
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    threads = str(torch.get_num_threads())
+    with environment_variable("TOKENIZERS_PARALLELISM", "true"), environment_variable("RAYON_NUM_THREADS", threads):
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+    return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
 
 
 def passage_examples(documents: Documents, size: int) -> Iterator[Example]:
@@ -146,10 +191,15 @@ def _truncate_pair(
     first: np.ndarray, second: np.ndarray, size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Remove tokens from the front or back, at random, of the longer segment until both have ``size`` tokens."""
-    while len(first) + len(second) > size:
-        part = slice(1, None) if rng.random() < 0.5 else slice(None, -1)
-        first, second = (first[part], second) if len(first) > len(second) else (first, second[part])
-    return first, second
+    bounds = [[0, len(first)], [0, len(second)]]
+    for draw in rng.random(max(0, len(first) + len(second) - size)):
+        (start, end), (other_start, other_end) = bounds
+        longer = bounds[0] if end - start > other_end - other_start else bounds[1]
+        if draw < 0.5:
+            longer[0] += 1
+        else:
+            longer[1] -= 1
+    return first[slice(*bounds[0])], second[slice(*bounds[1])]
 
 
 def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: Any) -> int:
@@ -170,23 +220,37 @@ def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: An
     texts = corpus.documents(split)
     if is_paired:
         texts = ([part for text in document for part in SENTENCE_END.split(text) if part] for document in texts)
-    with TemporaryDirectory(dir=folder) as temporary, ExitStack() as files:
-        documents = Documents.tokenize(texts, tokenizer, Path(temporary))
-        cut = int((np.diff(documents.sentences) > size).sum()) if corpus.examples == "passages" else 0
-        ids, segments, offsets = (
-            files.enter_context(ArrayFile(folder / f"{name}.npy", dtype))
-            for name, dtype in (("ids", np.int32), ("segments", np.int8), ("offsets", np.int64))
-        )
-        labels = files.enter_context(ArrayFile(folder / "labels.npy", np.int64)) if is_paired else None
-        offsets.append([0])
-        for first, second, label in make_examples[corpus.examples](documents):
-            example_ids, example_segments = special_tokens.add_to(first, second)
-            ids.append(example_ids)
-            segments.append(example_segments)
-            offsets.append([ids.size])
-            if labels:
-                labels.append([label])
-    if not ids.size:
+    tokenized = folder / "tokenized"
+    documents = Documents.tokenize(texts, tokenizer, tokenized)
+    cut = int((np.diff(documents.sentences) > size).sum()) if corpus.examples == "passages" else 0
+    dtypes = {"ids": np.uint16 if len(tokenizer) <= 2**16 else np.int32, "offsets": np.int64}
+    dtypes |= {"segments": np.int8, "labels": np.int64} if is_paired else {}
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype)) for name, dtype in dtypes.items()}
+        files["offsets"].append([0])
+        examples = iter(make_examples[corpus.examples](documents))
+        while portion := list(islice(examples, EXAMPLES_PER_WRITE)):
+            _append(portion, special_tokens, files)
+        num_tokens = files["ids"].size
+    del documents  # its arrays are mapped from files
+    rmtree(tokenized)
+    if not num_tokens:
         problem = f"its {split} split has no example (corpus.examples={corpus.examples})"
         raise UserError("corpus", corpus.name, problem, "Use more text, or a smaller corpus.hold_out.")
     return cut
+
+
+def _append(examples: list[Example], special_tokens: SpecialTokens, files: Mapping[str, ArrayFile]) -> None:
+    """Append examples, framed by special tokens, to the arrays."""
+    parts, lengths = list[Any](), list[int]()
+    for first, second, _ in examples:
+        texts = [first] if second is None else [first, second]
+        frame = special_tokens.single if second is None else special_tokens.pair
+        parts += [part for pair in zip(frame, texts, strict=False) for part in pair] + [frame[-1]]
+        lengths += [len(frame[0]) + len(first) + len(frame[1]), *(len(text) + len(frame[2]) for text in texts[1:])]
+    start, num_segments = files["ids"].size, len(lengths) // len(examples)
+    files["ids"].append(np.concatenate(parts))
+    files["offsets"].append(start + np.cumsum(np.reshape(lengths, (-1, num_segments)).sum(1)))
+    if "labels" in files:
+        files["segments"].append(np.repeat(np.tile([0, int(special_tokens.segment_ids)], len(examples)), lengths))
+        files["labels"].append([label for _, _, label in examples])
