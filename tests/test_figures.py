@@ -177,11 +177,10 @@ def test_a_forest_plot_has_differences_intervals_and_the_margin() -> None:
         f"skip \N{MINUS SIGN} {name}" for name in ("last", "same", "reverse", "rail")
     ]
     marks = [line for line in panel.lines if line.get_marker() != "None"]
-    assert [line.get_xydata().tolist()[0] for line in marks] == [[3.0, 0], [0.1, 1], [0.5, 2], [-2.0, 3]]
+    assert [np.asarray(line.get_xydata()).tolist()[0] for line in marks] == [[3.0, 0], [0.1, 1], [0.5, 2], [-2.0, 3]]
     assert [line.get_marker() for line in marks] == ["^", "s", "o", "o"], "better, the same, undecided, not tested"
-    intervals = [
-        line.get_xdata() for line in panel.lines if len({*line.get_ydata()}) == 1 and len(line.get_xdata()) == 2
-    ]
+    lines = [line for line in panel.lines if line.get_marker() == "None" and np.ptp(np.asarray(line.get_ydata())) == 0]
+    intervals = [np.asarray(line.get_xdata()) for line in lines]
     for ends, pair in zip(intervals, pairs, strict=True):
         assert pair.methods
         assert [*ends] == pytest.approx([100 * bound for bound in pair.methods.interval])

@@ -43,8 +43,8 @@ def decoupled_divergences(
 
 def correlation_distance(student: Tensor, teacher: Tensor, dim: int) -> Tensor:
     """1 minus Pearson's correlation along a dimension, 0 to 2; mean over all others (DIST, Eqs. 6 and 7)."""
-    centered = [values - values.mean(dim, keepdim=True) for values in (student, teacher)]
-    return (1 - functional.cosine_similarity(*centered, dim=dim)).mean()
+    one, other = (values - values.mean(dim, keepdim=True) for values in (student, teacher))
+    return (1 - functional.cosine_similarity(one, other, dim=dim)).mean()
 
 
 class DecoupledSoftLabels(LossTerm):
@@ -117,8 +117,8 @@ class CorrelatedSoftLabels(LossTerm):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         assert student.logits is not None
         assert teacher.logits is not None
-        predictions = [(logits / self.temperature).softmax(-1) for logits in (student.logits, teacher.logits)]
-        over_classes, over_examples = (correlation_distance(*predictions, dim=dim) for dim in (1, 0))
+        one, other = ((logits / self.temperature).softmax(-1) for logits in (student.logits, teacher.logits))
+        over_classes, over_examples = (correlation_distance(one, other, dim) for dim in (1, 0))
         self.diagnostics = {"over_classes": over_classes.detach(), "over_examples": over_examples.detach()}
         loss = self.weights[0] * over_classes + self.weights[1] * over_examples
         return loss * (self.temperature**2 if self.scale_by_t2 else 1)

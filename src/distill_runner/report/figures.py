@@ -167,7 +167,7 @@ def comparison_figure(comparisons: Sequence["Comparison"]) -> "Figure":
                 if one.methods:
                     low, high = (100 * bound for bound in one.methods.interval)
                     panel.plot([low, high], [place, place], color=look["color"], linewidth=1.5)
-                panel.plot(one.difference, place, **look)
+                panel.plot(one.difference or 0.0, place, **look)
                 looks[one.conclusion] = look
             panel.set_title(task)
             panel.set_xlabel("difference in points")
