@@ -94,6 +94,54 @@ def test_points_that_run_failed_or_are_done_are_left_alone(grid: Grid, queue: Qu
     assert queue.arrays[-1][0] == ["seed=1", "seed=2"]
 
 
+def test_many_points_are_queued_as_several_arrays(
+    grid: Grid, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm refuses ``--array=0-1999`` by default, after the stages that the points share were queued."""
+    monkeypatch.setattr(sweep, "max_array_size", lambda: 1)
+    submit_grid(grid, queue, tmp_path, retry_failed=False)
+    assert queue.arrays[2:] == [(["seed=1"], "2"), (["seed=2"], "2")]
+    assert [point.result()["job"] for point in grid.points] == ["3_0", "4_0"]
+    jobs = json.loads((tmp_path / "jobs.json").read_text())
+    assert [jobs[point.key] for point in grid.points] == ["3_0", "4_0"]
+    assert [list(part) for part in sweep.in_arrays(range(3))] == [[0], [1], [2]]
+
+
+def test_an_array_that_slurm_refuses_leaves_the_earlier_ones_recorded(
+    grid: Grid, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command would queue the first thousand points a second time."""
+    monkeypatch.setattr(sweep, "max_array_size", lambda: 1)
+
+    def submit(jobs: Sequence[Sequence[str]], after: str | None) -> list[str]:
+        if jobs[0][-1] == "seed=2":
+            raise RuntimeError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+        return queue(jobs, after)
+
+    with pytest.raises(RuntimeError):
+        submit_grid(grid, submit, tmp_path, retry_failed=False)
+    assert json.loads((tmp_path / "jobs.json").read_text()) == {grid.points[0].key: "3_0"}
+
+
+@pytest.mark.parametrize(
+    ("output", "size"),
+    [
+        ("Licenses = (null)\nMaxArraySize            = 10001\n", 10001),
+        ("MaxArraySize = 0\n", 1001),
+        ("", 1001),
+        (None, 1001),
+    ],
+)
+def test_slurm_is_asked_for_the_size_of_arrays(output: str | None, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_arguments: object, **_options: object) -> SimpleNamespace:
+        if output is None:
+            raise FileNotFoundError("scontrol")
+        return SimpleNamespace(stdout=output)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert sweep.max_array_size() == size
+
+
 def test_other_launchers_have_no_queue() -> None:
     with pytest.raises(UserError, match=r"sweep\.wait"):
         submitter(SimpleNamespace(), [])

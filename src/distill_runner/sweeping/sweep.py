@@ -6,13 +6,14 @@ With ``sweep.wait=false`` the points are queued with Slurm; the same command lat
 import hashlib
 import json
 import logging
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra.core.utils import JobReturn
 
@@ -34,7 +35,10 @@ log = logging.getLogger(__name__)
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[JobReturn]]
 """Runs one job for each list of overrides, and returns when all have ended."""
 Submit = Callable[[Sequence[Sequence[str]], str | None], Sequence[str]]
-"""Queues a job for each list of overrides, to start after the array that is named, if any; returns the job ids."""
+"""Queues an array with a job for each list of overrides, to start after the arrays that are named, if any (``1:2``);
+returns the job ids."""
+Job = TypeVar("Job")
+DEFAULT_ARRAY_SIZE = 1001
 JOBS = "jobs.json"
 """File of a sweep that is queued with Slurm: the job of each point."""
 
@@ -287,13 +291,15 @@ def submit_grid(grid: Grid, submit: Submit, folder: Path, retry_failed: bool) ->
         ready = ready_of(shared)
         _log_shared(ready)
         builders = [[*missing.builder.overrides, f"stage={missing.stage.name}"] for missing in ready]
-        array = _array(submit(builders, array))
+        array = ":".join(submit(part, array)[0].partition("_")[0] for part in in_arrays(builders))
         shared = [missing for missing in shared if missing not in ready]
-    if todo:
-        jobs = submit([point.overrides for point in todo], array)
-        for point, job in zip(todo, jobs, strict=True):
+    for part in in_arrays(todo):
+        jobs = submit([point.overrides for point in part], array)
+        for point, job in zip(part, jobs, strict=True):
             _queue(point, job)
-        status.write_json(folder / JOBS, recorded | {point.key: job for point, job in zip(todo, jobs, strict=True)})
+        recorded |= {point.key: job for point, job in zip(part, jobs, strict=True)}
+        status.write_json(folder / JOBS, recorded)  # now, since Slurm may refuse the next array
+    if todo:
         log.info("queued %d points; run the same command again to see their status", len(todo))
 
 
@@ -354,6 +360,18 @@ def _queue(point: GridPoint, job: str) -> None:
         status.write_status(point.folder, "queued", {**point.names, "job": job})
 
 
-def _array(jobs: Sequence[str]) -> str:
-    """Return the id of the Slurm array that the jobs belong to."""
-    return jobs[0].partition("_")[0]
+def in_arrays(jobs: Sequence[Job]) -> list[Sequence[Job]]:
+    """Return ``jobs`` in parts that Slurm takes as arrays."""
+    size = max_array_size()
+    return [jobs[start : start + size] for start in range(0, len(jobs), size)]
+
+
+def max_array_size() -> int:
+    """Return how many jobs an array can have: Slurm's ``MaxArraySize``, or its default if Slurm does not say."""
+    try:
+        command = ["scontrol", "show", "config"]
+        output = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        output = ""
+    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", output, re.MULTILINE)
+    return int(size[1]) if size and int(size[1]) else DEFAULT_ARRAY_SIZE

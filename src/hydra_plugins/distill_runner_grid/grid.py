@@ -77,8 +77,15 @@ class GridSweeper(BasicSweeper):
             sys.exit(code)
 
     def _launch(self, group: str, jobs: Sequence[Sequence[str]]) -> Sequence[JobReturn]:
+        from distill_runner.sweeping.sweep import in_arrays
+
         assert self.launcher is not None
-        return self.launcher.launch([[*job, *self._group_override(group)] for job in jobs], initial_job_idx=0)
+        is_slurm = getattr(self.launcher, "_EXECUTOR", None) == "slurm"
+        ended: list[JobReturn] = []
+        for part in in_arrays(jobs) if is_slurm else [jobs]:
+            launched = [[*job, *self._group_override(group)] for job in part]
+            ended += self.launcher.launch(launched, initial_job_idx=len(ended))
+        return ended
 
     def _group_override(self, group: str) -> list[str]:
         """Return the override that sets ``tracker.group`` of tracked points to ``group``; empty if a group is set."""
