@@ -230,9 +230,9 @@ def test_spans_that_fit_no_text_are_refused(marks: Any, problem: str, tmp_path: 
     [
         ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "2 words with 1 tags, in row 0"),
         ({"tokens": ["a"], "ner_tags": [None]}, "the tag None, in row 0"),
-        ({"tokens": ["a"], "ner_tags": "O"}, "could not be inferred|instead of a list of tags"),
+        ({"tokens": ["a"], "ner_tags": "O"}, "cannot be inferred|instead of a list of tags"),
         ({"tokens": ["a"], "ner_tags": [3]}, "are numbers without names"),
-        ({"words": "a b", "tags": "O O"}, "could not be inferred"),
+        ({"words": "a b", "tags": "O O"}, "cannot be inferred"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(row: dict[str, Any], problem: str, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str |
         lists = [name for name, kind in types.items() if kind == LIST and name not in (*TAGS, *SPANS)]
         candidates = words[:1] or texts[:1] or lists
         if len(candidates) != 1:
-            problem = f"could not be inferred: the data have {listed_names(names)}"
+            problem = f"cannot be inferred: the data have {listed_names(names)}"
             raise UserError("task.columns", None, problem, "'task.columns=[<words or text>]'")
         text = candidates[0]
     if label is not None:
@@ -128,7 +128,7 @@ def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str |
         labels = [name for name, kind in types.items() if kind == LIST and name != text]
         labels = labels if len(labels) == 1 else []
     if not labels:
-        problem = f"could not be inferred: the data have {listed_names(names)}"
+        problem = f"cannot be inferred: the data have {listed_names(names)}"
         raise UserError("task.label", None, problem, "task.label=<column of tags or spans>")
     return text, labels[0]
 
