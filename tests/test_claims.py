@@ -120,6 +120,14 @@ def test_runs_are_chosen_by_the_settings_that_tables_name(tmp_path: Path) -> Non
         assert (outcome.numbers, outcome.remark) == ("", f"no run has a value of {misspelled}")
 
 
+def test_two_settings_of_one_method_are_compared(tmp_path: Path) -> None:
+    """Each side alone would have the method's name: they are two rows all the same."""
+    runs = seeds_of(tmp_path, "a", 100, settings={"ce.kind": "one"})
+    runs += seeds_of(tmp_path, "b", 150, settings={"ce.kind": "two"})
+    claims = claims_of(runs={"task": "rte", "method": "alp"}, first={"ce.kind": "one"}, second={"ce.kind": "two"})
+    assert "| 5 | **holds** | runs |" in claims_page(claims, [only(claims, runs)])
+
+
 def test_the_p_values_of_a_claim_are_corrected_together(tmp_path: Path) -> None:
     runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
     claims = claims_of()

@@ -27,13 +27,14 @@ CLAIMS = Path(__file__).with_name("claims.yaml")
 HEADER = "# Claims of papers, and the runs that test them. `distill-run claims --record` writes numbers of runs here.\n"
 COLUMNS = ("paper", "claim", "tested on", "points", "seeds", "conclusion", "numbers")
 DIGITS = 6
+SIDES = ("first", "second")
 HOLDS, OPPOSITE, NOT_TESTED = "holds", "the opposite", "not tested"
 WORDS = {
     f"**{HOLDS}**, **{OPPOSITE}**": "the claim's first method is better, or worse: p is at most 0.05",
     "**no difference** of 1 point": "it is better or worse by less than that: both one-sided p are at most 0.05",
     UNDECIDED: "neither; about how many seeds would decide, with a probability of 0.8",
     f"{UNDECIDED}: all seeds share one stage": "they are seeds of the last stage only; behind it, what holds for them",
-    NOT_TESTED: "numbers were seen that allow no test over seeds and examples",
+    NOT_TESTED: "no runs, or numbers that allow no test over seeds and examples",
 }
 """Words of the page, and what they mean."""
 
@@ -204,11 +205,12 @@ def _outcome(claim: Claim, trial: Trial, runs: Sequence[Run]) -> Outcome:
     if not all(rows):
         unknown = dict.fromkeys(name for values in sides for name in _unknown(runs, values))
         return replace(recorded, remark=f"no run has a value of {', '.join(unknown)}" if unknown else "")
-    for name, of_side in zip(("first", "second"), rows, strict=True):
+    for name, of_side in zip(SIDES, rows, strict=True):
         if len(of_side) > 1:
             names = "; ".join(row.name for row in of_side)
             return replace(recorded, remark=f"{len(of_side)} rows of the runs fit its {name} row: {names}")
-    comparison = compare_rows(_column(trial), rows[0][0], rows[1][0], claim.margin, trial.looks)
+    first, second = (replace(row, name=name) for name, (row,) in zip(SIDES, rows, strict=True))  # names may be equal
+    comparison = compare_rows(_column(trial), first, second, claim.margin, trial.looks)
     planned = trial.seeds or comparison.shared
     if comparison.shared < planned:
         return replace(recorded, remark=f"{comparison.shared} of {planned} seeds have run")
@@ -250,8 +252,8 @@ def _value(run: Run, name: str) -> Any:
 
 def _recorded_comparison(claim: Claim, trial: Trial, record: Record) -> Comparison:
     return Comparison(
-        first="first",
-        second="second",
+        first=SIDES[0],
+        second=SIDES[1],
         task=_column(trial),
         remarks=(),
         metric=record.metric,
