@@ -61,6 +61,20 @@ def test_a_pretrained_model_lacks_only_its_head(base: Path) -> None:
     assert "unused: cls.predictions.* (5)" in str(report)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("head", ["new", "keep"])
+def test_weights_that_are_no_numbers_are_refused(base: Path, tmp_path: Path, value: float, head: str) -> None:
+    """predict named a class for outputs of NaN, and a run blamed its learning rate for the weights of its source."""
+    folder = changed(base, tmp_path / "model", lambda name: name)
+    if head == "keep":
+        BertForSequenceClassification(BertConfig(**SIZES)).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.encoder.layer.1.output.dense.bias"][3] = value
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"NaN or infinity in 1 of its \d+ tensors \(.*layer.1.output.dense.bias\)"):
+        build(ModelConfig(source=str(folder), head=head), HEAD)
+
+
 CASES = {
     "module.": (lambda name: f"module.{name}", "begin with module., as DataParallel"),
     "model.": (lambda name: f"model.{name}", "begin with model., as Lightning"),

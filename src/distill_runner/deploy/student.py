@@ -84,6 +84,8 @@ class Student:
             device: name of the device.
             read: function of the outputs of the head, the split, and the examples that the split was written from.
         """
+        import numpy as np
+
         from distill_runner.common.process import quiet_transformers
         from distill_runner.models.build import load_model
         from distill_runner.models.sources import resolve_source
@@ -98,7 +100,11 @@ class Student:
             examples = task.examples(task.test[TEST])
             task.write(Path(folder), examples, tokenizer)
             split = task.open(Path(folder))
-            return read(predict(model, split, place), split, examples)
+            outputs = predict(model, split, place)
+            if not np.isfinite(outputs).all():
+                problem = f"its student gives {int((~np.isfinite(outputs)).sum())} outputs that are not finite"
+                raise UserError("folder", self.folder, problem, "Its training diverged: try a lower optim.lr.")
+            return read(outputs, split, examples)
 
     def predict_file(
         self, file: Path, device: str, encoding: str | None = None, suffix: str = ""

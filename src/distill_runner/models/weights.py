@@ -174,10 +174,15 @@ def require_all(network: Any, info: Mapping[str, Any], source: ModelSource, mode
     """Check a model that ``from_pretrained`` has loaded with ``output_loading_info``; its head may be new.
 
     Raises:
-        UserError: other tensors were missing, and ``model.allow_missing`` does not allow it.
+        UserError: other tensors were missing, and ``model.allow_missing`` does not allow it; or some are not finite.
     """
     if not model.allow_missing:
         _report(network, info, keeps_head=False).require(source.name)
+    read_names = [name for name, _ in network.named_parameters() if name not in info["missing_keys"]]
+    damaged = [name for name in read_names if not network.get_parameter(name).isfinite().all()]
+    if damaged:
+        problem = f"NaN or infinity in {len(damaged)} of its {len(network.state_dict())} tensors ({shorten(damaged)})"
+        raise UserError(".model.source", source.name, problem, "Take weights of before its training diverged.")
 
 
 def _report(network: Any, info: Mapping[str, Any], keeps_head: bool, types: Iterable[str] = ()) -> WeightsReport:
