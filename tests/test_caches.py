@@ -13,7 +13,7 @@ from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.pipeline.store import Store
+from distill_runner.pipeline.store import Store, is_complete
 from distill_runner.pipeline.targets import find_larger_cache
 
 needs = st.fixed_dictionaries({"logits": st.booleans(), "cls": st.lists(st.integers(1, 6), unique=True).map(sorted)})
@@ -79,3 +79,22 @@ def test_a_cache_that_is_not_whole_serves_nobody(name: str, compose: Callable[..
     kept.write_text("{")
     pkd = resolve(compose("method=pkd", f"store.dir={tmp_path}", "teacher.optim.epochs=1").stages, "student", "fp32")
     assert [line.hit for line in plan(pkd, store) if line.name == "targets"] == [False]
+
+
+def test_a_damaged_larger_cache_is_not_replaced_by_a_smaller_one(
+    compose: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """Its size is right, its content is not: the student reads a cache of its own."""
+    store, folders = Store(tmp_path), set[str]()
+    for method in ("alp", "pkd"):
+        run = compose(f"method={method}", f"store.dir={tmp_path}", "teacher.optim.epochs=1", "optim.epochs=1")
+        Pipeline(store, run.runtime).build(resolve(run.stages, "student", "fp32"))
+        for file in (tmp_path / "targets").glob("*/*.npy") if method == "alp" else ():
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+            folders.add(file.parent.name)
+    (damaged,) = folders
+    caches = {file.parent.name for file in (tmp_path / "targets").glob("*/manifest.json")}
+    assert len(caches) == 2
+    assert not is_complete(tmp_path / "targets" / damaged, checksums=True)

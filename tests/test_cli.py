@@ -25,6 +25,7 @@ from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.compose.command_line import hydra_arguments
 from distill_runner.compose.folders import choices
+from distill_runner.pipeline.store import is_complete
 from distill_runner.training.devices import Device
 from helpers.command import Ended, distill_run
 
@@ -282,6 +283,30 @@ def test_the_same_command_again_is_a_hit(alp: Ended, workplace: Path, inputs: tu
     hit, *account = again.err.splitlines()
     assert hit.split()[:2] == ["hit", "student"]
     assert account == [line for line in alp.err.splitlines() if line.startswith(ACCOUNT)]
+
+
+def test_what_is_saved_into_the_model_of_a_run_does_not_reach_the_store(
+    alp: Ended, workplace: Path, inputs: tuple[str, ...], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForSequenceClassification
+
+    copy = shutil.copytree(workplace, tmp_path / "copy")
+    folder = copy / run_folder(alp).relative_to(workplace)
+    again = distill_run(copy, *inputs, "method=alp")
+    artifact = copy / "outputs/store/stage" / result_of(again)["key"]
+    stored = {file.stat().st_ino for file in (copy / "outputs/store").rglob("*")}
+    assert not stored & {file.stat().st_ino for file in folder.rglob("*")}
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder / "model")
+    with torch.no_grad():
+        model.classifier.bias += 1
+    model.save_pretrained(folder / "model")
+    for file in (folder / "model").iterdir():
+        with file.open("r+b") as stream:
+            stream.write(b"#")
+    assert is_complete(artifact, checksums=True)
+    assert distill_run(copy, *inputs, "method=alp").code == 0
+    assert load_file(folder / "model/model.safetensors").keys() == model.state_dict().keys()
 
 
 def test_a_hit_imports_no_model_of_transformers(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:

@@ -78,6 +78,7 @@ def _run(folder: Path, arguments: tuple[str, ...], prepare: Prepare | None) -> N
 
     os.setsid()
     os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server of forks ignores it
     sys.argv = ["distill-run", *arguments]
     with (folder / "said.txt").open("w", buffering=1) as said, redirect_stdout(said), redirect_stderr(said):
         if prepare:
@@ -87,12 +88,13 @@ def _run(folder: Path, arguments: tuple[str, ...], prepare: Prepare | None) -> N
 
 @dataclass(frozen=True)
 class KilledAt:
-    """SIGKILL at one call of something: before it, in its midst, or behind it."""
+    """SIGKILL, or another signal, at one call of something: before it, in its midst, or behind it."""
 
     module: str
     name: str
     when: str
     call: int = 1
+    number: int = signal.SIGKILL
 
     def __call__(self) -> None:
         from importlib import import_module
@@ -107,12 +109,12 @@ class KilledAt:
             calls[0] += 1
             here = calls[0] == self.call
             if here and self.when == "before":
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self.number)
             if here and self.when == "half":
                 _write_half(original, *arguments, **options)
             found = original(*arguments, **options)
-            if here:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if here and self.when != "before":
+                os.kill(os.getpid(), self.number)
             return found
 
         setattr(place, name, watched)
@@ -134,6 +136,16 @@ class NoFileAbove:
 
     def __call__(self) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.num_bytes, resource.RLIM_INFINITY))
+
+
+@dataclass(frozen=True)
+class FewFiles:
+    """A process may have only so many open files."""
+
+    number: int
+
+    def __call__(self) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self.number, self.number))
 
 
 def exit_in_training() -> None:

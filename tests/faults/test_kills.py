@@ -17,7 +17,7 @@ import pytest
 
 from distill_runner.pipeline.store import MANIFEST, is_complete
 from faults import forked
-from faults.forked import LONG, KilledAt, NoFileAbove, exit_in_training
+from faults.forked import LONG, FewFiles, KilledAt, NoFileAbove, exit_in_training
 
 pytestmark = pytest.mark.faults
 KILLS, KILLS_OF_SWEEPS, FLIPS = (30, 4, 60) if LONG else (3, 0, 2)
@@ -108,11 +108,12 @@ STORE, CHECKPOINTS, STATUS = (
     "distill_runner.pipeline.status",
 )
 MOMENTS = [
+    *(KilledAt(STORE, "_publish", when, call) for when in ("before", "behind") for call in (1, 3, 4, 5)),
     *(KilledAt(STORE, "_write_manifest", when, call) for when in ("before", "behind") for call in (1, 3, 4, 5)),
     *(KilledAt("pathlib", "Path.rename", when, call) for when in ("before", "behind") for call in (1, 3, 4, 5)),
     *(KilledAt("torch", "save", "half", call) for call in (1, 3, 6)),
     *(KilledAt("pathlib", "Path.replace", when, call) for when in ("before", "behind") for call in (1, 4, 9)),
-    *(KilledAt("distill_runner.running", "link_tree", when, 1) for when in ("before", "behind")),
+    *(KilledAt("distill_runner.running", "copy_tree", when, 1) for when in ("before", "behind")),
     *(KilledAt(STATUS, "write_json", when, call) for when in ("before", "behind") for call in (1, 2)),
 ]
 
@@ -221,6 +222,39 @@ def test_a_signal_is_heeded(
     ended = forked.finish(process, tmp_path)
     tally["signals"] += 1
     assert ended.code in (0, 130), ended.text
+    bring_to_an_end(tmp_path, command, undisturbed[0], tally)
+
+
+@pytest.mark.parametrize("call", range(1, 6) if LONG else [3])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_between_two_stages_is_one_line(
+    command: tuple[str, ...],
+    undisturbed: tuple[Path, float],
+    tmp_path: Path,
+    tally: Counter[str],
+    call: int,
+    number: signal.Signals,
+) -> None:
+    """Right after an artifact is complete: tokens, the teacher, its outputs, the student."""
+    ended = forked.run(tmp_path, command, KilledAt(STORE, "_publish", "behind", call, number))
+    tally["signals"] += 1
+    assert ended.code == 130, ended.text
+    assert ended.text.splitlines()[-1] == "interrupted: repeat the command to resume"
+    assert "Traceback" not in ended.text
+    bring_to_an_end(tmp_path, command, undisturbed[0], tally)
+
+
+@pytest.mark.parametrize("limit", [12, 16, 20, 24, 28, 32, 40, 64] if LONG else [24])
+def test_too_many_open_files_are_two_lines(
+    command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str], limit: int
+) -> None:
+    ended = forked.run(tmp_path, command, FewFiles(limit))
+    tally["few files"] += 1
+    if ended.code:
+        assert ended.code == 1, ended.text
+        assert "Traceback" not in ended.text, ended.text
+        assert f"too many are open (the limit is {limit})" in ended.text
+    assert not list(tmp_path.glob("outputs/store/*/*.damaged-*"))
     bring_to_an_end(tmp_path, command, undisturbed[0], tally)
 
 
