@@ -151,7 +151,7 @@ AS_LONG = "={}: methods without phases train as long as phase I ({} x 1 + 1) and
         (("method=vanilla",), "optim.epochs", AS_LONG.format(18, 7, 10)),
         (("method=vanilla", "task=squad"), "optim.epochs", AS_LONG.format(9, 3, 5)),
         (("method=vanilla", "optim.epochs=3"), "optim.epochs", None),
-        (("method=prokd", "recipe=pro_kd/distilroberta", "task=squad"), "teacher.optim.lr", None),
+        (("method=prokd", "recipe=pro_kd_distilroberta", "task=squad"), "teacher.optim.lr", None),
         (("method=prokd",), "teacher.optim.lr", "=2e-05: the student's learning rate"),
         (("method=prokd", "task=qqp"), "task.metrics", "=[accuracy_f1, accuracy, f1]: where GLUE has two metrics"),
         (("method=prokd", "task=qqp", "task.metrics=[f1]"), "task.metrics", None),
@@ -182,7 +182,7 @@ def test_texts_say_what_the_run_has(overrides: tuple[str, ...], key: str, line: 
 def test_the_budgets_of_pro_kds_recipes_are_those_that_the_text_derives() -> None:
     """The text says "as long as phase I and phase II together"; with other numbers, the comparison would be unfair."""
     for name in ("bert_small", "distilroberta"):
-        recipe = yaml.safe_load((config_folder() / "recipe" / "pro_kd" / f"{name}.yaml").read_text())
+        recipe = yaml.safe_load((config_folder() / "recipe" / f"pro_kd_{name}.yaml").read_text())
         for task in ("every", "squad", "squad_v2"):
             phases = recipe["prokd"][task]
             total = phases["tau_max"] * phases["increment"] + phases["warmup"] + phases["epochs"]

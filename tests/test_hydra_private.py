@@ -5,12 +5,17 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 import distill_runner
+from distill_runner.compose import resolvers
+from distill_runner.compose.folders import config_folder
 from distill_runner.compose.hydra_private import combinations, parse_options
 
 PACKAGE = Path(distill_runner.__file__).parent
@@ -48,3 +53,24 @@ def test_a_sweeper_can_be_made_whatever_was_imported_before_the_search_for_plugi
     )
     ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_no_defaults_list_names_a_choice_with_a_slash() -> None:
+    """Hydra 1.4 reads ``recipe: a/b`` as the choice ``b`` in the group ``recipe/a``."""
+    for file in config_folder().rglob("*.yaml"):
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        entries = content.get("defaults", []) if isinstance(content, dict) else []
+        for entry in (entry for entry in entries if isinstance(entry, dict)):
+            assert not any("/" in str(choice) for choice in entry.values()), file
+
+
+def test_resolvers_are_registered_by_the_function_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OmegaConf 2.4 warns of the old name; in 2.3, the new name is that of an older function."""
+    calls = list[tuple[str, bool]]()
+
+    def register_resolver(name: str, resolver: Any, *, replace: bool, annotation_validation: str = "warn") -> None:
+        calls.append((name, replace))
+
+    monkeypatch.setattr(OmegaConf, "register_resolver", register_resolver, raising=False)
+    resolvers.register()
+    assert ("beta", True) in calls

@@ -147,7 +147,7 @@ def test_one_distillation_serves_all_tasks() -> None:
 
 
 def test_a_resnet_is_trained_alike_as_teacher_and_as_student() -> None:
-    for recipe in ([], ["recipe=pro_kd/cifar"]):
+    for recipe in ([], ["recipe=pro_kd_cifar"]):
         run = composed("task=cifar10", "teacher=resnet110", "student=resnet8", "optim=cifar", "method=vanilla", *recipe)
         teacher, student = (OmegaConf.to_container(optim, resolve=True) for optim in (run.teacher.optim, run.optim))
         assert teacher == student | {"epochs": run.teacher.optim.epochs}  # type: ignore[operator]

@@ -36,6 +36,8 @@ Keys below an old key move along. An entry also applies below ``stages.<name>`` 
 """
 RENAMED_VALUES: dict[str, dict[str, str]] = {
     "transfer": {"labelled": "labeled"},
+    # Hydra 1.4 reads a name with a slash in a defaults list as a choice in a group of groups.
+    "recipe": {f"pro_kd/{name}": f"pro_kd_{name}" for name in ("bert_small", "cifar", "distilroberta")},
 }
 """New value by old value, for each key or group (in its new spelling). A user's own file of the old name keeps it."""
 RENAMED_RESOLVERS = {"named_by": "own_task_name", "of_plan": "plan_suffix"}

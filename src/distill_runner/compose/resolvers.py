@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from inspect import signature
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,13 @@ def plan_suffix(plan: Any) -> str:
     return f"-plan-{os.getpid()}" if plan is True else ""
 
 
+def _register(name: str, resolver: Any, replace: bool) -> None:
+    """Register a resolver by the function that the version of OmegaConf has; its name changed in 2.4."""
+    is_new = "annotation_validation" in signature(getattr(OmegaConf, "register_resolver", register)).parameters
+    function = OmegaConf.register_resolver if is_new else OmegaConf.register_new_resolver
+    function(name, resolver, replace=replace)
+
+
 def register() -> None:
     """Register the resolvers, and let some options take keys that are in no file.
 
@@ -212,7 +220,7 @@ def register() -> None:
         run_key,
     )
     for resolver in (*resolvers, single_stage):
-        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
+        _register(resolver.__name__, resolver, replace=True)
 
 
 TEMPLATE, INHERITS, FRESH_FROM = "template", "inherits", "fresh_from"
