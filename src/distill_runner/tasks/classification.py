@@ -217,7 +217,8 @@ class ClassificationTask(ClassesTask):
             remedy = "Name the column of the classes, or the classes in task.labels."
             raise UserError("task.label", self.label, problem, remedy)
         numeric = all(isinstance(value, int) for value in values)
-        return [str(value) for value in sorted(values, key=None if numeric else str)]
+        names = [str(value) for value in sorted(values, key=None if numeric else str)]
+        return list(dict.fromkeys(names))  # JSON may have both 28 and "28"
 
     def _require_single_values(self, values: list[Any], split: str) -> None:
         """Raise a UserError if a label is a list or a mapping instead of a single value."""

@@ -219,6 +219,11 @@ class MultiLabelTask(ClassesTask):
         if stored and (unknown := [one for one in items if isinstance(one, int) and not 0 <= one < len(stored)]):
             problem = f"split '{split}' has the label number {unknown[0]}, but the data name labels 0 to "
             raise UserError("task.label", self.label, f"{problem}{len(stored) - 1}", "Remove or repair such rows.")
+        if stored is None and all(isinstance(one, int) for one in items) and len(set(items)) < len(items):
+            problem = (
+                f"split '{split}' has {items}: neither a flag for each label, nor labels, of which none comes twice"
+            )
+            raise UserError("task.label", self.label, problem, "Give each label a column of 0 and 1.")
         return [stored[one] if stored is not None and isinstance(one, int) else str(as_int(one)) for one in items]
 
 
