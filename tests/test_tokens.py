@@ -151,7 +151,7 @@ def test_states_of_first_pieces_are_compared(tokens: Callable[..., RunConfig]) -
     class Batch:
         head_tokens = torch.tensor([1, 2, 5])
 
-    loss = term(Features(states=student), Features(states=teacher), Batch(), Progress(0, 0, 1, 1))  # type: ignore[arg-type]
+    loss = term(Features(states=student), Features(states=teacher), Batch(), Progress(0, 0, 1, 1))
     expected = 0.0
     for layer in (1, 2):
         for row in (1, 2, 5):
@@ -335,7 +335,12 @@ def test_a_head_with_other_tags_is_refused(
     from transformers import AutoTokenizer, BertConfig, BertForTokenClassification
 
     AutoTokenizer.from_pretrained(tiny_bert_folder).save_pretrained(tmp_path)
-    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 32}
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+    }
     names = dict(enumerate(["O", "B-PER", "I-PER"]))
     BertForTokenClassification(BertConfig(vocab_size=400, id2label=names, **sizes)).save_pretrained(tmp_path)
     run = tokens("method=rkd", "teacher.fine_tuned=true", f"teacher.source={tmp_path}")

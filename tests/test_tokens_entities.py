@@ -21,7 +21,7 @@ from distill_runner.tasks.tokens.entities import (
     TagScores,
     summed_counts,
 )
-from distill_runner.tasks.tokens.schemes import TagSet, complete_names, recognize, viterbi
+from distill_runner.tasks.tokens.schemes import Scheme, TagSet, complete_names, recognize, viterbi
 
 TAGS = {
     "bio": ["O", "B-x", "I-x", "B-y", "I-y"],
@@ -53,7 +53,7 @@ def conlleval(sentence: Sequence[str]) -> set[tuple[int, int, str]]:
 
 def scored(names: Sequence[str], gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> TagScores:
     flat = [np.array([names.index(tag) for row in rows for tag in row], dtype=np.int64) for rows in (gold, predicted)]
-    scheme = "iob1" if names == TAGS["iob1"] else None
+    scheme: Scheme | None = "iob1" if names == TAGS["iob1"] else None
     return TagScores(flat[0], flat[1], np.cumsum([0, *map(len, gold)]), TagSet.from_names(names, scheme))
 
 
@@ -139,7 +139,7 @@ def test_counts_of_sentences_give_the_metric(metric: str) -> None:
 @pytest.mark.parametrize("scheme", ["bio", "iob1", "bioes"])
 def test_viterbi_is_the_best_allowed_sequence(scheme: str) -> None:
     names = TAGS[scheme]
-    tagset, rng = TagSet.from_names(names, scheme if scheme == "iob1" else None), np.random.default_rng(0)
+    tagset, rng = TagSet.from_names(names, "iob1" if scheme == "iob1" else None), np.random.default_rng(0)
     lengths = [3, 0, 1, 4, 2, 3]
     bounds = np.cumsum([0, *lengths])
     scores = rng.normal(size=(bounds[-1], len(names)))

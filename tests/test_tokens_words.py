@@ -59,6 +59,21 @@ def byte_level_plain() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]")
 
 
+@pytest.fixture(scope="module")
+def metaspace() -> Any:
+    """Pieces of XLM-R's kind, with a mark in front of each word."""
+    from tokenizers.processors import TemplateProcessing
+
+    letters = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "\u2581", *map(chr, range(33, 127))]
+    vocabulary = {letter: number for number, letter in enumerate(letters)}
+    vocabulary["\u2581a"] = len(vocabulary)
+    made = Tokenizer(models.BPE(vocabulary, [("\u2581", "a")], unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    special = [("[CLS]", 1), ("[SEP]", 2)]
+    made.post_processor = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", special)
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]")
+
+
 def by_words(tokenizer: Any, words: list[str]) -> tuple[list[int], list[int]]:
     """Pieces of words that are tokenized one by one, each after a blank, and the number of the first piece of each."""
     ids: list[int] = []
@@ -73,7 +88,7 @@ def by_words(tokenizer: Any, words: list[str]) -> tuple[list[int], list[int]]:
     return ids, firsts
 
 
-@pytest.mark.parametrize("name", ["wordpiece", "byte_level", "byte_level_plain"])
+@pytest.mark.parametrize("name", ["wordpiece", "byte_level", "byte_level_plain", "metaspace"])
 def test_heads_are_the_first_pieces(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     tokenizer = request.getfixturevalue(name)
     words = ["the", "cabbage", "bad", "a", "face"]
@@ -87,7 +102,7 @@ def test_heads_are_the_first_pieces(name: str, request: pytest.FixtureRequest, t
     assert batch.labels.tolist() == [0, 1, 2, 0, 3]
 
 
-@pytest.mark.parametrize("name", ["wordpiece", "byte_level", "byte_level_plain"])
+@pytest.mark.parametrize("name", ["wordpiece", "byte_level", "byte_level_plain", "metaspace"])
 @pytest.mark.parametrize("pieces", ["first", "all"])
 def test_odd_words_shift_nothing(name: str, pieces: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Words without pieces read the unknown token; every word has its own label and characters."""
@@ -134,10 +149,10 @@ def test_slow_tokenizers_read_word_by_word(tmp_path: Path) -> None:
     assert batch.head_tokens.tolist() == [1, 3, 4]
 
 
-def test_texts_have_the_tokenizers_words(wordpiece: Any, byte_level: Any, tmp_path: Path) -> None:
+def test_texts_have_the_tokenizers_words(wordpiece: Any, byte_level: Any, metaspace: Any, tmp_path: Path) -> None:
     text = "\U0001f642 The dog's (New) York, 3.5% naïve\u00a0\u4f60\u597d"
     spans = (Span(text.index("New"), text.index("New") + 3, "x"), Span(text.index("York"), text.index("York") + 4, "y"))
-    for number, tokenizer in enumerate((wordpiece, byte_level)):
+    for number, tokenizer in enumerate((wordpiece, byte_level, metaspace)):
         sentences = Sentences([Sentence(text, spans=spans, line="in row 0")], "train", True)
         split = written(tmp_path / str(number), sentences, tokenizer)
         words = [text[b:e] for b, e in zip(split.begins, split.ends, strict=True)]
@@ -314,6 +329,6 @@ def test_wnut_17_is_aligned_as_run_ner_does(data_dir: Path, minilm_folder: Path,
             previous = word
         batch = split.batch([number])
         own = np.full(batch.num_tokens, -100)
-        own[batch.head_tokens] = batch.labels  # type: ignore[index]
+        own[batch.head_tokens] = batch.labels
         assert batch.input_ids.tolist() == encoded["input_ids"][number]
         assert own.tolist() == labels

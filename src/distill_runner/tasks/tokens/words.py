@@ -60,6 +60,9 @@ class Words(TokenSplit):
         tags: (N,), tag of each word; None for a split without labels.
     """
 
+    tags: Any
+    head_tags: Any
+
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.heads, self.head_offsets, self.rows, self.sentences, self.begins, self.ends = (
