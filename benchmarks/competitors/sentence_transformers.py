@@ -149,7 +149,7 @@ def train_library(model: Any, texts: list[str], vectors: Path, steps: int) -> Ca
         **options,
     )
 
-    class InOrder(library.SentenceTransformerTrainer):  # type: ignore[misc, name-defined]
+    class InOrder(library.SentenceTransformerTrainer):
         """The library's trainer on texts in the order of distill-run's epoch."""
 
         def get_train_dataloader(self) -> Any:

@@ -271,7 +271,9 @@ def table(rows: Sequence[ModelForm], metric: str, agreement: str = "same predict
     return markdown_table([*header, "largest difference", agreement], cells, text_columns=2)
 
 
-def section(rows: Sequence[ModelForm], metric: str, conditions: str, loading: str, agreement: str) -> str:
+def section(
+    rows: Sequence[ModelForm], metric: str, conditions: str, loading: str, agreement: str = "same prediction"
+) -> str:
     """Return the section on deployment for a model card, as Markdown; ``loading`` is a code block."""
     return f"{HEADING}\n\n{table(rows, metric, agreement)}\n\n{conditions}\n\n{loading}\n"
 

@@ -73,13 +73,13 @@ def read_sentence_folder(folder: Path, name: str) -> SentenceFolder:
         UserError: the folder is damaged, or has modules that are not read.
     """
     try:
-        return _read(folder, name)
+        return _content(folder, name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"its files of sentence-transformers are damaged: {root_cause(error)}"
         raise UserError(".model.source", name, problem, "Save it again with SentenceTransformer.save.") from error
 
 
-def _read(folder: Path, name: str) -> SentenceFolder:
+def _content(folder: Path, name: str) -> SentenceFolder:
     entries = sorted(json.loads((folder / MODULES).read_text(encoding="utf-8")), key=lambda entry: entry["idx"])
     kinds = [str(entry["type"]).rpartition(".")[2] for entry in entries]
     if kinds[:2] != ["Transformer", "Pooling"] or entries[0].get("path"):
@@ -205,7 +205,7 @@ def write_modules(folder: Path, model: SentenceEncoder) -> None:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         if config is not None:
-            _write(path / "config.json", config)
+            _write_json(path / "config.json", config)
         entries.append({"idx": number, "name": str(number), "path": path.name, "type": f"{TYPE}{kind}"})
         return path
 
@@ -223,14 +223,14 @@ def write_modules(folder: Path, model: SentenceEncoder) -> None:
             key: value.detach().to(torch.float32).contiguous().cpu() for key, value in layer.state_dict().items()
         }
         save_file(weights, path / "model.safetensors")
-    _write(folder / MODULES, entries)
-    _write(folder / LENGTHS[0], {"max_seq_length": model.settings.get("max_length"), "do_lower_case": False})
+    _write_json(folder / MODULES, entries)
+    _write_json(folder / LENGTHS[0], {"max_seq_length": model.settings.get("max_length"), "do_lower_case": False})
     prompts = {name: text for name, text in model.settings.get("prompts", {}).items() if text}
     default = "text" if "text" in prompts else None
     content = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
-    _write(folder / SETTINGS, content)
+    _write_json(folder / SETTINGS, content)
 
 
-def _write(file: Path, content: Any) -> None:
+def _write_json(file: Path, content: Any) -> None:
     file.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

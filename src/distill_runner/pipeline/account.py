@@ -14,6 +14,7 @@ from distill_runner.common.account import AccountLine
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.tokenization import Examples, num_cut
+from distill_runner.models.sentence_folder import is_sentence_folder
 from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import Inputs, weights_report
 from distill_runner.pipeline.planning import METRICS
@@ -104,7 +105,17 @@ def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
             yield AccountLine("weights", f"{name}: not on this machine yet")
             continue
         warnings = (f"{name}: {len(report.missing)} tensors are random",) if report.fails else ()
-        yield AccountLine("weights", f"{name}: {report}", warnings, {"stage": part.name, **report.to_json()})
+        yield AccountLine(
+            "weights", f"{name}: {report}{_unread(part)}", warnings, {"stage": part.name, **report.to_json()}
+        )
+
+
+def _unread(stage: Stage) -> str:
+    """Return that the stage does not read how its source, a folder of sentence-transformers, makes vectors."""
+    if stage.model_source is None or stage.head.vectors is not None:
+        return ""
+    is_read = not is_sentence_folder(stage.model_source.folder)
+    return "" if is_read else "; its pooling for vectors (modules.json) is not read"
 
 
 def _stored_report(stage: Stage, inputs: Inputs) -> WeightsReport | None:

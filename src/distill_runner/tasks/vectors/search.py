@@ -31,10 +31,10 @@ class Judgments:
 
     def by_query(self) -> Iterator[tuple[int, dict[int, int]]]:
         """Yield each query that has a relevant document, with the relevance of its judged documents."""
-        judged: dict[int, dict[int, int]] = {}
+        by_number: dict[int, dict[int, int]] = {}
         for query, document, relevance in self.relevance.tolist():
-            judged.setdefault(query, {})[document] = relevance
-        for query, documents in sorted(judged.items()):
+            by_number.setdefault(query, {})[document] = relevance
+        for query, documents in sorted(by_number.items()):
             if any(relevance > 0 for relevance in documents.values()):
                 yield query, documents
 
@@ -81,11 +81,11 @@ def query_scores(queries_QC: np.ndarray, documents_DC: np.ndarray, judgments: Ju
 
     Gains of nDCG are the relevances themselves, as in trec_eval; the ideal ranking has all judged documents.
     """
-    judged = list(judgments.by_query())
-    rows = np.array([query for query, _ in judged], dtype=np.int64)
+    queries = list(judgments.by_query())
+    rows = np.array([query for query, _ in queries], dtype=np.int64)
     numbers, _ = nearest(queries_QC[rows], documents_DC, DEPTH + 1)
     scores: dict[str, list[float]] = {"ndcg_at_10": [], "mrr_at_10": [], "recall_at_100": []}
-    for ranking, (query, relevance) in zip(numbers, judged, strict=True):
+    for ranking, (query, relevance) in zip(numbers, queries, strict=True):
         excluded = judgments.excluded[query]
         gains = [max(relevance.get(number, 0), 0) for number in ranking.tolist() if number != excluded][:DEPTH]
         relevant = {number: gain for number, gain in relevance.items() if gain > 0 and number != excluded}
