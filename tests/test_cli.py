@@ -508,6 +508,22 @@ def test_a_fault_of_the_program_shows_its_traceback(
         distill_run(workplace, *inputs)
 
 
+def test_a_full_gpu_is_told_with_what_helps(
+    tmp_path: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. If reserved but unallocated ...")
+
+    monkeypatch.setattr("distill_runner.running._Run._build_with_tracker", allocate)
+    ended = distill_run(tmp_path, *inputs, "method=nkd", "seed=79")
+    assert ended.code == 1
+    *_, problem, remedy = ended.err.splitlines()
+    assert problem == "CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert all(name in remedy for name in ("batch_size", "accumulation", "gradient_checkpointing", "workers_per_gpu"))
+    (status,) = tmp_path.glob("outputs/runs/*/status.json")
+    assert json.loads(status.read_text())["status"] == "failed"
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path: Path, inputs: tuple[str, ...]) -> None:
     arguments = (*inputs, "method=ckd", "optim.epochs=60")

@@ -39,12 +39,12 @@ SMALL = (
 
 def made_rows() -> list[tuple[str, str, str]]:
     """Rows like those of the tiny task: the second sentence has the words of its class."""
-    draw, rows = random.Random(5), []
+    draw, rows = random.Random(5), list[tuple[str, str, str]]()
     for number in range(90):
         label = number % 3 == 0
         first, second = WORDS, WORDS[6:] if label else WORDS[:12]
-        texts = (" ".join(draw.choices(words, k=draw.randint(2, 12))) for words in (first, second))
-        rows.append((*texts, NAMES[label]))
+        one, other = (" ".join(draw.choices(words, k=draw.randint(2, 12))) for words in (first, second))
+        rows.append((one, other, NAMES[label]))
     return rows
 
 

@@ -43,7 +43,7 @@ from distill_runner.report.result import (
 from distill_runner.report.scores import TEACHER, scores_of_teacher
 from distill_runner.tasks.splits import OPTIONAL
 from distill_runner.tracking import Tracker, TrackerConfig, open_tracker
-from distill_runner.training.devices import available_cpus
+from distill_runner.training.devices import available_cpus, memory_errors
 from distill_runner.training.history import Log
 from distill_runner.training.train import PREDICTIONS
 
@@ -188,7 +188,8 @@ class _Run:
             write_status(self.folder, "running", names)
             self._record_settings()
             try:
-                result = self._build_with_tracker()
+                with memory_errors():
+                    result = self._build_with_tracker()
             except TrainingPaused as pause:
                 write_status(self.folder, "paused", {**names, "history": pause.epochs})
                 raise

@@ -110,6 +110,13 @@ def test_a_gpus_losses_are_a_cpus(compose: Compose, tmp_path: Path, monkeypatch:
         assert of["compiled"] == pytest.approx(of["cpu"], rel=1e-4)
 
 
+def test_a_device_without_a_number(compose: Compose, tmp_path: Path) -> None:
+    """``runtime.device=cuda`` is documented, and the thread that makes updates needs a number."""
+    small = (f"store.dir={tmp_path}", *made_small(("method=nkd",)))
+    assert losses_of(compose("method=nkd", *small), "cuda", "fp32")
+    assert Device.from_name("cuda", "fp32").torch == torch.device("cuda:0")
+
+
 def test_updates_made_ahead_are_the_same(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout included, and over several epochs of which the last is cut short."""
     overrides, found = ("method=alp",), []

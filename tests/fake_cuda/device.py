@@ -3,7 +3,6 @@
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -293,6 +292,56 @@ def _in_modes(run: Callable[[threading.Thread], None]) -> Callable[[threading.Th
     return ran
 
 
+def _index(device: Any, optional: bool = False) -> int:
+    """The index of a device by torch's own rule: some functions take the current GPU, others want a number.
+
+    Raises:
+        ValueError: a device without an index where one is needed, or another type of device.
+        RuntimeError: there is no such GPU.
+    """
+    if isinstance(device, str):
+        device = torch.device(device)
+    if isinstance(device, torch.device) and device.type != "cuda":
+        raise ValueError(f"Expected a cuda device, but got: {device}")
+    if isinstance(device, int):
+        index = device
+    elif device is not None and device.index is not None:
+        index = device.index
+    elif optional:
+        index = 0
+    else:
+        raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+    if index >= torch.cuda.device_count():
+        raise RuntimeError("CUDA error: invalid device ordinal")
+    return index
+
+
+class _Generators:
+    """The states of CUDA's generators, 16 bytes on the CPU, of each GPU for itself."""
+
+    def __init__(self) -> None:
+        self.states = dict[int, Tensor]()
+
+    def state(self, device: Any = "cuda") -> Tensor:
+        return self.states.setdefault(_index(device, optional=True), torch.zeros(16, dtype=torch.uint8)).clone()
+
+    def set_state(self, state: Tensor, device: Any = "cuda") -> None:
+        index = _index(device, optional=True)
+        if isinstance(state, OnGpu) or state.dtype != torch.uint8:
+            raise TypeError("RNG state must be a torch.ByteTensor")
+        if state.numel() != 16:
+            raise RuntimeError("RNG state is wrong size")
+        self.states[index] = state.clone()
+
+    def set_all(self, states: Any) -> None:
+        for index, state in enumerate(states):
+            self.set_state(state, index)
+
+    def seed(self, seed: int) -> None:
+        for index in range(torch.cuda.device_count()):
+            self.states[index] = torch.tensor([int(seed) % 2**63, 0]).view(torch.uint8)
+
+
 def install() -> None:
     from transformers import PreTrainedModel
 
@@ -304,16 +353,17 @@ def install() -> None:
     cuda._lazy_init = lambda: None
     cuda.is_available = cuda.is_bf16_supported = lambda *_: True
     cuda.device_count = lambda: 1
-    cuda.get_device_capability = lambda *_: tuple(CAPABILITY)
+    cuda.get_device_capability = lambda device=None: (_index(device, optional=True), tuple(CAPABILITY))[1]
     cuda.get_arch_list = lambda: []
-    cuda.get_device_name = lambda *_: "fake GPU"
-    cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
-    cuda.get_rng_state_all = lambda: [cuda.get_rng_state()]
-    cuda.set_rng_state = cuda.set_rng_state_all = lambda *_: None
-    cuda.manual_seed_all = cuda.manual_seed = lambda _seed: None
-    cuda.synchronize = lambda *_: None
-    with suppress(AttributeError):
-        cuda.set_device = lambda *_: None
+    cuda.get_device_name = lambda device=None: (_index(device, optional=True), "fake GPU")[1]
+    states = _Generators()
+    cuda.get_rng_state, cuda.set_rng_state = states.state, states.set_state
+    cuda.get_rng_state_all = lambda: [states.state(index) for index in range(cuda.device_count())]
+    cuda.set_rng_state_all = states.set_all
+    cuda.manual_seed = cuda.manual_seed_all = states.seed
+    cuda.synchronize = lambda device=None: _index(device, optional=True) and None
+    cuda.current_device = lambda: 0
+    cuda.set_device = lambda device: _index(device) and None
     patched.inference_mode = lambda *_: torch.no_grad()  # there are no views of such tensors
     tensor.pin_memory = _pin
     patched.load = _loading(torch.load)

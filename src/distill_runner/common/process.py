@@ -249,12 +249,15 @@ def limit_threads(threads: int) -> None:
 def allow_tf32(allowed: bool) -> None:
     """Let float32 matrix products and convolutions on GPUs round their factors to TF32, or forbid it.
 
-    Convolutions have a switch of their own, which torch turns on by default.
+    Convolutions have a switch of their own, which torch turns on by default. Since 2.9 torch warns of these switches;
+    with the new ones, whoever reads the old ones gets an error, such as ``torch.compile``.
     """
     import torch
 
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*(TF32|fp32_precision)")
+        torch.set_float32_matmul_precision("high" if allowed else "highest")
+        torch.backends.cudnn.allow_tf32 = allowed
 
 
 def raise_recompile_limit() -> None:

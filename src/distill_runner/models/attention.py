@@ -284,12 +284,15 @@ class RaggedAttention:
 
 @cache
 def _has_kernels(device: torch.device) -> bool:
-    """Try one token, since builds of torch differ in their kernels."""
+    """Try attention with dropout, gradients and a window, since builds of torch differ in their kernels."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    attention = RaggedAttention(torch.arange(2, dtype=torch.int32, device=device), 1)
+    attention = RaggedAttention(torch.tensor([0, 2], dtype=torch.int32, device=device), 2)
     try:
-        attention.attend(torch.zeros(1, 3 * 8, dtype=torch.bfloat16, device=device), 1, 0.0, None)
+        with torch.random.fork_rng([device]), torch.inference_mode(False), torch.enable_grad():
+            for window in (None, 1):
+                qkv = torch.zeros(2, 3 * 8, dtype=torch.bfloat16, device=device, requires_grad=True)
+                attention.attend(qkv, 1, 0.1, window).sum().backward()
     except (AttributeError, RuntimeError):
         return False
     return True

@@ -1,6 +1,7 @@
 """The device of computations: its choice, claims on shared GPUs, and copies of batches to it."""
 
 import logging
+import os
 import re
 import tempfile
 import time
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import TrainingError, UserError
 from distill_runner.common.locks import MachineLock
 from distill_runner.common.process import allow_tf32
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
@@ -71,6 +72,8 @@ class Device:
         device = torch.device(name)
         if device.type == "cuda":
             _check_cuda(name)
+            if device.index is None:  # some functions of torch need a number
+                device = torch.device("cuda", torch.cuda.current_device())
         check_precision(precision, device)
         allow_tf32(precision == "tf32")
         return cls(device, precision)
@@ -193,6 +196,24 @@ def prefetch(items: Iterator[Item], initializer: Callable[[], None] = lambda: No
             yield item  # type: ignore[misc]
 
 
+class OutOfMemory(TrainingError):
+    """A GPU has no memory left."""
+
+    remedy = (
+        "Take a smaller optim.batch_size with optim.accumulation (teacher.optim... for the teacher), "
+        "runtime.gradient_checkpointing=true, or fewer runtime.workers_per_gpu."
+    )
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise ``OutOfMemory`` in place of torch's error, which names none of the options that help."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(str(error).partition(" If reserved")[0]) from error
+
+
 def _check_cuda(name: str) -> None:
     if not torch.cuda.is_available():
         raise UserError("runtime.device", name, "no GPU is visible to torch", "Take runtime.device=cpu or auto.")
@@ -200,11 +221,25 @@ def _check_cuda(name: str) -> None:
         raise UserError("runtime.device", name, f"there are {torch.cuda.device_count()} GPUs, numbered from 0")
     major, minor = torch.cuda.get_device_capability(number)
     built = torch.cuda.get_arch_list()
-    if built and not any(arch in built for arch in (f"sm_{major}{minor}", f"sm_{major}0", f"compute_{major}{minor}")):
+    if built and not any(_serves(architecture, (major, minor)) for architecture in built):
         gpu = torch.cuda.get_device_name(number)
         problem = f"this torch has no kernels for {gpu} (sm_{major}{minor}; it has {', '.join(built)})"
         remedy = "Install a torch built for it: CUDA 12.6 builds still have sm_70."
         raise UserError("runtime.device", name, problem, remedy)
+
+
+def _serves(architecture: str, capability: tuple[int, int]) -> bool:
+    """Return whether code for an architecture of ``torch.cuda.get_arch_list`` runs on a GPU of this capability.
+
+    Machine code (``sm_86``) runs on GPUs of its generation that are as new; the driver compiles PTX (``compute_80``)
+    for all newer GPUs. Code for one architecture or family alone (``sm_90a``, ``sm_100f``) counts as machine code.
+    """
+    if not (match := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)):
+        return False
+    built = int(match[2]), int(match[3])
+    if match[4] == "a":
+        return built == capability
+    return built <= capability and (built[0] == capability[0] or (match[1] == "compute" and not match[4]))
 
 
 # Claims on GPUs, by file locks, so that workers of any launcher, and of several sweeps, do not collide
@@ -254,4 +289,12 @@ def claim_visible_gpus(count: int) -> list[int]:
 
 
 def _visible_gpus() -> list[str]:
+    """Return names of the GPUs that torch sees, equal in all processes of the machine.
+
+    Slices of a GPU (MIG) may have its UUID in common: they are known by the names that made them visible.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    slices = [name.strip().replace("/", "-") for name in visible if name.strip().startswith("MIG-")]
+    if len(slices) == torch.cuda.device_count():
+        return slices
     return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]

@@ -43,11 +43,11 @@ class History:
         return self.examples / self.seconds if self.seconds else 0.0
 
 
-def save_checkpoint(file: Path, history: History, parts: dict[str, Any]) -> None:
+def save_checkpoint(file: Path, history: History, parts: dict[str, Any], device: torch.device) -> None:
     """Replace ``file`` atomically by the states of ``parts``, the history and the state of the random generators."""
     state = {name: part.state_dict() for name, part in parts.items()}
     with atomic_replacement(file, exclusive=True) as partial:
-        torch.save(state | {"history": asdict(history), "random": random_state()}, partial)
+        torch.save(state | {"history": asdict(history), "random": random_state(device)}, partial)
 
 
 def load_checkpoint(file: Path, parts: dict[str, Any], device: torch.device) -> History:
@@ -57,7 +57,7 @@ def load_checkpoint(file: Path, parts: dict[str, Any], device: torch.device) -> 
     state = torch.load(file, map_location=device, weights_only=True)
     for name, part in parts.items():
         part.load_state_dict(state[name])
-    restore_random_state({name: _on_cpu(value) for name, value in state["random"].items()})
+    restore_random_state({name: _on_cpu(value) for name, value in state["random"].items()}, device)
     return History(**state["history"])
 
 

@@ -263,7 +263,7 @@ class Training:
         """Check that the losses are finite, so that no diverged state is ever saved, then write the checkpoint."""
         self.meter.flush()
         if self.group.is_main:
-            save_checkpoint(self.folder / CHECKPOINT, self.history, self.parts)
+            save_checkpoint(self.folder / CHECKPOINT, self.history, self.parts, self.device.torch)
         self.meter.restart()
         self.last_save = time.monotonic()
 
