@@ -50,8 +50,19 @@ def test_no_line_is_wider_than_the_terminal_and_speed_and_time_are_on_it(
     assert "left" in lines[-1]
 
 
-def test_a_term_that_tells_its_divergence_shows_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "kd divergence 0.0125" in shown(monkeypatch, 200, **{"kd/divergence": 0.0125})
+def test_the_losses_that_are_shown_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A divergence in place of a term's loss did not: ce 0.4, kd divergence 0.003, loss 28."""
+    text = shown(monkeypatch, 200, **{"kd/divergence": 0.0125})
+    assert "loss 1.5000  ce 0.5000  kd 1.0000" in text
+    assert "divergence" not in text
+
+
+def test_alps_line_keeps_stage_percent_and_time_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its losses come last, and as many as fit."""
+    alp = {"loss/intermediate": 12.3456, "loss": 13.8456, "intermediate/alpha_entropy_1": 1.0}
+    *_, line = [line for line in re.split(r"[\r\n]", shown(monkeypatch, 80, **alp)) if line.strip()]
+    assert re.match(r"teacher .* 50% .*\d+ s left.* 123 ex/s loss 13\.8456", line), line
+    assert len(line) <= 80
 
 
 def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -67,8 +78,8 @@ def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest
         bar.show(SCORES, 10, 1.0)
     assert said.getvalue() == ""
     first, second, scores = caplog.messages
-    assert first == "teacher   20 %  epoch 0.20  loss 1.5000  ce 0.5000  kd 1.0000  123 ex/s"
-    assert re.fullmatch(r"teacher   40 %  .*  123 ex/s  (\d+) s left, (\d+) s left in total", second)
+    assert first == "teacher   20 %  epoch 0.20  123 ex/s  loss 1.5000  ce 0.5000  kd 1.0000"
+    assert re.match(r"teacher   40 %  epoch 0.40  \d+ s left, \d+ s left in total  123 ex/s  loss", second)
     left, whole = map(int, re.findall(r"(\d+) s", second))
     # The student's share of the work is a third of the teacher's, and the teacher has 0.6 of its own left.
     assert (whole - left) / left == pytest.approx(1 / 3 / 0.6, rel=0.05)
@@ -88,9 +99,18 @@ def test_an_evaluation_does_not_count_as_the_pace_of_training(
         bar.show({**VALUES, "share_done": 0.5}, 20, 2.0)
         bar.show(SCORES, 20, 2.0)
         bar.show({**VALUES, "share_done": 0.525}, 21, 2.1)
-    assert caplog.messages[-1].endswith(f"  {duration(1.9 * 40 + 2 * 100)} left")
+    assert f"  {duration(1.9 * 40 + 2 * 100)} left  " in caplog.messages[-1]
 
 
 def test_durations_are_in_a_unit_that_suits_them() -> None:
     for seconds, text in ((40, "40 s"), (119, "119 s"), (600, "10 min"), (7199, "120 min"), (9000, "2.5 h")):
         assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("parts", [(59.4, 59.4), (270.0, 190.0), (150.0, 150.0, 150.0), (7300.0, 9000.0)])
+def test_a_total_of_rounded_parts_is_the_sum_of_their_texts(parts: tuple[float, ...]) -> None:
+    """A plan said 7 min for 5 min and 3 min."""
+    numbers = [float(duration(part).split()[0]) for part in parts]
+    total = duration(sum(map(terminal.rounded, parts)))
+    assert float(total.split()[0]) == pytest.approx(sum(numbers), abs=1e-9)
+    assert total.split()[1] == duration(parts[0]).split()[1]

@@ -9,6 +9,8 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 15.0
+BAR = 8
+"""Columns that a bar has at least. The losses, which come last, are shortened first."""
 
 
 class Stages:
@@ -79,12 +81,15 @@ class Bar:
             )
             log.info("%s  epoch %g  %s", self.stage, round(epoch, 2), scores)
             return
+        losses = [f"{key.removeprefix('loss/')} {value:.4f}" for key, value in _losses(values).items()]
         columns = {
-            "terms": "  ".join(f"{key.removeprefix('loss/')} {value:.4f}" for key, value in _losses(values).items()),
-            "speed": f"{values['examples_per_second']:.0f} ex/s",
             "time": self._time_left(values["share_done"], epoch, seconds),
+            "speed": f"{values['examples_per_second']:.0f} ex/s",
+            "terms": "  ".join(losses),
         }
         if self.stages.rich and self.task is not None:
+            width = self.stages.rich.console.width - _width_without_losses(self.stage, columns)
+            columns["terms"] = _fitting(losses, width)
             self.stages.rich.update(self.task, total=1, completed=values["share_done"], **columns)
         elif self.last_report - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = self.last_report
@@ -108,15 +113,23 @@ class Bar:
 
 
 def _losses(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the total loss and the loss of each term.
+    """Return the total loss, and the weighted loss of each term, which add up to it."""
+    terms = {key: value for key, value in values.items() if key.startswith("loss/")}
+    return {key: values[key] for key in ("loss",) if key in values} | terms
 
-    A term that reports a divergence is shown by its divergence instead, which is 0 when nothing is left to learn.
-    """
-    losses = {key: value for key, value in values.items() if key == "loss" or key.startswith("loss/")}
-    for key, value in values.items():
-        if (term := key.removesuffix("/divergence")) != key and losses.pop(f"loss/{term}", None) is not None:
-            losses[f"{term} divergence"] = value
-    return losses
+
+def _width_without_losses(stage: str, columns: Mapping[str, str]) -> int:
+    """Return the columns of a bar without its losses, with blanks between them."""
+    return len(stage) + 1 + BAR + 1 + len("100%") + 1 + len(columns["time"]) + 1 + len(columns["speed"]) + 1
+
+
+def _fitting(parts: Sequence[str], width: int) -> str:
+    """Return the first ``parts`` that fit into ``width`` columns, with dots in place of the others."""
+    for count in range(len(parts), -1, -1):
+        text = "  ".join([*parts[:count], *(["..."] if 0 < count < len(parts) else [])])
+        if len(text) <= width:
+            return text
+    return ""
 
 
 def duration(seconds: float) -> str:
@@ -126,6 +139,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def rounded(seconds: float) -> float:
+    """Return the seconds that ``duration`` shows, so that a total of several parts can be that of their texts."""
+    if seconds < 120:
+        return round(seconds)
+    return 60 * round(seconds / 60) if seconds < 7200 else 360 * round(seconds / 360)
+
+
 def _bars() -> Any:
     from rich import progress
     from rich.console import Console
@@ -133,11 +153,11 @@ def _bars() -> Any:
 
     columns = (
         progress.TextColumn("[bold]{task.description}"),
-        progress.BarColumn(bar_width=None, table_column=Column(min_width=8, ratio=1)),
+        progress.BarColumn(bar_width=None, table_column=Column(min_width=BAR, ratio=1)),
         progress.TaskProgressColumn(),
-        progress.TextColumn("[cyan]{task.fields[terms]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
-        progress.TextColumn("[green]{task.fields[speed]}", table_column=Column(no_wrap=True)),
         progress.TextColumn("[yellow]{task.fields[time]}", table_column=Column(no_wrap=True)),
+        progress.TextColumn("[green]{task.fields[speed]}", table_column=Column(no_wrap=True)),
+        progress.TextColumn("[cyan]{task.fields[terms]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
     return progress.Progress(*columns, console=Console(stderr=True), expand=True)
 

@@ -30,6 +30,23 @@ OTHER_WORDS = {
     "output_dir": "hydra.run.dir",
     "fp16": "runtime.precision",
     "bf16": "runtime.precision",
+    "batch": "optim.batch_size",
+    "lr": "optim.lr",
+    "epochs": "optim.epochs",
+    "steps": "optim.max_steps",
+    "temperature": "loss.temperature",
+    "alpha": "loss.eta",
+    "model": "student",
+    "student_model": "student",
+    "teacher_model": "teacher",
+    "precision": "runtime.precision",
+    "device": "runtime.device",
+    "no_cuda": "runtime.device",
+    "logging_steps": "runtime.log_every",
+    "report_to": "tracker",
+    "train_file": "task.dataset",
+    "dataset_name": "task.dataset",
+    "task_name": "task",
 }
 """Options of other tools, and the option that means the same here."""
 COMPOSITION_ERRORS = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError)

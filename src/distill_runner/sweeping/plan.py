@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distill_runner.common.terminal import duration
+from distill_runner.common.terminal import duration, rounded
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.models.build import build
@@ -106,7 +106,7 @@ def cost_of_run(stage: Stage, store: Path, runtime: Runtime) -> str:
     costs = {part.name: estimator.cost(part) for part in stages}
     parts = ", ".join(f"{name} {duration(cost.seconds)}" for name, cost in costs.items()) or "nothing to build"
     all_costs = [*costs.values()]
-    seconds = _seconds(all_costs)
+    seconds = sum(rounded(cost.seconds) for cost in all_costs)
     return f"time: {duration(seconds)} ({parts}){_now(seconds, pipeline)}; {_disk(all_costs, pipeline)}"
 
 
