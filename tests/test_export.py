@@ -34,29 +34,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def run(
-    tiny_task_folder: Path,
-    tiny_bert_folder: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+def run(tiny_task_folder: Path, tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run on the tiny task."""
     folder = tmp_path_factory.mktemp("export")
-    inputs = [
-        "task=custom",
-        f"task.dataset={tiny_task_folder}",
-        "task.columns=[sentence1,sentence2]",
-    ]
-    inputs += [
-        "task.max_length=48",
-        f"teacher.source={tiny_bert_folder}",
-        "teacher.optim.epochs=1",
-    ]
-    inputs += [
-        "student.num_layers=2",
-        "optim.epochs=1",
-        "runtime.device=cpu",
-        "method=rkd",
-    ]
+    inputs = ["task=custom", f"task.dataset={tiny_task_folder}", "task.columns=[sentence1,sentence2]"]
+    inputs += ["task.max_length=48", f"teacher.source={tiny_bert_folder}", "teacher.optim.epochs=1"]
+    inputs += ["student.num_layers=2", "optim.epochs=1", "runtime.device=cpu", "method=rkd"]
     ended = distill_run(folder, *inputs)
     assert ended.code == 0, ended.err
     (run,) = (folder / "outputs" / "runs").iterdir()
@@ -74,51 +57,29 @@ def exported(run: Path) -> Path:
 def test_the_files_are_where_the_hub_expects_them(exported: Path) -> None:
     names = {file.name for file in (exported / "model" / "onnx").iterdir()}
     assert "model.onnx" in names
-    assert (
-        len(
-            [
-                name
-                for name in names
-                if name.startswith(("model_qint8_", "model_quint8_"))
-            ]
-        )
-        == 1
-    )
+    assert len([name for name in names if name.startswith(("model_qint8_", "model_quint8_"))]) == 1
     assert len(names) == 2
 
 
-def test_onnx_gives_what_torch_gives_for_any_batch_and_length(
-    exported: Path, tiny_task_folder: Path
-) -> None:
+def test_onnx_gives_what_torch_gives_for_any_batch_and_length(exported: Path, tiny_task_folder: Path) -> None:
     import onnxruntime
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(exported / "model")
-    model = AutoModelForSequenceClassification.from_pretrained(
-        exported / "model"
-    ).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(exported / "model").eval()
     session = onnxruntime.InferenceSession(exported / "model" / "onnx" / "model.onnx")
-    for texts in (
-        ["the river"],
-        ["a stone", "the green garden under a bright cloud " * 3, "over"],
-    ):
+    for texts in (["the river"], ["a stone", "the green garden under a bright cloud " * 3, "over"]):
         inputs = tokenizer(texts, texts, padding=True, return_tensors="np")
         with torch.no_grad():
-            expected = model(
-                **{name: torch.from_numpy(values) for name, values in inputs.items()}
-            ).logits.numpy()
-        np.testing.assert_allclose(
-            session.run(["logits"], dict(inputs))[0], expected, atol=1e-5
-        )
+            expected = model(**{name: torch.from_numpy(values) for name, values in inputs.items()}).logits.numpy()
+        np.testing.assert_allclose(session.run(["logits"], dict(inputs))[0], expected, atol=1e-5)
 
 
 def test_the_table_has_both_models_in_three_forms(exported: Path) -> None:
     rows = json.loads((exported / "deploy.json").read_text())["rows"]
     assert [(row["model"], row["form"]) for row in rows] == [
-        (model, form)
-        for model in ("teacher", "student")
-        for form in ("torch", "ONNX", "ONNX int8")
+        (model, form) for model in ("teacher", "student") for form in ("torch", "ONNX", "ONNX int8")
     ]
     assert all(list(row["cost"]["milliseconds"]) == ["50", "95", "99"] for row in rows)
     assert [row["difference"] is None for row in rows] == [True, False, False] * 2
@@ -129,40 +90,23 @@ def test_the_table_has_both_models_in_three_forms(exported: Path) -> None:
     assert rows[5]["num_bytes"] < rows[4]["num_bytes"]
 
 
-def test_the_card_has_the_table_once_and_the_store_keeps_its_own(
-    exported: Path,
-) -> None:
+def test_the_card_has_the_table_once_and_the_store_keeps_its_own(exported: Path) -> None:
     card = (exported / "model" / "README.md").read_text()
     assert card.count(HEADING) == 1
     assert "| student | ONNX int8 |" in card
-    assert with_section(card, f"{HEADING}\n\nanother\n").endswith(
-        f"\n\n{HEADING}\n\nanother\n"
-    )
-    twice = with_section(
-        with_section("# A\n", f"{HEADING}\n\none\n"), f"{HEADING}\n\ntwo\n"
-    )
+    assert with_section(card, f"{HEADING}\n\nanother\n").endswith(f"\n\n{HEADING}\n\nanother\n")
+    twice = with_section(with_section("# A\n", f"{HEADING}\n\none\n"), f"{HEADING}\n\ntwo\n")
     assert twice == f"# A\n\n{HEADING}\n\ntwo\n"
 
 
 def test_what_a_user_wrote_behind_the_table_stays() -> None:
-    rows = [
-        ModelForm(
-            "student",
-            "torch",
-            0.5,
-            10,
-            RunningCost(dict.fromkeys(PERCENTILES, 1.0), 2.0),
-        )
-    ]
+    rows = [ModelForm("student", "torch", 0.5, 10, RunningCost(dict.fromkeys(PERCENTILES, 1.0), 2.0))]
     first, second = (
-        section(rows, "accuracy", conditions, "```python\npass\n```")
+        section(rows, "accuracy", conditions, "```python\npass\n```", "same prediction")
         for conditions in ("one", "two")
     )
     mine = "\nMy words.\n\n## More\n\n```\ncode\n```\n"
-    assert (
-        with_section(with_section("# A\n", first) + mine, second)
-        == with_section("# A\n", second) + mine
-    )
+    assert with_section(with_section("# A\n", first) + mine, second) == with_section("# A\n", second) + mine
 
 
 def test_engines_take_turns(tmp_path: Path) -> None:
@@ -170,9 +114,7 @@ def test_engines_take_turns(tmp_path: Path) -> None:
     np.save(tmp_path / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
     for name in ("ids", "segments"):
         np.save(tmp_path / f"{name}.npy", np.ones(lengths.sum(), dtype=np.int32))
-    tokenizer = SimpleNamespace(
-        model_input_names=["input_ids", "attention_mask"], pad_token_id=7
-    )
+    tokenizer = SimpleNamespace(model_input_names=["input_ids", "attention_mask"], pad_token_id=7)
     examples = PaddedSplit(TokenSplit(tmp_path), tokenizer)
     called: list[str] = []
 
@@ -186,14 +128,10 @@ def test_engines_take_turns(tmp_path: Path) -> None:
 
     engines = {name: engine(name) for name in "ab"}
     costs = running_costs(engines, dict.fromkeys(engines, examples), 12)
-    assert called == [*"a" * 11, *"b" * 11, *"ab" * 12, *"ab"], (
-        "both sizes of batch are warmed up"
-    )
+    assert called == [*"a" * 11, *"b" * 11, *"ab" * 12, *"ab"], "both sizes of batch are warmed up"
     assert set(costs) == {"a", "b"}
     assert all(cost.examples_per_second > 0 for cost in costs.values())
-    assert examples.outputs(engines["a"])[:, 0].tolist() == lengths.tolist(), (
-        "in the order of the split"
-    )
+    assert examples.outputs(engines["a"])[:, 0].tolist() == lengths.tolist(), "in the order of the split"
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
@@ -204,9 +142,7 @@ def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--threads", "--examples"])
 def test_numbers_out_of_bounds_are_told(tmp_path: Path, option: str) -> None:
     for value in (0, 10**20):
-        with pytest.raises(
-            UserError, match=rf"{option}={value}: must be between 1 and"
-        ):
+        with pytest.raises(UserError, match=rf"{option}={value}: must be between 1 and"):
             run_subcommand("export", [str(tmp_path), option, str(value)])
 
 
@@ -220,15 +156,10 @@ class Hub(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.seen.append((self.path, body))
         if self.path.endswith("/repos/create"):
-            answer = {
-                "url": "https://huggingface.co/me/student",
-                "name": "me/student",
-                "id": "1",
-            }
+            answer = {"url": "https://huggingface.co/me/student", "name": "me/student", "id": "1"}
         elif "/preupload/" in self.path:
             files = [
-                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for f in json.loads(body)["files"]
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
             ]
             answer = {"files": files}  # type: ignore[dict-item]
         elif "/commit/" in self.path:
@@ -240,13 +171,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.seen.append((self.path, b""))
-        info = {
-            "sha": "0",
-            "id": "me/student",
-            "siblings": [],
-            "name": "me",
-            "type": "user",
-        }
+        info = {"sha": "0", "id": "me/student", "siblings": [], "name": "me", "type": "user"}
         self._say(200, {**info, "private": self.is_private})
 
     def _say(self, code: int, answer: object) -> None:
@@ -271,9 +196,7 @@ def hub() -> Iterator[type[Hub]]:
     server.shutdown()
 
 
-def test_a_push_uploads_model_card_and_onnx(
-    exported: Path, hub: type[Hub], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_uploads_model_card_and_onnx(exported: Path, hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
     from huggingface_hub import HfApi
 
@@ -281,36 +204,19 @@ def test_a_push_uploads_model_card_and_onnx(
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     address = hub.address  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        "huggingface_hub.HfApi", lambda: HfApi(endpoint=address, token="hf_none")
-    )
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint=address, token="hf_none"))
     said = export._push(exported / "model", "me/student")
     assert "commit/1" in said
     (commit,) = [body for path, body in hub.seen if "/commit/" in path]
-    paths = {
-        json.loads(line)["value"].get("path")
-        for line in commit.splitlines()
-        if b'"file"' in line
-    }
-    assert {
-        "README.md",
-        "config.json",
-        "model.safetensors",
-        "onnx/model.onnx",
-        "tokenizer.json",
-    } <= paths
+    paths = {json.loads(line)["value"].get("path") for line in commit.splitlines() if b'"file"' in line}
+    assert {"README.md", "config.json", "model.safetensors", "onnx/model.onnx", "tokenizer.json"} <= paths
 
 
 @pytest.mark.parametrize(
-    ("public", "is_private", "refused"),
-    [(False, True, False), (True, False, False), (False, False, True)],
+    ("public", "is_private", "refused"), [(False, True, False), (True, False, False), (False, False, True)]
 )
 def test_a_student_is_pushed_to_a_private_repository(
-    public: bool,
-    is_private: bool,
-    refused: bool,
-    hub: type[Hub],
-    monkeypatch: pytest.MonkeyPatch,
+    public: bool, is_private: bool, refused: bool, hub: type[Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody's private texts shaped the student: it becomes public only where its owner says so."""
     import huggingface_hub.constants
@@ -321,27 +227,17 @@ def test_a_student_is_pushed_to_a_private_repository(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(Hub, "is_private", is_private)
     address = hub.address  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        "huggingface_hub.HfApi", lambda: HfApi(endpoint=address, token="hf_none")
-    )
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint=address, token="hf_none"))
     if refused:
         with pytest.raises(UserError, match="is a public repository"):
             export._create_repository("me/student", public)
     else:
         export._create_repository("me/student", public)
-    (body,) = [
-        json.loads(content)
-        for path, content in hub.seen
-        if path.endswith("/repos/create")
-    ]
-    assert body.get("visibility", "private" if body.get("private") else "public") == (
-        "public" if public else "private"
-    )
+    (body,) = [json.loads(content) for path, content in hub.seen if path.endswith("/repos/create")]
+    assert body.get("visibility", "private" if body.get("private") else "public") == ("public" if public else "private")
 
 
-def test_a_push_offline_is_refused_before_the_export(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_push_offline_is_refused_before_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
     """Minutes of export were lost to a flag that was set all the time."""
     from distill_runner.commands import export
 
@@ -352,29 +248,20 @@ def test_a_push_offline_is_refused_before_the_export(
 
 def test_exported_files_tell_nothing_of_this_machine(exported: Path) -> None:
     """The exporter's stack traces hold the folders of whoever exports, and with them a user's name."""
-    names = {
-        str(Path.home()),
-        str(Path(distill_runner.__file__).parent),
-        str(Path(torch.__file__).parent),
-    }
+    names = {str(Path.home()), str(Path(distill_runner.__file__).parent), str(Path(torch.__file__).parent)}
     for file in sorted((exported / "model").rglob("*")):
         content = file.read_bytes() if file.is_file() else b""
         assert not [name for name in names if name.encode() in content], file
 
 
-def test_a_push_without_a_network_says_what_is_written(
-    exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_without_a_network_says_what_is_written(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
     from huggingface_hub import HfApi
 
     from distill_runner.commands import export
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(
-        "huggingface_hub.HfApi",
-        lambda: HfApi(endpoint="http://127.0.0.1:9", token="hf_none"),
-    )
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9", token="hf_none"))
     folder = exported / "model"
     with pytest.raises(Unavailable) as told:
         export._push(folder, "me/student")

@@ -11,6 +11,7 @@ from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping import plan
+from distill_runner.training.config import Runtime
 from helpers.small_runs import Compose
 
 
@@ -65,7 +66,7 @@ def test_a_measurement_ends_in_time(clock: Clock) -> None:
 )
 def test_a_busy_machine_is_named(share: float, seconds: float, text: str, clock: Clock, tmp_path: Path) -> None:
     clock.share = share
-    pipeline = Pipeline(Store(tmp_path), plan.Runtime(device="cpu"))
+    pipeline = Pipeline(Store(tmp_path), Runtime(device="cpu"))
     shown = plan._now(seconds, pipeline)
     assert shown.startswith(text)
     assert bool(shown) == bool(text)

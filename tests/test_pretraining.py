@@ -202,7 +202,8 @@ def test_an_interruption_loses_one_portion(
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
     write_examples(tmp_path / "whole", texts, "train", tokenizer)
-    calls, encode = [], examples._token_ids
+    calls = list[list[str]]()
+    encode = examples._token_ids
 
     def encode_some(tokenizer: Any, part: list[str]) -> list[np.ndarray]:
         if len(calls) == stop:
@@ -216,9 +217,13 @@ def test_an_interruption_loses_one_portion(
     # A killed process leaves half of a portion as well.
     with (tmp_path / "stopped" / "tokenized" / "ids.npy").open("ab") as file:
         file.write(b"half")
-    monkeypatch.setattr(examples, "_token_ids", encode)
-    portions = []
-    monkeypatch.setattr(examples, "_token_ids", lambda *args: portions.append(args) or encode(*args))
+    portions = list[list[str]]()
+
+    def encode_rest(tokenizer: Any, part: list[str]) -> list[np.ndarray]:
+        portions.append(part)
+        return encode(tokenizer, part)
+
+    monkeypatch.setattr(examples, "_token_ids", encode_rest)
     write_examples(tmp_path / "stopped", texts, "train", tokenizer)
     assert len(portions) == len(list(texts.documents("train"))) - stop
     files = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}

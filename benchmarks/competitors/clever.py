@@ -14,13 +14,15 @@ from benchmarks.loss import layer_distance, logits_of, loss_of
 from benchmarks.setting import Setting
 from distill_runner.training.config import Precision
 from distill_runner.training.devices import Device
+from distill_runner.training.teachers import TeacherTargets
 
 
 def make(
     setting: Setting, dtype: torch.dtype = torch.float32, precision: Precision = "fp32", sort: bool = True
 ) -> Train:
     device = Device.from_name(setting.device, precision)
-    batches, targets = setting.batches(sort), setting.targets(device)
+    batches = setting.batches(sort)
+    targets: TeacherTargets = setting.targets(device)
     if dtype != torch.float32:  # the cache holds float32 only
         targets = setting.live_targets(device, dtype)
     inputs = setting.padded(None, batches)

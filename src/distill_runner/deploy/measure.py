@@ -10,15 +10,7 @@ import numpy as np
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.terminal import markdown_table
-from distill_runner.deploy.onnx import (
-    FOLDER,
-    PLAIN,
-    Inputs,
-    OnnxEngine,
-    TorchEngine,
-    export,
-    quantize,
-)
+from distill_runner.deploy.onnx import FOLDER, PLAIN, Inputs, OnnxEngine, TorchEngine, export, quantize
 
 if TYPE_CHECKING:
     from distill_runner.datasets.splits import Split
@@ -42,11 +34,7 @@ class PaddedSplit:
     """
 
     def __init__(self, split: "Split", tokenizer: Any) -> None:
-        self.split, self.names, self.padding = (
-            split,
-            tokenizer.model_input_names,
-            tokenizer.pad_token_id or 0,
-        )
+        self.split, self.names, self.padding = (split, tokenizer.model_input_names, tokenizer.pad_token_id or 0)
 
     def __len__(self) -> int:
         return len(self.split)
@@ -101,9 +89,7 @@ class RunningCost:
 
 
 def running_costs(
-    engines: Mapping[str, Engine],
-    examples: Mapping[str, PaddedSplit],
-    num_examples: int,
+    engines: Mapping[str, Engine], examples: Mapping[str, PaddedSplit], num_examples: int
 ) -> dict[str, RunningCost]:
     """Time every engine on the same randomly drawn examples; tokenization is not timed.
 
@@ -177,12 +163,7 @@ class Evaluation:
     """
 
     def __init__(self, task: "Task", split: str, threads: int, folder: Path) -> None:
-        self.task, self.threads, self.folder, self.examples = (
-            task,
-            threads,
-            folder,
-            task.examples(split),
-        )
+        self.task, self.threads, self.folder, self.examples = (task, threads, folder, task.examples(split))
         self.scored: dict[str, Split] = {}
         self.splits: dict[str, PaddedSplit] = {}
         self.engines: dict[tuple[str, str], Any] = {}
@@ -228,33 +209,18 @@ class Evaluation:
             difference = float(np.abs(form_outputs - reference).max())
             if form == EXACT and difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
                 problem = f"{form} of its {model} gives outputs that differ from torch's by up to {difference:.1e}"
-                raise UserError(
-                    "distill-run export",
-                    None,
-                    problem,
-                    "Do not deploy it; please report this.",
-                )
+                raise UserError("distill-run export", None, problem, "Do not deploy it; please report this.")
             agreement = self.task.agreement(form_outputs, reference)
             comparison = (None, None) if form == "torch" else (difference, agreement)
             score = self.task.score(form_outputs, self.scored[model])[self.task.metrics[0]]
-            num_bytes, cost = (
-                self.engines[model, form].num_bytes,
-                costs[f"{model} {form}"],
-            )
+            num_bytes, cost = (self.engines[model, form].num_bytes, costs[f"{model} {form}"])
             rows.append(ModelForm(model, form, score, num_bytes, cost, *comparison))
         return rows
 
 
 def table(rows: Sequence[ModelForm], metric: str, agreement: str = "same prediction") -> str:
     """Return a Markdown table with one line per row; ``agreement`` names what the forms agree in."""
-    header = [
-        "model",
-        "form",
-        f"{metric} ×100",
-        "MB",
-        *(f"p{p} ms" for p in PERCENTILES),
-        f"examples/s at {BATCH}",
-    ]
+    header = ["model", "form", f"{metric} ×100", "MB", *(f"p{p} ms" for p in PERCENTILES), f"examples/s at {BATCH}"]
     cells = [
         [
             row.model,

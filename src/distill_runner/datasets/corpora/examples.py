@@ -5,7 +5,7 @@ All arrays are written piece by piece and memory-mapped afterwards, so that a co
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
@@ -84,8 +84,9 @@ class Documents:
                     file.flush()
                 with atomic_replacement(progress) as partial:
                     partial.write_text(json.dumps({name: file.size for name, file in files.items()}), encoding="utf-8")
-        ids, lengths, counts = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS)
-        return cls(ids, np.append(0, np.cumsum(lengths)), np.append(0, np.cumsum(counts)))
+        arrays = [np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS]
+        tokens, lengths, counts = arrays
+        return cls(tokens, np.append(0, np.cumsum(lengths)), np.append(0, np.cumsum(counts)))
 
 
 def _portions(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
@@ -223,7 +224,7 @@ def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: An
     tokenized = folder / "tokenized"
     documents = Documents.tokenize(texts, tokenizer, tokenized)
     cut = int((np.diff(documents.sentences) > size).sum()) if corpus.examples == "passages" else 0
-    dtypes = {"ids": np.uint16 if len(tokenizer) <= 2**16 else np.int32, "offsets": np.int64}
+    dtypes: dict[str, type] = {"ids": np.uint16 if len(tokenizer) <= 2**16 else np.int32, "offsets": np.int64}
     dtypes |= {"segments": np.int8, "labels": np.int64} if is_paired else {}
     with ExitStack() as stack:
         files = {name: stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype)) for name, dtype in dtypes.items()}
@@ -245,7 +246,7 @@ def _append(examples: list[Example], special_tokens: SpecialTokens, files: Mappi
     parts, lengths = list[Any](), list[int]()
     for first, second, _ in examples:
         texts = [first] if second is None else [first, second]
-        frame = special_tokens.single if second is None else special_tokens.pair
+        frame: Sequence[list[int]] = special_tokens.single if second is None else special_tokens.pair
         parts += [part for pair in zip(frame, texts, strict=False) for part in pair] + [frame[-1]]
         lengths += [len(frame[0]) + len(first) + len(frame[1]), *(len(text) + len(frame[2]) for text in texts[1:])]
     start, num_segments = files["ids"].size, len(lengths) // len(examples)
