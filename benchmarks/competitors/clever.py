@@ -14,7 +14,7 @@ from benchmarks.loss import layer_distance, logits_of, loss_of
 from benchmarks.setting import Setting
 from distill_runner.training.config import Precision
 from distill_runner.training.devices import Device
-from distill_runner.training.teachers import TeacherTargets
+from distill_runner.training.teachers import CachedTargets, LiveTargets
 
 
 def make(
@@ -22,7 +22,7 @@ def make(
 ) -> Train:
     device = Device.from_name(setting.device, precision)
     batches = setting.batches(sort)
-    targets: TeacherTargets = setting.targets(device)
+    targets: CachedTargets | LiveTargets = setting.targets(device)
     if dtype != torch.float32:  # the cache holds float32 only
         targets = setting.live_targets(device, dtype)
     inputs = setting.padded(None, batches)
