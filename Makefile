@@ -16,10 +16,10 @@ READY = $(VENV)/.ready
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all matrix lint format type check docs readme-picture bench bench-grid bench-gpu faults clean
+.PHONY: help setup demo test test-all matrix lint format type check docs readme-picture bench bench-grid bench-gpu gpu-campaign faults clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## create the environment (a few minutes the first time)
 	@echo "$(VENV) is ready"
@@ -67,6 +67,9 @@ bench-grid: $(BENCH)/.ready ## time a small grid against as many naive runs, all
 
 bench-gpu: $(READY) ## time training runs that share a GPU
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+gpu-campaign: $(READY) ## tell what only a GPU can tell, in eight minutes (ARGS=--dry: on the fake device)
+	$(BIN)/python -m benchmarks.gpu_campaign $(ARGS)
 
 faults: export FAULTS = long
 faults: $(READY) ## test kills, flipped bits, full disks, hub failures and wrong inputs (half an hour)
