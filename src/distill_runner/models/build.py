@@ -13,8 +13,9 @@ from distill_runner.common.errors import UserError, root_cause
 from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.features import EncoderShape
 from distill_runner.models.images import reads_images
-from distill_runner.models.sentence_folder import sentence_encoder, vector_modules
+from distill_runner.models.sentence_folder import vector_modules
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
+from distill_runner.models.vectors import sentence_encoder
 from distill_runner.models.weights import require_all
 
 if TYPE_CHECKING:

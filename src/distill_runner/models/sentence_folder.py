@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from distill_runner.common.errors import UserError, root_cause
 from distill_runner.models.config import VectorOptions
-from distill_runner.models.vectors import (
+from distill_runner.models.vector_modules import (
     ACTIVATIONS,
     POOLING_MODES,
     Dense,
     DenseLayer,
     PoolingMode,
-    SentenceEncoder,
     VectorModules,
 )
 
@@ -185,17 +184,8 @@ def _require_agreement(content: SentenceFolder, options: VectorOptions, name: st
         raise UserError("task.max_length", options.max_length, problem, f"task.max_length={content.max_length}")
 
 
-def sentence_encoder(encoder: Any, modules: VectorModules, options: VectorOptions) -> SentenceEncoder:
-    """Return the encoder with its modules; dense layers are read from their folders."""
-    model = SentenceEncoder(encoder, modules, {"prompts": dict(options.prompts), "max_length": options.max_length})
-    for dense, layer in zip(modules.layers, model.head, strict=True):
-        if dense is not None and dense.folder is not None and isinstance(layer, DenseLayer):
-            layer.load_state_dict(load_file(dense.folder / "model.safetensors"))
-    return model
-
-
-def write_modules(folder: Path, model: SentenceEncoder) -> None:
-    """Write the modules of ``model`` beside its encoder, as ``SentenceTransformer(folder)`` reads them."""
+def write_modules(folder: Path, model: Any) -> None:
+    """Write the modules of a ``SentenceEncoder`` beside its encoder, as ``SentenceTransformer(folder)`` reads them."""
     modules, width = model.modules_after, int(model.config.hidden_size)
     entries = [{"idx": 0, "name": "0", "path": "", "type": f"{TYPE}Transformer"}]
 

@@ -8,59 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers.utils import ModelOutput
 
 from distill_runner.datasets.batches import Batch
-
-PoolingMode = Literal["mean", "cls", "last"]
-POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
-ACTIVATIONS = {name: getattr(nn, name) for name in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")}
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer after the pooling, with its activation.
-
-    Attributes:
-        activation: name of the class in ``torch.nn``.
-        folder: folder that holds the layer's weights; None for new weights.
-    """
-
-    in_features: int
-    out_features: int
-    bias: bool = True
-    activation: str = "Tanh"
-    folder: Path | None = None
-
-
-@dataclass(frozen=True)
-class VectorModules:
-    """The modules after an encoder, in their order: pooling, then dense layers and normalizations.
-
-    Attributes:
-        pooling: ``mean`` of all tokens, the first token (``cls``) or the ``last`` one.
-        include_prompt: whether the pooling reads the tokens of the prompt; the special token before it counts as one.
-        layers: what follows the pooling; None is a normalization.
-    """
-
-    pooling: PoolingMode = "mean"
-    include_prompt: bool = True
-    layers: tuple[Dense | None, ...] = (None,)
-
-    def width(self, encoder_width: int) -> int:
-        """Return the number of numbers in a vector."""
-        dense = [layer.out_features for layer in self.layers if layer is not None]
-        return dense[-1] if dense else encoder_width
-
-    @property
-    def is_normalized(self) -> bool:
-        """Whether vectors have length 1."""
-        return bool(self.layers) and self.layers[-1] is None
+from distill_runner.models.config import VectorOptions
+from distill_runner.models.sentence_folder import write_modules
+from distill_runner.models.vector_modules import DenseLayer, Normalization, VectorModules
 
 
 @dataclass
@@ -68,26 +26,6 @@ class VectorOutput(ModelOutput):
     """Output of ``SentenceEncoder``: the vectors (B, C) as ``sentence_embedding``."""
 
     sentence_embedding: Tensor | None = None
-
-
-class DenseLayer(nn.Module):
-    """Linear layer and activation, with the parameters' names of sentence-transformers."""
-
-    def __init__(self, dense: Dense) -> None:
-        super().__init__()
-        self.linear = nn.Linear(dense.in_features, dense.out_features, dense.bias)
-        self.activation = ACTIVATIONS[dense.activation]()
-
-    def forward(self, x_BC: Tensor) -> Tensor:
-        output: Tensor = self.activation(self.linear(x_BC))
-        return output
-
-
-class Normalization(nn.Module):
-    """Division of each vector by its length."""
-
-    def forward(self, x_BC: Tensor) -> Tensor:
-        return functional.normalize(x_BC, dim=-1)
 
 
 class SentenceEncoder(nn.Module):
@@ -141,8 +79,6 @@ class SentenceEncoder(nn.Module):
 
     def save_pretrained(self, folder: Path) -> None:
         """Save the encoder and its modules in the layout of sentence-transformers."""
-        from distill_runner.models.sentence_folder import write_modules
-
         self.encoder.save_pretrained(folder)
         write_modules(Path(folder), self)
 
@@ -182,3 +118,12 @@ class SentenceEncoder(nn.Module):
         if skipped_B is not None:
             h_TH, lengths_B = h_TH * (batch.positions >= skipped_B[text_T])[:, None], lengths_B - skipped_B
         return h_TH.new_zeros(batch.size, h_TH.shape[1]).index_add(0, text_T, h_TH) / lengths_B[:, None]
+
+
+def sentence_encoder(encoder: Any, modules: VectorModules, options: VectorOptions) -> SentenceEncoder:
+    """Return the encoder with its modules; dense layers are read from their folders."""
+    model = SentenceEncoder(encoder, modules, {"prompts": dict(options.prompts), "max_length": options.max_length})
+    for dense, layer in zip(modules.layers, model.head, strict=True):
+        if dense is not None and dense.folder is not None and isinstance(layer, DenseLayer):
+            layer.load_state_dict(load_file(dense.folder / "model.safetensors"))
+    return model
