@@ -58,6 +58,14 @@ def test_the_lines_of_own_files(tmp_path: Path, compose: Compose) -> None:
     assert lines["lengths"].text.endswith("tokens, none cut")
 
 
+def test_files_that_look_like_those_of_a_split_are_named(tmp_path: Path, compose: Compose) -> None:
+    """train2.csv beside train.csv was left out without a word."""
+    parts = {"train": ROWS[:20], "train2": ROWS[20:40], "validation": ROWS[40:], "notes": ROWS}
+    line = lines_of(compose, save(tmp_path / "d", **parts))["data"]
+    assert "not read: train2.csv" in line.warnings
+    assert not any("notes" in warning for warning in line.warnings)
+
+
 def test_rows_of_a_slice_are_counted(tmp_path: Path, compose: Compose) -> None:
     """Who takes a tenth of a file for validation must see how many examples that is."""
     folder = save(tmp_path / "d", train=ROWS)

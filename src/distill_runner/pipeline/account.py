@@ -7,10 +7,12 @@ machine and tokenizes the first examples.
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from distill_runner.common.account import AccountLine
+from distill_runner.datasets.readers.files import unread_siblings
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.tokenization import Examples, num_cut
@@ -59,9 +61,12 @@ def task_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         if own_hashes is not None:
             hashes[name] = own_hashes
     if "train" in accounts:
-        yield data_line(accounts, hashes, "text" if task.tokenized else "image")
-        if (line := lengths_line(accounts)) is not None:
-            yield line
+        line = data_line(accounts, hashes, "text" if task.tokenized else "image")
+        names = [record.name for account in accounts.values() for record in account.files]
+        beside = unread_siblings(task, names)
+        yield replace(line, warnings=(*line.warnings, f"not read: {', '.join(beside)}")) if beside else line
+        if (lengths := lengths_line(accounts)) is not None:
+            yield lengths
 
 
 def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount, np.ndarray | None]:

@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -291,6 +291,23 @@ def _image_splits(folder: Path) -> list[str]:
     """Return the names of the subfolders named like a split that contain folders of images."""
     names = {name for names in _SYNONYMS for name in names}
     return [path.name for path in _entries(folder) if path.name in names and _image_entries(path)]
+
+
+def unread_siblings(data: Dataset, names: Iterable[str]) -> list[str]:
+    """Return the data files beside those with these names whose own names begin like one of them: train2.csv.
+
+    The folder is that of local data; there are none on the hub, or if the folder is gone.
+    """
+    read_names = {Path(name).name for name in names}
+    try:
+        folder = local_data(data) if read_names else None
+    except UserError:
+        return []
+    if folder is None or not folder.is_dir():
+        return []
+    stems = tuple(_without_shard(name.partition(".")[0]) for name in read_names)
+    siblings = [path.name for path in _entries(folder) if file_format(path) and path.name not in read_names]
+    return [name for name in siblings if name.startswith(stems)]
 
 
 def _without_shard(name: str) -> str:
