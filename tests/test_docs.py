@@ -47,6 +47,7 @@ def test_there_are_commands() -> None:
 def first_point(words: Sequence[str]) -> list[str]:
     """Of a run or a sweep the overrides of one point, without Hydra's own and without options."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import IntervalSweep
 
     from distill_runner.compose.command_line import expand_shorthand
 
@@ -54,7 +55,9 @@ def first_point(words: Sequence[str]) -> list[str]:
     given = [expand_shorthand(word) for word in words if "=" in word and not word.startswith(("hydra", "-"))]
     for override in OverridesParser.create().parse_overrides(given):
         if override.is_interval_sweep():
-            kept.append(f"{override.get_key_element()}={override.value().start}")
+            interval = override.value()
+            assert isinstance(interval, IntervalSweep)
+            kept.append(f"{override.get_key_element()}={interval.start}")
         elif override.is_sweep_override():
             value = next(iter(override.sweep_string_iterator()))
             kept.append(f"{override.get_key_element()}={value}")

@@ -147,7 +147,7 @@ def test_what_is_not_a_number_counts_as_0(tmp_path: Path) -> None:
         OUTPUTS[:3], LABELS[:3]
     )
     assert isinstance(score, Undefined)
-    assert score == 0
+    assert float(score) == 0
 
 
 def classification(*names: str) -> ClassificationTask:
@@ -203,6 +203,7 @@ def test_paired_tests_compute_the_metric_anew(tmp_path: Path, monkeypatch: pytes
     other = OUTPUTS + RNG.normal(size=OUTPUTS.shape)
     test = paired_scores(name, [OUTPUTS], [other], LABELS).test()
     assert test.low is not None
+    assert test.high is not None
     difference = own.accuracy(OUTPUTS, LABELS) - own.accuracy(other, LABELS)
     assert test.low < difference * 100 < test.high or test.low < difference < test.high
 

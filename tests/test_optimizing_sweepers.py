@@ -42,10 +42,12 @@ def test_values_are_axes_only_for_the_grid() -> None:
 def test_optuna_reports_its_best_trial(tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra optuna")
     inputs = ("task=custom", f"task.dataset={tiny_task_folder}", "task.columns=sentence1,sentence2", "method=rkd")
-    inputs += ("teacher=base", f"teacher.source={tiny_bert_folder}", "teacher.name=tiny", "student.num_layers=2")
-    inputs += ("task.max_length=48", "optim.epochs=1", "teacher.optim.epochs=1", "runtime.device=cpu")
+    models = ("teacher=base", f"teacher.source={tiny_bert_folder}", "teacher.name=tiny", "student.num_layers=2")
+    short = ("task.max_length=48", "optim.epochs=1", "teacher.optim.epochs=1", "runtime.device=cpu")
     study = ("-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.sampler.seed=1")
-    ended = distill_run(tmp_path, *inputs, *study, "loss.eta=choice(0.2,0.8,1.5)", "hydra/sweeper/sampler=random")
+    ended = distill_run(
+        tmp_path, *inputs, *models, *short, *study, "loss.eta=choice(0.2,0.8,1.5)", "hydra/sweeper/sampler=random"
+    )
     results = [json.loads(file.read_text()) for file in (tmp_path / "outputs" / "runs").glob("*/result.json")]
     assert ended.code == 0, ended.err
     best = re.search(r"Best value: ([\d.]+)", ended.out + ended.err)

@@ -9,6 +9,7 @@ import pytest
 
 from distill_runner import api
 from distill_runner.common.errors import UserError
+from distill_runner.compose.run_config import RunConfig
 from helpers.fake_results import result
 
 ROOT = Path(__file__).parents[1]
@@ -56,12 +57,14 @@ def test_a_job_that_trained_a_teacher_has_no_row() -> None:
 
 def test_the_store_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stores = list[str]()
-    monkeypatch.setattr("distill_runner.running.run_stage", lambda run, *_: stores.append(run.store.dir) or PLANNED)
+
+    def run_stage(run: RunConfig, *_: object) -> dict[str, str]:
+        stores.append(str(run.store.dir))
+        return {"status": "planned"}
+
+    monkeypatch.setattr("distill_runner.running.run_stage", run_stage)
     overrides = ("task=custom", "task.dataset=x", "method=rkd")
     api.run(*overrides, outputs=tmp_path)
     monkeypatch.setenv("DISTILL_STORE_DIR", str(tmp_path / "shared"))
     api.run(*overrides, outputs=tmp_path)
-    assert [*map(str, stores)] == [str(tmp_path / "store"), str(tmp_path / "shared")]
-
-
-PLANNED = {"status": "planned"}
+    assert stores == [str(tmp_path / "store"), str(tmp_path / "shared")]

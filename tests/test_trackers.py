@@ -129,7 +129,11 @@ def test_an_agent_of_a_sweep_chooses_the_id(tmp_path: Path, monkeypatch: pytest.
         def finish(self, exit_code: int) -> None:
             """Nothing."""
 
-    monkeypatch.setattr(wandb, "init", lambda **options: calls.append(options) or Run())
+    def init(**options: Any) -> Run:
+        calls.append(options)
+        return Run()
+
+    monkeypatch.setattr(wandb, "init", init)
     monkeypatch.setattr(wandb, "setup", lambda *_: None)
     monkeypatch.setenv("WANDB_MODE", "offline")
     for variables in ({}, {"WANDB_SWEEP_ID": "s", "WANDB_RUN_ID": "agents"}):

@@ -99,7 +99,8 @@ def _of_one_run(overrides: Sequence[str]) -> Sequence[str]:
             problem = f"is a sweep, but one run is composed here: {' '.join(axes)}"
             names = " and ".join(axis.partition("=")[0] for axis in axes)
             remedy = f"Choose {names} for one of its runs; distill-run {groups[-1]} makes them all."
-            raise UserError(*groups[-1].split("=", 1), problem, remedy)
+            key, _, value = groups[-1].partition("=")
+            raise UserError(key, value, problem, remedy)
     return overrides
 
 

@@ -45,7 +45,7 @@ def load(name: str) -> "evaluate.Metric":
     if name not in METRICS:
         raise UserError("name", name, "there is no such metric", suggestion(name, METRICS))
 
-    class BuiltIn(evaluate.Metric):  # type: ignore[misc]
+    class BuiltIn(evaluate.Metric):
         """See ``load``."""
 
         def _info(self) -> Any:

@@ -192,8 +192,9 @@ def plan_suffix(plan: Any) -> str:
 
 def _register(name: str, resolver: Any, replace: bool) -> None:
     """Register a resolver by the function that the version of OmegaConf has; its name changed in 2.4."""
-    is_new = "annotation_validation" in signature(getattr(OmegaConf, "register_resolver", register)).parameters
-    function = OmegaConf.register_resolver if is_new else OmegaConf.register_new_resolver
+    function: Any = getattr(OmegaConf, "register_resolver", register)  # in 2.3, that of an interface before this one
+    if "annotation_validation" not in signature(function).parameters:
+        function = OmegaConf.register_new_resolver
     function(name, resolver, replace=replace)
 
 

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import isclose, isnan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -116,7 +116,7 @@ class ExternalMetric:
         others = [key for key in features if key != "references"]
         if len(others) != 1 or "references" not in features:
             self._refuse(f"reads {', '.join(features)}, not one column of predictions and one of references")
-        inputs = {
+        inputs: dict[str, Any] = {
             others[0]: self._predictions(kind, outputs, features[others[0]]),
             "references": self._references(kind, labels, features["references"]),
         }
@@ -174,7 +174,7 @@ class ExternalMetric:
         element, _ = _element(feature)
         return list(map(int, labels)) if element.startswith("int") else _floats(labels)
 
-    def _refuse(self, problem: str, remedy: str = "") -> Any:
+    def _refuse(self, problem: str, remedy: str = "") -> NoReturn:
         raise UserError("task.metrics", self.name, problem, remedy)
 
 
