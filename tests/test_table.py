@@ -7,6 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distill_runner import api
 from distill_runner.report.formats import result_row, terminal
 from distill_runner.report.result import model_card, with_additions, with_license
 from distill_runner.report.rows import tabulate
@@ -232,6 +233,16 @@ def test_a_model_card_names_its_base_and_no_folder_of_a_machine() -> None:
     assert front["model-index"][0]["results"][0]["dataset"]["type"] == "reviews"
     assert "task.dataset=reviews 'teacher.source=bert' task.columns=[a]" in body
     assert "/home" not in body + str(front)
+
+
+@pytest.mark.parametrize("style", ["terminal", "markdown", "latex"])
+def test_an_undefined_score_is_no_plain_zero(style: str) -> None:
+    """MCC of a student that predicts one class was printed as 0.00, like the score of a bad one."""
+    entry = {"topic": "scores", "text": "", "warnings": [], "undefined": {"validation": {"matthews": "one class"}}}
+    runs = [result(seed=1, metric="matthews", score=0.0, account=[entry]), result(seed=2, metric="matthews", key="b")]
+    text = " ".join(api.table(runs, style).split())
+    assert "the metric of 1 of 2 runs is undefined (one class), which counts as 0." in text
+    assert "undefined" not in api.table([result(seed=1, account=["odd", {"undefined": 3}])], style)
 
 
 def test_a_repeated_run_keeps_what_was_added_to_its_card() -> None:

@@ -215,3 +215,14 @@ def scored_on(result: Result) -> list[str]:
     if tested := tested_on(result):
         return [*tested]
     return [result["split"]] if "split" in result else data_of(result).get("scored_on", [])
+
+
+def undefined_reason(result: Result) -> str | None:
+    """Return why the metric that is the score is undefined on a validation split, where it counts as 0; else None."""
+    entries = result.get("account")
+    for entry in entries if isinstance(entries, list) else ():
+        splits = entry.get("undefined") if isinstance(entry, Mapping) else None
+        for reasons in splits.values() if isinstance(splits, Mapping) else ():
+            if isinstance(reasons, Mapping) and (reason := reasons.get(result.get("metric"))):
+                return str(reason)
+    return None

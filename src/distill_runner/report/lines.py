@@ -1,11 +1,12 @@
 """Lines of a table, shared by all formats: values, spreads, statistics of the grid, and published numbers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from distill_runner.common.errors import format_value
+from distill_runner.report.collect import undefined_reason
 from distill_runner.report.rows import GRID, GRID_MEAN, ResultCell, ResultTable, Row, Teacher, held_out_column
 
 PHASES = "steps, phases included"
@@ -86,7 +87,19 @@ def notes(table: ResultTable) -> list[str]:
     kinds = {kind for row in table.rows for kind in row.kinds}
     optimistic = "The best of a grid was chosen by these scores: expect a lower score on other data."
     means = [f"{name}: the mean of {_enumeration(columns)}." for name, columns in table.means.items()]
-    return [*means, *[BRACKETS] * bracketed, *[optimistic] * bool(kinds & {GRID, GRID_MEAN})]
+    sentences = [*means, *[BRACKETS] * bracketed, *[optimistic] * bool(kinds & {GRID, GRID_MEAN})]
+    return [*sentences, *_undefined_scores(table)]
+
+
+def _undefined_scores(table: ResultTable) -> Iterator[str]:
+    """Yield a sentence for each value with runs whose score is 0 only because their metric is undefined."""
+    for row in table.rows:
+        for task, cell in row.cells.items():
+            runs = [run for point in cell.points for run in point.runs]
+            reasons = [reason for run in runs if (reason := undefined_reason(run))]
+            if reasons:
+                share = f"{len(reasons)} of {len(runs)} runs" if len(runs) > 1 else "the run"
+                yield f"{row.name} on {task}: the metric of {share} is undefined ({reasons[0]}), which counts as 0."
 
 
 def _enumeration(names: Sequence[str]) -> str:
