@@ -66,7 +66,7 @@ def test_vectors_are_those_of_the_modules(
     assert vectors == pytest.approx(expected, abs=1e-5)
     model.save_pretrained(tmp_path / "written")
     options = VectorOptions(prompts={"text": prompt}, max_length=16)
-    again = load_model(tmp_path / "written", Head("AutoModel", vectors=options))
+    again: Any = load_model(tmp_path / "written", Head("AutoModel", vectors=options))
     assert again.modules_after.layers == model.modules_after.layers or dense
     state, other = model.state_dict(), again.state_dict()
     assert state.keys() == other.keys()
@@ -119,7 +119,7 @@ def test_a_bare_encoder_has_no_head_to_keep(tmp_path: Path) -> None:
     head = Head("AutoModel", vectors=VectorOptions(max_length=16))
     with pytest.raises(UserError, match="how its states become a vector is not known"):
         build(ModelConfig(source=str(folder), head="keep"), head)
-    new = build(ModelConfig(source=str(folder), num_layers=1), head)
+    new: Any = build(ModelConfig(source=str(folder), num_layers=1), head)
     assert new.modules_after.pooling == "mean"
     assert new.modules_after.is_normalized
 
@@ -127,10 +127,10 @@ def test_a_bare_encoder_has_no_head_to_keep(tmp_path: Path) -> None:
 def test_a_cut_keeps_the_modules_but_for_options(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "model", {"pooling_mode": "lasttoken"}, (6, "torch.nn.modules.activation.Tanh"))
     cut = ModelConfig(source=str(folder), num_layers=1)
-    same = build(cut, Head("AutoModel", vectors=VectorOptions(max_length=16)))
+    same: Any = build(cut, Head("AutoModel", vectors=VectorOptions(max_length=16)))
     assert same.modules_after.pooling == "last"
     assert same.modules_after.width(16) == 6
-    other = build(cut, Head("AutoModel", vectors=VectorOptions("cls", normalize=False, max_length=16)))
+    other: Any = build(cut, Head("AutoModel", vectors=VectorOptions("cls", normalize=False, max_length=16)))
     assert other.modules_after.pooling == "cls"
     assert not other.modules_after.is_normalized
 

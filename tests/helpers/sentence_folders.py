@@ -22,8 +22,14 @@ def folder_with(
 ) -> Path:
     """A folder of sentence-transformers with a tiny encoder of width 16."""
     torch.manual_seed(3)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=40, initializer_range=0.5, **sizes)
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    sizes |= {"intermediate_size": 32, "max_position_embeddings": 40, "initializer_range": 0.5}
+    config = BertConfig(vocab_size=len(WORDS), **sizes)
     BertModel(config).save_pretrained(folder)
     BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(folder)
     kinds = ["Transformer", "Pooling", *(["Dense"] if dense else []), *(["Normalize"] if normalize else [])]

@@ -103,6 +103,8 @@ class VectorLoss(LossTerm):
             et al. 2022, Eq. 1); the loss is the mean over them. Empty compares the vectors as they are.
     """
 
+    components: Tensor
+
     def __init__(
         self,
         distance: Distance = "squared",

@@ -47,7 +47,7 @@ def build(
         return network
     name, folder = (source.name, source.download()) if source else ("", None)
     encoder: Any = sentence_encoder(network, vector_modules(model, head.vectors, folder, name), head.vectors)
-    return encoder  # type: ignore[no-any-return]
+    return encoder
 
 
 def num_outputs(model: ModelConfig, head: Head, shape: EncoderShape, source: ModelSource | None = None) -> int:

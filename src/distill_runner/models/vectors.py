@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from distill_runner.datasets.batches import Batch
 from distill_runner.models.config import VectorOptions

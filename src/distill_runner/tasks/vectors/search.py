@@ -64,8 +64,8 @@ def nearest(
     numbers, values = (np.zeros((len(queries), depth), dtype) for dtype in (np.int64, np.float32))
     for first in range(0, len(queries), block[0]):
         part = slice(first, first + block[0])
-        best_numbers = np.zeros((len(queries[part]), 0), dtype=np.int64)
-        best = np.zeros((len(queries[part]), 0), dtype=np.float32)
+        best_numbers: np.ndarray = np.zeros((len(queries[part]), 0), dtype=np.int64)
+        best: np.ndarray = np.zeros((len(queries[part]), 0), dtype=np.float32)
         for start in range(0, len(documents), block[1]):
             cosines = queries[part] @ documents[start : start + block[1]].T
             candidates = np.broadcast_to(np.arange(start, start + cosines.shape[1]), cosines.shape)
