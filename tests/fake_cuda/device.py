@@ -3,6 +3,7 @@
 import threading
 import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -355,6 +356,7 @@ def install() -> None:
     cuda.device_count = lambda: 1
     cuda.get_device_capability = lambda device=None: (_index(device, optional=True), tuple(CAPABILITY))[1]
     cuda.get_arch_list = lambda: []
+    cuda.get_device_properties = lambda device=None: SimpleNamespace(uuid=f"fake-{_index(device, optional=True)}")
     cuda.get_device_name = lambda device=None: (_index(device, optional=True), "fake GPU")[1]
     states = _Generators()
     cuda.get_rng_state, cuda.set_rng_state = states.state, states.set_state
