@@ -327,6 +327,31 @@ def test_a_suspended_build_whose_remains_were_deleted_takes_the_artifact(tmp_pat
 
 
 @pytest.mark.usefixtures("short_leases")
+def test_a_suspended_run_records_nothing_once_another_process_has_taken_it_over(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def suspended() -> None:
+        with status.locked_run(run):
+            status.write_status(run, "running", {"by": "suspended"})
+            assert not status.is_taken_over(run)
+            (tmp_path / "begun").touch()
+            until((tmp_path / "end").exists)
+            assert status.is_taken_over(run)
+            status.write_status(run, "failed", {"by": "suspended"})
+
+    process = start(suspended)
+    until((tmp_path / "begun").exists)
+    os.kill(process, signal.SIGSTOP)
+    with status.locked_run(run):
+        status.write_status(run, "running", {"by": "thief"})
+        (tmp_path / "end").touch()
+        os.kill(process, signal.SIGCONT)
+        finish(process)
+        recorded = status.read_run(run) or {}
+    assert (recorded["status"], recorded["by"]) == ("running", "thief")
+
+
+@pytest.mark.usefixtures("short_leases")
 @pytest.mark.parametrize("hours", [-1.0, 1.0])
 def test_a_host_with_a_wrong_clock_keeps_its_lease(
     tmp_path: Path, hours: float, monkeypatch: pytest.MonkeyPatch

@@ -27,7 +27,7 @@ from distill_runner.pipeline.planning import artifact_keys, plan, position_warni
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.pipeline.stages import Stage
-from distill_runner.pipeline.status import RESULT, locked_run, read_run, write_json, write_status
+from distill_runner.pipeline.status import RESULT, is_taken_over, locked_run, read_run, write_json, write_status
 from distill_runner.pipeline.store import Store, copy_tree
 from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS
 from distill_runner.report.formats import result_row
@@ -213,7 +213,7 @@ class _Run:
         settings = run_settings(self.settings, self.description)
         with open_tracker(config, self.folder, self.stage.key, settings, job_type="distill") as tracker:
             with Stages(_relative_work(self.stage, self.pipeline)) as stages:
-                self.pipeline.report = Reporter(tracker, stages).stage
+                self.pipeline.report = Reporter(tracker, stages, self.folder).stage
                 self.pipeline.build(self.stage, self.config.runtime.pause_after)
             result = self._report()
             send_result(tracker, self.folder, result)
@@ -330,10 +330,13 @@ def _relative_work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
 
 
 class Reporter:
-    """Sends the metrics of each stage to the tracker and the terminal."""
+    """Sends the metrics of each stage to the tracker and the terminal.
 
-    def __init__(self, tracker: Tracker, stages: Stages) -> None:
-        self.tracker, self.stages = tracker, stages
+    Metrics of a run that another process has taken over are not recorded: that process records them.
+    """
+
+    def __init__(self, tracker: Tracker, stages: Stages, folder: Path) -> None:
+        self.tracker, self.stages, self.folder = tracker, stages, folder
 
     def stage(self, name: str) -> Log:
         prefix = "" if name == STUDENT else f"{name}/"
@@ -341,6 +344,7 @@ class Reporter:
 
         def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
             bar.show(values, step, epoch)
-            self.tracker.log({f"{prefix}{key}": value for key, value in values.items()}, step=step, epoch=epoch)
+            if not is_taken_over(self.folder):
+                self.tracker.log({f"{prefix}{key}": value for key, value in values.items()}, step=step, epoch=epoch)
 
         return report
