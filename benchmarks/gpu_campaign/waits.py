@@ -29,7 +29,7 @@ NEEDS = FeatureRequest(logits=True, cls=frozenset({2, 4}))
 def batches(count: int) -> list[Batch]:
     """Return batches of 32 texts of 10 to 127 tokens, on the host."""
     generator = np.random.default_rng(0)
-    made = []
+    sample = []
     with tempfile.TemporaryDirectory() as name:
         for _ in range(count):
             folder = Path(name)
@@ -37,8 +37,8 @@ def batches(count: int) -> list[Batch]:
             np.save(folder / "ids.npy", generator.integers(5, 30000, lengths.sum()).astype(np.int32))
             np.save(folder / "segments.npy", np.zeros(lengths.sum(), np.int8))
             np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
-            made.append(TokenSplit(folder).batch(np.arange(32), None))
-    return made
+            sample.append(TokenSplit(folder).batch(np.arange(32), None))
+    return sample
 
 
 def train(device: Device, host: list[Batch], width: int, threaded: bool) -> tuple[torch.Tensor, float, float]:
