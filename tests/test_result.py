@@ -1,6 +1,8 @@
 """What a result says of its run: the settings in which a paper's rows differ, and the number that it finds by them."""
 
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.config import parse_method
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.published import Quantity
-from distill_runner.report.result import describe_run, settings_of
+from distill_runner.report.result import describe_run, environment, settings_of
 from distill_runner.report.scores import _variant, published_number
 
 Compose = Callable[..., RunConfig]
@@ -121,3 +123,24 @@ def test_a_result_names_the_data_that_a_student_uses(
 ) -> None:
     described = describe_run(compose(*overrides))
     assert described["data"] == {**DATA, "scored_on": ["validation"], **used}
+
+
+def test_a_result_names_the_commit_and_whether_the_checkout_was_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Researchers edit in the checkout; a number must say which code gave it."""
+    source = tmp_path / "result.py"
+    source.write_text("x = 1\n")
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout.strip()
+
+    monkeypatch.setattr("distill_runner.report.result.__file__", str(source))
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    commit = git("rev-parse", "--short=12", "HEAD")
+    assert environment()["commit"] == commit
+    source.write_text("x = 2\n")
+    assert environment()["commit"] == f"{commit}-dirty"
