@@ -64,7 +64,7 @@ def task_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         line = data_line(accounts, hashes, "text" if task.tokenized else "image")
         names = [record.name for account in accounts.values() for record in account.files]
         siblings = unread_siblings(task, names)
-        yield replace(line, warnings=(*line.warnings, f"not read: {', '.join(beside)}")) if beside else line
+        yield replace(line, warnings=(*line.warnings, f"not read: {', '.join(siblings)}")) if siblings else line
         if (lengths := lengths_line(accounts)) is not None:
             yield lengths
 
