@@ -20,11 +20,13 @@ SNIPPETS = {
     if (found := re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
 }
 NOT_RUN = {"docs/notebook.md": "the record of an experiment, on runs that are not kept"}
+LOADING = ("docs/tutorials/deploy.md", "docs/tokens.md")
+"""Pages whose snippets load the model of a run; that for words loads the encoder of any run, with a new head."""
 SHORTER = ("stages.pretrain.optim.max_steps=2", "optim.max_steps=2", "teacher.optim.max_steps=2", "runtime.device=cpu")
 
 
 def test_every_page_with_snippets_is_named_here() -> None:
-    assert SNIPPETS.keys() == {"docs/reference/python.md", "docs/tutorials/deploy.md", *NOT_RUN}
+    assert SNIPPETS.keys() == {"docs/reference/python.md", *LOADING, *NOT_RUN}
 
 
 @pytest.mark.slow
@@ -40,8 +42,9 @@ def test_the_snippets_run(tmp_path: Path) -> None:
     assert "stage student: building" in done.stderr, "without a terminal, the log is printed"
     assert (tmp_path / "scores.png").stat().st_size > 5_000
     (run, *_) = (tmp_path / "outputs" / "runs").glob("*-rkd-*")
-    code = "\n".join(SNIPPETS["docs/tutorials/deploy.md"]).replace("outputs/runs/<run>", str(run))
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=100)
+    for name in LOADING:
+        code = "\n".join(SNIPPETS[name]).replace("outputs/runs/<run>", str(run))
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=100)
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:

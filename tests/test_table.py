@@ -289,3 +289,14 @@ def test_the_hub_reads_the_model_card() -> None:
     (first, second) = cards.ModelCard(model_card(result()), ignore_metadata_errors=False).data.eval_results
     assert (first.metric_type, first.metric_value, first.dataset_type) == ("accuracy", 0.6643, "nyu-mll/glue")
     assert second.metric_type == "f1"
+
+
+@pytest.mark.parametrize("style", ["markdown", "latex", "terminal"])
+def test_a_student_that_predicts_one_class_is_said_below_the_table(style: str) -> None:
+    """Six students of WNLI, at 56.34 ± 0.00, passed in silence."""
+    warning = "validation: the student predicts yes for all 71 examples"
+    account = [{"topic": "scores", "text": "see the warning", "warnings": [warning]}]
+    text = api.table([result(seed=1, account=account), result(seed=2, account=[], key="b")], style)
+    plain = " ".join(text.split())
+    assert f"a constant prediction in 1 of 2 runs ({warning})" in plain
+    assert "constant prediction" not in api.table([result(seed=1, account=["odd"])], style)

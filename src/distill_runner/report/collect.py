@@ -217,6 +217,17 @@ def scored_on(result: Result) -> list[str]:
     return [result["split"]] if "split" in result else data_of(result).get("scored_on", [])
 
 
+def constant_prediction(result: Result) -> str | None:
+    """Return the warning of a run whose student predicts the same for all examples of a split; None without one."""
+    entries = result.get("account")
+    for entry in entries if isinstance(entries, list) else ():
+        warnings = entry.get("warnings") if isinstance(entry, Mapping) and entry.get("topic") == "scores" else None
+        for warning in warnings if isinstance(warnings, list) else ():
+            if "the student predicts" in str(warning):
+                return str(warning)
+    return None
+
+
 def undefined_reason(result: Result) -> str | None:
     """Return why the metric that is the score is undefined on a validation split, where it counts as 0; else None."""
     entries = result.get("account")

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from distill_runner.common.errors import format_value
-from distill_runner.report.collect import undefined_reason
+from distill_runner.report.collect import constant_prediction, undefined_reason
 from distill_runner.report.rows import GRID, GRID_MEAN, ResultCell, ResultTable, Row, Teacher, held_out_column
 
 PHASES = "steps, phases included"
@@ -88,7 +88,18 @@ def notes(table: ResultTable) -> list[str]:
     optimistic = "The best of a grid was chosen by these scores: expect a lower score on other data."
     means = [f"{name}: the mean of {_enumeration(columns)}." for name, columns in table.means.items()]
     sentences = [*means, *[BRACKETS] * bracketed, *[optimistic] * bool(kinds & {GRID, GRID_MEAN})]
-    return [*sentences, *_undefined_scores(table)]
+    return [*sentences, *_undefined_scores(table), *_constant_predictions(table)]
+
+
+def _constant_predictions(table: ResultTable) -> Iterator[str]:
+    """Yield a sentence for each value with runs whose student predicts the same for all examples."""
+    for row in table.rows:
+        for task, cell in row.cells.items():
+            runs = [run for point in cell.points for run in point.runs]
+            warnings = [warning for run in runs if (warning := constant_prediction(run))]
+            if warnings:
+                share = f"{len(warnings)} of {len(runs)} runs" if len(runs) > 1 else "the run"
+                yield f"{row.name} on {task}: a constant prediction in {share} ({warnings[0]})."
 
 
 def _undefined_scores(table: ResultTable) -> Iterator[str]:
