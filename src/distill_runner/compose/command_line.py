@@ -37,7 +37,7 @@ Examples:
   distill-run task=rte method=alp                               one cell of ALP-KD's Table 1
   distill-run task=rte method=alp plan=true                     what that would train, and what is in the store
   distill-run task=mrpc method=pkd mapping=last loss.lambda=0.5
-  distill-run task=rte method=alp teacher=minilm_l6 student.num_layers=3 tracker=wandb
+  distill-run task=sst2 method=alp loss=equal student.num_layers=3 tracker=wandb
   distill-run -m task=rte method=nkd,rkd,pkd,ckd,alp seed=1,2,3
 
 Subcommands, each with --help:
