@@ -84,6 +84,7 @@ def run(part: Part, seconds: float, dry: bool) -> tuple[int | str, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            encoding="utf-8",
             timeout=seconds,
         )
     except subprocess.TimeoutExpired as error:
@@ -96,7 +97,7 @@ def campaign(names: Sequence[str], seconds: float, dry: bool, log: Path) -> bool
     """Run parts, print a line for each, and return whether all have succeeded."""
     start, succeeded = time.monotonic(), True
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("")
+    log.write_text("", encoding="utf-8")
     for part in (part for part in PARTS if part.name in names):
         remaining = seconds - (time.monotonic() - start)
         if dry and part.dry is None:
@@ -109,7 +110,7 @@ def campaign(names: Sequence[str], seconds: float, dry: bool, log: Path) -> bool
         begin = time.monotonic()
         code, output = run(part, remaining if dry else min(part.seconds, remaining), dry)
         succeeded &= code == 0
-        with log.open("a") as file:
+        with log.open("a", encoding="utf-8") as file:
             file.write(f"== {part.name}: {code}\n{output}\n")
         lines = output.strip().splitlines()
         print(
