@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from benchmarks.paper_hours import commands, forward, forward_resnet
-from distill_runner.report.published import cells, titles
+from distill_runner.report.published import cells
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "papers"

@@ -426,6 +426,11 @@ def configure_hub_client() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def disable_mlflow_telemetry() -> None:
+    """Keep MLflow, which reads the variable at its import, from sending usage statistics."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
 def quiet_wandb_telemetry() -> None:
     """Silence the telemetry of W&B, which logs errors while offline."""
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)

@@ -1,11 +1,11 @@
 """The MLflow tracker."""
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from distill_runner.common.process import disable_mlflow_telemetry
 from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, columns, flatten, headline, missing_package
 
 KEY = "distill_run.key"
@@ -22,7 +22,7 @@ class MlflowTracker(Tracker):
     """
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        disable_mlflow_telemetry()
         try:
             import mlflow
         except ImportError as error:

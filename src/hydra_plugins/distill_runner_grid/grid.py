@@ -81,11 +81,11 @@ class GridSweeper(BasicSweeper):
 
         assert self.launcher is not None
         is_slurm = getattr(self.launcher, "_EXECUTOR", None) == "slurm"
-        ended: list[JobReturn] = []
+        returns: list[JobReturn] = []
         for part in in_arrays(jobs) if is_slurm else [jobs]:
             launched = [[*job, *self._group_override(group)] for job in part]
-            ended += self.launcher.launch(launched, initial_job_idx=len(ended))
-        return ended
+            returns += self.launcher.launch(launched, initial_job_idx=len(returns))
+        return returns
 
     def _group_override(self, group: str) -> list[str]:
         """Return the override that sets ``tracker.group`` of tracked points to ``group``; empty if a group is set."""
