@@ -394,7 +394,7 @@ def shipped(name: str, mapping: str, attention: str) -> dict[str, Any]:
     assert isinstance(config, DictConfig)
     config.mapping = OmegaConf.load(CONF / f"mapping/{mapping}.yaml")
     config.attention = OmegaConf.load(CONF / f"attention/{attention}.yaml")
-    config.loss = {"temperature": 5, "kd": {"scale_by_t2": True}}
+    config.loss = {"temperature": 5, "kd": {"scale_by_t2": True, "standardize": False}}
     del config.method.weights
     settings: Any = OmegaConf.to_container(config, resolve=True)
     return settings["method"]

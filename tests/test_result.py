@@ -61,7 +61,7 @@ def test_an_image_network_finds_its_number(method: str, value: float, teacher: s
 def test_the_settings_of_a_method() -> None:
     relations = {"mapping": {"rule": "top", "layer": 21}, "pairs": ["QQ", "KK"], "heads": 48}
     terms = {
-        "hard": {"term": "no_such_term"},
+        "hard": {"term": "hard_labels"},
         "soft": {"term": "soft_labels", "temperature": 1.0},
         "kl": {"term": "attention_relations", **relations},
     }
@@ -70,6 +70,7 @@ def test_the_settings_of_a_method() -> None:
         "terms": ["soft", "kl"],
         "temperature": 1.0,
         "scale_by_t2": True,
+        "standardize": False,
         "mapping": "top:21",
         "pairs": ["QQ", "KK"],
         "heads": 48,

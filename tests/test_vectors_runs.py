@@ -100,7 +100,8 @@ def test_a_narrower_student(widths: str, place: Path) -> None:
 
 def test_hidden_states_are_pooled_states(place: Path) -> None:
     """ALP's attention over layers compares pooled states, which are cached like the vectors."""
-    term = "+method.terms.alp={term: hidden_states, mapping: {rule: all, supervise_last: true}, combine: attend, distance: mse}"
+    mapping = "{rule: all, supervise_last: true}"
+    term = f"+method.terms.alp={{term: hidden_states, mapping: {mapping}, combine: attend, distance: mse}}"
     weights = ("method.weights.vectors=0", "+method.weights.alp=1")
     folder, _ = run(place, term, *weights)
     assert (folder / "model" / "1_Pooling" / "config.json").is_file()

@@ -70,7 +70,6 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     if run.plan:
         for row in paper_comparison(settings):
             log.info("%s", row)
-    limit_threads(num_threads(run.runtime.threads, run.runtime.num_processes))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     store = Store(run.store.dir)
     with store.protected(str(folder)):
@@ -115,6 +114,7 @@ class _Run:
         for warning in position_warnings(stage):
             log.warning("%s", warning)
         if self.config.plan:
+            self._limit_threads()
             log_account(self._account())
             self._log_assumptions_and_cost()
             stages = [{"name": part.name, "key": part.key, "hit": part.hit} for part in artifacts]
@@ -123,6 +123,7 @@ class _Run:
             result = self._report(is_new=False)
             self._send_finished(result)
             return result
+        self._limit_threads()
         pipeline.prepare(stage)
         log_account(self._account())
         if stage.name == STUDENT:
@@ -133,6 +134,10 @@ class _Run:
             pipeline.fill_targets(stage)
             return {"status": "planned", **self.description}
         return self._build()
+
+    def _limit_threads(self) -> None:
+        """Set the number of torch's threads; a run that is done does without, which spares it an import."""
+        limit_threads(num_threads(self.config.runtime.threads, self.config.runtime.num_processes))
 
     def _account(self, is_new: bool = True) -> list[AccountLine]:
         """Return the account of what the run reads; the data of a finished run may be gone."""

@@ -34,7 +34,8 @@ def made_small(overrides: tuple[str, ...]) -> list[str]:
         ]
     if name in ("vectors", "similarities", "vectors_relations"):
         values += ["task.type=embeddings", "task.labels=null", "transfer=labeled", "teacher.optim.epochs=0"]
-        values += ["task.dataset=embedded:pairs", "task.train=train[:100]", "task.validation.validation=validation[:50]"]
+        values += ["task.dataset=embedded:pairs", "task.train=train[:100]"]
+        values += ["task.validation.validation=validation[:50]"]
         values += ["relations.heads=8"] if name == "vectors_relations" else []
     if name == "tinybert":
         values.append("stages.phase1.optim.max_steps=2")

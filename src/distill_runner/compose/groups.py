@@ -29,6 +29,7 @@ class _Group(Schema):
 
 class _SoftLabels(_Group):
     scale_by_t2: bool = True
+    standardize: bool = False
 
 
 class _Loss(_Group):

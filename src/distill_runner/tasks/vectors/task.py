@@ -47,6 +47,7 @@ class VectorTask(TextTask):
         prompt: text that is put before each text.
         train_columns: columns of the training split, if it has others than the pairs that are scored: up to three
             texts. null takes ``columns``.
+        labels: always null, since vectors have no classes.
     """
 
     pipeline_tag = "sentence-similarity"
