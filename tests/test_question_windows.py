@@ -15,8 +15,9 @@ from transformers import AutoTokenizer
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart
 from distill_runner.datasets.readers.tables import read_rows
+from distill_runner.datasets.tokenization import window_starts
 from distill_runner.tasks.questions.data import Question, QuestionColumns, Windowing, read_questions
-from distill_runner.tasks.questions.windows import OUTSIDE, Windows, window_starts, write_windows
+from distill_runner.tasks.questions.windows import OUTSIDE, Windows, write_windows
 from helpers import run_qa
 from helpers.made_questions import Row, made_rows, real_rows, windows_of
 from helpers.words import WORDS
@@ -43,6 +44,7 @@ def test_windows_are_those_of_run_qa(kind: str, request: pytest.FixtureRequest, 
     features = run_qa.features(tokenizer, rows, 96, 24)
     assert len(features) > len(rows)
     same_as_run_qa(windows, features)
+    assert windows.segments is not None
     assert windows.segments.tolist() == [segment for feature in features for segment in feature["segments"]]
     assert any(windows.segments) == (kind == "wordpiece")
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ def batches(count: int) -> list[Batch]:
 
 def train(device: Device, host: list[Batch], width: int, threaded: bool) -> tuple[torch.Tensor, float, float]:
     """Train, and return the losses, and milliseconds of an update: of the host alone, and until the GPU is done."""
-    sizes = {"hidden_size": width, "num_attention_heads": width // 16, "intermediate_size": 4 * width}
+    sizes: dict[str, Any] = {"hidden_size": width, "num_attention_heads": width // 16, "intermediate_size": 4 * width}
     config = BertConfig(num_hidden_layers=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
     torch.manual_seed(0)
     model = device.place(BertForSequenceClassification(config)).train()

@@ -58,7 +58,7 @@ def _start(arguments: Sequence[str]) -> int:
 
 def _print_error(error: BaseException) -> int:
     """Print a known error in one or two lines, and return its exit code; raise any other error again."""
-    known_error = resource_error(error)
+    known_error: BaseException | None = resource_error(error)
     if known_error is None and isinstance(error, UserError | TrainingError | KeyboardInterrupt):
         known_error = error
     if known_error is None:
