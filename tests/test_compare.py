@@ -340,6 +340,8 @@ def test_compare_writes_json_and_markdown(tmp_path: Path, capsys: pytest.Capture
     assert (content["conclusion"], content["seeds"], content["margin"]) == ("better", 5, 0.5)
     run_subcommand("compare", [*arguments, "--format", "markdown", "--out", str(tmp_path / "page.md")])
     page = (tmp_path / "page.md").read_text()
-    assert page.startswith("| first | second | task | points |")
+    assert page.startswith("| first | second | task | points | 95% over seeds and examples |")
     assert "| alp all | rkd | rte | +5." in page
     assert "| better |" in page
+    run_subcommand("compare", [*arguments, "--format", "markdown", "--looks", "2"])
+    assert "| 97.5% over seeds and examples |" in capsys.readouterr().out

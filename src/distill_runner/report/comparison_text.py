@@ -23,11 +23,15 @@ def sentence(comparison: Comparison) -> str:
     if comparison.seeds_p is not None:
         parts.append(f"t-test over {comparison.shared} seeds: {_p(comparison, 'seeds')}")
     if comparison.methods:
-        level = 100 - 5 / comparison.methods.looks
-        interval = f"{level:.4g}% {bounds_text(*comparison.methods.interval)}"
+        interval = f"{_level(comparison.methods.looks)} {bounds_text(*comparison.methods.interval)}"
         text = f"over seeds and examples: {interval}, {_p(comparison, 'methods')}"
         parts.append(f"{text}: {conclusion_text(comparison)}")
     return f"{head}: {'; '.join([*parts, *comparison.remarks])}"
+
+
+def _level(looks: int) -> str:
+    """Return the level of intervals that are corrected for ``looks``, as text."""
+    return f"{100 - 5 / looks:.4g}%"
 
 
 def conclusion_text(comparison: Comparison) -> str:
@@ -51,7 +55,9 @@ def conclusion_text(comparison: Comparison) -> str:
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
     """Return a table of the conclusions in GitHub's Markdown, and below it the sentence of each comparison."""
-    header = ["first", "second", "task", "points", "95% over seeds and examples", "p (Holm)", "conclusion"]
+    looks = max((comparison.methods.looks for comparison in comparisons if comparison.methods), default=1)
+    intervals = f"{_level(looks)} over seeds and examples"
+    header = ["first", "second", "task", "points", intervals, "p (Holm)", "conclusion"]
     rows = []
     for comparison in comparisons:
         methods = comparison.methods
