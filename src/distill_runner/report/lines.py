@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from distill_runner.common.errors import format_value
-from distill_runner.report.collect import constant_prediction, undefined_reason
+from distill_runner.report.collect import Result, constant_prediction, undefined_reason
 from distill_runner.report.rows import GRID, GRID_MEAN, ResultCell, ResultTable, Row, Teacher, held_out_column
 
 PHASES = "steps, phases included"
@@ -93,24 +93,24 @@ def notes(table: ResultTable) -> list[str]:
 
 def _constant_predictions(table: ResultTable) -> Iterator[str]:
     """Yield a sentence for each value with runs whose student predicts the same for all examples."""
-    for row in table.rows:
-        for task, cell in row.cells.items():
-            runs = [run for point in cell.points for run in point.runs]
-            warnings = [warning for run in runs if (warning := constant_prediction(run))]
-            if warnings:
-                share = f"{len(warnings)} of {len(runs)} runs" if len(runs) > 1 else "the run"
-                yield f"{row.name} on {task}: a constant prediction in {share} ({warnings[0]})."
+    for value, share, warning in _values_where(constant_prediction, table):
+        yield f"{value}: a constant prediction in {share} ({warning})."
 
 
 def _undefined_scores(table: ResultTable) -> Iterator[str]:
     """Yield a sentence for each value with runs whose score is 0 only because their metric is undefined."""
+    for value, share, reason in _values_where(undefined_reason, table):
+        yield f"{value}: the metric of {share} is undefined ({reason}), which counts as 0."
+
+
+def _values_where(reason_of: Callable[[Result], str | None], table: ResultTable) -> Iterator[tuple[str, str, str]]:
+    """Yield each value with runs that have a reason: the value's name, the share of its runs, and the first reason."""
     for row in table.rows:
         for task, cell in row.cells.items():
             runs = [run for point in cell.points for run in point.runs]
-            reasons = [reason for run in runs if (reason := undefined_reason(run))]
-            if reasons:
+            if reasons := [reason for run in runs if (reason := reason_of(run))]:
                 share = f"{len(reasons)} of {len(runs)} runs" if len(runs) > 1 else "the run"
-                yield f"{row.name} on {task}: the metric of {share} is undefined ({reasons[0]}), which counts as 0."
+                yield f"{row.name} on {task}", share, reasons[0]
 
 
 def _enumeration(names: Sequence[str]) -> str:
