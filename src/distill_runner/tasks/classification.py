@@ -14,7 +14,7 @@ from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
 from distill_runner.datasets.readers.tables import SplitTable, listed_names, read_table
 from distill_runner.models.config import Head, normalized_label
 from distill_runner.tasks.columns import MIN_ROWS
-from distill_runner.tasks.task import ExamplePredictions
+from distill_runner.tasks.task import ExamplePredictions, names_as_text
 from distill_runner.tasks.text import TextTask, as_int, is_empty
 
 if TYPE_CHECKING:
@@ -42,13 +42,7 @@ class ClassesTask(TextTask):
 
     labels: list[str] | None = None
 
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _names_are_text(cls, labels: Any) -> Any:
-        """Convert numeric names to text, since the override ``task.labels=[0,1]`` is parsed as numbers."""
-        if not isinstance(labels, list | tuple):
-            return labels
-        return [str(label) if isinstance(label, int | float) else label for label in labels]
+    _names_are_text = field_validator("labels", mode="before")(names_as_text)
 
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Self:

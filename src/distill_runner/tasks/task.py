@@ -365,6 +365,13 @@ class Task(Splits):
         return self.prediction_file(outputs, split, examples)
 
 
+def names_as_text(labels: Any) -> Any:
+    """Convert numeric names of classes to text, since the override ``task.labels=[0,1]`` is parsed as numbers."""
+    if not isinstance(labels, list | tuple):
+        return labels
+    return [str(label) if isinstance(label, int | float) else label for label in labels]
+
+
 def _all_fields(schema: type[Any]) -> set[str]:
     """Return the field names of a class and of all its subclasses."""
     return set(schema.model_fields).union(*map(_all_fields, schema.__subclasses__()))

@@ -19,7 +19,7 @@ from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, 
 from distill_runner.models.config import Head, normalized_label
 from distill_runner.tasks.account import SplitAccount, example_hashes
 from distill_runner.tasks.splits import HELD_OUT
-from distill_runner.tasks.task import ExamplePredictions, Task
+from distill_runner.tasks.task import ExamplePredictions, Task, names_as_text
 from distill_runner.tasks.tokens.data import TEXTS, WORDS, Offsets, Sentences, infer_columns, read_sentences
 from distill_runner.tasks.tokens.entities import TAG_METRICS, TagScores, first_words, summed_counts
 from distill_runner.tasks.tokens.schemes import OUTSIDE, Scheme, TagSet, complete_names, recognize, viterbi
@@ -83,12 +83,7 @@ class TokensTask(Task):
     offsets: Offsets | None = None
     misaligned: Literal["refuse", "extend", "drop"] = "refuse"
 
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _names_are_text(cls, labels: Any) -> Any:
-        if not isinstance(labels, list | tuple):
-            return labels
-        return [str(label) if isinstance(label, int | float) else label for label in labels]
+    _names_are_text = field_validator("labels", mode="before")(names_as_text)
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
