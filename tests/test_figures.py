@@ -19,6 +19,7 @@ from distill_runner.report.figures import (
     REFERENCE,
     TEACHER,
     comparison_figure,
+    epoch_figure,
     heat_map,
     hyper_parameter_figure,
     hyper_parameters,
@@ -73,6 +74,19 @@ def test_the_first_of_weights_that_sum_to_one_is_no_choice() -> None:
     free = hyper_parameters(result({"patience.weight": 100, "kd.temperature": None}))
     assert free == {"optim.lr": 2e-5, "ce.weight": 0.5, "kd.weight": 0.5, "patience.weight": 100.0}
     assert hyper_parameters(result(NKD))["ce.weight"] == 1, "the only weight is left to nobody"
+
+
+def test_curves_are_means_over_seeds() -> None:
+    histories = ([0.5, 0.6, 0.7], [0.3, 0.8], [0.4, float("nan"), 0.9])
+    runs = [
+        result(seed=seed, history=[{"accuracy": score} for score in scores]) for seed, scores in enumerate(histories)
+    ]
+    figure = epoch_figure(runs[:2])
+    assert figure is not None
+    (line,) = figure.axes[0].lines
+    np.testing.assert_allclose(line.get_xydata(), [[1, 40], [2, 70]])
+    assert epoch_figure(runs) is None, "the third has one epoch before its NaN"
+    assert epoch_figure([result(), result(seed=2, history=[{"f1": 0.5}] * 3)]) is None
 
 
 def test_what_varies_between_methods_only_is_no_search() -> None:

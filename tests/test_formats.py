@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import distill_runner
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.report.formats import COLUMNS, as_csv, html, latex, markdown, write_report
+from distill_runner.report.formats import COLUMNS, as_csv, latex, markdown, write_report
+from distill_runner.report.page import html
 from distill_runner.report.rows import tabulate
 from helpers.fake_results import failed, point, result, run_folder
 

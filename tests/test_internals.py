@@ -59,7 +59,8 @@ def test_disputed_examples_by_hand() -> None:
     one = example_predictions([[0.4, 0.6], [0.9, 0.1], [0.3, 0.7], [0.9, 0.1], [0.7, 0.3]], labels)
     two = example_predictions([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.2, 0.8], [0.9, 0.1]], labels)
     # 2: both are right; 3: the teacher is wrong; 4: both are wrong. The gap is 0.8 in example 1 and 0.5 in example 0.
-    assert disputed(teacher, [one, two]).tolist() == [1, 0]
+    assert disputed(teacher, [one, two]).tolist() == [1, 0, 4]
+    assert disputed(teacher, [two, two]).tolist() == [4], "students that are wrong on the same examples"
     assert disputed(teacher, [two]).tolist() == [4]
     assert (one.prediction_text(1), one.label_text(1)) == ("no (0.9000)", "yes")
     np.testing.assert_allclose(one.label_probability, [0.4, 0.1, 0.7, 0.9, 0.3])

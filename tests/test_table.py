@@ -300,3 +300,4 @@ def test_a_student_that_predicts_one_class_is_said_below_the_table(style: str) -
     plain = " ".join(text.split())
     assert f"a constant prediction in 1 of 2 runs ({warning})" in plain
     assert "constant prediction" not in api.table([result(seed=1, account=["odd"])], style)
+    assert f"  warning    {warning}" in result_row(result(seed=1, account=account)).splitlines()

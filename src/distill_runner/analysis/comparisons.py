@@ -56,18 +56,16 @@ def agreement_table(counts: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def disputed(teacher: ExamplePredictions, students: Sequence[ExamplePredictions]) -> np.ndarray:
-    """Return the indices of examples that the teacher gets right, and some but not all students get wrong.
+    """Return the indices of examples that the teacher gets right and a student gets wrong.
 
-    If there is only one student, its wrong answers count.
-
-    The paper shows four such examples and does not say how they were chosen. Here the examples are
-    sorted by how far the models, including the teacher, differ in the probability of the true label; the largest gap
-    comes first.
+    The paper shows four such examples and does not say how they were chosen. Here the examples on which the students
+    disagree come first, then those that all get wrong. Within both, examples are sorted by how far the models, the
+    teacher among them, differ in the probability of the true label; the largest gap comes first.
     """
     correct = np.stack([model.correct for model in (teacher, *students)])
-    examples = np.flatnonzero(correct[0] & ~correct[1:].all(0) & (correct[1:].any(0) | (len(students) == 1)))
+    examples = np.flatnonzero(correct[0] & ~correct[1:].all(0))
     gap = np.ptp([model.label_probability[examples] for model in (teacher, *students)], axis=0)
-    return np.asarray(examples[np.argsort(-gap, kind="stable")])
+    return np.asarray(examples[np.lexsort((-gap, ~correct[1:, examples].any(0)))])
 
 
 def samples_table(

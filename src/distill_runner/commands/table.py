@@ -4,17 +4,19 @@ import json
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import fill
 
 from distill_runner.commands.parser import write_file
 from distill_runner.common.errors import UserError
 from distill_runner.report import comparison_text, curves
 from distill_runner.report.collect import Result, select_results
-from distill_runner.report.compare import compare, optimism
+from distill_runner.report.compare import Comparison, compare, optimism
 from distill_runner.report.comparison_text import as_mapping, sentence
-from distill_runner.report.figures import comparison_figure, drawable, save, score_figure
-from distill_runner.report.formats import WIDTH, as_csv, html, latex, markdown, terminal
-from distill_runner.report.rows import tabulate
+from distill_runner.report.figures import comparison_figure, drawable, save, score_figure, write_pictures
+from distill_runner.report.formats import WIDTH, as_csv, latex, markdown, terminal
+from distill_runner.report.page import default_comparisons, html
+from distill_runner.report.rows import ResultTable, tabulate
 
 
 def show_table(options: Namespace) -> None:
@@ -33,7 +35,7 @@ def show_table(options: Namespace) -> None:
         "markdown": lambda: markdown(table, comparisons),
         "csv": lambda: as_csv(table),
         "latex": lambda: latex(table, comparisons),
-        "html": lambda: html(table, options.title, comparisons, options.picture),
+        "html": lambda: _page(results, table, comparisons or default_comparisons(table), options),
     }
     _print_or_write(formats[options.format](), options.out)
 
@@ -67,6 +69,12 @@ def draw_curves(options: Namespace) -> None:
         UserError: as for ``curves.draw``; there are no runs, or no run of the task.
     """
     curves.draw(select_results(options.folders, {"task": options.task}), options.by, options.out, options.order)
+
+
+def _page(results: Sequence[Result], table: ResultTable, comparisons: Sequence[Comparison], options: Namespace) -> str:
+    with TemporaryDirectory() as folder:
+        pictures = write_pictures(results, Path(folder))
+        return html(table, options.title, comparisons, [*pictures, *options.picture])
 
 
 def _draw_scores(results: Sequence[Result], file: Path | None) -> None:

@@ -55,19 +55,24 @@ def conclusion_text(comparison: Comparison) -> str:
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
     """Return a table of the conclusions in GitHub's Markdown, and below it the sentence of each comparison."""
+    header, *rows = table_cells(comparisons)
+    sentences = [f"- {escaped(sentence(comparison))}" for comparison in comparisons]
+    table = markdown_table(header, [[escaped(cell) for cell in row] for row in rows], text_columns=len(header))
+    return table + "\n\n" + "\n".join(sentences) + "\n"
+
+
+def table_cells(comparisons: Sequence[Comparison]) -> list[list[str]]:
+    """Return a table of the conclusions: the header, and a row for each comparison."""
     looks = max((comparison.methods.looks for comparison in comparisons if comparison.methods), default=1)
     intervals = f"{_level(looks)} over seeds and examples"
-    header = ["first", "second", "task", "points", intervals, "p (Holm)", "conclusion"]
-    rows = []
+    rows = [["first", "second", "task", "points", intervals, "p (Holm)", "conclusion"]]
     for comparison in comparisons:
         methods = comparison.methods
         numbers = ["" if comparison.difference is None else f"{comparison.difference:+.2f}"]
         numbers.append(bounds_text(*methods.interval) if methods else "")
         numbers.append(_p_text(comparison.corrected.get("methods", methods.p)).removeprefix("p ") if methods else "")
         rows.append([comparison.first, comparison.second, comparison.task, *numbers, conclusion_text(comparison)])
-    sentences = [f"- {escaped(sentence(comparison))}" for comparison in comparisons]
-    table = markdown_table(header, [[escaped(cell) for cell in row] for row in rows], text_columns=len(header))
-    return table + "\n\n" + "\n".join(sentences) + "\n"
+    return rows
 
 
 def escaped(text: str) -> str:

@@ -7,14 +7,15 @@ when something is drawn.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import takewhile
 from math import ceil, isclose, isfinite
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import UserError
-from distill_runner.report.collect import Result, is_scored, label, settings
+from distill_runner.report.collect import Result, is_scored, label, settings, tested_on
 from distill_runner.report.rows import ResultCell, column_of, tabulate, varied
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
     """Draw every figure that ``results`` have data for; none if no student has finished.
 
     - ``scores.png``: scores by task and method, with the published numbers;
+    - ``curves.png``, if a run has several epochs: scores on the validation split after each epoch;
     - ``hyper-parameters-<task>.png``, if any hyper-parameter varies: score against each hyper-parameter that varies;
     - ``lr-temperature-<task>.png``, if learning rate and temperature both vary: best score over the two.
 
@@ -74,6 +76,8 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
     if not done:
         return []
     figures = {"scores": score_figure(done)}
+    if curves := epoch_figure(done):
+        figures["curves"] = curves
     for task in dict.fromkeys(result["task"] for result in done):
         runs = [result for result in done if result["task"] == task]
         if names := varying(runs):
@@ -138,6 +142,49 @@ def _score_marks(panel: "Axes", place: int, cell: ResultCell) -> None:
         panel.annotate(f"of {len(cell.points)}", (spread.mean, place), (0, 5), textcoords="offset points", **SMALL)
     if spread.count > 1:
         panel.errorbar(spread.mean, place, xerr=spread.interval, color=MEASURED, elinewidth=1, capsize=3)
+
+
+# --- Scores by epoch
+
+
+def epoch_figure(results: Sequence[Result]) -> "Figure | None":
+    """Draw the validation score after each epoch, a line for each row: the mean over the seeds of its best point.
+
+    An epoch that only some seeds have, and runs whose history lacks the metric of their score, are left out.
+
+    Returns:
+        None if no run has the scores of several epochs.
+    """
+    curves: dict[str, dict[str, list[float]]] = {}
+    for row in tabulate(results).rows:
+        for task, cell in row.cells.items():
+            runs = cell.best_point.runs if cell.best_point else ()
+            scores = [_epoch_scores(run) for run in runs if not tested_on(run)]
+            means = [100 * fmean(of_epoch) for of_epoch in zip(*scores, strict=False)]
+            if len(means) > 1:
+                curves.setdefault(task, {})[row.name] = means
+    if not curves:
+        return None
+    names = list(dict.fromkeys(name for of_task in curves.values() for name in of_task))
+    with style():
+        figure, axes = panels(len(curves), 3, width=3.6, height=3.0, sharey=False)
+        for panel, (task, of_task) in zip(axes, curves.items(), strict=True):
+            for name, means in of_task.items():
+                panel.plot(range(1, len(means) + 1), means, **_look(names.index(name)))
+            panel.set_title(task)
+            panel.set_xlabel("epoch")
+            panel.xaxis.get_major_locator().set_params(integer=True)
+        figure.supylabel("score × 100")
+        figure.suptitle("Score after each epoch, mean over seeds")
+        legend(figure, {name: {**_look(number), "linestyle": "-"} for number, name in enumerate(names)})
+    return figure
+
+
+def _epoch_scores(result: Result) -> list[float]:
+    """Return the scores of a run after each epoch, up to the first that is missing or not finite."""
+    history = result.get("history") or []
+    scores = [entry.get(result["metric"]) if isinstance(entry, Mapping) else None for entry in history]
+    return [*takewhile(lambda score: isinstance(score, int | float) and isfinite(score), scores)]
 
 
 # --- Comparisons
@@ -304,14 +351,14 @@ def _look(number: int) -> dict[str, Any]:
 # --- Style, panels and legends of all figures
 
 
-def panels(count: int, most: int, width: float, height: float) -> tuple["Figure", list["Axes"]]:
+def panels(count: int, most: int, width: float, height: float, sharey: bool = True) -> tuple["Figure", list["Axes"]]:
     """Return a figure of ``count`` panels of ``width`` × ``height`` inches, at most ``most`` panels in a row."""
     from matplotlib.figure import Figure
 
     rows = ceil(count / most)
     columns = ceil(count / rows)
     figure = Figure(figsize=(max(5.0, width * columns), height * rows + 0.7), layout="constrained")
-    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    axes = figure.subplots(rows, columns, sharey=sharey, squeeze=False).flatten()
     for spare in axes[count:]:
         spare.remove()
     return figure, list(axes[:count])

@@ -1,10 +1,8 @@
-"""Tables in every format: 80 columns of text, Markdown, LaTeX, CSV, and a self-contained HTML page."""
+"""Tables in every format: 80 columns of text, Markdown, LaTeX and CSV; ``page`` has the HTML page."""
 
-import base64
 import csv
 import io
 import json
-import mimetypes
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,15 +10,13 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
-
-from distill_runner.common.errors import format_value
 from distill_runner.common.files import atomic_replacement
 from distill_runner.common.terminal import duration, markdown_table
-from distill_runner.report.collect import Result, label, pictures_of, settings
+from distill_runner.report.collect import Result, constant_prediction, label
 from distill_runner.report.compare import Comparison, optimism
 from distill_runner.report.comparison_text import escaped, sentence
-from distill_runner.report.lines import Line, best_points, best_settings_text, notes, reasons, table_lines
+from distill_runner.report.lines import Line, best_points, notes, reasons, table_lines
+from distill_runner.report.page import default_comparisons, html
 from distill_runner.report.published import NOT_COMPARABLE
 from distill_runner.report.rows import ResultCell, ResultTable, Row, tabulate
 
@@ -50,7 +46,7 @@ def write_report(
         "md": f"# {title}\n\n{markdown(table, comparisons)}",
         "csv": as_csv(table),
         "tex": latex(table, comparisons),
-        "html": html(table, title, comparisons, pictures=pictures),
+        "html": html(table, title, [*comparisons, *default_comparisons(table)], pictures),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for extension, content in files.items():
@@ -70,6 +66,8 @@ def result_row(result: Result) -> str:
     score_text = "undefined" if _is_undefined(result) else f"{score:.2f}"
     lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {score_text} {result['metric']}"]
     lines += _splits_lines(result)
+    if warning := constant_prediction(result):
+        lines += [f"  warning    {warning}"]
     if result.get("teacher_score") is not None:
         lines.append(f"  teacher    {_with_difference(result['teacher_score'], score)}, {result['teacher']}")
     lines += _published_lines(result)
@@ -292,52 +290,3 @@ def _published(number: Any) -> dict[str, Any]:
     if not number:
         return {}
     return {"published": number["value"], "source": number["source"], "comparable": number["comparable"]}
-
-
-# --- HTML
-
-
-def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (), pictures: Sequence[Path] = ()) -> str:
-    """Return the page: table, comparisons, causes of failures, pictures, and each run's settings and command.
-
-    A run's pictures of examples, if it has any, are shown with its command; of several seeds, those of the first.
-
-    Args:
-        pictures: PNG, JPEG or SVG files to embed; files that do not exist are left out.
-    """
-    columns, lines = table_lines(table)
-    cells = [cell for row in table.rows for cell in row.cells.values()]
-    environment = Environment(
-        loader=PackageLoader("distill_runner.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.get_template("page.html")
-    return page.render(
-        title=title,
-        columns=columns,
-        lines=lines,
-        rows=table.rows,
-        notes=notes(table),
-        finished=sum(len(point.runs) for cell in cells for point in cell.points),
-        unfinished=table.unfinished,
-        comparisons=[sentence(comparison) for comparison in comparisons],
-        pictures=_embedded(pictures),
-        pictures_of=lambda run: _embedded(pictures_of(Path(run["folder"]))),
-        typed=format_value,
-        settings=settings,
-        best_settings=best_settings_text,
-        folder_name=_folder_name,
-    )
-
-
-def _folder_name(run: Result) -> str:
-    return Path(run["folder"]).name
-
-
-def _embedded(files: Sequence[Path]) -> list[tuple[str, str]]:
-    """Return name and content of the files that exist."""
-    return [(file.stem, _data_url(file)) for file in files if file.is_file()]
-
-
-def _data_url(file: Path) -> str:
-    media_type = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-    return f"data:{media_type};base64,{base64.b64encode(file.read_bytes()).decode()}"

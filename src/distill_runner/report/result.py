@@ -4,6 +4,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,12 @@ PACKAGES = (
     "transformers",
     "datasets",
     "tokenizers",
+    "evaluate",
     "numpy",
     "hydra-core",
+    "omegaconf",
     "scikit-learn",
+    "wandb",
 )
 """Packages whose versions a run records."""
 LOADING = """\
@@ -214,7 +218,7 @@ def _data_assumptions(stage: Stage) -> Iterator[str]:
 
 
 def environment() -> dict[str, Any]:
-    """Return the versions of Python and packages, the platform, and the commit of the checkout if there is one."""
+    """Return the time, the versions of Python and packages, the platform, and the commit of a checkout, if any."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -222,6 +226,7 @@ def environment() -> dict[str, Any]:
         except PackageNotFoundError:
             versions[package] = "not installed"
     return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": versions,

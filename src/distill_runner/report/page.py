@@ -1,0 +1,118 @@
+"""A table as one HTML page that needs nothing else: table, paired tests, curves, data, environment, settings."""
+
+import base64
+import json
+import mimetypes
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+
+from distill_runner.common.errors import format_value
+from distill_runner.report.collect import Result, pictures_of, settings
+from distill_runner.report.compare import Comparison, compare
+from distill_runner.report.comparison_text import sentence, table_cells
+from distill_runner.report.lines import best_settings_text, notes, table_lines
+from distill_runner.report.rows import ResultTable
+
+MAX_TESTS = 20
+"""Most comparisons that a page makes on its own; each resamples the examples of its task."""
+
+
+def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (), pictures: Sequence[Path] = ()) -> str:
+    """Return the page: table, paired tests, causes of failures, pictures, data, environment, settings and commands.
+
+    A run's pictures of examples, if it has any, are shown with its command; of several seeds, those of the first.
+
+    Args:
+        comparisons: made for this page; ``default_comparisons`` makes some.
+        pictures: PNG, JPEG or SVG files to embed; files that do not exist are left out.
+    """
+    columns, lines = table_lines(table)
+    cells = [cell for row in table.rows for cell in row.cells.values()]
+    runs = [run for cell in cells for point in cell.points for run in point.runs]
+    environment = Environment(
+        loader=PackageLoader("distill_runner.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("page.html")
+    header, *tests = table_cells(comparisons)
+    return page.render(
+        title=title,
+        columns=columns,
+        lines=lines,
+        rows=table.rows,
+        notes=notes(table),
+        finished=len(runs),
+        unfinished=table.unfinished,
+        test_header=header,
+        tests=tests,
+        sentences=[sentence(comparison) for comparison in comparisons],
+        pictures=_embedded(pictures),
+        pictures_of=lambda run: _embedded(pictures_of(Path(run["folder"]))),
+        environment=_environment(runs),
+        account=_account(table),
+        typed=format_value,
+        settings=settings,
+        best_settings=best_settings_text,
+        folder_name=lambda run: Path(run["folder"]).name,
+    )
+
+
+def default_comparisons(table: ResultTable) -> list[Comparison]:
+    """Compare the first row that has scores with each of the others; nothing where that would be over ``MAX_TESTS``."""
+    names = [row.name for row in table.rows if any(cell.best_point for cell in row.cells.values())]
+    if len(names) < 2 or len({*names}) < len(names) or (len(names) - 1) * len(table.tasks) > MAX_TESTS:
+        return []
+    return [comparison for comparison in compare(table, names) if comparison.difference is not None]
+
+
+def _environment(runs: Sequence[Result]) -> dict[str, str]:
+    """Return when the runs started, and the commits, packages and platforms that they recorded, by name."""
+    records = [_record(Path(run["folder"])) for run in runs]
+    dates = sorted({str(record["started"])[:10] for record in records if record.get("started")})
+    packages: dict[str, dict[str, None]] = {}
+    for record in records:
+        named = {"python": record.get("python"), **(record.get("packages") or {}), "platform": record.get("platform")}
+        for name, version in named.items():
+            packages.setdefault(name, {}).update({str(version): None} if version else {})
+    commits = dict.fromkeys(str(record.get("commit")) for record in records if record.get("commit"))
+    facts = {"date": " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "", "commit": ", ".join(commits)}
+    facts |= {name: ", ".join(versions) for name, versions in packages.items()}
+    return {name: text or "not recorded" for name, text in facts.items()}
+
+
+def _record(folder: Path) -> Mapping[str, Any]:
+    """Return the environment that a run recorded; empty if it is gone or damaged."""
+    with suppress(OSError, ValueError):
+        record = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        if isinstance(record, dict) and isinstance(record.get("packages") or {}, dict):
+            return record
+    return {}
+
+
+def _account(table: ResultTable) -> dict[str, list[tuple[str, str, list[str]]]]:
+    """Return, by task, what the runs read: topic, text and warnings, each combination once."""
+    accounts: dict[str, dict[tuple[str, str], list[str]]] = {}
+    for row in table.rows:
+        for task, cell in row.cells.items():
+            for run in (run for point in cell.points for run in point.runs):
+                entries = run.get("account")
+                for entry in entries if isinstance(entries, list) else ():
+                    if isinstance(entry, dict) and entry.get("topic") != "scores":  # the notes have these
+                        warnings = entry.get("warnings")
+                        name = (str(entry.get("topic")), str(entry.get("text")))
+                        of_task = accounts.setdefault(task, {})
+                        of_task.setdefault(name, [str(w) for w in warnings] if isinstance(warnings, list) else [])
+    return {task: [(*name, warnings) for name, warnings in of_task.items()] for task, of_task in accounts.items()}
+
+
+def _embedded(files: Sequence[Path]) -> list[tuple[str, str]]:
+    """Return name and content of the files that exist."""
+    return [(file.stem, _data_url(file)) for file in files if file.is_file()]
+
+
+def _data_url(file: Path) -> str:
+    media_type = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    return f"data:{media_type};base64,{base64.b64encode(file.read_bytes()).decode()}"
