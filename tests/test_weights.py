@@ -115,16 +115,6 @@ def test_other_sizes_are_refused(base: Path, tmp_path: Path) -> None:
         report_of(folder).require(str(folder))
 
 
-def test_adapters_are_refused(base: Path, tmp_path: Path) -> None:
-    """The base would be trained without the adapter that the user means."""
-    folder = changed(base, tmp_path / "model", str)
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(UserError, match="holds a PEFT adapter"):
-        resolve_source(str(folder)).require_weights()
-    with pytest.raises(UserError, match="holds a PEFT adapter"):
-        build(ModelConfig(source=str(folder)), HEAD)
-
-
 def test_a_kept_head_counts_as_read(tmp_path: Path) -> None:
     """A fine-tuned teacher's account would say that its head is new."""
     BertForSequenceClassification(BertConfig(**SIZES)).save_pretrained(tmp_path / "model")

@@ -83,8 +83,13 @@ def keys(ended: Ended) -> list[str]:
 
 
 def new_commit(hub: Hub, kind: str, name: str, revision: str = "main") -> None:
-    """The repository moves on: one file is another."""
-    (hub.folder / kind / name / revision / "note.txt").write_text("another commit")
+    """The repository moves on: one of the files that a run reads is another."""
+    folder = hub.folder / kind / name / revision
+    if kind == "models":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"classifier_dropout": 0.25}))
+    else:
+        (folder / "train.csv").open("a").write("one more,row,same\n")
 
 
 def test_a_run_from_an_empty_home(hub: Hub, work: Path) -> None:
@@ -113,12 +118,15 @@ def test_what_the_cache_has_costs_one_request(hub: Hub, work: Path) -> None:
     ]
 
 
-def test_a_moved_main_is_said_and_is_another_key(hub: Hub, work: Path) -> None:
+@pytest.mark.parametrize(("kind", "name"), [("models", "acme/tiny"), ("datasets", "acme/pairs")])
+def test_a_moved_main_is_said_and_only_other_files_make_another_key(hub: Hub, work: Path, kind: str, name: str) -> None:
     before = planned(work)
-    new_commit(hub, "models", "acme/tiny")
-    after = planned(work)
-    assert "acme/tiny: main has moved from" in after.err
-    assert not set(keys(before)) & set(keys(after))
+    (hub.folder / kind / name / "main/README.md").write_text("---\nlicense: mit\n---\na new description")
+    readme = planned(work)
+    assert f"{name}: main has moved from" in readme.err or kind == "datasets"  # a plan downloads no data
+    assert keys(readme) == keys(before)
+    new_commit(hub, kind, name)
+    assert not set(keys(planned(work))) & set(keys(before))
 
 
 @pytest.mark.faults

@@ -4,12 +4,13 @@ The name of a repository is resolved to a commit once. A run reads all files of 
 never from another commit in the cache. Files of the commit that are in the cache cost no request.
 """
 
+import hashlib
 import json
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -353,8 +354,22 @@ def _download_large_file(commit: Commit, path: str) -> None:
 
 def file_names(commit: Commit) -> list[str] | None:
     """Return the paths of the commit's files; None if the cache holds no list of them."""
+    files = file_ids(commit)
+    return None if files is None else list(files)
+
+
+def file_ids(commit: Commit) -> dict[str, str] | None:
+    """Return git's ids of the contents of the commit's files by path; None if the cache holds no list of files.
+
+    Commits that differ in other files, such as a README, agree in these ids.
+    """
     files = _listed_files(commit)
-    return None if files is None else [file.path for file in files]
+    return None if files is None else {file.path: file.blob_id for file in files}
+
+
+def content_hash(ids: Mapping[str, str], names: Iterable[str]) -> str:
+    """Return a hash of the names and contents of some files of a commit; ``ids`` are those of ``file_ids``."""
+    return hashlib.sha256("".join(f"{name}\0{ids[name]}\n" for name in sorted(names)).encode()).hexdigest()
 
 
 def _listed_files(commit: Commit) -> list[Any] | None:
@@ -367,7 +382,7 @@ def _listed_files(commit: Commit) -> list[Any] | None:
         return None
 
 
-def matching_files(files: Sequence[str], patterns: Sequence[str]) -> list[str]:
+def matching_files(files: Iterable[str], patterns: Sequence[str]) -> list[str]:
     """Return the files that match any of ``patterns``."""
     return [file for file in files if any(fnmatch(file, pattern) for pattern in patterns)]
 

@@ -6,7 +6,7 @@
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from distill_runner.common.errors import UserError, root_cause, suggestion
 from distill_runner.common.files import file_sha256
 from distill_runner.common.hub import HubError
 from distill_runner.datasets.tokenization import uses_segment_ids
+from distill_runner.models.adapters import ADAPTER_FILES, base_name, merged_folder
 from distill_runner.models.config import ModelConfig, check_config, layers_to_copy
 from distill_runner.models.features import MPNET, OFFSET_POSITIONS, EncoderShape
 from distill_runner.models.images import reads_images
@@ -30,15 +31,11 @@ from distill_runner.models.images import reads_images
 PACKAGE = "package:"
 FOLDER_REMEDY = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
 HUB_REMEDY = "Give a folder in Hugging Face layout, or check the hub id and the network (HF_HUB_OFFLINE, HF_HOME)."
-ADAPTER = "adapter_config.json"
-ADAPTER_REMEDY = (
-    "Merge it into its base: AutoPeftModel...from_pretrained(folder).merge_and_unload().save_pretrained(new folder)."
-)
 TRUST = "DISTILL_TRUST_REMOTE_CODE"
 """Environment variable; 1 allows the program to run the code that a model includes."""
 TOKENIZER_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model")
-SMALL_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json", *TOKENIZER_FILES)
-"""Name patterns of a model's files other than its weights."""
+SMALL_FILES = ("config.json", *ADAPTER_FILES, "special_tokens_map.json", "added_tokens.json", *TOKENIZER_FILES)
+"""Name patterns of a model's files other than its weights; those of an adapter are small."""
 MODULE_FILES = (
     "modules.json",
     "config_sentence_transformers.json",
@@ -49,8 +46,8 @@ MODULE_FILES = (
 """Name patterns of the files of sentence-transformers that say how an encoder's states become a vector."""
 WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin*",))
 """Name patterns of a model's weights, the preferred format first."""
-FINGERPRINT_FILES = (*SMALL_FILES, "*.safetensors", "pytorch_model*.bin")
-"""Name patterns of the files that determine a folder's fingerprint."""
+FOLDER_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+"""Name patterns of the weights that determine a folder's fingerprint."""
 CODE = ("*.py",)
 
 
@@ -99,19 +96,42 @@ class ModelSource:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the folder's files, or the commit; it determines weights and tokenizer.
+        """Hash of the files that determine weights and tokenizer; another commit with the same files has the same one.
 
         Code that comes with the model is part of it where the program may run that code.
         """
         if self.commit is not None:
-            return f"hub:{self.commit.sha}" + ("+code" if trusts_code() else "")
-        files = _fingerprinted_files(self.folder)
-        hashes = (f"{file.relative_to(self.folder).as_posix()}:{file_sha256(file)}" for file in files)
-        return hashlib.sha256("".join(hashes).encode()).hexdigest()
+            own = self._commit_fingerprint(self.commit)
+        else:
+            files = _fingerprinted_files(self.folder)
+            hashes = (f"{file.relative_to(self.folder).as_posix()}:{file_sha256(file)}" for file in files)
+            own = hashlib.sha256("".join(hashes).encode()).hexdigest()
+        return f"{own}+{self.base.fingerprint}" if self.base else own
+
+    @cached_property
+    def base(self) -> "ModelSource | None":
+        """The model whose weights this source, an adapter, changes; None if it is no adapter.
+
+        Raises:
+            UserError: the adapter or its base cannot be read.
+        """
+        name = base_name(self.download(), self.name)
+        base = None if name is None else resolve_source(name)
+        if base is not None and base.base is not None:
+            problem = f"the base of its adapter, {base.name}, is an adapter too"
+            raise UserError(".model.source", self.name, problem, "Merge the first one into its base.")
+        return base
+
+    def _commit_fingerprint(self, commit: hub.Commit) -> str:
+        self.download()
+        if (ids := hub.file_ids(commit)) is None:  # a cache of an older huggingface_hub, offline
+            return f"hub:{commit.sha}" + ("+code" if trusts_code() else "")
+        weights = next((patterns for patterns in WEIGHTS if hub.matching_files(ids, patterns)), ())
+        return f"hub-files:{hub.content_hash(ids, _determining_names(ids, weights))}"
 
     @cached_property
     def _config(self) -> PreTrainedConfig:
-        config: PreTrainedConfig = self.load(AutoConfig.from_pretrained, weights=False)
+        config: PreTrainedConfig = (self.base or self).load(AutoConfig.from_pretrained, weights=False)
         check_config(config, ".model.source", self.name)
         return config
 
@@ -152,6 +172,8 @@ class ModelSource:
         Raises:
             UserError: the tokenizer is not available, or has only special tokens.
         """
+        if self.base is not None and not (self.download() / "tokenizer_config.json").is_file():
+            return self.base.tokenizer()
         tokenizer = self.load(AutoTokenizer.from_pretrained, weights=False)
         if len(tokenizer) <= len(tokenizer.all_special_ids):  # without files, transformers makes an empty tokenizer
             remedy = "Save it too: tokenizer.save_pretrained(folder)."
@@ -187,8 +209,10 @@ class ModelSource:
         Raises:
             UserError: the weights are missing or truncated.
         """
+        if self.base is not None:
+            self.base.require_weights()
+            return
         folder = self.download(weights=True)
-        self.require_no_adapter(folder)
         files = list(folder.glob("*.safetensors"))
         if not files and not list(folder.glob("pytorch_model*.bin")):
             raise UserError(".model.source", self.name, "the folder holds no weights", FOLDER_REMEDY)
@@ -200,12 +224,6 @@ class ModelSource:
                 problem = f"{file.name} is damaged: {root_cause(error)}"
                 raise UserError(".model.source", self.name, problem, FOLDER_REMEDY) from error
 
-    def require_no_adapter(self, folder: Path) -> None:
-        """Raise a UserError if the folder holds a PEFT adapter: ``transformers`` would leave it out in silence."""
-        if (folder / ADAPTER).is_file():
-            problem = f"holds a PEFT adapter ({ADAPTER}), which is not read"
-            raise UserError(".model.source", self.name, problem, ADAPTER_REMEDY)
-
     def load(self, from_pretrained: Any, weights: bool = True, **options: Any) -> Any:
         """Call ``from_pretrained`` on the folder.
 
@@ -215,8 +233,10 @@ class ModelSource:
         Raises:
             UserError: the source is not available or cannot be loaded; the message names a remedy.
         """
-        folder = self.download(weights)
-        self.require_no_adapter(folder)
+        if weights and self.base is not None:
+            folder = merged_folder(self.base.download(True), self.download(), self.fingerprint, self.name)
+        else:
+            folder = self.download(weights)
         if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
             problem = "cannot be loaded: the folder holds no config.json"
             raise UserError(".model.source", self.name, problem, FOLDER_REMEDY)
@@ -276,11 +296,20 @@ def _cached_source(name: str, folder: Path, commit: hub.Commit | None, _state: t
 
 
 def _fingerprinted_files(folder: Path) -> list[Path]:
-    patterns = (*FINGERPRINT_FILES, *(CODE if trusts_code() else ()))
-    names = hub.matching_files(os.listdir(folder), patterns)
-    if (folder / MODULE_FILES[0]).is_file():
-        names += [file.relative_to(folder).as_posix() for pattern in MODULE_FILES for file in folder.glob(pattern)]
-    return sorted(folder / name for name in names)
+    names = os.listdir(folder)
+    names += [file.relative_to(folder).as_posix() for pattern in MODULE_FILES for file in folder.glob(pattern)]
+    return sorted(folder / name for name in _determining_names(dict.fromkeys(names), FOLDER_WEIGHTS))
+
+
+def _determining_names(names: Collection[str], weights: Sequence[str]) -> list[str]:
+    """Return those of a model's files that determine weights and tokenizer; ``weights`` are patterns of its weights."""
+    patterns = (*SMALL_FILES, *weights, *(CODE if trusts_code() else ()))
+    modules = MODULE_FILES if MODULE_FILES[0] in names else ()
+    return [
+        name
+        for name in names
+        if hub.matching_files([name], modules) or ("/" not in name and hub.matching_files([name], patterns))
+    ]
 
 
 def _package_folder(name: str) -> Path:

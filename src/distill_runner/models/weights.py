@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.seeds import preserved_random_state
+from distill_runner.models.adapters import saved_shapes
 from distill_runner.models.config import Head, ModelConfig
 from distill_runner.models.sources import ModelSource, trusts_code
 
@@ -106,11 +107,13 @@ def read_report(source: ModelSource, model: ModelConfig, head: Head) -> WeightsR
 
     None if nothing can be said before they are loaded: they are not here, or their family cannot be made empty.
     """
-    files = weight_files(source.folder)
+    base = source.base
+    files = weight_files((base or source).folder)
     if not files or not all(file.is_file() for file in files) or model.layers == "random":
         return None
     try:
         shapes, types = _shapes(files)
+        shapes |= saved_shapes(source.folder) if base else {}
     except Exception:  # files that cannot be read are reported where they are loaded
         return None
     return _read_report(source, tuple(shapes.items()), types, head.auto, model.head == "keep")

@@ -105,7 +105,8 @@ def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     for part in [*reversed(stage.all_upstream), stage]:
         if part.model_source is None or part.config.model.layers == "random":
             continue
-        name = f"{part.name} {part.model_source.name}"
+        base = part.model_source.base
+        name = f"{part.name} {part.model_source.name}" + (f" merged into {base.name}" if base else "")
         if (report := _stored_report(part, inputs) or weights_report(part)) is None:
             yield AccountLine("weights", f"{name}: not on this machine yet")
             continue

@@ -160,8 +160,9 @@ def hub_commits(stage: Stage) -> dict[str, str]:
     config, commits = stage.config, dict[str, str]()
     for upstream in stage.upstream:
         commits |= hub_commits(upstream)
-    for source in (stage.model_source, stage.tokenizer):
-        if isinstance(source, ModelSource) and source.commit is not None:
+    sources = [source for source in (stage.model_source, stage.tokenizer) if isinstance(source, ModelSource)]
+    for source in [*sources, *(source.base for source in sources if source.base)]:
+        if source.commit is not None:
             commits[source.name] = source.commit.sha
     parts = [mixture.parts.values() for mixture in (config.corpus, config.transfer) if mixture]
     data: list[Dataset] = [*filter(None, [config.task]), *chain(*parts)]

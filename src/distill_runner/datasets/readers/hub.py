@@ -3,8 +3,10 @@
 Only the files of the configuration and the split are downloaded: one of GLUE's ten tasks, or the split of IMDB in use.
 """
 
+import hashlib
+import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +159,29 @@ def is_downloaded(data: Dataset, split: str) -> bool:
     return commit.folder.is_dir() and not hub.missing_files(commit, patterns)
 
 
+def fingerprint(data: Dataset, splits: Iterable[str]) -> str:
+    """Return a hash of what a commit holds of some splits: their files, and what the card says of how to read them.
+
+    Another commit with the same files has the same hash, whatever else its card says. Without a list of the commit's
+    files, as in a cache of an older ``huggingface_hub``, the hash stands for the whole commit.
+
+    Raises:
+        UserError: as ``load_from_hub``, as far as it is known before any file with rows is downloaded.
+    """
+    commit, total = dataset_commit(data), hashlib.sha256()
+    with _hub_errors(data):
+        card = _card_metadata(hub.download(commit, FILES_WITHOUT_ROWS, data.revision or "main"))
+    if (ids := hub.file_ids(commit)) is None:
+        return f"hub:{commit.sha}/{data.config or ''}"
+    for split in sorted({parse_split(split)[0] for split in splits}):
+        config, patterns = _split_patterns(data, split, card)
+        names = set(hub.matching_files(ids, patterns)) - set(FILES_WITHOUT_ROWS)
+        features = [info.get("features") for info in _own_infos(card, config)] if config else []
+        how = json.dumps([split, data.config, config, features], sort_keys=True, default=str)
+        total.update(f"{how}\0{hub.content_hash(ids, names)}\n".encode())
+    return f"hub-files:{total.hexdigest()}"
+
+
 def _link_files(links: Path, snapshot: Path, files: Sequence[str]) -> None:
     for name in files:
         (links / name).parent.mkdir(parents=True, exist_ok=True)
@@ -165,11 +190,16 @@ def _link_files(links: Path, snapshot: Path, files: Sequence[str]) -> None:
 
 def _write_card(file: Path, card: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Write a card that describes ``config`` alone, so that ``datasets`` finds no other configuration."""
-    infos = card.get("dataset_info", [])
-    infos = infos if isinstance(infos, list) else [infos]
-    own_infos = [info for info in infos if info.get("config_name", "default") == config["config_name"]]
+    own_infos = _own_infos(card, config)
     metadata = {"configs": [dict(config)]} | ({"dataset_info": own_infos} if own_infos else {})
     file.write_text(f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n", encoding="utf-8")
+
+
+def _own_infos(card: Mapping[str, Any], config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what a card says of the columns of ``config``."""
+    infos = card.get("dataset_info", [])
+    infos = infos if isinstance(infos, list) else [infos]
+    return [info for info in infos if info.get("config_name", "default") == config["config_name"]]
 
 
 def _card_metadata(folder: Path) -> Mapping[str, Any]:

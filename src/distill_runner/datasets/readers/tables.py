@@ -302,7 +302,7 @@ def listed_names(names: Sequence[str], limit: int = 12) -> str:
 def data_fingerprint(data: Dataset) -> str:
     """Return a fingerprint of the data; equal for equal files, independent of the location of their folder.
 
-    Local files: hash of the names and bytes of the files of the splits in use. Hub: commit and configuration.
+    Local files and hub: hash of the names and bytes of the files of the splits in use.
     Embedded data: hash of the content; the text may differ between versions of Python.
 
     Raises:
@@ -323,8 +323,7 @@ def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
         return f"{data.dataset}:{embedded.digits_fingerprint() if is_digits else embedded.text_fingerprint()}"
     folder = local_data(data)
     if folder is None:
-        encoding = f"/{data.encoding}" if data.encoding else ""
-        return f"hub:{hub.dataset_commit(data).sha}/{data.config or ''}{encoding}"
+        return f"{hub.fingerprint(data, splits)}/{READER_VERSION}/{data.encoding or ''}"
     total = hashlib.sha256()
     for split in sorted({parse_split(split)[0] for split in splits}):
         for file in split_files(folder, split, data):

@@ -1,0 +1,157 @@
+"""Adapters of PEFT: a folder with changes to the weights of another model, its base.
+
+``transformers`` reads an adapter beside its base, and not at all where ``peft`` is not installed. Here ``peft`` merges
+it into its base first, so that everything after it sees a plain folder of weights.
+"""
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+
+from distill_runner.common.errors import UserError, root_cause
+from distill_runner.common.seeds import preserved_random_state
+
+ADAPTER = "adapter_config.json"
+ADAPTER_FILES = (ADAPTER, "adapter_model.safetensors", "adapter_model.bin")
+"""Files of an adapter; one of the last two holds its weights."""
+CLASSES = {
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "FEATURE_EXTRACTION": "AutoModel",
+}
+"""Class of the model with an adapter, by ``task_type``; without one, names of tensors say whether it has a head."""
+HEAD = re.compile(r"(classifier|score|out_proj|qa_outputs)\.weight$")
+PREFIX = "base_model.model."
+"""What PEFT puts in front of the names of a model."""
+REMEDY = "pip install peft, or merge it: AutoPeftModel....merge_and_unload().save_pretrained(<new folder>)."
+
+
+def base_name(folder: Path, name: str) -> str | None:
+    """Return the name of the model that the adapter in ``folder`` changes; None if the folder holds no adapter.
+
+    Args:
+        name: name of the source, for messages.
+    Raises:
+        UserError: the adapter has no weights or no base, lies beside a model's weights, or ``peft`` is not installed.
+    """
+    if not (folder / ADAPTER).is_file():
+        return None
+    if model_weights := [file for file in ("model.safetensors", "pytorch_model.bin") if (folder / file).is_file()]:
+        problem = f"holds a PEFT adapter and the weights of a model ({model_weights[0]}): either could be meant"
+        raise UserError(".model.source", name, problem, f"Remove {ADAPTER}, or {model_weights[0]} if it is the base.")
+    spec = importlib.util.find_spec("peft")
+    if spec is None or spec.origin is None:  # without an origin, it is a folder of that name
+        problem = f"holds a PEFT adapter ({ADAPTER}), which is read only where peft is installed"
+        raise UserError(".model.source", name, problem, REMEDY)
+    if _weights(folder) is None:
+        problem = "holds no weights of its adapter"
+        raise UserError(".model.source", name, problem, f"Save {' or '.join(ADAPTER_FILES[1:])} too.")
+    base = _settings(folder, name).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        problem = f"{ADAPTER} names no base (base_model_name_or_path)"
+        raise UserError(".model.source", name, problem, "Write the base's folder or hub id into it.")
+    revision = _settings(folder, name).get("revision")
+    return f"{base}@{revision}" if revision and not Path(base).is_dir() else base
+
+
+def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that an adapter stores as they are, such as a trained head, by their names."""
+    return {name.removeprefix(PREFIX): shape for name, shape in _adapter_shapes(folder).items() if "lora_" not in name}
+
+
+@lru_cache(maxsize=8)
+def merged_folder(base: Path, folder: Path, fingerprint: str, name: str) -> Path:
+    """Return a folder with the base's weights after the adapter's changes; it is removed when the process ends.
+
+    Tensors that neither the base nor the adapter holds are left out, so that they are reported as missing.
+
+    Args:
+        base: folder of the base with its weights.
+        folder: folder of the adapter.
+        fingerprint: of both, so that changed files are merged again.
+        name: name of the adapter's source, for messages.
+    Raises:
+        UserError: the adapter does not fit the base.
+    """
+    import peft
+
+    shapes, auto = _adapter_shapes(folder), getattr(transformers, _class_name(folder, name))
+    outputs = next((shape[0] for key, shape in shapes.items() if HEAD.search(key) and "lora_" not in key), None)
+    options = {} if outputs is None else {"num_labels": outputs, "ignore_mismatched_sizes": True}
+    try:
+        with preserved_random_state():
+            network, info = auto.from_pretrained(
+                str(base), local_files_only=True, dtype=torch.float32, output_loading_info=True, **options
+            )
+            adapted = peft.PeftModel.from_pretrained(network, str(folder))
+            unused = _unused(peft.get_peft_model_state_dict(adapted), shapes)
+            merged = None if unused else adapted.merge_and_unload()
+    except MemoryError:
+        raise
+    except Exception as error:
+        problem = f"its adapter cannot be merged into {base.name}: {root_cause(error)}"
+        raise UserError(".model.source", name, problem[:300], "Name its own base in adapter_config.json.") from error
+    if merged is None:
+        problem = f"{len(unused)} of the {len(shapes)} tensors of its adapter fit nothing in {base.name} ({unused[0]})"
+        raise UserError(".model.source", name, problem, f"Name its own base in {ADAPTER}.")
+    absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])} - saved_shapes(folder).keys()
+    target = _temporary_folder(fingerprint) / folder.name
+    merged.save_pretrained(target, state_dict={k: v for k, v in merged.state_dict().items() if k not in absent})
+    return target
+
+
+_FOLDERS: dict[str, TemporaryDirectory[str]] = {}
+
+
+def _temporary_folder(fingerprint: str) -> Path:
+    _FOLDERS[fingerprint] = folder = TemporaryDirectory(prefix="distill-adapter-")
+    return Path(folder.name)
+
+
+def _unused(read: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return the tensors of an adapter's file that ``peft`` has not read."""
+    return sorted(name for name, shape in shapes.items() if name not in read or tuple(read[name].shape) != shape)
+
+
+def _settings(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        settings = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(".model.source", name, f"{ADAPTER} is damaged: {root_cause(error)}", REMEDY) from error
+    return settings if isinstance(settings, dict) else {}
+
+
+def _class_name(folder: Path, name: str) -> str:
+    task_type = _settings(folder, name).get("task_type")
+    if task_type in CLASSES:
+        return CLASSES[task_type]
+    has_head = any(
+        not key.removeprefix(PREFIX).startswith(("encoder.", "embeddings.", "layers.", "transformer."))
+        for key in _adapter_shapes(folder)
+    )
+    return "AutoModelForMaskedLM" if has_head else "AutoModel"
+
+
+def _weights(folder: Path) -> Path | None:
+    return next((folder / file for file in ADAPTER_FILES[1:] if (folder / file).is_file()), None)
+
+
+def _adapter_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    file = _weights(folder)
+    if file is None:
+        return {}
+    if file.suffix == ".bin":
+        tensors = torch.load(file, map_location="meta", weights_only=True)
+        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    with safe_open(file, "pt") as handle:
+        return {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
