@@ -50,9 +50,9 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def without_importing(
-    modules: set[str], folder: Path, *arguments: str, **changes: str
+    modules: set[str], folder: Path, *arguments: str, code: int = 0, **changes: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in ``folder``, and check that it imports none of ``modules``."""
+    """Run the command in ``folder``, and check that it imports none of ``modules`` and ends with ``code``."""
     program = f"""
 import sys
 from distill_runner.cli import main
@@ -64,10 +64,10 @@ finally:
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
-        check=True,
         cwd=folder,
         env=environment(**changes),
     )
+    assert ended.returncode == code
     assert "imported: set()" in ended.stderr
     return ended
 
@@ -307,6 +307,12 @@ def test_what_is_saved_into_the_model_of_a_run_does_not_reach_the_store(
     assert is_complete(artifact, checksums=True)
     assert distill_run(copy, *inputs, "method=alp").code == 0
     assert load_file(folder / "model/model.safetensors").keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("override", ["optim.lr=abc", "teacher.optim.epochs=-1", "runtime.threads=no"])
+def test_a_wrong_value_imports_no_torch(workplace: Path, inputs: tuple[str, ...], override: str) -> None:
+    ended = without_importing({"torch", "transformers", "datasets"}, workplace, *inputs, override, code=2)
+    assert ended.stderr.startswith(f"{override}: must be a")
 
 
 def test_a_hit_imports_no_model_of_transformers(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:

@@ -93,21 +93,23 @@ def run(config: DictConfig) -> Mapping[str, Any]:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
     """
     from distill_runner.compose.explain import user_facing_error
-    from distill_runner.compose.groups import check_unread
-    from distill_runner.compose.run_config import resolved_settings, typed_run
-    from distill_runner.compose.unread import unread_settings
+    from distill_runner.compose.parts import check_values, resolved_parts
 
     protect_output()  # a point of a sweep is a process of its own
     overrides = HydraConfig.get().overrides.task
     try:
-        typed, settings = typed_run(config, overrides), resolved_settings(config)
+        resolved = resolved_parts(config)
+        check_values(resolved)  # before torch is imported
+        with fast_imports():
+            from distill_runner.compose.groups import check_unread
+            from distill_runner.compose.run_config import resolved_settings, typed_run
+            from distill_runner.compose.unread import unread_settings
+            from distill_runner.running import run_stage
+        typed, settings = typed_run(config, overrides, resolved), resolved_settings(config)
         check_unread(config, typed)
         for line in unread_settings(config, typed, overrides, HydraConfig.get().runtime.choices):
             log.warning("warning: %s", line)
         folder = Path(HydraConfig.get().runtime.output_dir).absolute()
-        with fast_imports():
-            from distill_runner.running import run_stage
-
         return run_stage(typed, folder, settings)
     except (UserError, OmegaConfBaseException) as error:
         raise user_facing_error(error, config, overrides) from error

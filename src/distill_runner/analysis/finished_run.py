@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.compose.run_config import typed_run
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class FinishedRun:
                 if required is stage and old_key is not None and old_key != stage.key:
                     problem = "its data, its teacher's files or this package have changed since it ran"
                 raise UserError("run", folder, problem, "Repeat the run, from the folder that it was started in.")
-        return cls(folder, f"{label(describe_run(run))}, {stage.shape.num_layers} layers", stage, pipeline)
+        return cls(folder, f"{label(describe_run(run))}, {quantity(stage.shape.num_layers, 'layer')}", stage, pipeline)
 
     @property
     def teacher(self) -> "Stage":

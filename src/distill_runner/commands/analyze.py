@@ -12,7 +12,7 @@ import numpy as np
 
 from distill_runner.analysis import comparisons
 from distill_runner.analysis.finished_run import FinishedRun
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.process import quiet_transformers
 from distill_runner.report.figures import save
 
@@ -166,7 +166,7 @@ def _require_same_attention(runs: Sequence[FinishedRun]) -> FinishedRun:
 def _require_depth(run: FinishedRun, first: FinishedRun) -> None:
     depth, first_depth = run.stage.shape.num_layers, first.stage.shape.num_layers
     if depth != first_depth:
-        problem = f"its student has {depth} layers, that of {first.folder} has {first_depth}"
+        problem = f"its student has {quantity(depth, 'layer')}, that of {first.folder} has {first_depth}"
         raise UserError("run", run.folder, problem, "Compare students of equal depth.")
 
 

@@ -116,6 +116,16 @@ def format_list(names: list[str]) -> str:
     return f"[{','.join(map(item, names))}]"
 
 
+def quantity(count: float, noun: str, form: str = "") -> str:
+    """Return a count with its noun: ``1 epoch``, ``2 epochs``, ``1,000 more files``.
+
+    Args:
+        noun: in the singular; its plural ends in ``s``.
+        form: format of the count, such as ``,``.
+    """
+    return f"{count:{form}} {noun}{'' if count == 1 else 's'}"
+
+
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield ``error``, the error that caused it, the cause of that error, and so on."""
     visited = set[int]()

@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import UserError, quantity, suggestion
 from distill_runner.compose.folders import choices
 
 
@@ -72,7 +72,9 @@ def phase_epochs(steps: int, epochs: Any, warmup: Any) -> int:
     if not isinstance(epochs_by_step, Sequence) or not all(isinstance(number, int) for number in epochs_by_step):
         raise UserError("route.epochs", epochs, "must be a whole number, or a list of them")
     if len(epochs_by_step) != steps:
-        raise UserError("route.epochs", epochs, f"has {len(epochs_by_step)} numbers for {steps} steps")
+        raise UserError(
+            "route.epochs", epochs, f"has {quantity(len(epochs_by_step), 'number')} for {quantity(steps, 'step')}"
+        )
     if min(epochs_by_step, default=1) < 1:
         raise UserError("route.epochs", epochs, "each step needs at least 1 epoch")
     if not isinstance(warmup, int):

@@ -12,13 +12,11 @@ from distill_runner.common.assumptions import values_at
 from distill_runner.common.errors import error_context, format_value
 from distill_runner.common.schema import Schema, validate_config
 from distill_runner.compose.folders import config_dir_option
+from distill_runner.compose.parts import resolved_parts
 from distill_runner.compose.resolvers import complete_stages
 from distill_runner.pipeline.config import StageConfig, StoreConfig, TeacherConfig
 from distill_runner.tracking import TrackerConfig
 from distill_runner.training.config import Runtime
-
-PARTS = ("stages", "template", "teacher", "runtime", "store", "tracker", "seed", "stage", "plan")
-"""Top-level keys of the configuration that a run is made of, in addition to names."""
 
 
 class RunConfig(Schema):
@@ -89,20 +87,6 @@ def derived_beta(config: DictConfig) -> float | None:
     raw: Any = OmegaConf.to_container(config.method.get("weights") or OmegaConf.create(), resolve=False)
     names = [name for name, weight in raw.items() if str(weight).startswith("${beta:")]
     return config.method.weights[names[0]] if names and "loss" in config else None
-
-
-def resolved_parts(config: DictConfig) -> dict[str, Any]:
-    """Return the resolved ``PARTS`` of ``config``, with all that the stages inherit.
-
-    Raises:
-        UserError: a stage inherits from a name that does not exist.
-    """
-    nodes = {key: config[key] for key in PARTS if key in config}
-    parts: dict[str, Any] = {
-        key: OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        for key, node in nodes.items()
-    }
-    return {**parts, "stages": complete_stages(parts)}
 
 
 WIDTH = 120

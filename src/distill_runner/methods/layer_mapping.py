@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import model_validator
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.schema import Schema
 
 
@@ -126,7 +126,7 @@ class LayerMapping(Schema):
             raise UserError(
                 "student.num_layers",
                 m,
-                f"mapping={self.rule} needs a student shallower than the teacher, which has {n} layers",
+                f"mapping={self.rule} needs a student shallower than the teacher, which has {quantity(n, 'layer')}",
                 f"Take student.num_layers below {n}, or mapping=explicit.",
             )
         count = m if self.supervise_last else m - 1
@@ -218,7 +218,7 @@ def _check_explicit(layers: list[list[int]], m: int, n: int) -> list[list[int]]:
         raise UserError(
             key,
             layers,
-            f"has {len(layers)} entries, but the student has {m} layers",
+            f"has {len(layers)} entries, but the student has {quantity(m, 'layer')}",
             "Give one list per student layer, [] for a layer that is not supervised.",
         )
     for entry in layers:

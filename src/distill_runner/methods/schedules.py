@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LayeredTerm, LossTerm, Method, Progress
@@ -109,7 +109,7 @@ class CheckpointSchedule(EpochsPerStep):
         all_epochs = range(1, teacher_epochs + 1)
         checkpoints = self.checkpoints or list(all_epochs)
         if unknown := [epoch for epoch in checkpoints if epoch not in all_epochs]:
-            raise UserError(".route.checkpoints", unknown[0], f"the teacher trains {teacher_epochs} epochs")
+            raise UserError(".route.checkpoints", unknown[0], f"the teacher trains {quantity(teacher_epochs, 'epoch')}")
         if not checkpoints:
             raise UserError(".route", None, "the teacher trains for no epoch, so there are no checkpoints to follow")
         try:

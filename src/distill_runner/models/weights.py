@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.seeds import preserved_random_state
 from distill_runner.models.adapters import saved_shapes
 from distill_runner.models.config import Head, ModelConfig
@@ -226,7 +226,7 @@ def _cause(missing: Sequence[str], info: Mapping[str, Any], config: Any, prefix:
     numbers = [int(match[1]) for name in missing if (match := re.search(r"\.(\d+)\.", name))]
     depth = getattr(config, "num_hidden_layers", None)
     if depth and len(numbers) == len(missing) and set(numbers) == set(range(min(numbers), depth)):
-        return f"the files hold {min(numbers)} layers, its config.json says {depth}"
+        return f"the files hold {quantity(min(numbers), 'layer')}, its config.json says {depth}"
     if len(unexpected) > len(missing) / 2 and len(missing) > MAX_GROUPS:
         return f"they are of another architecture than {config.model_type}, with names such as {unexpected[0]}"
     return "the files are not complete"

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from distill_runner.common.account import AccountLine
+from distill_runner.common.errors import quantity
 from distill_runner.datasets.readers.files import unread_siblings
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
@@ -93,8 +94,8 @@ def corpus_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         if (corpus := part.config.corpus) is None or (stored := inputs.account(part, "train")) is None:
             continue
         account, _ = stored
-        files = [f"{record.name} {record.rows:,} rows" for record in account.files[:3]]
-        files += [f"and {len(account.files) - 3:,} more files"] if len(account.files) > 3 else []
+        files = [f"{record.name} {quantity(record.rows, 'row', ',')}" for record in account.files[:3]]
+        files += [f"and {quantity(len(account.files) - 3, 'more file', ',')}"] if len(account.files) > 3 else []
         cut = f", {account.lengths['cut']:,} cut to {corpus.max_length} tokens" if account.lengths["cut"] else ""
         text = f"{', '.join(files) or account.origin}; {account.rows:,} training examples{cut}"
         yield AccountLine("corpus", f"{corpus.name}: {text}", tuple(account.warnings), {"train": account.to_json()})

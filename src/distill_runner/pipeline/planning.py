@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from distill_runner.common.errors import quantity
 from distill_runner.models.features import FeatureRequest
 from distill_runner.pipeline.code_version import changed_modules
 from distill_runner.pipeline.stages import Stage
@@ -78,7 +79,8 @@ def stage_summary(stage: Stage) -> str:
         return f"{data}: {f'mean of {members}' if members else 'columns of the data'}"
     origin = stage.source.name if stage.source else config.model.source or "fresh"
     terms = ", ".join(config.method.terms)
-    return f"{data}: {stage.shape.num_layers} layers x {stage.shape.width} from {origin}; {terms or 'not trained'}"
+    size = f"{quantity(stage.shape.num_layers, 'layer')} x {stage.shape.width}"
+    return f"{data}: {size} from {origin}; {terms or 'not trained'}"
 
 
 def position_warnings(stage: Stage) -> list[str]:

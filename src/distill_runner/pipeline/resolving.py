@@ -7,7 +7,7 @@ bound to both model shapes, once, and the stage keeps its description. A teacher
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from distill_runner.common.errors import UserError, error_context, suggestion
+from distill_runner.common.errors import UserError, error_context, quantity, suggestion
 from distill_runner.datasets.corpora.pretraining import SPECIAL_TOKENS
 from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.schedules import CheckpointSchedule
@@ -229,7 +229,7 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
     else:
         num_layers = config.model.num_layers or source.shape.num_layers
         if config.model.copies_layers and num_layers > source.shape.num_layers:
-            problem = f"the source has only {source.shape.num_layers} layers"
+            problem = f"the source has only {quantity(source.shape.num_layers, 'layer')}"
             raise UserError(".model.num_layers", num_layers, problem)
         shape = replace(source.shape, num_layers=num_layers)
     if config.task is not None:

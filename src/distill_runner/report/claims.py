@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.schema import Schema, validate_config
 from distill_runner.common.terminal import markdown_table
 from distill_runner.report.collect import Result, is_scored, settings
@@ -213,7 +213,7 @@ def _outcome(claim: Claim, trial: Trial, runs: Sequence[Run]) -> Outcome:
     comparison = compare_rows(_column(trial), first, second, claim.margin, trial.looks)
     planned = trial.seeds or comparison.shared
     if comparison.shared < planned:
-        return replace(recorded, remark=f"{comparison.shared} of {planned} seeds have run")
+        return replace(recorded, remark=f"{comparison.shared} of {quantity(planned, 'seed')} have run")
     if comparison.methods and comparison.shared > planned:
         methods = replace(comparison.methods, looks=trial.looks + 1)
         comparison = replace(comparison, methods=methods)
@@ -341,7 +341,7 @@ def _conclusion_cell(outcome: Outcome) -> str:
         decided = f" ({text.partition(',')[0]})" if comparison.conclusion != UNDECIDED else ""
         return f"{UNDECIDED}: all seeds share one {' and one '.join(stages)}{decided}"
     if comparison.conclusion == SAME:
-        return f"**no difference** of {comparison.margin:g} point" + "s" * (comparison.margin != 1)
+        return f"**no difference** of {quantity(comparison.margin, 'point', 'g')}"
     if comparison.conclusion in words:
         return f"**{words[comparison.conclusion]}**{text.removeprefix(comparison.conclusion)}"
     if outcome.numbers == "page" and comparison.seeds_needed is None:  # their part of the examples is an upper bound

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from distill_runner.common.errors import quantity
 from distill_runner.common.terminal import markdown_table
 from distill_runner.report.compare import SAME, UNDECIDED, Comparison
 from distill_runner.report.statistics import MAX_SEEDS
@@ -16,7 +17,8 @@ def sentence(comparison: Comparison) -> str:
     if comparison.difference is not None:
         parts.append(f"{comparison.difference:+.2f} {comparison.metric}")
     if test := comparison.examples:
-        units = f"{test.examples} examples" + f" in {test.units} clusters" * (test.units < test.examples)
+        clusters = f" in {quantity(test.units, 'cluster')}" if test.units < test.examples else ""
+        units = quantity(test.examples, "example") + clusters
         interval = f"95% {bounds_text(test.low, test.high)}" if test.low is not None else f"{test.differing} differ"
         exact = " (exact)" if test.is_exact else ""
         parts.append(f"over {units}: {interval}, {_p(comparison, 'examples')}{exact}")
@@ -36,7 +38,7 @@ def _level(looks: int) -> str:
 
 def conclusion_text(comparison: Comparison) -> str:
     """Return the conclusion in words; for an undecided one, about how many seeds would decide."""
-    margin = "" if comparison.margin is None else f"{comparison.margin:g} point" + "s" * (comparison.margin != 1)
+    margin = "" if comparison.margin is None else quantity(comparison.margin, "point", "g")
     words = [comparison.conclusion]
     if words == [SAME]:
         words = [f"{SAME} within {margin}"]

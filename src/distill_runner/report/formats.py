@@ -10,6 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from distill_runner.common.errors import quantity
 from distill_runner.common.files import atomic_replacement
 from distill_runner.common.terminal import duration, markdown_table
 from distill_runner.report.collect import Result, constant_prediction, label
@@ -79,7 +80,7 @@ def result_row(result: Result) -> str:
     return "\n".join(
         [
             *lines,
-            f"  student    {student['num_layers']} layers of width {student['width']}, "
+            f"  student    {quantity(student['num_layers'], 'layer')} of width {student['width']}, "
             f"init {student['init']}, {result['num_params'] / 1e6:.1f}M parameters",
             f"  training   best epoch {result['best_epoch']} of {result['epochs']}, "
             f"{duration(result['seconds'])}, {result['examples_per_second']:.0f} examples/s",

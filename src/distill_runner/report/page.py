@@ -74,12 +74,16 @@ def _environment(runs: Sequence[Result]) -> dict[str, str]:
     dates = sorted({str(record["started"])[:10] for record in records if record.get("started")})
     packages: dict[str, dict[str, None]] = {}
     for record in records:
-        named = {"python": record.get("python"), **(record.get("packages") or {}), "platform": record.get("platform")}
-        for name, version in named.items():
+        versions = {
+            "python": record.get("python"),
+            **(record.get("packages") or {}),
+            "platform": record.get("platform"),
+        }
+        for name, version in versions.items():
             packages.setdefault(name, {}).update({str(version): None} if version else {})
     commits = dict.fromkeys(str(record.get("commit")) for record in records if record.get("commit"))
     facts = {"date": " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "", "commit": ", ".join(commits)}
-    facts |= {name: ", ".join(versions) for name, versions in packages.items()}
+    facts |= {name: ", ".join(texts) for name, texts in packages.items()}
     return {name: text or "not recorded" for name, text in facts.items()}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from distill_runner.common.assumptions import applied_assumptions
-from distill_runner.common.errors import format_value
+from distill_runner.common.errors import format_value, quantity
 from distill_runner.common.sharing import without_paths
 from distill_runner.common.terminal import markdown_table
 from distill_runner.compose.run_config import RunConfig
@@ -257,7 +257,7 @@ def model_card(result: Result) -> str:
     sections = [
         f"---\n{front}---",
         f"# {result['task']} by {label(result)}",
-        f"A student of {student['num_layers']} layers of width {student['width']} "
+        f"A student of {quantity(student['num_layers'], 'layer')} of width {student['width']} "
         f"({result['num_params'] / 1e6:.1f}M parameters, init `{without_paths(student['init'])}`), trained with "
         f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
         "## Scores on the validation set\n\n" + _scores(result),

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distill_runner.common.errors import format_value
+from distill_runner.common.errors import format_value, quantity
 from distill_runner.report.collect import Result, data_of, is_scored, label, stage_of
 from distill_runner.report.identity import BUDGET, Identity, identity_of
 
@@ -192,9 +192,11 @@ def _facets(result: Result, identity: Identity | None) -> Facets:
         stage = stage_of(source)
         words = f"after {stage}" if stage else f"from {source}"
         facets["source"] = Facet(identity.origins.get("source", source), words)
-    for name, words in (("num_layers", "{} layers"), ("width", "width {}"), ("init", "init {}")):
+    if (depth := student.get("num_layers")) is not None:
+        facets["num_layers"] = Facet(depth, quantity(depth, "layer"))
+    for name in ("width", "init"):
         if student.get(name) is not None:
-            facets[name] = Facet(student[name], words.format(student[name]))
+            facets[name] = Facet(student[name], f"{name} {student[name]}")
     if teacher := result.get("teacher"):
         facets["teacher"] = Facet(identity.origins.get("teacher", teacher), f"teacher {teacher}")
     for name in ("config", "revision"):
@@ -212,8 +214,8 @@ def _facets(result: Result, identity: Identity | None) -> Facets:
 def _budget(epochs: int | None, steps: int | None) -> str | None:
     """Return what ends training, in words; None if it is not known. Without ``steps`` they have no limit."""
     if epochs is None:
-        return None if steps is None else f"{steps} steps"
-    return f"{epochs} epochs" if steps is None else f"{epochs} epochs, at most {steps} steps"
+        return None if steps is None else quantity(steps, "step")
+    return quantity(epochs, "epoch") + ("" if steps is None else f", at most {quantity(steps, 'step')}")
 
 
 def _as_words(name: str, value: Any) -> str:

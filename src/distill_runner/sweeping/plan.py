@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from distill_runner.common.errors import quantity
 from distill_runner.common.terminal import duration, rounded
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
@@ -150,7 +151,7 @@ def _show_cost(todo: Sequence[GridPoint], num_workers: int) -> None:
     students = [estimator.cost(point.stage) for point in todo if point.stage and not is_built(point, point.stage)]
     average = f", {duration(_seconds(students) / len(students))} each" if students else ""
     stored = f"; {len(todo) - len(students)} more are in the store" if len(todo) > len(students) else ""
-    print(f"  student  {len(students)} points{average}{stored}")
+    print(f"  student  {quantity(len(students), 'point')}{average}{stored}")
     rounds = [*costs.values(), students]  # each round waits for the previous one
     print(_disk([cost for costs_of_round in rounds for cost in costs_of_round], pipeline))
     one, several = (sum(_seconds(costs_of_round, workers) for costs_of_round in rounds) for workers in (1, num_workers))

@@ -24,8 +24,9 @@ from distill_runner.common.process import manual_garbage_collection
 from distill_runner.common.schema import Schema
 from distill_runner.compose.explain import user_facing_error
 from distill_runner.compose.hydra_private import apply_overrides, cache_files, combinations
+from distill_runner.compose.parts import resolved_parts
 from distill_runner.compose.resolvers import run_key
-from distill_runner.compose.run_config import RunConfig, resolved_parts, typed_run
+from distill_runner.compose.run_config import RunConfig, typed_run
 from distill_runner.pipeline import status
 from distill_runner.pipeline.build import training_conditions
 from distill_runner.pipeline.resolving import resolve

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hydra.core.utils import JobReturn
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.pipeline import status
 from distill_runner.pipeline.planning import artifact_keys, missing_caches
 from distill_runner.pipeline.stages import Stage
@@ -79,7 +79,8 @@ def _protected(points: Sequence[GridPoint]) -> Iterator[None]:
     with ExitStack() as stack:
         for folder, keys_of_store in keys.items():
             store = Store(folder)
-            stack.enter_context(store.protected(f"a sweep of {len(points)} points in {points[0].folder.parent}"))
+            user = f"a sweep of {quantity(len(points), 'point')} in {points[0].folder.parent}"
+            stack.enter_context(store.protected(user))
             store.hold(keys_of_store)
         yield
 
@@ -229,7 +230,7 @@ def summary(grid: Grid) -> str:
     notes = [f"{states.count(state)} {state}" for state in dict.fromkeys(states) if state != "not run"]
     notes += [f"{len(grid.merged)} merged with an equal point"] if grid.merged else []
     notes += [f"{len(grid.dropped)} dropped by sweep.where"] if grid.dropped else []
-    return f"{len(grid.points)} points" + (f" ({'; '.join(notes)})" if notes else "")
+    return quantity(len(grid.points), "point") + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def sweep_folder(root: Path, name: str, points: Sequence[GridPoint]) -> Path:

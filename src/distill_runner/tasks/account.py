@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distill_runner.common.account import AccountLine
+from distill_runner.common.errors import quantity
 from distill_runner.datasets.readers.table import FileRecord, TableRecord
 from distill_runner.tasks.columns import FEW_VALUES, MIN_ROWS, leak, percent
 
@@ -202,7 +203,7 @@ def _files(accounts: Mapping[str, SplitAccount]) -> list[str]:
 def _file_names(account: SplitAccount) -> str:
     names = [record.name for record in account.files]
     if len(names) > 1:
-        return f"{names[0]} and {len(names) - 1:,} more files"
+        return f"{names[0]} and {quantity(len(names) - 1, 'more file', ',')}"
     return names[0] if names else account.origin
 
 
@@ -225,7 +226,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
+    return quantity(count, "row", ",")
 
 
 def _blank(accounts: Mapping[str, SplitAccount]) -> Iterable[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import field_validator, model_validator
 
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_list, quantity
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
 from distill_runner.datasets.readers.tables import SplitTable, listed_names, read_table
@@ -207,7 +207,7 @@ class ClassificationTask(ClassesTask):
             problem = "the labels are fractions, so there are no classes to infer"
             raise UserError("task.label", self.label, problem, "task.type=regression task.metrics=[pearson]")
         if len(values) > max(MAX_CLASSES, len(rows) / 2) or len(values) > max(MIN_ROWS, 0.9 * len(rows)):
-            problem = f"has {len(values):,} different values in {len(rows):,} rows: is this an id?"
+            problem = f"has {len(values):,} different values in {quantity(len(rows), 'row', ',')}: is this an id?"
             remedy = "Name the column of the classes, or the classes in task.labels."
             raise UserError("task.label", self.label, problem, remedy)
         numeric = all(isinstance(value, int) for value in values)

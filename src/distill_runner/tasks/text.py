@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from distill_runner.common.errors import UserError, format_list, root_cause
+from distill_runner.common.errors import UserError, format_list, quantity, root_cause
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
 from distill_runner.datasets.readers.table import TEXT, TableRecord
 from distill_runner.datasets.readers.tables import (
@@ -137,7 +137,7 @@ class TextTask(Task):
         names = self.prediction_columns
         key = "task.probabilities" if self.probabilities else "task.logits"
         if len(names) != self.head.num_labels:
-            problem = f"names {len(names)} columns, but the task has {self.head.num_labels} outputs"
+            problem = f"names {quantity(len(names), 'column')}, but the task has {self.head.num_labels} outputs"
             raise UserError(key, format_list(names), problem, f"In their order: {', '.join(self.head.names or ())}.")
         table = read_table(self.model_copy(update={"train": split}), split).columns
         try:

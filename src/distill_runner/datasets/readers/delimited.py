@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
+from distill_runner.common.errors import quantity
 from distill_runner.common.process import allow_long_csv_fields
 from distill_runner.datasets.readers.table import DIGITS, EMPTY, TEXT, FileProblem, FilesTable, is_number
 from distill_runner.datasets.readers.text_files import TextFile
@@ -163,7 +164,7 @@ class _DelimitedFile:
             remarks.append("quoted as in CSV")
         if self._long_rows:
             count = len(self._long_rows)
-            many = f"{count:,} or more rows" if count == MAX_LONG_ROWS else "1 row" if count == 1 else f"{count:,} rows"
+            many = f"{count:,} or more rows" if count == MAX_LONG_ROWS else quantity(count, "row", ",")
             remarks.append(f"{many} of several lines")
         if self.num_blank:
             remarks.append(f"{self.num_blank:,} blank line{'s' * (self.num_blank > 1)} left out")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import Split, TokenSplit
 from distill_runner.datasets.tokenization import Examples
@@ -115,7 +115,7 @@ def write_texts(
     if any(prompts):
         lengths = [prompt_length(prompt, tokenizer) for prompt in prompts]
         if max(lengths) + 2 > max_length:
-            problem = f"its prompt has {max(lengths)} tokens"
+            problem = f"its prompt has {quantity(max(lengths), 'token')}"
             raise UserError("task.max_length", max_length, problem, "Take a shorter prompt, or a larger maximum.")
         np.save(folder / "skipped.npy", np.tile(np.array(lengths, dtype=np.int32), len(columns[0])))
     return cut

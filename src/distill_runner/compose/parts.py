@@ -1,0 +1,57 @@
+"""The resolved parts of a configuration that a run is made of, and a check of their values without torch.
+
+The typed configuration needs the loss terms, which are torch modules, and their import takes seconds. What has a schema
+of its own is checked before: the optimizers, the models, the hardware and the tracker.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from distill_runner.common.errors import error_context
+from distill_runner.common.schema import Schema, validate_config
+from distill_runner.compose.resolvers import complete_stages
+from distill_runner.models.config import ModelConfig
+from distill_runner.tracking.tracker import TrackerConfig
+from distill_runner.training.config import Optim, Runtime
+
+PARTS = ("stages", "template", "teacher", "runtime", "store", "tracker", "seed", "stage", "plan")
+"""Top-level keys of the configuration that a run is made of, in addition to names."""
+SCHEMAS: dict[str, type[Schema]] = {"runtime": Runtime, "tracker": TrackerConfig}
+STAGE_SCHEMAS: dict[str, type[Schema]] = {"model": ModelConfig, "optim": Optim}
+
+
+def resolved_parts(config: DictConfig) -> dict[str, Any]:
+    """Return the resolved ``PARTS`` of ``config``, with all that the stages inherit.
+
+    Raises:
+        UserError: a stage inherits from a name that does not exist.
+    """
+    nodes = {key: config[key] for key in PARTS if key in config}
+    parts: dict[str, Any] = {
+        key: OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        for key, node in nodes.items()
+    }
+    return {**parts, "stages": complete_stages(parts)}
+
+
+def check_values(parts: Mapping[str, Any]) -> None:
+    """Check the values that have a schema without torch; ``typed_run`` checks all of them.
+
+    Args:
+        parts: values of ``resolved_parts``.
+    Raises:
+        UserError: a schema refuses a value.
+    """
+    for name, stage in parts["stages"].items():
+        if isinstance(stage, Mapping):
+            with error_context(f"stages.{name}"):
+                _check(STAGE_SCHEMAS, stage, ".")
+    _check(SCHEMAS, parts, "")
+
+
+def _check(schemas: Mapping[str, type[Schema]], values: Mapping[str, Any], prefix: str) -> None:
+    for key, schema in schemas.items():
+        if isinstance(values.get(key), Mapping):
+            validate_config(schema, values[key], f"{prefix}{key}.")
