@@ -83,7 +83,11 @@ def test_probabilities_are_the_softmax_of_what_is_read(
     ("overrides", "columns", "said"),
     [
         (["task.probabilities=[p0,p1]"], {"p0": ["0.5"] * 64, "p1": ["0.9"] * 64}, "not a distribution"),
-        (["task.probabilities=[p0]"], {"p0": ["1"] * 64}, "names 1 columns, but the task has 2 outputs"),
+        (
+            ["task.logits=[a,b,p0]"],
+            dict.fromkeys(["a", "b", "p0"], ["1"] * 64),
+            "names 3 columns, but the task has 2 outputs",
+        ),
         (["task.probabilities=[p0,q]"], {"p0": ["1"] * 64}, "has no column 'q'"),
         (["task.logits=[p0,p1]"], {"p0": ["1"] * 64, "p1": ["high"] * 64}, "contain a value that is not a number"),
         ([], {}, "needs columns with its predictions"),

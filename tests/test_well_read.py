@@ -25,10 +25,11 @@ from distill_runner.models.extract import extract
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.pipeline.stages import TRANSFER, Stage
+from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.report.published import cells
 from distill_runner.sweeping import plan
+from distill_runner.tasks.scores import TRANSFER
 
 Compose = Callable[..., RunConfig]
 SMALL = ("student.layers=2", "student.width=16", "student.heads=2", "corpus.max_length=24", "task.max_length=24")

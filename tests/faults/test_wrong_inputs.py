@@ -97,7 +97,7 @@ def attempt(place: Path, tally: Counter[str]) -> Try:
 
 
 PLANNED = re.compile(
-    r"(build|hit|stage|trying|data|lengths|weights|warning:) |assumptions, |[\w.]+  +\S|recipe|  [\w.]+=\S*: "
+    r"(build|hit|stage|trying|data|scores|lengths|weights|warning:) |assumptions, |[\w.]+  +\S|recipe|  [\w.]+=\S*: "
 )
 """Lines of a plan."""
 

@@ -166,6 +166,5 @@ def _fields_of_result(folder: Path, fields: Mapping[str, Any], schema: "type[Tas
     inferred |= {name: data[name] for name in schema.inferred_fields if fields.get(name) is None and name in data}
     if schema.has_classes and not fields.get("labels"):
         inferred["labels"] = names
-    if fields.get("class_weights"):
-        inferred["class_weights"] = None  # only of training
-    return inferred
+    only_training = {"class_weights", "probabilities", "logits", "answers", "keep", "gold"} & schema.model_fields.keys()
+    return inferred | dict.fromkeys(name for name in only_training if fields.get(name))

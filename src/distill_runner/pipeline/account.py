@@ -21,8 +21,10 @@ from distill_runner.models.sentence_folder import is_sentence_folder
 from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import Inputs, weights_report
 from distill_runner.pipeline.planning import METRICS
-from distill_runner.pipeline.stages import TRANSFER, Stage
+from distill_runner.pipeline.stages import Stage
 from distill_runner.tasks.account import SplitAccount, data_line, length_counts, lengths_line
+from distill_runner.tasks.score_account import scores_line
+from distill_runner.tasks.scores import TRANSFER, ScoredTask
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,13 @@ def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount,
     return account, task.hashes(examples, None)
 
 
+def score_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+    """Yield the line on the scores in columns of the data, where they are the teacher of the stage."""
+    task = stage.config.task
+    if stage.teacher is not None and stage.teacher.has_columns and isinstance(task, ScoredTask):
+        yield scores_line(task, stage.config.transfer)
+
+
 def corpus_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     """Yield a line for each corpus that a stage of the run has tokenized into the store."""
     for part in (stage, *stage.all_upstream):
@@ -134,5 +143,5 @@ def _stored_report(stage: Stage, inputs: Inputs) -> WeightsReport | None:
     return WeightsReport.from_json(entry) if entry else None
 
 
-PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [task_lines, corpus_lines, weight_lines]
+PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [task_lines, score_lines, corpus_lines, weight_lines]
 """Functions that yield lines, in the order in which they are printed. A new kind of input adds its own."""

@@ -23,7 +23,7 @@ from distill_runner.pipeline.planning import METRICS, missing_caches
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store, link_tree, remove
-from distill_runner.pipeline.targets import ensemble_mean, teacher_targets
+from distill_runner.pipeline.targets import column_outputs, ensemble_mean, teacher_targets
 from distill_runner.training.config import Runtime
 from distill_runner.training.data import Data
 from distill_runner.training.devices import Device
@@ -82,9 +82,9 @@ class Pipeline:
         for upstream in stage.upstream:
             self.prepare(upstream)
         if stage.config.prediction_source is not None:
-            if stage.config.task is not None and not stage.members:
-                stage.config.task.column_logits(stage.config.task.train)
             return
+        if stage.teacher is not None and stage.teacher.has_columns:
+            column_outputs(stage)
         with error_context(f"stages.{stage.name}"):
             if stage.model_source is not None:
                 stage.model_source.require_weights()

@@ -17,10 +17,11 @@ from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, hel
 from distill_runner.models.build import build, load_model
 from distill_runner.models.sources import ModelSource, resolve_source
 from distill_runner.models.weights import WeightsReport, read_report
-from distill_runner.pipeline.stages import TRANSFER, Stage
+from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
 from distill_runner.tasks.account import SplitAccount, account_of_tables, length_counts
+from distill_runner.tasks.scores import TRANSFER
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.training.data import CorpusData, Data, TaskData, TextData
 from distill_runner.training.devices import Device

@@ -7,7 +7,7 @@ bound to both model shapes, once, and the stage keeps its description. A teacher
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from distill_runner.common.errors import UserError, error_context, quantity, suggestion
+from distill_runner.common.errors import UserError, error_context, format_list, quantity, suggestion
 from distill_runner.datasets.corpora.pretraining import SPECIAL_TOKENS
 from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.schedules import CheckpointSchedule
@@ -67,7 +67,9 @@ class _Resolver:
             raise UserError("teacher", predictions.type, problem)
         if predictions.type == "labels":
             if not task.prediction_columns:
-                remedy = "task.probabilities=[p_no,p_yes], or task.logits=[...]: one column per class, in class order"
+                remedy = (
+                    "task.probabilities=[p_no,p_yes] or task.logits, a column per class; or task.answers=[<column>]"
+                )
                 raise UserError("task.probabilities", None, "teacher=labels needs columns with its predictions", remedy)
             return Stage(name, config, EncoderShape(0, 0, 0, task.head.num_labels, 0, "labels"), self.precision)
         members = []
@@ -154,8 +156,6 @@ def _with_predictions(stage: Stage, teacher: Stage) -> Stage:
         raise UserError("teacher", predictions.type, problem, "Take method=kd, rkd or vanilla.")
     if stage.config.route is not None:
         raise UserError("teacher", predictions.type, "has no checkpoints to follow")
-    if stage.config.transfer is not None and not teacher.members:
-        raise UserError("transfer", stage.config.transfer.name, "teacher=labels knows only the task's own examples")
     return replace(stage, description=description)
 
 
@@ -210,6 +210,11 @@ def _with_embeddings(model: ModelConfig, shape: EncoderShape, tokenizer: ModelSo
 def _require_labels(stage: Stage) -> None:
     """Raise a UserError if the training data lack labels that the method reads."""
     missing = stage.config.method.reads_labels - stage.data.labels
+    if "labels" in missing and stage.config.transfer is None:
+        assert stage.config.task is not None
+        problem = f"split '{stage.config.task.train}' has no gold labels, but this method reads them"
+        remedy = "Learn from predictions alone: method=kd, or method=rkd loss.eta=1."
+        raise UserError("task.label", format_list(stage.config.task.label_columns), problem, remedy)
     if "labels" in missing:
         remedy = "Learn from a teacher's predictions alone (method=kd), or set transfer=labeled."
         raise UserError("transfer", None, "its examples have no labels, but this method reads labels", remedy)

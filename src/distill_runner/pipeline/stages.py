@@ -17,6 +17,7 @@ from distill_runner.models.sources import ModelSource, fresh_architecture
 from distill_runner.pipeline.code_version import DATA_PACKAGES, code_version
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import Spec, key_of
+from distill_runner.tasks.scores import TRANSFER
 
 SCHEMA = 4
 """Version of what artifacts mean. Raising it makes every artifact be built again."""
@@ -24,8 +25,6 @@ STAGE = "stage:"
 """Prefix of a model's source that is an earlier stage."""
 CORPUS: Final = "corpus"
 """Tokenizer of a stage whose vocabulary is trained on its corpus."""
-TRANSFER = "transfer"
-"""Name of the split that stands for the transfer set."""
 
 Tokenizer = ModelSource | Literal["corpus"] | None
 """Tokenizer of a stage: its source, or ``corpus`` for a vocabulary trained on the corpus; None without text, and for a
@@ -117,7 +116,7 @@ class StageData:
     @property
     def labels(self) -> frozenset[str]:
         """Names of the labels that the training batches contain."""
-        if self.config.transfer:
+        if self.config.transfer or (self.config.task is not None and not self.config.task.has_train_labels):
             return frozenset()
         paired = self.config.corpus is not None and self.config.corpus.examples == "pairs"
         return frozenset({"labels", "is_next"} if paired else {"labels"})
@@ -229,8 +228,7 @@ class Stage:
                 members = [member.key for member in self.members]
                 return spec | {"members": members, "weights": self.config.prediction_source.normalized_weights}
             assert self.config.task is not None
-            columns = self.config.task.model_dump(include={"probabilities", "logits"}, exclude_none=True)
-            return spec | {"columns": columns}
+            return spec  # the spec of the data names the columns
         is_new = self.source is None and self.model_source is None  # new weights are copied from no layers
         unread = {"source", "tokenizer"} | ({"layers"} if is_new else set())
         unread |= {name for name in ("resize", "allow_missing") if not getattr(self.config.model, name)}

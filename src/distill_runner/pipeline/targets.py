@@ -226,6 +226,17 @@ def teacher_targets(stage: Stage, builder: Builder) -> TeacherTargets:
     return CheckpointTargets(stage.route, open_targets) if stage.route else open_targets(None)
 
 
+def column_outputs(stage: Stage) -> np.ndarray:
+    """Return the outputs (N, C) in columns of the data for the training examples of the stage.
+
+    Raises:
+        UserError: the columns do not exist, or do not hold predictions.
+    """
+    task, transfer = stage.config.task, stage.config.transfer
+    assert task is not None
+    return task.transfer_logits(transfer) if transfer is not None else task.column_logits(task.train)
+
+
 def ensemble_mean(stage: Stage) -> Callable[[Sequence[Tensor]], Tensor]:
     """Return the function that averages the outputs of an ensemble's members."""
     assert stage.config.prediction_source is not None
@@ -265,8 +276,7 @@ class _Teacher:
 
     def _write(self, folder: Path, checkpoint: int | None) -> None:
         if self.teacher.has_columns:
-            assert self.stage.config.task is not None
-            logits = self.stage.config.task.column_logits(self.stage.data.train_split)
+            logits = column_outputs(self.stage)
             np.save(folder / "logits.npy", np.tile(logits, (self.stage.data.views or 1, 1)))
         else:
             teacher, share = self.live(checkpoint), cached_share(self.stage)

@@ -30,7 +30,9 @@ BUDGET = ("optim.epochs", "optim.max_steps")
 """Options of the optimizer that end training. Runs of different budgets are never points of one grid."""
 PARTS = ("model", "data", "share", "teacher", "teacher_outputs", "route", "views", "precision", "method", "select")
 """Parts of a stage's spec in the order in which a reader wants to know them; all others follow."""
-UNREAD = {"probabilities", "logits", "test", "by_split", "split_off"}
+SCORES = {"probabilities", "logits", "answers", "no_answer"}
+"""Options of a task that only the stage of a teacher in columns of the data reads."""
+UNREAD = SCORES | {"test", "by_split", "split_off"}
 """Options of a task that affect neither training nor the score. ``train`` holds the effect of the last one."""
 
 
@@ -194,7 +196,7 @@ def _data_settings(spec: Spec, result: Result) -> Iterator[tuple[str, Any]]:
     elif scored != selecting:
         yield "task.select_on", _splits(selecting, splits)
     yield "task.metric", data.pop("metrics")[0]
-    unread = UNREAD - {"probabilities", "logits"} if spec["kind"] == "labels" else UNREAD
+    unread = UNREAD - SCORES if spec["kind"] == "labels" else UNREAD
     yield from flat({name: value for name, value in data.items() if name not in unread}, "task.")
     yield from flat(transfer, "transfer.")
 

@@ -13,16 +13,17 @@ from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
 from distill_runner.datasets.readers.tables import SplitTable, listed_names, read_table
 from distill_runner.models.config import Head, normalized_label
-from distill_runner.tasks.columns import MIN_ROWS
+from distill_runner.tasks.columns import MIN_ROWS, is_empty
+from distill_runner.tasks.scores import EXACT, MAX_ROUNDING, ROUNDING, class_of_column, names_of_columns
 from distill_runner.tasks.task import ExamplePredictions, names_as_text
-from distill_runner.tasks.text import TextTask, as_int, is_empty
+from distill_runner.tasks.text import TextTask, as_int
 
 if TYPE_CHECKING:
     from distill_runner.datasets.splits import Split
     from distill_runner.methods.outputs import Outputs
 
-SUM_TOLERANCE, MIN_PROBABILITY = 1e-3, 1e-12
-"""Tolerance for the sum of probabilities in the data, and lower bound of a probability before its logarithm."""
+MIN_PROBABILITY = 1e-12
+"""Lower bound of a probability before its logarithm."""
 MAX_CLASSES = 20
 """Number of classes up to which a message lists all of them."""
 SNLI_LABEL = "gold_label"
@@ -73,9 +74,30 @@ class ClassesTask(TextTask):
 
         If the validation splits are parts of the same split as the training split, all of its rows count.
         """
+        if not self.has_train_labels or self.gold == "none":
+            if names := self.names_of_scores():
+                return names
+            if self.gold == "none":
+                problem = "cannot be read from the names of the columns of scores"
+                raise UserError("task.labels", None, problem, "Name the classes, such as task.labels=[no,yes].")
         splits = {parse_split(split)[0] for split in (self.train, *self.validation.values())}
-        table = read_table(self, splits.pop() if len(splits) == 1 else self.train)
+        table = read_table(self, splits.pop() if len(splits) == 1 else self.labeled_split)
         return table.class_names if table.class_names is not None else self.distinct_names(table)
+
+    def names_of_scores(self) -> list[str]:
+        """Return the class names that the columns of scores have, or that their answers name; empty without any."""
+        columns = self.prediction_columns
+        if not self.answers:
+            return names_of_columns(columns) if len(columns) > 1 else []
+        if self.gold != "none":
+            return []  # gold labels of an evaluation split name the classes; answers may lack some
+        table, skipped = self.score_table(self.train), {word.casefold() for word in self.no_answer}
+        names = set[str]()
+        for column in columns:
+            task = self.model_copy(update={"label": column})
+            values = [value for value in table.columns[column] if not task.is_no_answer(value, skipped)]
+            names |= set(task.distinct_names(SplitTable({column: values}, None, table.untyped)) if values else ())
+        return sorted(names)
 
     @abstractmethod
     def distinct_names(self, table: SplitTable) -> list[str]:
@@ -134,6 +156,9 @@ class ClassificationTask(ClassesTask):
 
     def _balanced_weights(self) -> list[float]:
         """Return the weights n / (C * n_c) of C classes, where n_c of n training examples belong to class c."""
+        if not self.has_train_labels:
+            problem = "needs the gold labels of the training examples, which have none (task.gold=evaluation)"
+            raise UserError("task.class_weights", "balanced", problem, "Leave it out: no loss term reads it.")
         counts = np.bincount(self.examples(self.train).labels, minlength=len(self.names))  # type: ignore[arg-type]
         if not counts.all():
             absent = self.names[int(counts.argmin())]
@@ -171,14 +196,58 @@ class ClassificationTask(ClassesTask):
             return []
         return [f"the student predicts {self.names[predicted[0]]} for all {len(outputs):,} examples"]
 
+    def normalized(self, probabilities_NC: np.ndarray) -> tuple[np.ndarray, list[str]]:
+        """Return probabilities that sum to 1: percentages are divided by 100, and errors of rounding removed."""
+        remarks = []
+        sums = probabilities_NC.sum(1, keepdims=True)
+        if probabilities_NC.max(initial=0) > 1 + EXACT and (np.abs(sums / 100 - 1) <= self._sum_tolerance).all():
+            probabilities_NC, sums = probabilities_NC / 100, sums / 100
+            remarks.append("percentages, divided by 100")
+        error = np.abs(sums - 1)
+        rounded = (error > EXACT) & (error <= self._sum_tolerance)
+        if rounded.any():
+            probabilities_NC = np.where(rounded, probabilities_NC / sums, probabilities_NC)
+            low, high = sums[rounded].min(), sums[rounded].max()
+            remarks.append(
+                f"{quantity(int(rounded.sum()), 'row', ',')} with sums from {low:.4g} to {high:.4g} normalized"
+            )
+        return probabilities_NC, remarks
+
+    @property
+    def _sum_tolerance(self) -> float:
+        return min(MAX_ROUNDING, ROUNDING * len(self.names)) + EXACT
+
     def to_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
         """Return the logarithms of the probabilities as logits; probabilities below 1e-12 are raised to 1e-12."""
-        invalid = (probabilities_NC < 0).any(1) | (np.abs(probabilities_NC.sum(1) - 1) > SUM_TOLERANCE)
+        invalid = (probabilities_NC < 0).any(1) | (np.abs(probabilities_NC.sum(1) - 1) > 2 * EXACT)
         if len(rows := np.flatnonzero(invalid)):
-            problem = f"row {rows[0]} of split '{split}' has {probabilities_NC[rows[0]].tolist()}, not a distribution"
-            remedy = "They must sum to 1; for raw outputs: task.logits."
-            raise UserError("task.probabilities", format_list(self.prediction_columns), problem, remedy)
+            values = probabilities_NC[rows[0]].tolist()
+            problem = f"row {rows[0]} of split '{split}' has {values}, not a distribution"
+            remedy = f"They must sum to 1 (within {self._sum_tolerance:.2g}); for raw outputs: task.logits."
+            raise UserError(self.prediction_key, format_list(self.prediction_columns), problem, remedy)
         return np.log(np.maximum(probabilities_NC, MIN_PROBABILITY))
+
+    def ordered_outputs(self, values: np.ndarray, key: str) -> tuple[np.ndarray, list[str]]:
+        """Return the values of columns as those of the classes; a single column is that of a class of two."""
+        if len(self.prediction_columns) != 1 or len(self.names) != 2:
+            return super().ordered_outputs(values, key)
+        column = self.prediction_columns[0]
+        number = class_of_column(column, self.names)
+        number = 1 if number is None else number
+        other = 1 - values if self.probabilities else np.zeros_like(values)
+        pair = [other, values] if number else [values, other]
+        return np.concatenate(pair, axis=1), [f"{column} is that of {self.names[number]}"]
+
+    def label_indicators(self, labels: np.ndarray) -> np.ndarray:
+        return np.eye(len(self.names))[labels]
+
+    def confidence(self, outputs: np.ndarray) -> np.ndarray:
+        confidence: np.ndarray = self.probabilities_of(outputs).max(axis=1)
+        return confidence
+
+    def favored_labels(self, outputs: np.ndarray) -> np.ndarray:
+        labels: np.ndarray = outputs.argmax(axis=1)
+        return labels
 
     def is_no_label(self, value: Any, has_names: bool) -> bool:
         """Return whether ``value`` is the -1 of a dataset that names its classes, or the - of SNLI's gold labels.

@@ -1,5 +1,6 @@
 """Columns of the data: which are the texts and the label if the user does not say so, and which give labels away."""
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +48,11 @@ PREDICTED, WORD_PREDICTED = 0.5, 0.95
 """Shares of a constant prediction's errors that a column of few values, or a word, avoids if it gives labels away."""
 MIN_NAME, MAX_NAMED = 4, 12
 """Letters of a class name that is searched for in the texts, and number of classes up to which that is done."""
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a cell of a table holds nothing."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 def infer_label(label_columns: list[str], names: Iterable[str]) -> list[str]:

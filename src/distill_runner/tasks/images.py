@@ -16,6 +16,7 @@ from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.readers.tables import read_table
 from distill_runner.tasks.account import SplitAccount, image_hashes
 from distill_runner.tasks.classification import ClassificationTask
+from distill_runner.tasks.scores import SCORE_FIELDS, TRANSFER, selected_rows
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import Task
 
@@ -61,7 +62,9 @@ class ImagesTask(ClassificationTask):
     exportable = False
     pipeline_tag = "image-classification"
     auto_class = "AutoModelForImageClassification"
-    example_fields = frozenset({"columns", "label", "labels", "type", "version", "mode", "convert", "resize"})
+    example_fields = (
+        frozenset({"columns", "label", "labels", "type", "version", "mode", "convert", "resize"}) | SCORE_FIELDS
+    )
 
     type: Literal["images"]  # type: ignore[assignment]
     columns: list[str] = Field(min_length=1, max_length=1)
@@ -95,8 +98,8 @@ class ImagesTask(ClassificationTask):
         return {name: value for name, value in super().spec().items() if name != "max_length"}
 
     def examples(self, split: str) -> Any:
-        table = read_table(self, split)
-        labels = self.encoded_labels(table, split)
+        table, outputs = self.with_scores(read_table(self, split), split)
+        labels = self.gold_labels(table, outputs, split)
         if split == self.train and labels is not None:
             self._require_all_classes(labels)
         return ImageExamples(table.columns[self.columns[0]], labels, split)
@@ -109,7 +112,10 @@ class ImagesTask(ClassificationTask):
             raise UserError("task.labels", f"{len(self.names)} classes", problem, remedy)
 
     def transfer(self, transfer: "TransferSet") -> Any:
-        return ImageExamples(transfer.inputs()[0], None, "transfer")
+        table = self.transfer_table(transfer)
+        if self.prediction_columns:
+            table = selected_rows(table, self.scores(table, TRANSFER).is_used)
+        return ImageExamples(table.columns["0"], None, "transfer")
 
     def account(self, split: str, examples: Any, tables: Sequence[TableRecord]) -> SplitAccount:
         return Task.account(self, split, examples, tables)  # images have neither texts nor blanks

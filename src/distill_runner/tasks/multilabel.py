@@ -13,8 +13,9 @@ from distill_runner.datasets.metrics import MULTILABEL_METRICS
 from distill_runner.datasets.readers.tables import SplitTable
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.classification import MIN_PROBABILITY, ClassesTask
+from distill_runner.tasks.columns import is_empty
 from distill_runner.tasks.task import ExamplePredictions
-from distill_runner.tasks.text import as_int, is_empty, typed_values
+from distill_runner.tasks.text import as_int, typed_values
 
 if TYPE_CHECKING:
     from distill_runner.datasets.splits import Split
@@ -64,7 +65,7 @@ class MultiLabelTask(ClassesTask):
         return [self.label] if isinstance(self.label, str) else self.label
 
     def read_names(self) -> list[str]:
-        return self.label if isinstance(self.label, list) else super().read_names()
+        return self.label if isinstance(self.label, list) and self.gold != "none" else super().read_names()
 
     def distinct_names(self, table: SplitTable) -> list[str]:
         values = [value for value in self.label_values(table) if not self.is_unlabeled(value)]
@@ -108,6 +109,14 @@ class MultiLabelTask(ClassesTask):
             label_text=lambda number: true[number] or NO_LABELS,
         )
 
+    def confidence(self, outputs: np.ndarray) -> np.ndarray:
+        probabilities_NC = self.probabilities_of(outputs)
+        confidence: np.ndarray = np.maximum(probabilities_NC, 1 - probabilities_NC).min(axis=1)
+        return confidence
+
+    def favored_labels(self, outputs: np.ndarray) -> np.ndarray:
+        return (outputs > 0).astype(np.float32)
+
     def to_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
         """Return the logit of each probability, after clipping the probabilities to 1e-12 .. 1 - 1e-12."""
         from scipy.special import logit
@@ -115,7 +124,8 @@ class MultiLabelTask(ClassesTask):
         if len(rows := np.flatnonzero(((probabilities_NC < 0) | (probabilities_NC > 1)).any(1))):
             problem = f"row {rows[0]} of split '{split}' has {probabilities_NC[rows[0]].tolist()}, not all from 0 to 1"
             columns = format_list(self.prediction_columns)
-            raise UserError("task.probabilities", columns, problem, "Raw outputs: use task.logits.")
+            remedy = "Raw outputs: use task.logits. Percentages: divide them by 100."
+            raise UserError(self.prediction_key, columns, problem, remedy)
         logits: np.ndarray = logit(np.clip(probabilities_NC, MIN_PROBABILITY, 1 - MIN_PROBABILITY))
         return logits
 

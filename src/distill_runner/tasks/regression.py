@@ -11,7 +11,8 @@ from distill_runner.common.errors import UserError, format_list
 from distill_runner.datasets.metrics import REGRESSION_METRICS
 from distill_runner.datasets.readers.tables import SplitTable
 from distill_runner.models.config import Head
-from distill_runner.tasks.text import TextTask, is_empty
+from distill_runner.tasks.columns import is_empty
+from distill_runner.tasks.text import TextTask
 
 if TYPE_CHECKING:
     from distill_runner.datasets.splits import Split
@@ -58,6 +59,12 @@ class RegressionTask(TextTask):
     def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
         spread, of_labels = np.std(outputs), np.std(np.asarray(split.labels))
         return [] if spread > 1e-3 * of_labels else [f"the student predicts {outputs.mean():.3f} for all examples"]
+
+    def outputs_of_answers(self, means_NC: np.ndarray, split: str) -> np.ndarray:
+        return means_NC
+
+    def favored_labels(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs[:, 0].astype(np.float32)
 
     def is_unlabeled(self, value: Any) -> bool:
         return is_empty(value)

@@ -247,11 +247,26 @@ class Task(Splits):
         """Columns of the data with the predictions of another model; empty if there are none."""
         return []
 
+    @property
+    def has_train_labels(self) -> bool:
+        """Whether the training split has gold labels."""
+        return True
+
     def column_logits(self, split: str) -> np.ndarray:
         """Return the predictions in ``prediction_columns`` as outputs of this task's head: float32, (N, C).
 
+        N is the number of ``examples`` of the split.
+
         Raises:
             UserError: the columns do not exist, or do not hold predictions.
+        """
+        raise UserError("task.type", self.type, "cannot read predictions from columns of the data")
+
+    def transfer_logits(self, transfer: "TransferSet") -> np.ndarray:
+        """Return ``column_logits`` for the examples of a transfer set.
+
+        Raises:
+            UserError: as ``column_logits``.
         """
         raise UserError("task.type", self.type, "cannot read predictions from columns of the data")
 

@@ -1,8 +1,6 @@
 """Base class of tasks on one or two texts: classification, multi-label classification and regression."""
 
-import math
 import re
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -10,11 +8,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from distill_runner.common.errors import UserError, format_list, quantity, root_cause
+from distill_runner.common.errors import UserError, format_list
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
 from distill_runner.datasets.readers.table import TEXT, TableRecord
 from distill_runner.datasets.readers.tables import (
     SplitTable,
+    column_names,
     inspect_columns,
     listed_names,
     read_columns,
@@ -23,46 +22,39 @@ from distill_runner.datasets.readers.tables import (
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.tasks.account import SplitAccount, example_hashes, leaks
 from distill_runner.tasks.columns import (
-    LABEL,
     MAX_CANDIDATES,
     has_label_word,
     infer_label,
     infer_texts,
+    is_empty,
     is_key,
     text_candidates,
 )
-from distill_runner.tasks.task import Task
+from distill_runner.tasks.scores import SCORE_FIELDS, ScoredTask
 
 _WRITTEN_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
 """A number as programs write it; 007 and +1 are text."""
 
 
-class TextTask(Task):
+class TextTask(ScoredTask):
     """Task on one or two texts and one label per example.
 
     Attributes:
-        label: column of the labels.
         max_length: maximum number of tokens of an example, including special tokens; longer examples are truncated.
         columns: one or two columns of texts. If empty, they are inferred: the only text column of the data, or two
             that are named as a pair, such as sentence1 and sentence2.
         split_off: share of the training split that becomes the validation split. The rows are drawn at random, with
             the same share of each class, but are the same in every run.
-        probabilities: columns of the training split with the probability that another model gives to each class, in
-            the order of the model's outputs. With ``teacher=labels`` they replace the predictions of a teacher.
-        logits: as ``probabilities``, but with raw outputs before the softmax; for regression, one column of scores.
     """
 
-    example_fields = frozenset({"columns", "label", "labels", "type", "max_length", "version"})
+    example_fields = frozenset({"columns", "label", "labels", "type", "max_length", "version"}) | SCORE_FIELDS
 
     slice_order: ClassVar[str] = SHUFFLED
     """Order of the rows from which ``split_off`` takes the two parts."""
 
-    label: str = LABEL
     max_length: int = Field(ge=4)
     columns: list[str] = Field(default_factory=list, max_length=2)
     split_off: float | None = Field(None, gt=0, lt=1)
-    probabilities: list[str] | None = None
-    logits: list[str] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -77,13 +69,6 @@ class TextTask(Task):
         return {**fields, "train": f"{train}[{order}:{cut}]", "validation": {name: f"{train}[{order}{cut}:]"}}
 
     @model_validator(mode="after")
-    def _has_one_form_of_predictions(self) -> Self:
-        if self.probabilities and self.logits:
-            problem = "cannot be combined with task.logits"
-            raise UserError("task.probabilities", format_list(self.probabilities), problem, "Keep one of them.")
-        return self
-
-    @model_validator(mode="after")
     def _reads_no_label_as_text(self) -> Self:
         for name in self.columns:
             if name in self.label_columns or name in self.prediction_columns:
@@ -93,7 +78,7 @@ class TextTask(Task):
         return self
 
     def resolved(self) -> Self:
-        task = super().resolved()
+        task = super().resolved().with_gold()
         return task if task.columns else type(task)(**task.model_dump() | task._inferred_columns())
 
     @property
@@ -108,7 +93,12 @@ class TextTask(Task):
             UserError: the data lack a label column or a column of texts, or there is more than one choice.
         """
         types = inspect_columns(self, self.inferred_from)
-        labels = infer_label(self.label_columns, types)
+        of_labels = types if self.labeled_split == self.train else column_names(self, self.labeled_split)
+        labels = (
+            self.label_columns
+            if self.gold == "none"
+            else infer_label(self.label_columns, self.label_candidates(of_labels))
+        )
         texts = text_candidates(types, [*labels, *self.prediction_columns])
         if not texts or len(texts) > MAX_CANDIDATES:
             problem = f"cannot be inferred: the data have {listed_names(list(types))}"
@@ -116,49 +106,14 @@ class TextTask(Task):
         keys = [name for name, kind in types.items() if kind == TEXT and is_key(name)]
         if len(texts) > 1 or has_label_word(texts[0]) or keys:
             columns = read_columns(self, self.inferred_from, [*texts, *labels])
-            label_columns = [columns[name] for name in labels]
-            rows = label_columns[0] if len(labels) == 1 else zip(*label_columns, strict=True)
-            texts = infer_texts(texts, keys, columns, list(map(str, rows)))
+            label_columns = [columns[name] for name in labels if name in columns]
+            rows = label_columns[0] if len(label_columns) == 1 else zip(*label_columns, strict=True)
+            texts = infer_texts(texts, keys, columns, list(map(str, rows)) or [""] * len(columns[texts[0]]))
         return {"columns": texts, "label": labels[0] if isinstance(self.label, str) else labels}
 
     def spec(self) -> dict[str, Any]:
-        """Return the spec of every task, without columns of predictions, which only some teachers read.
-
-        ``train`` and ``validation`` hold the effect of ``split_off``.
-        """
-        unread = ("probabilities", "logits", "split_off")
-        return {name: value for name, value in super().spec().items() if name not in unread}
-
-    @property
-    def prediction_columns(self) -> list[str]:
-        return self.probabilities or self.logits or []
-
-    def column_logits(self, split: str) -> np.ndarray:
-        names = self.prediction_columns
-        key = "task.probabilities" if self.probabilities else "task.logits"
-        if len(names) != self.head.num_labels:
-            problem = f"names {quantity(len(names), 'column')}, but the task has {self.head.num_labels} outputs"
-            raise UserError(key, format_list(names), problem, f"In their order: {', '.join(self.head.names or ())}.")
-        table = read_table(self.model_copy(update={"train": split}), split).columns
-        try:
-            values_NC = np.array([table[name] for name in names], dtype=np.float64).T
-        except (TypeError, ValueError) as error:
-            problem = f"contain a value that is not a number: {root_cause(error)}"
-            raise UserError(key, format_list(names), problem) from error
-        if len(bad := np.flatnonzero(~np.isfinite(values_NC).all(1))):
-            raise UserError(key, format_list(names), f"row {bad[0]} of split '{split}' has a number that is not finite")
-        if self.probabilities:
-            values_NC = self.to_logits(values_NC, split)
-        return values_NC.astype(np.float32)
-
-    def to_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
-        """Return the logits (N, C) of another model's probabilities (N, C).
-
-        Raises:
-            UserError: the values are not probabilities, or the outputs of this task type are not.
-        """
-        columns = format_list(self.prediction_columns)
-        raise UserError("task.probabilities", columns, f"task.type={self.type} has no probabilities")
+        """Return the spec of every task; ``train`` and ``validation`` hold the effect of ``split_off``."""
+        return {name: value for name, value in super().spec().items() if name != "split_off"}
 
     @property
     def label_columns(self) -> list[str]:
@@ -168,21 +123,23 @@ class TextTask(Task):
         """Return the required columns with their fields; a test split does not need the label column."""
         # Names are compared without slice and dataset: the reader asks with the name of the split in its own files.
         is_training = parse_split(self.locate(split)[1])[0] == parse_split(self.locate(self.train)[1])[0]
-        predictions = dict.fromkeys(self.prediction_columns if is_training else (), "probabilities")
-        labels = dict.fromkeys(() if self.is_test(split) else self.label_columns, "label")
-        return dict.fromkeys(self.columns, "columns") | predictions | labels
+        unlabeled = self.is_test(split) or self.gold == "none" or (is_training and not self.has_train_labels)
+        return dict.fromkeys(self.columns, "columns") | dict.fromkeys(() if unlabeled else self.label_columns, "label")
 
     def examples(self, split: str) -> Examples:
-        table = read_table(self, split)
+        table, outputs = self.with_scores(read_table(self, split), split)
         texts = example_columns(table, self.columns, split)
         if not self.is_test(split) and not any(text.strip() for column in texts for text in column):
             problem = f"all {len(texts[0]):,} texts of split '{split}' are empty"
             raise UserError("task.columns", format_list(self.columns), problem, "Name the column of the texts.")
-        return Examples(texts, self.encoded_labels(table, split))
+        return Examples(texts, self.gold_labels(table, outputs, split))
 
     def account(self, split: str, examples: Examples, tables: Sequence[TableRecord]) -> SplitAccount:
         account = super().account(split, examples, tables)
         account.rows = len(examples)
+        account.unread = [name for name in account.unread if name not in self.prediction_columns]
+        if self.gold == "none" or (split == self.train and not self.has_train_labels):
+            account.label = ""
         account.blank = sum(not any(text.strip() for text in row) for row in zip(*examples.texts, strict=True))
         if split == self.train:
             account.warnings += self.leak_warnings(examples)
@@ -209,6 +166,20 @@ class TextTask(Task):
     def num_positions(self) -> int:
         return self.max_length
 
+    def gold_labels(self, table: SplitTable, outputs: np.ndarray | None, split: str) -> np.ndarray | None:
+        """Return the labels of a split: those of the label column, or those that scores favor (``gold``).
+
+        Args:
+            outputs: scores of the rows, as ``with_scores`` returns them.
+        Raises:
+            UserError: as ``encoded_labels``; or a split that needs scores has none.
+        """
+        if self.gold == "none":
+            if outputs is None and not self.is_test(split):
+                self.score_table(split)
+            return None if outputs is None else self.favored_labels(outputs)
+        return None if split == self.train and not self.has_train_labels else self.encoded_labels(table, split)
+
     def encoded_labels(self, table: SplitTable, split: str) -> np.ndarray | None:
         """Return the labels of a split as ``encode`` does, one row for each example.
 
@@ -234,22 +205,6 @@ class TextTask(Task):
         Values of a format without types are numbers, or true and false, if all of them are.
         """
         return typed_values(table, self.label)
-
-    @abstractmethod
-    def is_unlabeled(self, value: Any) -> bool:
-        """Return whether a value of the label column means that the label is missing."""
-
-    @abstractmethod
-    def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
-        """Return the labels in the form that the losses use, one row for each example.
-
-        Raises:
-            UserError: a value is not a label of the task.
-        """
-
-
-def is_empty(value: Any) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 def typed_values(table: SplitTable, column: str) -> list[Any]:

@@ -1,8 +1,9 @@
 """Corpora and transfer sets as mixtures of named parts, each read from a separate dataset."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -241,22 +242,26 @@ class TransferSet(Mixture):
         """Return the inputs as texts without labels."""
         return Examples([list(map(str, column)) for column in self.inputs()], None)
 
-    def inputs(self) -> list[list[Any]]:
-        """Return the columns of the inputs, with the values of the data; rows with an empty value are left out.
+    def inputs(self, further: Mapping[str, str] = MappingProxyType({})) -> list[list[Any]]:
+        """Return the columns of the inputs, with the values of the data; rows with an empty text are left out.
 
         The rows are in the order of the parts, or in random order if ``size`` is set.
 
+        Args:
+            further: more columns to return after the texts, each with the configuration key that names it.
         Raises:
             UserError: a part cannot be read, the parts differ in their number of columns, or they have fewer rows
                 than ``size``.
         """
-        columns: list[list[Any]] = [[] for _ in next(iter(self.parts.values())).columns]
+        num_texts = len(next(iter(self.parts.values())).columns)
+        columns: list[list[Any]] = [[] for _ in range(num_texts + len(further))]
         for part in self.parts.values():
-            if len(part.columns) != len(columns):
-                problem = f"the earlier parts have {len(columns)} columns: all must be single texts, or all pairs"
+            if len(part.columns) != num_texts:
+                problem = f"the earlier parts have {num_texts} columns: all must be single texts, or all pairs"
                 raise UserError(f"{part.key}.columns", part.columns, problem)
-            table = read_table(part, part.train)
-            rows = [row for row in zip(*(table.columns[name] for name in part.columns), strict=True) if all(row)]
+            table = read_table(part, part.train, further)
+            names = [*part.columns, *further]
+            rows = [row for row in zip(*(table.columns[name] for name in names), strict=True) if all(row[:num_texts])]
             for column, values in zip(columns, zip(*rows[: part.limit], strict=True), strict=False):
                 column.extend(values)
         if self.size is None:

@@ -88,6 +88,16 @@ class Dataset(Schema, ABC):
         """Columns that are read if the data has them; for the first one, the names of its values are read, too."""
         return []
 
+    @property
+    def optional_columns(self) -> list[str]:
+        """Further columns that are read if the data has them."""
+        return []
+
+    @property
+    def lacks_labels(self) -> bool:
+        """Whether a split may lack the label column, so that a slice by class is one in random order there."""
+        return False
+
     def is_no_label(self, value: Any, has_names: bool) -> bool:
         """Return whether the data's format defines ``value`` as the label of rows that have none.
 

@@ -8,10 +8,11 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 from distill_runner.common.errors import UserError, format_list
@@ -24,6 +25,7 @@ from distill_runner.datasets.readers.conll import ConllTable, is_conll
 from distill_runner.datasets.readers.dataset import (
     BY_CLASS,
     EMBEDDED,
+    SHUFFLED,
     Dataset,
     is_embedded,
     locate_split,
@@ -184,27 +186,32 @@ class SplitTable:
     untyped: bool = False
 
 
-def read_table(data: Dataset, split: str) -> SplitTable:
+def read_table(data: Dataset, split: str, further: Mapping[str, str] = MappingProxyType({})) -> SplitTable:
     """Return the required columns and the label columns of a split, or of a slice of it such as ``train[:90%]``.
 
+    Args:
+        further: more columns that the split must have, each with the configuration key that names it.
     Raises:
         UserError: files, split or columns are missing, damaged or empty, or the hub cannot be reached.
     """
     with locate_split(data, split) as (source, name):
-        return _read_table(source, name)
+        return _read_table(source, name, further)
 
 
-def _read_table(data: Dataset, split: str) -> SplitTable:
+def _read_table(data: Dataset, split: str, further: Mapping[str, str]) -> SplitTable:
     name, part = parse_split(split)
     if part is not None:
-        complete = _read_table(data, name)
+        complete = _read_table(data, name, further)
         labels = None
         if part.order == BY_CLASS:
             column = next((column for column in data.label_columns if column in complete.columns), None)
-            if column is None:
+            if column is None and data.lacks_labels:
+                part = replace(part, order=SHUFFLED)
+            elif column is None:
                 problem = "is a slice by class, but there is no label column"
                 raise UserError(data.split_key(split), split, problem, "Use train[~:90%], in random order.")
-            labels = list(map(str, complete.columns[column]))
+            else:
+                labels = list(map(str, complete.columns[column]))
         rows = part.rows(max(map(len, complete.columns.values()), default=0), labels).tolist()
         if not rows:
             remedy = "Use a larger part, as in train[:90%], train[90%:] or train[~:90%]."
@@ -212,10 +219,12 @@ def _read_table(data: Dataset, split: str) -> SplitTable:
         columns = {column: [values[row] for row in rows] for column, values in complete.columns.items()}
         return SplitTable(columns, complete.class_names, complete.untyped)
     with open_split(data, split) as table:
-        requested = dict.fromkeys([*data.required_columns(split), *data.label_columns])
+        required = {name: f"{data.key}.{field}" for name, field in data.required_columns(split).items()}
+        required.update(further)
+        requested = dict.fromkeys([*required, *data.label_columns, *data.optional_columns])
         columns = table.columns(requested)
         if table.column_names:
-            _check_columns(data, split, table.column_names)
+            _check_columns(data, split, table.column_names, required)
         if not any(columns.values()):
             raise empty_split(data, split, table.origin)
         class_names = table.class_names(data.label_columns[0]) if data.label_columns else None
@@ -243,7 +252,8 @@ def read_rows(data: Dataset, split: str, download: bool = True) -> Iterator[dict
     with locate_split(data, split) as (source, name), open_split(source, name, True, download) as table:
         for number, row in enumerate(_iterate(source, name, table)):
             if number == 0:
-                _check_columns(source, name, list(row))
+                required = {column: f"{source.key}.{field}" for column, field in source.required_columns(name).items()}
+                _check_columns(source, name, list(row), required)
             yield row
 
 
@@ -275,6 +285,16 @@ def inspect_columns(data: Dataset, split: str) -> dict[str, str]:
             return table.column_types()
 
 
+def column_names(data: Dataset, split: str) -> list[str]:
+    """Return the names of the columns of a split; a slice stands for its split.
+
+    Raises:
+        UserError: as ``read_table``.
+    """
+    with locate_split(data, split) as (source, name), open_split(source, parse_split(name)[0]) as table:
+        return table.column_names or list(table.column_types())  # a stream knows them after its first row
+
+
 def read_columns(data: Dataset, split: str, names: Iterable[str]) -> dict[str, list[Any]]:
     """Return columns of a split with all rows, whatever the dataset requires; a slice stands for its split.
 
@@ -285,12 +305,12 @@ def read_columns(data: Dataset, split: str, names: Iterable[str]) -> dict[str, l
         return table.columns(names)
 
 
-def _check_columns(data: Dataset, split: str, available: list[str]) -> None:
-    for column, field in data.required_columns(split).items():
+def _check_columns(data: Dataset, split: str, available: list[str], required: Mapping[str, str]) -> None:
+    for column, key in required.items():
         if column not in available:
             problem = f"split '{split}' of {data.dataset} has no column '{column}'"
-            value = format_list(data.columns) if field == "columns" else column
-            raise UserError(f"{data.key}.{field}", value, problem, f"It has: {listed_names(available)}.")
+            value = format_list(data.columns) if key == f"{data.key}.columns" else column
+            raise UserError(key, value, problem, f"It has: {listed_names(available)}.")
 
 
 def listed_names(names: Sequence[str], limit: int = 12) -> str:

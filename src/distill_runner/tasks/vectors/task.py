@@ -14,10 +14,10 @@ from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, listed_names, read_table
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head, VectorOptions
-from distill_runner.tasks.columns import text_candidates
+from distill_runner.tasks.columns import is_empty, text_candidates
 from distill_runner.tasks.regression import encode_scores
 from distill_runner.tasks.splits import HELD_OUT
-from distill_runner.tasks.text import TextTask, example_columns, is_empty
+from distill_runner.tasks.text import TextTask, example_columns
 
 if TYPE_CHECKING:
     from distill_runner.methods.outputs import Outputs
