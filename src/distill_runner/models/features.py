@@ -9,6 +9,7 @@ from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig
 
 from distill_runner.common.errors import UserError
 from distill_runner.models.families import PACKED, Projection
+from distill_runner.models.hooked import HOOKED
 from distill_runner.models.images import depth_and_width, image_size, reads_images
 
 OFFSET_POSITIONS = frozenset(name for name, family in PACKED.items() if family.offset_positions) | {
@@ -174,9 +175,9 @@ def _first_position(config: PreTrainedConfig) -> int:
 
 
 def _provides_projections(model_type: str) -> bool:
-    """Return whether queries, keys and values can be read: in a packed family or through ``AttentionInterface``."""
-    if model_type in PACKED or model_type not in CONFIG_MAPPING:
-        return model_type in PACKED
+    """Return whether queries, keys and values can be read: packed, by hooks or through ``AttentionInterface``."""
+    if model_type in PACKED or model_type in HOOKED or model_type not in CONFIG_MAPPING:
+        return model_type in PACKED or model_type in HOOKED
     return bool(getattr(MODEL_MAPPING[CONFIG_MAPPING[model_type]], "_supports_attention_backend", False))
 
 

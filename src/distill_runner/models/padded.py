@@ -1,5 +1,6 @@
 """Read features through a model's own ``forward`` on padded input, for families that cannot run packed."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.models.families import PROJECTIONS
 from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.models.hooked import HOOKED, hooked_projections
 from distill_runner.models.vectors import SentenceEncoder
 
 RECORDING = "distill_runner_recording"
@@ -24,11 +26,15 @@ def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs
     if getattr(model.config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = segments
     tape: list[tuple[Tensor, ...]] = []
-    if needs.projections:
+    recording: AbstractContextManager[None] = nullcontext()
+    if needs.projections and model.config.model_type in HOOKED:
+        recording = hooked_projections(model.base_model, HOOKED[model.config.model_type], tape)
+    elif needs.projections:
         model.set_attn_implementation(RECORDING)
         inputs["tape"] = tape
     network = model.base_model if isinstance(model, SentenceEncoder) else model
-    output: Any = network(**inputs, output_hidden_states=bool(needs.cls or needs.states))
+    with recording:
+        output: Any = network(**inputs, output_hidden_states=bool(needs.cls or needs.states))
     if needs.projections and not tape:
         problem = f"models of type {model.config.model_type} do not expose their queries, keys and values"
         raise UserError("method", None, problem, "Take a model of another family, or a method without attention.")
@@ -48,11 +54,16 @@ def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs
         logits,
         {layer: example_states(output.hidden_states[layer]) for layer in needs.cls},
         {
-            (name, layer): batch.from_padded(tape[layer - 1][PROJECTIONS.index(name)].transpose(1, 2).flatten(2))
+            (name, layer): batch.from_padded(_heads_side_by_side(tape[layer - 1][PROJECTIONS.index(name)]))
             for name, layer in needs.projections
         },
         {layer: batch.from_padded(output.hidden_states[layer]) for layer in needs.states},
     )
+
+
+def _heads_side_by_side(projection: Tensor) -> Tensor:
+    """Return a projection (B, L, H), which the attention interface records as (B, heads, L, d)."""
+    return projection.transpose(1, 2).flatten(2) if projection.ndim == 4 else projection
 
 
 def _logits(output: Any) -> Tensor:
