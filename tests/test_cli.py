@@ -321,6 +321,8 @@ def test_a_hit_imports_no_model_of_transformers(alp: Ended, workplace: Path, inp
     heavy |= {"sklearn", "matplotlib", "wandb", "tensorboard", "ray", "joblib", "submitit"}
     ended = without_importing(heavy, workplace, *inputs, "method=alp")
     assert ended.stdout == alp.out
+    again = without_importing({"torch", "transformers", "numpy"}, workplace, *inputs, "method=alp")
+    assert (again.stdout, again.stderr) == (ended.stdout, ended.stderr), "a hit that was recorded"
 
 
 def test_a_plan_tells_time_and_disk_and_waits_for_no_gpu(

@@ -126,8 +126,9 @@ def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True)
     """
     from distill_runner.compose.explain import user_facing_error
     from distill_runner.compose.groups import check_unread
+    from distill_runner.compose.parts import resolved_settings
     from distill_runner.compose.resolvers import run_key
-    from distill_runner.compose.run_config import resolved_settings, typed_run
+    from distill_runner.compose.run_config import typed_run
     from distill_runner.compose.unread import unread_settings
     from distill_runner.running import run_stage
 

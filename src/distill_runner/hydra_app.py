@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -93,23 +94,34 @@ def run(config: DictConfig) -> Mapping[str, Any]:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
     """
     from distill_runner.compose.explain import user_facing_error
-    from distill_runner.compose.parts import check_values, resolved_parts
+    from distill_runner.compose.parts import check_values, resolved_parts, resolved_settings
+    from distill_runner.pipeline.hits import HitRecord
 
     protect_output()  # a point of a sweep is a process of its own
-    overrides = HydraConfig.get().overrides.task
+    hydra = HydraConfig.get()
+    overrides, folder = hydra.overrides.task, Path(hydra.runtime.output_dir).absolute()
+    record = None
     try:
         resolved = resolved_parts(config)
-        check_values(resolved)  # before torch is imported
+        check_values(resolved)
+        settings = resolved_settings(config)
+        if hydra.mode == RunMode.RUN and (config.stage, config.tracker.name, config.plan) == ("student", "none", False):
+            record = HitRecord(folder, settings)
+            if (result := record.replay()) is not None:
+                return result
+            record.start()
         with fast_imports():
             from distill_runner.compose.groups import check_unread
-            from distill_runner.compose.run_config import resolved_settings, typed_run
+            from distill_runner.compose.run_config import typed_run
             from distill_runner.compose.unread import unread_settings
             from distill_runner.running import run_stage
-        typed, settings = typed_run(config, overrides, resolved), resolved_settings(config)
+        typed = typed_run(config, overrides, resolved)
         check_unread(config, typed)
-        for line in unread_settings(config, typed, overrides, HydraConfig.get().runtime.choices):
+        for line in unread_settings(config, typed, overrides, hydra.runtime.choices):
             log.warning("warning: %s", line)
-        folder = Path(HydraConfig.get().runtime.output_dir).absolute()
-        return run_stage(typed, folder, settings)
+        return run_stage(typed, folder, settings, record)
     except (UserError, OmegaConfBaseException) as error:
         raise user_facing_error(error, config, overrides) from error
+    finally:
+        if record is not None:
+            record.stop()

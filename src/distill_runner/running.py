@@ -23,6 +23,7 @@ from distill_runner.compose.run_config import RunConfig, assumptions_of_files, p
 from distill_runner.datasets.batches import Batch
 from distill_runner.pipeline.account import account_of_run, log_account
 from distill_runner.pipeline.build import Pipeline, training_conditions
+from distill_runner.pipeline.hits import HitRecord
 from distill_runner.pipeline.planning import artifact_keys, plan, position_warnings, stages_to_build
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.scoring import FinalScores
@@ -53,13 +54,16 @@ STUDENT = "student"
 
 
 @computation_mode()
-def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def run_stage(
+    run: RunConfig, folder: Path, settings: Mapping[str, Any], record: HitRecord | None = None
+) -> Mapping[str, Any]:
     """Build the stage ``run.stage`` with all stages that it needs, and report the result.
 
     Args:
         folder: folder of the run; receives the configuration, versions, ``metrics.jsonl``, ``status.json`` and
             ``result.json``.
         settings: resolved configuration, which is written to the folder.
+        record: notes a hit, so that the next one is fast.
     Returns:
         The result; the names of the run with the status ``planned`` if nothing was trained.
     Raises:
@@ -74,7 +78,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     store = Store(run.store.dir)
     with store.protected(str(folder)):
         store.hold(artifact_keys(stage))
-        return _Run(run, stage, Pipeline(store, run.runtime), folder, settings).run()
+        return _Run(run, stage, Pipeline(store, run.runtime), folder, settings, record).run()
 
 
 def num_threads(threads: int | None, num_processes: int) -> int:
@@ -94,6 +98,7 @@ class _Run:
     pipeline: Pipeline
     folder: Path
     settings: Mapping[str, Any]
+    record: HitRecord | None
 
     @cached_property
     def description(self) -> dict[str, Any]:
@@ -122,6 +127,8 @@ class _Run:
         if artifacts[-1].hit and (recorded_run := read_run(self.folder)) and recorded_run["status"] == "done":
             result = self._report(is_new=False)
             self._send_finished(result)
+            if self.record is not None and not result.get("hub"):  # of which there may be new commits
+                self.record.save(result_row(result), self.pipeline.store.folder)
             return result
         self._limit_threads()
         pipeline.prepare(stage)

@@ -70,6 +70,11 @@ def limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def audit_events(hook: Callable[[str, tuple[Any, ...]], None]) -> None:
+    """Call ``hook`` with name and arguments of each audit event, such as ``open``, until the process ends."""
+    sys.addaudithook(hook)
+
+
 def disable_ray_statistics() -> None:
     """Keep a Ray cluster that this process starts from sending usage statistics."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

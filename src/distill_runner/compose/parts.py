@@ -36,6 +36,21 @@ def resolved_parts(config: DictConfig) -> dict[str, Any]:
     return {**parts, "stages": complete_stages(parts)}
 
 
+def resolved_settings(config: DictConfig) -> dict[str, Any]:
+    """Return the whole configuration as plain values, with all that the stages inherit, to be stored with a run."""
+    settings: Any = OmegaConf.to_container(config, resolve=True)
+    if (beta := derived_beta(config)) is not None:
+        settings["loss"]["beta"] = beta
+    return {**settings, "stages": complete_stages(settings)}
+
+
+def derived_beta(config: DictConfig) -> float | None:
+    """Return the weight of the hard labels that the method derives from the other weights; None if it derives none."""
+    raw: Any = OmegaConf.to_container(config.method.get("weights") or OmegaConf.create(), resolve=False)
+    names = [name for name, weight in raw.items() if str(weight).startswith("${beta:")]
+    return config.method.weights[names[0]] if names and "loss" in config else None
+
+
 def check_values(parts: Mapping[str, Any]) -> None:
     """Check the values that have a schema without torch; ``typed_run`` checks all of them.
 

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pydantic import ValidationInfo, field_validator
 
 from distill_runner.common.assumptions import values_at
@@ -13,7 +13,6 @@ from distill_runner.common.errors import error_context, format_value
 from distill_runner.common.schema import Schema, validate_config
 from distill_runner.compose.folders import config_dir_option
 from distill_runner.compose.parts import resolved_parts
-from distill_runner.compose.resolvers import complete_stages
 from distill_runner.pipeline.config import StageConfig, StoreConfig, TeacherConfig
 from distill_runner.tracking import TrackerConfig
 from distill_runner.training.config import Runtime
@@ -72,21 +71,6 @@ def typed_run(
 def repeat_command(overrides: Sequence[str]) -> str:
     """Return the command that repeats a run with these overrides."""
     return shlex.join(["distill-run", *overrides, *config_dir_option()])
-
-
-def resolved_settings(config: DictConfig) -> dict[str, Any]:
-    """Return the whole configuration as plain values, with all that the stages inherit, to be stored with a run."""
-    settings: Any = OmegaConf.to_container(config, resolve=True)
-    if (beta := derived_beta(config)) is not None:
-        settings["loss"]["beta"] = beta
-    return {**settings, "stages": complete_stages(settings)}
-
-
-def derived_beta(config: DictConfig) -> float | None:
-    """Return the weight of the hard labels that the method derives from the other weights; None if it derives none."""
-    raw: Any = OmegaConf.to_container(config.method.get("weights") or OmegaConf.create(), resolve=False)
-    names = [name for name, weight in raw.items() if str(weight).startswith("${beta:")]
-    return config.method.weights[names[0]] if names and "loss" in config else None
 
 
 WIDTH = 120
