@@ -44,6 +44,57 @@ def test_there_are_commands() -> None:
     assert len(COMMANDS) > 30
 
 
+REFUSED = {
+    "pip": "changes the environment of the tests",
+    "export": "names a folder of the reader",
+    "eval": "completes commands in the reader's shell; tests/test_subcommands.py types into shells",
+    "mutmut": "takes hours",
+    "wandb": "needs an account or a terminal; tests/test_wandb.py runs its agent",
+    "ray": "starts a cluster; tests/test_ray.py starts one",
+}
+"""Programs whose commands no test runs, and why."""
+
+
+def other_commands(page: Path) -> Iterator[list[str]]:
+    """The words of the other programs' commands in a page's blocks for a shell; other blocks also have outputs."""
+    for language, block in re.findall(r"^```(sh)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        text = re.sub(r'^(\w+="[^"]*"[;\s]*|\w+=\S*\s*$)+', "", block.replace("\\\n", " "), flags=re.MULTILINE)
+        for line in text.splitlines():
+            words = re.sub(r"^(\w+=\S+ )+", "", line.partition("#")[0].strip()).split()
+            is_known = bool(words) and words[0] in {*REFUSED, "make", "python"}
+            if words and not words[0].startswith("distill-run") and (language or is_known):
+                yield words
+
+
+def test_every_command_is_checked_or_refused_for_a_reason() -> None:
+    """Prints how many commands and snippets there are, and which test checks them."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    counts = {
+        "composed": sum(not subcommand_of(command) for _, command in COMMANDS),
+        "subcommands, parsed": sum(bool(subcommand_of(command)) for _, command in COMMANDS),
+        "snippets, run": sum(page.read_text().count("\n```python\n") for page in PAGES if page.name != "notebook.md"),
+    }
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for words in other_commands(page):
+            program, first = words[0], words[1] if len(words) > 1 else ""
+            if program == "make":
+                assert first in targets, (page, words)
+                kind = "targets of make, found"
+            elif program == "python" and first.startswith("$"):
+                kind = "refused, python: the programs of a measurement are not in this repository"
+            elif program == "python":
+                file = words[2].replace(".", "/") + ".py" if first == "-m" else first
+                package = file.removesuffix(".py") + "/__main__.py"
+                assert [*ROOT.glob(file), *ROOT.glob(package), *ROOT.glob(f"src/{package}")], words
+                kind = "programs of the repository, found"
+            else:
+                assert program in REFUSED, f"{page}: {' '.join(words)}"
+                kind = f"refused, {program}: {REFUSED[program]}"
+            counts[kind] = counts.get(kind, 0) + 1
+    print("\n".join(f"{count:4} {kind}" for kind, count in counts.items()))
+    assert counts["composed"] > 80
+
+
 def first_point(words: Sequence[str]) -> list[str]:
     """Of a run or a sweep the overrides of one point, without Hydra's own and without options."""
     from hydra.core.override_parser.overrides_parser import OverridesParser

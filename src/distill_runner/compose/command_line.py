@@ -34,8 +34,8 @@ Keys (<key>=<value>): task.* teacher.* student.num_layers student.init loss.temp
 Examples:
   distill-run experiment=demo                                   with and without a teacher; embedded data, offline
   distill-run task=custom task.dataset=my_folder method=rkd     your own texts and labels
-  distill-run task=rte method=alp                               one cell of ALP-KD's Table 1
-  distill-run task=rte method=alp plan=true                     what that would train, and what is in the store
+  distill-run task=sst2 method=alp teacher=minilm_l6 student.num_layers=3     a small teacher; SST-2 from the hub
+  distill-run task=rte method=alp plan=true                     one cell of ALP-KD's Table 1: what it trains and costs
   distill-run task=mrpc method=pkd mapping=last loss.lambda=0.5
   distill-run task=sst2 method=alp loss=equal student.num_layers=3 tracker=wandb
   distill-run -m task=rte method=nkd,rkd,pkd,ckd,alp seed=1,2,3

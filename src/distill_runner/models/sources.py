@@ -30,7 +30,10 @@ from distill_runner.models.images import reads_images
 
 PACKAGE = "package:"
 FOLDER_REMEDY = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
-HUB_REMEDY = "Give a folder in Hugging Face layout, or check the hub id and the network (HF_HUB_OFFLINE, HF_HOME)."
+HUB_REMEDY = (
+    "Check the hub id and the network (HF_HUB_OFFLINE, HF_HOME), or give a folder in Hugging Face layout. "
+    "Without a network: teacher=minilm_l6."
+)
 TRUST = "DISTILL_TRUST_REMOTE_CODE"
 """Environment variable; 1 allows the program to run the code that a model includes."""
 TOKENIZER_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model")
