@@ -52,6 +52,17 @@ def test_random_pairs_share_a_row_exactly_if_they_are_the_same_computation(
     assert str(walk.outcome).endswith("0 wrongly merged\n\n0 torn\n\n0 separate without a name\n")
 
 
+def test_a_run_that_stopped_at_its_teacher_leaves_the_table_whole(compose: Compose) -> None:
+    """Ctrl-C during the teacher of a grid: `distill-run table` still prints the runs that finished."""
+    run = compose("method=rkd", "teacher.seed=1")
+    teacher = resolve(run.stages, "teacher", run.runtime.precision)
+    stopped = {**recorded_identity(teacher, {}), **describe_run(run), "status": "interrupted", "stage": "teacher"}
+    assert identity_of(stopped).stages == ()  # type: ignore[union-attr]
+    rows = tabulate([finished(run), stopped]).rows
+    points = [point for row in rows for cell in row.cells.values() for point in cell.points]
+    assert [len(point.runs) for point in points] == [1]
+
+
 def test_seeds_of_random_mappings_are_seeds_of_a_row(compose: Compose) -> None:
     def run(*overrides: str, score: float = 0.5) -> dict[str, Any]:
         return finished(compose("method=pkd", "student.num_layers=3", *overrides), score=score)

@@ -1,15 +1,19 @@
 """Paired tests over examples, against exact tests of scipy, plain loops, and simulated errors."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import rankdata, zscore
 
-from distill_runner.datasets.metrics import METRICS
+from distill_runner.datasets.metrics import METRICS, REGRESSION_METRICS
 from distill_runner.report import resampling
 from distill_runner.report.resampling import (
+    RANKED,
     SUMMED,
     PairedScores,
     SummedScores,
@@ -99,7 +103,7 @@ def test_the_exact_interval_covers() -> None:
 def outputs_and_labels(metric: str, size: int = 60) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
     """Two seeds of a better and two of a worse model; three classes, but two for F1 and AUC."""
     draw = np.random.default_rng(3)
-    if metric in ("pearson", "spearman"):
+    if metric in REGRESSION_METRICS:
         scores = draw.uniform(0, 5, size).astype(np.float32)
         noisy = [(scores + draw.normal(0, sd, size)).astype(np.float32)[:, None] for sd in (1, 1.5, 2.5, 3)]
         return noisy[:2], noisy[2:], scores
@@ -115,13 +119,21 @@ def outputs_and_labels(metric: str, size: int = 60) -> tuple[list[np.ndarray], l
     return models[:2], models[2:], labels
 
 
-ALL = [*SUMMED, "spearman", "auc"]
+ALL = [*SUMMED, *RANKED, "auc"]
+BY_RANK = ("spearman", partial(rankdata, axis=0))
+BY_SCORE = ("pearson", lambda run: zscore(run.astype(np.float64), axis=0))
+EXCHANGED: dict[str, list[tuple[str, Callable[[np.ndarray], np.ndarray]]]] = {
+    "spearman": [BY_RANK],
+    "pearson": [BY_SCORE],
+    "pearson_spearman": [BY_RANK, BY_SCORE],
+}
+"""Metrics that do not depend on the scale of outputs, and what methods swap instead."""
 
 
 @pytest.mark.parametrize("metric", ALL)
 def test_the_interval_is_that_of_a_plain_loop(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resamples one by one, with scikit-learn's and scipy's own metrics."""
-    for scores in (resampling.PairedScores, resampling.LoopedScores):
+    for scores in (resampling.PairedScores, resampling.RankedScores, resampling.LoopedScores):
         monkeypatch.setattr(scores, "draws", 100)
     first, second, labels = outputs_and_labels(metric)
     test = paired_scores(metric, first, second, labels).test()
@@ -142,7 +154,7 @@ def test_the_interval_is_that_of_a_plain_loop(metric: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("metric", ALL)
 @pytest.mark.parametrize("seeds", [(2, 2), (2, 1)])
 def test_p_is_that_of_swapped_predictions(metric: str, seeds: tuple[int, int]) -> None:
-    """All 2^6 ways to swap the predictions of six of ten examples, one by one; the numbers of seeds may differ."""
+    """All ways to swap the predictions of six of ten examples, or ten ranks; the numbers of seeds may differ."""
     first, second, labels = outputs_and_labels(metric, 10)
     same = first[0][6:]
     first, second = (
@@ -150,12 +162,17 @@ def test_p_is_that_of_swapped_predictions(metric: str, seeds: tuple[int, int]) -
         for runs, count in zip((first, second), seeds, strict=True)
     )
     test = paired_scores(metric, first, second, labels).test()
-    of, differences = METRICS[metric], []
+    parts = EXCHANGED.get(metric, [(metric, lambda run: run)])
     pairs = [*zip(first, second, strict=True)] if seeds[0] == seeds[1] else [*product(first, second)]
-    for swaps in product([False, True], repeat=6):
-        mask = np.array([*swaps, *[False] * 4])[:, None]
-        both = [(np.where(mask, other, one), np.where(mask, one, other)) for one, other in pairs]
-        differences.append(np.mean([of(one, labels) - of(other, labels) for one, other in both]))
+    differences = []
+    for swaps in product([False, True], repeat=10 if metric in EXCHANGED else 6):
+        mask = np.array([*swaps, *[False] * (10 - len(swaps))])[:, None]
+        scores = []
+        for name, exchanged in parts:
+            for one, other in ((exchanged(one), exchanged(other)) for one, other in pairs):
+                both = np.where(mask, other, one), np.where(mask, one, other)
+                scores.append(METRICS[name](both[0], labels) - METRICS[name](both[1], labels))
+        differences.append(np.mean(scores))
     reference = np.mean(np.abs(differences) >= abs(test.difference) - 1e-9)
     assert test.p == pytest.approx(reference)
     assert test.is_exact
@@ -174,6 +191,36 @@ def test_draws_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = paired_scores("matthews", first, second, labels).test()
     monkeypatch.setattr(resampling, "CHUNK", 7 * len(labels))
     assert paired_scores("matthews", first, second, labels).test() == at_once
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(RANKED)), st.sampled_from([1, 10, 1e6]))
+def test_ranks_of_weighted_examples_are_those_of_repeated_ones(seed: int, metric: str, levels: float) -> None:
+    """Ties in outputs, labels and draws have middle ranks; whoever compares runs on STS-B reads these intervals."""
+    draw = np.random.default_rng(seed)
+    labels = np.round(draw.uniform(0, 5, 30), 1)
+    runs = [np.round((labels + draw.normal(0, 2, 30))[:, None] * levels) / levels for _ in range(3)]
+    ranked = paired_scores(metric, runs[:1], runs[1:], labels)
+    looped = resampling.LoopedScores(runs[:1], runs[1:], metric, labels)
+    counts, masks = draw.integers(0, 3, (5, 30)), draw.integers(0, 2, (5, int(ranked.is_different.sum()))).astype(float)
+    np.testing.assert_allclose(ranked.scores(counts), looped.scores(counts), atol=1e-12)
+    swapped = ranked.swapped_difference(masks)
+    if metric == "spearman":
+        ranks = [rankdata(run, axis=0) for run in runs]
+        looped = resampling.LoopedScores(ranks[:1], ranks[1:], metric, labels)
+        is_different = looped.is_different[looped.is_different]
+        assert len(is_different) == masks.shape[1]
+        np.testing.assert_allclose(swapped, looped.swapped_difference(masks), atol=1e-12)
+
+
+@pytest.mark.parametrize("metric", REGRESSION_METRICS)
+def test_a_test_does_not_depend_on_the_scale_of_outputs(metric: str) -> None:
+    """Cosines of one method between 0.8 and 1, of another between -1 and 1: whoever swaps them tests their scale."""
+    first, second, labels = outputs_and_labels(metric)
+    plain = paired_scores(metric, first, second, labels).test()
+    scaled = paired_scores(metric, [0.01 * run.astype(np.float64) + 0.9 for run in first], second, labels).test()
+    assert (scaled.difference, scaled.low, scaled.high) == pytest.approx((plain.difference, plain.low, plain.high))
+    assert scaled.p == pytest.approx(plain.p, abs=0.002)
 
 
 def test_examples_of_one_cluster_are_drawn_together() -> None:

@@ -113,12 +113,15 @@ def _stage_names(student: str, specs: Specs) -> dict[str, str]:
 
 
 def _own_stages(student: str, specs: Specs) -> list[str]:
-    """Return the keys of the student and of the stages that its weights come from, up to the first teacher's stage."""
+    """Return the keys of the student and of the stages that its weights come from, up to the first teacher's stage.
+
+    The run of a teacher, as of a grid that stopped there, is its own student.
+    """
     chain = [student]
     while source := specs[chain[-1]].get("model", {}).get("upstream"):
         chain.append(source)
     queue = [teacher for key in chain if (teacher := specs[key].get("teacher"))]
-    queue += [key for key in chain if specs[key].get("stage") == TEACHER]
+    queue += [key for key in chain[1:] if specs[key].get("stage") == TEACHER]
     teachers = set[str]()
     while queue:
         if (key := queue.pop()) not in teachers:

@@ -6,7 +6,7 @@ interval is a bootstrap percentile interval, with an exact one where few example
 other, such as questions about one text, are swapped and drawn together, as one unit.
 
 Computations use float64 and a fixed seed, so results depend on the arguments alone. A score is a function of sums over
-units, which allows all draws at once. Metrics that are no such function are computed draw by draw.
+units, or of weighted ranks, which allows all draws at once. Other metrics are computed draw by draw.
 """
 
 from abc import ABC, abstractmethod
@@ -22,8 +22,8 @@ from distill_runner.datasets.metrics import metric_function
 from distill_runner.report.statistics import CONFIDENCE, CRITICAL
 
 SEED = 0
-DRAWS, LOOPED_DRAWS = 10_000, 1_000
-"""Number of draws, and of draws for metrics that are computed one by one."""
+DRAWS, RANKED_DRAWS, LOOPED_DRAWS = 10_000, 2_000, 1_000
+"""Number of draws, of draws that rank all values, and of draws that are computed one by one."""
 CHUNK = 2**22
 """Maximum size of one block of draws: 32 MiB of 64-bit numbers."""
 FEW_EXAMPLES, FEW_UNITS = 6, 10
@@ -254,22 +254,29 @@ class SummedScores(PairedScores):
         return low, high, ((high - low) / (2 * CRITICAL)) ** 2
 
 
-class LoopedScores(PairedScores):
-    """Scores by a metric that is no function of sums, such as a rank correlation."""
+class ScoresOfOutputs(PairedScores):
+    """Scores by a metric that is no function of sums; they are computed from the outputs of each draw."""
+
+    def __init__(self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], labels: np.ndarray) -> None:
+        self.sizes, self.examples, self.units = (len(first), len(second)), len(labels), len(labels)
+        self.labels, self.outputs = labels, np.stack([*first, *second])
+        pairs = range(lcm(*self.sizes))
+        self.pairs = [(number % self.sizes[0], self.sizes[0] + number % self.sizes[1]) for number in pairs]
+        self.is_different = np.any(
+            [(self.outputs[one] != self.outputs[other]).any(axis=-1) for one, other in self.pairs], axis=0
+        )
+
+
+class LoopedScores(ScoresOfOutputs):
+    """Scores by any metric, computed draw by draw."""
 
     draws = LOOPED_DRAWS
 
     def __init__(
         self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], metric: str, labels: np.ndarray
     ) -> None:
-        self.sizes, self.examples, self.units = (len(first), len(second)), len(labels), len(labels)
-        self.metric, self.labels = metric_function(metric), labels
-        self.outputs = np.stack([*first, *second])
-        pairs = range(lcm(*self.sizes))
-        self.pairs = [(number % self.sizes[0], self.sizes[0] + number % self.sizes[1]) for number in pairs]
-        self.is_different = np.any(
-            [(self.outputs[one] != self.outputs[other]).any(axis=-1) for one, other in self.pairs], axis=0
-        )
+        super().__init__(first, second, labels)
+        self.metric = metric_function(metric)
 
     def scores(self, counts: np.ndarray) -> np.ndarray:
         samples = [np.repeat(np.arange(self.units), count) for count in counts]
@@ -286,6 +293,67 @@ class LoopedScores(PairedScores):
         return self.metric(swapped[0], self.labels) - self.metric(swapped[1], self.labels)
 
 
+class RankedScores(ScoresOfOutputs):
+    """Spearman's rank correlation of all draws at once, alone or as the mean with Pearson's correlation.
+
+    A draw weights examples, and a weighted example has a middle rank: values are sorted once, not in each draw.
+    Methods swap ranks, and standardized outputs: a correlation does not depend on the scale of a method's outputs.
+    """
+
+    draws = RANKED_DRAWS
+
+    def __init__(
+        self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], with_pearson: bool, labels: np.ndarray
+    ) -> None:
+        super().__init__(first, second, labels)
+        self.with_pearson = with_pearson
+        everything = np.ones((1, self.units))
+        self.outputs = np.stack([_standardized(run.reshape(-1)) for run in self.outputs])
+        self.ranks = np.concatenate([_middle_ranks(run, everything) for run in self.outputs])
+        self.is_different = np.any([self.ranks[one] != self.ranks[other] for one, other in self.pairs], axis=0)
+        if with_pearson:
+            self.is_different |= np.any([self.outputs[one] != self.outputs[other] for one, other in self.pairs], axis=0)
+
+    def scores(self, counts: np.ndarray) -> np.ndarray:
+        def of_block(weights: np.ndarray) -> np.ndarray:
+            ranks = _middle_ranks(self.labels, weights)
+            runs = zip(self.outputs, self.ranks, strict=True)
+            return np.stack([self._correlations(*run, self.labels, ranks, weights) for run in runs], axis=1)
+
+        return _by_block(of_block, counts.astype(np.float64))
+
+    def swapped_difference(self, masks: np.ndarray) -> np.ndarray:
+        labels = np.concatenate([self.labels, self.labels])
+        ranks = np.tile(_middle_ranks(self.labels, np.ones((1, self.units))), 2)  # a swap changes no label
+        pairs = [
+            tuple(np.concatenate([of[one], of[other]]) for of in (self.outputs, self.ranks))
+            for one, other in self.pairs
+        ]
+
+        def of_block(masks: np.ndarray) -> np.ndarray:
+            swapped = np.zeros((len(masks), self.units))
+            swapped[:, self.is_different] = masks
+            sides = np.concatenate([1 - swapped, swapped], axis=1), np.concatenate([swapped, 1 - swapped], axis=1)
+            both = [[self._correlations(*pair, labels, ranks, side) for side in sides] for pair in pairs]
+            return np.mean([one - other for one, other in both], axis=0)
+
+        return _by_block(of_block, masks)
+
+    def _correlations(
+        self,
+        outputs: np.ndarray,
+        output_ranks: np.ndarray,
+        labels: np.ndarray,
+        label_ranks: np.ndarray,
+        weights: np.ndarray,
+    ) -> np.ndarray:
+        """Correlations (R,) of outputs with labels, all (N,) but the labels' ranks (R or 1, N); weights are (R, N)."""
+        correlations = _weighted_correlation(_middle_ranks(output_ranks, weights), label_ranks, weights)
+        if not self.with_pearson:
+            return correlations
+        return (correlations + _weighted_correlation(outputs[None], _standardized(labels)[None], weights)) / 2
+
+
 def paired_scores(
     metric: str, first: Sequence[np.ndarray], second: Sequence[np.ndarray], labels: np.ndarray
 ) -> PairedScores:
@@ -296,6 +364,8 @@ def paired_scores(
         first, second: outputs (N, C) of each run.
         labels: (N,), or (N, C) of 0 and 1 for multi-label tasks.
     """
+    if metric in RANKED:
+        return RankedScores(first, second, RANKED[metric], labels)
     if metric not in SUMMED:
         return LoopedScores(first, second, metric, labels)
     statistics, score = SUMMED[metric]
@@ -307,6 +377,12 @@ def clustered_scores(first: Sequence[np.ndarray], second: Sequence[np.ndarray], 
     """Pair scores (N,) of each run on the same examples; the score is their mean. See ``SummedScores``."""
     one, other = ([np.stack([scores, np.ones_like(scores)], axis=1) for scores in runs] for runs in (first, second))
     return SummedScores(one, other, mean_of_sums, clusters)
+
+
+def _by_block(function: Callable[[np.ndarray], np.ndarray], draws: np.ndarray, size: int = 2**17) -> np.ndarray:
+    """Apply a function to blocks of draws (R, N) that fit into a cache."""
+    count = -(-draws.size // size)
+    return np.concatenate([function(block) for block in np.array_split(draws, max(1, min(count, len(draws))))])
 
 
 def _blocks(draws: int, units: int) -> list[int]:
@@ -389,8 +465,7 @@ def _matthews(sums: np.ndarray) -> np.ndarray:
 
 
 def _moments(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    x, y = outputs.reshape(len(labels)).astype(np.float64), labels.astype(np.float64)
-    x, y = x - y.mean(), y - y.mean()  # one shift for all models: their rows are swapped
+    x, y = _standardized(outputs.reshape(len(labels))), _standardized(labels)
     return np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)
 
 
@@ -399,6 +474,36 @@ def _pearson(sums: np.ndarray) -> np.ndarray:
     variances = np.maximum(xx - x**2, 0) * np.maximum(yy - y**2, 0)
     return _ratio(xy - x * y, np.sqrt(variances))
 
+
+def _standardized(values: np.ndarray) -> np.ndarray:
+    """Return values of mean 0 and standard deviation 1; zeros if all are equal."""
+    centered = values.astype(np.float64) - values.astype(np.float64).mean()
+    return centered / (centered.std() or 1.0)
+
+
+def _middle_ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the middle ranks (R, N) of values (N,) that occur ``weights`` (R, N) times."""
+    _, value, counts = np.unique(values, return_inverse=True, return_counts=True)
+    of_value = weights[:, np.argsort(value, kind="stable")]
+    if len(counts) < len(values):
+        of_value = np.add.reduceat(of_value, np.cumsum(counts) - counts, axis=1)
+    ranks: np.ndarray = (np.cumsum(of_value, axis=1) - of_value / 2)[:, value]
+    return ranks
+
+
+def _weighted_correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the Pearson correlations (R,) of x and y, each (R or 1, N), weighted by (R, N); 0 for constants."""
+    total = weights.sum(axis=1, keepdims=True)
+    x, y = (
+        one - np.einsum("rn,rn->r", weights, np.broadcast_to(one, weights.shape))[:, None] / total for one in (x, y)
+    )
+    weighted = weights * x
+    products = [np.einsum("rn,rn->r", one, other) for one, other in ((weighted, y), (weighted, x), (weights * y, y))]
+    return _ratio(products[0], np.sqrt(products[1] * products[2]))
+
+
+RANKED = {"spearman": False, "pearson_spearman": True}
+"""Metrics of ranks, and whether the score is their mean with Pearson's correlation."""
 
 SUMMED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ScoreOfSums]] = {
     "accuracy": (_is_correct, mean_of_sums),
