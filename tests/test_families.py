@@ -157,5 +157,8 @@ The table says that a combination runs; it says nothing about scores.
 - Queries and keys of ModernBERT and NomicBERT are read after their rotary embedding.
   Their products are therefore the scores that the layer computes.
   Relations and scores cover all tokens of a sequence, even where a layer attends locally.
+- Queries and keys of DeBERTa and MPNet are those of the tokens alone.
+  What these families add to their scores for relative positions is not part of relations and scores.
+  `tests/test_hooked.py` compares them with products in float64.
 - NomicBERT gets a new pooler, since the published models have none.
 """

@@ -104,6 +104,6 @@ def test_relations_are_those_written_out(tokens: TokenSplit, family: str) -> Non
 def test_gradients_reach_the_layers_below(tokens: TokenSplit, family: str) -> None:
     model = make(family, dtype=torch.float64)
     features = extract(model, tokens.batch(range(3)), FeatureRequest(projections=frozenset({("key", 3)})))
-    features.projections["key", 3].square().sum().backward()  # type: ignore[no-untyped-call]
+    features.projections["key", 3].square().sum().backward()
     gradient: Any = model.base_model.get_submodule("encoder.layer.0.output.dense").weight.grad
     assert gradient.abs().max() > 0

@@ -25,6 +25,16 @@ Compose = Callable[..., RunConfig]
 INITS = get_args(Init)
 FROM_WEIGHTS = ("truncated", "pretrained", "pretrained_compact")
 """Students that start from layers of some model; the others have an architecture of their own."""
+OF_THE_HUB = {
+    "modernbert_base",
+    "ettin_17m",
+    "ettin_32m",
+    "ettin_68m",
+    "ettin_150m",
+    "mmbert_small",
+    "deberta_v3_small",
+}
+"""Students that are ``pretrained`` with a source of their own."""
 OF_IMAGES = ("resnet", "resnet8", "resnet20")
 USUAL = ("truncated", "fresh_tiny")
 WIDTHS = {"minilm_6x384": 48, "minilm_12x384": 48, "minilm_6x768": 32, "minilm_12x768": 32}
@@ -35,7 +45,7 @@ and goes on where it was cut off; none: each cell has one way, in turn."""
 
 def cells(trained: bool = False) -> list[Any]:
     """Method, student and the ways to start it. By ``make matrix``: all students but one."""
-    pairs = list(itertools.product(choices("method"), choices("student")))
+    pairs = list(itertools.product(choices("method"), sorted({*choices("student")} - OF_THE_HUB)))
     chosen = [pair for pair in pairs if OUTCOMES or not trained or pair[1] in USUAL]
     turns = {pair: INITS if OUTCOMES else (INITS[number % len(INITS)],) for number, pair in enumerate(pairs)}
     return [

@@ -20,6 +20,7 @@ from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.pipeline.targets import targets_spec
 from distill_runner.tasks import make_task
+from distill_runner.tasks.calibration import class_loss
 from distill_runner.tasks.score_account import are_stated, scores_line
 from distill_runner.tasks.scores import names_of_columns
 from helpers.command import distill_run
@@ -206,6 +207,29 @@ def test_keep_tells_its_coverage_by_class(tmp_path: Path) -> None:
     assert "confident:0.7 keeps 2 of 4 (50.0%): bad 1 of 2, good 1 of 2" in str(scores_line(own, None))
     with pytest.raises(UserError, match="leaves no row"):
         own.model_copy(update={"keep": "confident:0.95"}).column_logits("train")
+
+
+def test_the_temperature_is_the_best_of_a_fine_grid(tmp_path: Path) -> None:
+    """Scores that are three times too sure: calibration finds the temperature, and the scores become the true ones."""
+    rng = np.random.default_rng(0)
+    margins = rng.normal(0, 1.5, size=400)
+    labels = ["good" if rng.random() < 1 / (1 + np.exp(-margin)) else "bad" for margin in margins]
+    scored: Columns = {"text": texts(400), "label": labels, "z_good": (3 * margins).tolist()}
+    train: Columns = {"text": texts(2), "z_good": [3.0, -6.0]}
+    own = task(save(tmp_path, train=train, validation=scored), logits=["z_good"], calibrate=True)
+    outputs = np.stack([np.zeros(400), 3 * margins], axis=1)
+    gold = np.array([["bad", "good"].index(label) for label in labels])
+    grid = np.linspace(0.5, 10, 4000)
+    best = grid[np.argmin([class_loss(outputs / temperature, gold) for temperature in grid])]
+    assert own.temperature == pytest.approx(best, rel=2e-3)
+    assert 2 < own.temperature < 4.5
+    np.testing.assert_allclose(own.column_logits("train")[:, 1], np.array([3, -6]) / own.temperature, rtol=1e-6)
+    plain = own.model_copy(update={"calibrate": False})
+    measured = [scores_line(one, None).details["quality"]["validation"]["ece"] for one in (own, plain)]
+    assert measured[0] < measured[1] / 2
+    assert "calibrated: divided by the temperature" in str(scores_line(own, None))
+    with pytest.raises(UserError, match="no column 'z_good'"):
+        task(save(tmp_path, train=train, validation=GOLD), logits=["z_good"], calibrate=True).column_logits("train")
 
 
 # --- Without gold labels anywhere

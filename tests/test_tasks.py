@@ -585,6 +585,7 @@ def test_every_task_is_complete_and_says_what_to_expect(file: Path) -> None:
         "answers",
         "no_answer",
         "keep",
+        "calibrate",
         "gold",
         "split_off",
         "encoding",

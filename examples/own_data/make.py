@@ -1,4 +1,4 @@
-"""Write small made-up files in the formats of docs/tutorials/more-data.md into the working folder: `python make.py`."""
+"""Write small made-up files in the formats of docs/tutorials into the working folder: `python make.py`."""
 
 import csv
 import json
@@ -57,6 +57,18 @@ def scored() -> list[dict[str, object]]:
     return rows
 
 
+def answered(number: int, labeled: bool) -> list[dict[str, object]]:
+    """Reviews with the scores of a language model: wrong for one of ten, and missing for one of twenty."""
+    rows = reviews("en", number)
+    for row in rows:
+        label = row["label"] if labeled else row.pop("label")
+        good = draw.uniform(0.6, 0.99) if (label == "good") != (draw.random() < 0.1) else draw.uniform(0.01, 0.4)
+        row |= {"p_bad": round(1 - good, 3), "p_good": round(good, 3)}
+        if not labeled and draw.random() < 0.05:
+            row |= {"p_bad": "", "p_good": ""}
+    return rows
+
+
 def squad(number: int) -> dict[str, object]:
     """SQuAD's nesting of paragraphs, questions and answers."""
     paragraphs = []
@@ -92,3 +104,6 @@ if __name__ == "__main__":
         Path("bridges", f"{split}.json").write_text(json.dumps(squad(size)))
     pictures("pictures/train", 120)
     pictures("pictures/test", 40)
+    for split, size in (("train", 400), ("validation", 100)):
+        write_rows(f"answered/{split}.csv", answered(size, labeled=split != "train"))
+    write_rows("answered/test.csv", reviews("en", 100))

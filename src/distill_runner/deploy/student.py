@@ -166,5 +166,6 @@ def _fields_of_result(folder: Path, fields: Mapping[str, Any], schema: "type[Tas
     inferred |= {name: data[name] for name in schema.inferred_fields if fields.get(name) is None and name in data}
     if schema.has_classes and not fields.get("labels"):
         inferred["labels"] = names
-    only_training = {"class_weights", "probabilities", "logits", "answers", "keep", "gold"} & schema.model_fields.keys()
-    return inferred | dict.fromkeys(name for name in only_training if fields.get(name))
+    only_training = {"class_weights", "probabilities", "logits", "answers", "keep", "calibrate", "gold"}
+    defaults = {name: field.default for name, field in schema.model_fields.items() if name in only_training}
+    return inferred | {name: value for name, value in defaults.items() if fields.get(name)}

@@ -75,7 +75,8 @@ class StageData:
         if self.config.task is not None:
             keys = {"content"} | self.config.task.example_fields
         if split == TRANSFER:
-            keys = {"transfer"} | (keys - {"content", "label", "labels"})
+            fitted = self.config.task is not None and self.config.task.reads_labels_for_transfer
+            keys = {"transfer"} | (keys if fitted else keys - {"content", "label", "labels"})
         data = {key: value for key, value in self.spec.items() if key in keys}
         if self.config.task is not None and split != TRANSFER:
             data |= self.config.task.split_settings(split)

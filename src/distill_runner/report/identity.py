@@ -30,7 +30,7 @@ BUDGET = ("optim.epochs", "optim.max_steps")
 """Options of the optimizer that end training. Runs of different budgets are never points of one grid."""
 PARTS = ("model", "data", "share", "teacher", "teacher_outputs", "route", "views", "precision", "method", "select")
 """Parts of a stage's spec in the order in which a reader wants to know them; all others follow."""
-SCORES = {"probabilities", "logits", "answers", "no_answer"}
+SCORES = {"probabilities", "logits", "answers", "no_answer", "calibrate"}
 """Options of a task that only the stage of a teacher in columns of the data reads."""
 UNREAD = SCORES | {"test", "by_split", "split_off"}
 """Options of a task that affect neither training nor the score. ``train`` holds the effect of the last one."""

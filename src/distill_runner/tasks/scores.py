@@ -8,6 +8,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from distill_runner.datasets.readers.tables import SplitTable, column_names, lis
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.account import MAX_LISTED
+from distill_runner.tasks.calibration import class_loss, fitted_temperature
 from distill_runner.tasks.columns import LABEL, infer_label, is_empty
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import Task
@@ -32,7 +34,7 @@ ROUNDING, MAX_ROUNDING = 0.005, 0.05
 """Tolerance for the sum of C probabilities: C times half of the second decimal, and at most 0.05."""
 EXACT = 1e-6
 """Sums that differ less from 1 are left as they are: float32 does not hold more digits."""
-SCORE_FIELDS = frozenset({"probabilities", "logits", "answers", "no_answer", "keep", "gold"})
+SCORE_FIELDS = frozenset({"probabilities", "logits", "answers", "no_answer", "keep", "calibrate", "gold"})
 """Fields on which the rows with a score depend."""
 Gold = Literal["all", "evaluation", "none"]
 CONFIDENT = re.compile(r"confident:(0?\.\d+|1(?:\.0*)?)")
@@ -69,6 +71,8 @@ class ScoredTask(Task):
             become probabilities; for regression, their mean is the score.
         keep: training examples to use. ``confident:0.8`` takes those whose most probable class has a probability of at
             least 0.8; with several labels, those where each label is present or absent with such a probability.
+        calibrate: divide the scores by the temperature that fits the gold labels of the first validation split best,
+            where it has the columns too.
         no_answer: values of ``answers``, besides empty ones, that mean that there is no answer.
         gold: splits that have gold labels. ``all``; ``evaluation``: all but the training split; ``none``: the label
             that the scores favor takes the place of a gold label in all splits, so that metrics are the agreement with
@@ -81,6 +85,7 @@ class ScoredTask(Task):
     answers: list[str] | None = None
     no_answer: list[str] = Field(default_factory=list)
     keep: str | None = None
+    calibrate: bool = False
     gold: Gold | None = None
 
     score_kinds: ClassVar[tuple[str, ...]] = ("probabilities", "logits", "answers")
@@ -94,6 +99,9 @@ class ScoredTask(Task):
         if self.keep is not None and not (first and CONFIDENT.fullmatch(self.keep)):
             problem = "must be confident:<lowest probability>" if first else "needs columns of scores"
             raise UserError("task.keep", self.keep, problem, "task.keep=confident:0.8 task.probabilities=[p_no,p_yes]")
+        if self.calibrate and (self.gold == "none" or not (self.probabilities or self.logits)):
+            problem = "needs probabilities or raw outputs, and gold labels" if first else "needs columns of scores"
+            raise UserError("task.calibrate", True, problem, "Leave it out, or task.probabilities=[p_no,p_yes].")
         if self.gold == "none" and not first:
             problem = "takes the labels from scores, but no column of scores is named"
             raise UserError("task.gold", "none", problem, "Name them: task.probabilities, task.logits or task.answers.")
@@ -105,6 +113,10 @@ class ScoredTask(Task):
     @property
     def has_train_labels(self) -> bool:
         return self.gold != "evaluation"
+
+    @property
+    def reads_labels_for_transfer(self) -> bool:
+        return self.calibrate
 
     @property
     def prediction_key(self) -> str:
@@ -127,6 +139,7 @@ class ScoredTask(Task):
         """Return the spec of every task, with the options on scores only if they are set."""
         unset = {"no_answer"} if not self.no_answer else set()
         unset |= {"gold"} if self.gold == "all" else set()
+        unset |= set() if self.calibrate else {"calibrate"}
         return {name: value for name, value in super().spec().items() if name not in unset}
 
     @property
@@ -255,6 +268,10 @@ class ScoredTask(Task):
             UserError: no row has a score, or a value is none.
         """
         outputs, remarks = self._answered(table, split) if self.answers else self._scored(table, split)
+        if self.calibrate:
+            temperature = self.temperature
+            outputs = outputs / temperature
+            remarks.append(f"calibrated: divided by the temperature {temperature:.4g}")
         has_score = ~np.isnan(outputs).any(axis=1)
         if missing := int((~has_score).sum()):
             if missing == len(outputs):
@@ -271,6 +288,23 @@ class ScoredTask(Task):
             problem = f"leaves no row of split '{split}'"
             raise UserError("task.keep", self.keep, problem, "Take a lower probability.")
         return Scores(outputs.astype(np.float32), has_score, is_used, remarks)
+
+    @cached_property
+    def temperature(self) -> float:
+        """The temperature that calibrates the scores, fitted on the first validation split.
+
+        Raises:
+            UserError: it lacks the columns or gold labels.
+        """
+        name, split = next(iter(self.validation.items()))
+        table = read_table(self, split, dict.fromkeys(self.prediction_columns, self.prediction_key))
+        outputs, _ = self._scored(table, split)
+        known = ~np.isnan(outputs).any(axis=1)
+        labels = self.gold_labels(selected_rows(table, known), None, split)
+        if labels is None or (np.issubdtype(labels.dtype, np.floating) and labels.ndim == 1):
+            problem = f"task.validation.{name} has no classes to fit a temperature on"
+            raise UserError("task.calibrate", True, problem, "Leave it out.")
+        return fitted_temperature(lambda temperature: class_loss(outputs[known] / temperature, labels))
 
     def confidence(self, outputs: np.ndarray) -> np.ndarray:
         """Return the probability (N,) of what outputs favor.
@@ -326,7 +360,7 @@ class ScoredTask(Task):
                 raise UserError("task.answers", name, problem, remedy) from error
             total[has_answer] += self.label_indicators(labels)
             counts = counts + has_answer.astype(int)
-        has_score = np.asarray(counts > 0)
+        has_score: np.ndarray = np.greater(counts, 0)
         means = total[has_score] / counts[has_score][:, None]
         low, high = counts[has_score].min(initial=99), counts[has_score].max(initial=0)
         remarks = (

@@ -252,6 +252,11 @@ class Task(Splits):
         """Whether the training split has gold labels."""
         return True
 
+    @property
+    def reads_labels_for_transfer(self) -> bool:
+        """Whether the examples of a transfer set depend on the task's own data."""
+        return False
+
     def column_logits(self, split: str) -> np.ndarray:
         """Return the predictions in ``prediction_columns`` as outputs of this task's head: float32, (N, C).
 
