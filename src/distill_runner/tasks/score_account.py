@@ -76,8 +76,8 @@ def quality_of(task: ScoredTask, split: str) -> dict[str, Any] | None:
     if labels is None:
         return None
     metrics = list(dict.fromkeys([*task.metrics, *(["accuracy", "ece"] if "ece" in task.metric_functions else [])]))
-    known = [metric for metric in metrics if metric in task.metric_functions]
-    measured: dict[str, Any] = {"examples": len(outputs), **compute_metrics(known, outputs, labels)}
+    metric_names = [metric for metric in metrics if metric in task.metric_functions]
+    measured: dict[str, Any] = {"examples": len(outputs), **compute_metrics(metric_names, outputs, labels)}
     if np.issubdtype(labels.dtype, np.integer):
         measured["chance"] = float(np.bincount(labels).max() / len(labels))
         confidence, right = task.confidence(outputs), outputs.argmax(axis=1) == labels

@@ -299,12 +299,12 @@ class ScoredTask(Task):
         name, split = next(iter(self.validation.items()))
         table = read_table(self, split, dict.fromkeys(self.prediction_columns, self.prediction_key))
         outputs, _ = self._scored(table, split)
-        known = ~np.isnan(outputs).any(axis=1)
-        labels = self.gold_labels(selected_rows(table, known), None, split)
+        has_score = ~np.isnan(outputs).any(axis=1)
+        labels = self.gold_labels(selected_rows(table, has_score), None, split)
         if labels is None or (np.issubdtype(labels.dtype, np.floating) and labels.ndim == 1):
             problem = f"task.validation.{name} has no classes to fit a temperature on"
             raise UserError("task.calibrate", True, problem, "Leave it out.")
-        return fitted_temperature(lambda temperature: class_loss(outputs[known] / temperature, labels))
+        return fitted_temperature(lambda temperature: class_loss(outputs[has_score] / temperature, labels))
 
     def confidence(self, outputs: np.ndarray) -> np.ndarray:
         """Return the probability (N,) of what outputs favor.
@@ -316,8 +316,8 @@ class ScoredTask(Task):
 
     def _coverage(self, outputs: np.ndarray, has_score: np.ndarray, is_used: np.ndarray) -> str:
         """Return how many rows ``keep`` keeps, of all and of each class that the scores favor."""
-        total, kept = int(has_score.sum()), int(is_used.sum())
-        text = f"{self.keep} keeps {kept:,} of {total:,} ({kept / total:.1%})"
+        total, num_used = int(has_score.sum()), int(is_used.sum())
+        text = f"{self.keep} keeps {num_used:,} of {total:,} ({num_used / total:.1%})"
         favors = self.label_indicators(self.favored_labels(outputs)) > 0
         shares = [
             f"{name} {int((is_used & own).sum()):,} of {int((has_score & own).sum()):,}"
@@ -336,11 +336,11 @@ class ScoredTask(Task):
         if len(bad := np.flatnonzero(np.isinf(values).any(1))):
             raise UserError(key, format_list(names), f"row {bad[0]} of split '{split}' has a number that is not finite")
         has_score = ~np.isnan(values).any(1)
-        known, remarks = self.ordered_outputs(values[has_score], key)
+        numbers, remarks = self.ordered_outputs(values[has_score], key)
         if self.probabilities:
-            known, changes = self.normalized(known)
-            known, remarks = self.to_logits(known, split), remarks + changes
-        return spread(known, has_score), remarks
+            numbers, changes = self.normalized(numbers)
+            numbers, remarks = self.to_logits(numbers, split), remarks + changes
+        return spread(numbers, has_score), remarks
 
     def _answered(self, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
         """Return the outputs for the shares of the labels that the answers of each row name."""
@@ -402,9 +402,9 @@ class ScoredTask(Task):
         names, key = self.prediction_columns, self.prediction_key
         columns = transfer.inputs(dict.fromkeys(names, key))
         texts = columns[: len(columns) - len(names)]
-        named = dict(zip([*map(str, range(len(texts))), *names], columns, strict=True))
-        untyped = all(isinstance(value, str) for name in names for value in named[name])
-        return SplitTable(named, None, untyped)
+        by_name = dict(zip([*map(str, range(len(texts))), *names], columns, strict=True))
+        untyped = all(isinstance(value, str) for name in names for value in by_name[name])
+        return SplitTable(by_name, None, untyped)
 
     def transfer(self, transfer: "TransferSet") -> Examples:
         if not self.prediction_columns:
