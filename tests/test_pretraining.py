@@ -1,6 +1,7 @@
 """From text to examples: documents, packing, pairs of sentences, masks."""
 
 import csv
+import gzip
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -72,6 +73,56 @@ def rows(folder: Path, header: list[str], lines: list[list[str]]) -> Path:
     with (folder / "train.csv").open("w", newline="") as file:
         csv.writer(file).writerows([header, *lines])
     return folder
+
+
+def test_patterns_take_files_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    for name in ("a-1.txt", "a-2.txt", "b-1.txt", "more/a-3.txt", "more/c.jsonl"):
+        (tmp_path / name).write_text(name if name.endswith("txt") else '{"text": "c"}')
+    for name in ("z-1", "z-2"):
+        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
+            file.write(f'{{"text": "{name}"}}\n' * 2)
+
+    def texts(pattern: str) -> list[str]:
+        part = CorpusPart(dataset=str(tmp_path), columns=["text"], train=pattern)
+        return [text for document in part.documents(pattern) for text in document]
+
+    assert texts("a-*") == ["a-1.txt", "a-2.txt"]
+    assert texts("?-1.txt") == ["a-1.txt", "b-1.txt"]
+    assert texts("*/a-*.txt") == ["more/a-3.txt"]
+    assert texts("*/*.jsonl") == ["c"]
+    assert texts("z-*") == ["z-1", "z-1", "z-2", "z-2"]
+    assert texts("z-*[1:3]") == ["z-1", "z-2"]
+    with pytest.raises(UserError, match="no such split"):
+        texts("d-*")
+
+
+@given(size=st.integers(1, 30), start=st.integers(0, 30), share=st.integers(0, 100))
+def test_slices_of_text_share_it_out(
+    tmp_path_factory: pytest.TempPathFactory, size: int, start: int, share: int
+) -> None:
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "train.txt").write_text("\n\n".join(map(str, range(size))))
+
+    def numbers(split: str) -> list[int]:
+        part = CorpusPart(dataset=str(folder), columns=["text"], train=split)
+        try:
+            return [int(text) for document in part.documents(split) for text in document]
+        except UserError:  # a slice without rows
+            return []
+
+    assert numbers(f"train[:{start}]") + numbers(f"train[{start}:]") == list(range(size))
+    for order in ("", "~"):
+        first, second = numbers(f"train[{order}:{share}%]"), numbers(f"train[{order}{share}%:]")
+        assert sorted(first + second) == list(range(size))
+        assert len(first) == round(size * share / 100)
+
+
+def test_slices_that_text_cannot_have(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("one\n\ntwo")
+    part = CorpusPart(dataset=str(tmp_path), columns=["text"], train="train[~~:50%]")
+    with pytest.raises(UserError, match=r"train=train\[~~:50%\]: is a slice by class, but text has no classes"):
+        list(part.documents("train[~~:50%]"))
 
 
 def test_rows_with_one_value_make_one_document(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ class CorpusPart(Dataset):
     joins consecutive rows into documents; the first one that is set applies.
 
     Attributes:
-        train: training split; ``*`` takes every file of a folder.
+        train: training split, or a slice of it such as ``train[:10%]``; ``*`` takes every file of a folder, and another
+            pattern those that it matches.
         validation: validation split; ``null`` holds out training documents instead (``corpus.hold_out``).
         document_column: consecutive rows with the same value in this column form a document (chapters of one novel).
         document_start: regular expression that matches the beginning of a document's first row (WikiText's headings).

@@ -173,6 +173,13 @@ class SplitSlice:
             order = _spread_classes(order, labels)
         return np.sort(order[slice(*self._bounds(size))])
 
+    @property
+    def last_row(self) -> int | None:
+        """Number of the row at which the slice stops; None if it depends on the number of rows in the split."""
+        if self.order != IN_ORDER or not self.stop or "%" in self.start + self.stop:
+            return None
+        return int(float(self.stop))
+
     def overlaps(self, other: "SplitSlice") -> bool:
         """Return whether the two slices have rows in common, as far as known without the size of the split.
 

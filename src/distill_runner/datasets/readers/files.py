@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from distill_runner.common.errors import UserError, root_cause
@@ -105,7 +106,8 @@ def local_copies(data: Dataset) -> list[Path]:
 def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
     """Return the files of a split, named ``<split>.<ext>`` or ``<split>-*.<ext>``.
 
-    Without such files, synonyms are tried (``dev.csv``), and folders of arrow files or images. ``*`` takes all files.
+    Without such files, synonyms are tried (``dev.csv``), and folders of arrow files or images. ``*`` takes all files,
+    and another pattern those that it matches, in subfolders too: ``2024-*``, ``*/part-*.jsonl.gz``.
     A single file as ``folder`` is the split ``train``.
 
     Raises:
@@ -156,19 +158,31 @@ def _matching_files(folder: Path, split: str, data: Dataset) -> list[Path]:
 def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
     """Return the files with the name of a split, in any letter case unless there are files in its own."""
     files = _data_files(folder)
-    matches = files if name == ALL_FILES else [file for file in files if _is_part(file_stem(file), name)]
+    if is_pattern := bool(set("*?") & set(name)):
+        matches = _pattern_files(folder, name, files)
+    else:
+        matches = [file for file in files if _is_part(file_stem(file), name)]
     matches = matches or [file for file in files if _is_part(file_stem(file).casefold(), name.casefold())]
     if not matches:
         return _arrow_files(folder / name) or _image_files(folder / name, data, split)
     if len({_extensions(file) for file in matches}) > 1:
         problem = f"several file formats in {folder}: {_listed(matches)}"
         raise UserError(data.split_key(split), split, problem, "Keep the files of one format.")
-    if name != ALL_FILES:
+    if not is_pattern:
         _require_one_set(matches, name, data, split)
     for file in matches:
         if oddity := _oddity(file):
             raise UserError(data.split_key(split), split, f"{file.name} {oddity}", "Remove it, or write it again.")
     return matches
+
+
+def _pattern_files(folder: Path, pattern: str, files: Sequence[Path]) -> list[Path]:
+    """Return the data files whose name, with or without its extension, or whose path in ``folder`` fits a pattern."""
+    if pattern == ALL_FILES:
+        return list(files)
+    if "/" in pattern:
+        return sorted(path for path in folder.glob(pattern.lstrip("/")) if file_format(path))
+    return [file for file in files if fnmatchcase(file.name, pattern) or fnmatchcase(file_stem(file), pattern)]
 
 
 def _is_part(stem: str, name: str) -> bool:

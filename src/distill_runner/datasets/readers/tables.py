@@ -15,6 +15,8 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from distill_runner.common.errors import UserError, format_list
 from distill_runner.common.files import file_sha256
 from distill_runner.common.process import quiet_datasets
@@ -27,6 +29,7 @@ from distill_runner.datasets.readers.dataset import (
     EMBEDDED,
     SHUFFLED,
     Dataset,
+    SplitSlice,
     is_embedded,
     locate_split,
     parse_split,
@@ -59,6 +62,7 @@ from distill_runner.datasets.readers.table import (
     MemoryTable,
     Table,
     record_table,
+    recorded_tables,
 )
 from distill_runner.datasets.readers.text_files import PlainTextTable, TextFile
 
@@ -242,19 +246,52 @@ def _labeled(data: Dataset, columns: dict[str, list[Any]], has_names: bool, tabl
 
 
 def read_rows(data: Dataset, split: str, download: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a split one by one, with little memory; a slice such as ``train[:90%]`` is not supported.
+    """Yield the rows of a split, or of a slice of it such as ``train[:90%]``, one by one, with little memory.
+
+    For shares and for random orders, the rows are counted first.
 
     Args:
         download: as for ``open_split``; without effect on local files.
     Raises:
-        UserError: as ``read_table``; raised at the first row, or when a damaged row is reached.
+        UserError: as ``read_table``; raised at the first row, or when a damaged row is reached. A slice by class, or
+            one whose rows must be counted where rows are not downloaded, is refused.
     """
-    with locate_split(data, split) as (source, name), open_split(source, name, True, download) as table:
-        for number, row in enumerate(_iterate(source, name, table)):
-            if number == 0:
-                required = {column: f"{source.key}.{field}" for column, field in source.required_columns(name).items()}
-                _check_columns(source, name, list(row), required)
-            yield row
+    with locate_split(data, split) as (source, name):
+        name, part = parse_split(name)
+        selection = None if part is None else _selected_rows(source, name, part, split, download)
+        with open_split(source, name, True, download) as table:
+            is_empty = True
+            for number, row in enumerate(_iterate(source, name, table)):
+                if number == 0:
+                    fields = source.required_columns(name).items()
+                    _check_columns(
+                        source, name, list(row), {column: f"{source.key}.{field}" for column, field in fields}
+                    )
+                if selection is None or (number < len(selection) and selection[number]):
+                    is_empty = False
+                    yield row
+                if not download and selection is not None and number + 1 >= len(selection):
+                    break  # files on this machine are read to their end, which counts their rows
+    if is_empty:
+        raise UserError(data.split_key(split), split, "has no rows", "Use a larger part, as in train[:90%].")
+
+
+def _selected_rows(data: Dataset, name: str, part: SplitSlice, split: str, download: bool) -> np.ndarray:
+    """Return whether each row of a split belongs to ``part``, (N,); rows after the last one of the array do not."""
+    if part.order == BY_CLASS:
+        problem, remedy = "is a slice by class, but text has no classes", "Use train[~:90%], in random order."
+        raise UserError(data.split_key(split), split, problem, remedy)
+    if (stop := part.last_row) is not None:
+        size = stop
+    elif not download:
+        remedy = "Use numbers, as in train[:100000], or corpus.stream=false."
+        raise UserError(data.split_key(split), split, "needs the number of rows, which a stream does not know", remedy)
+    else:
+        with recorded_tables(), open_split(data, name, True) as table:  # read once more below, and recorded there
+            size = sum(1 for _ in _iterate(data, name, table))
+    selection = np.zeros(size, dtype=bool)
+    selection[part.rows(size)] = True
+    return selection
 
 
 def _iterate(data: Dataset, split: str, table: Table) -> Iterator[dict[str, Any]]:
