@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 from collections import Counter
 from collections.abc import Iterator
@@ -55,6 +56,12 @@ def test_wheel_holds_every_file_once(wheel: Path) -> None:
 
 def test_wheel_by_way_of_the_source_distribution_is_the_same(wheel: Path, tmp_path: Path) -> None:
     assert members(build(tmp_path)) == members(wheel)
+    (source,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    expected = {f"examples/{name}" for name in files_below(ROOT / "examples")}
+    expected |= {name.name for name in ROOT.glob("*.md")} | {"CITATION.cff", "LICENSE", "constraints.txt", "Makefile"}
+    assert expected <= names, sorted(expected - names)
 
 
 def test_installed_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
