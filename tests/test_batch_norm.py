@@ -13,8 +13,8 @@ from distill_runner.training.processes import (
     ProcessGroup,
     SyncBatchNorm2d,
     convert_sync_batch_norm,
-    spawn_group,
 )
+from distill_runner.training.workers import spawn_group
 
 CPU = torch.device("cpu")
 

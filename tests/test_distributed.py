@@ -31,9 +31,10 @@ from distill_runner.training import devices
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import CorpusData, Data, TaskData, epoch_updates
 from distill_runner.training.devices import Device
-from distill_runner.training.processes import ProcessGroup, WorkerLost, spawn_group
+from distill_runner.training.processes import ProcessGroup, WorkerLost
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
 from distill_runner.training.train import Training, fit
+from distill_runner.training.workers import spawn_group
 from helpers.training_runs import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into, same, told, weights
 
 CPU = Device.from_name("cpu", "fp32")

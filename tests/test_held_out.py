@@ -79,9 +79,9 @@ def test_what_is_held_out_is_not_trained_on(compose: Compose) -> None:
 def test_validation_is_looked_at_once(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[int]()
 
-    def watched(model: Any, split: Any, device: Any) -> Any:
+    def watched(model: Any, split: Any, device: Any, *group: Any) -> Any:
         seen.append(len(split))
-        return predict(model, split, device)
+        return predict(model, split, device, *group)
 
     monkeypatch.setattr("distill_runner.training.data.predict", watched)
     run = compose("method=nkd", "select_on=held_out", "optim.epochs=3")

@@ -42,6 +42,7 @@ from distill_runner.training.data import CorpusData, Data, Evaluation, TaskData,
 from distill_runner.training.devices import Device
 from distill_runner.training.history import Log, TrainingDiverged
 from distill_runner.training.optimizer import learning_rate, make_optimizer
+from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup
 from distill_runner.training.teachers import LiveTargets, NoTeacher
 from distill_runner.training.train import Training, fit
 from helpers.training_runs import (
@@ -417,7 +418,7 @@ def test_training_stops_when_nothing_gets_better(
     make: Make, monkeypatch: pytest.MonkeyPatch, patience: int | None, epochs: int
 ) -> None:
     scores = iter([0.5, 0.4, 0.6, 0.6, 0.2, 0.9])
-    monkeypatch.setattr(TaskData, "evaluate", lambda self, model: ({"accuracy": next(scores)}, {}))
+    monkeypatch.setattr(TaskData, "evaluate", lambda *_: ({"accuracy": next(scores)}, {}))
     history = fit(make(select_best=True, epochs=6, patience=patience))
     assert len(history.epochs) == epochs
     assert history.best == {1: 1, 2: 3, None: 6}[patience]
@@ -623,7 +624,7 @@ class Scripted:
     def batch(self, index: np.ndarray, epoch: int) -> Batch:
         return self.data.batch(index, epoch)
 
-    def evaluate(self, model: PreTrainedModel) -> Evaluation:
+    def evaluate(self, model: PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
         self.seen.append(weights(model))
         score = next(self.scores)
         return {"accuracy": score, "other": 1 - score}, {"validation": np.array([score])}

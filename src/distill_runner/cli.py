@@ -14,7 +14,8 @@ from distill_runner import __version__
 from distill_runner.commands.parser import run_subcommand, subcommand_of
 from distill_runner.common.errors import TrainingError, UserError, message_and_exit_code
 from distill_runner.common.files import resource_error
-from distill_runner.common.process import environment_variable, output_error, protect_output
+from distill_runner.common.launch import Launch
+from distill_runner.common.process import end_process, environment_variable, output_error, protect_output
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -28,7 +29,7 @@ def main() -> None:
     show_traceback = os.environ.get(FULL_ERROR) == "1"
     with environment_variable(FULL_ERROR, "1"):  # Hydra then passes exceptions on, and they are handled below
         try:
-            code: Any = _start(sys.argv[1:])
+            code: Any = _start_launched(sys.argv[1:])
         except SystemExit as error:
             code = error.code
         except (Exception, KeyboardInterrupt) as error:
@@ -40,6 +41,29 @@ def main() -> None:
         code = code or 1
     if code:
         sys.exit(code)
+
+
+def _start_launched(arguments: Sequence[str]) -> int:
+    """Start a subcommand or a run. Of several processes that a launcher has started, one does; the others help it."""
+    if (launch := Launch.from_environment()) is None:
+        return _start(arguments)
+    from distill_runner.training.launched import connect
+
+    peers = connect(launch)
+    if launch.rank:
+        end_process(peers.follow())  # at once: torch may wait for groups whose other processes are gone
+    code = 1
+    try:
+        code = _start(arguments)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        raise
+    except (UserError, KeyboardInterrupt) as error:
+        code = message_and_exit_code(error)[1]
+        raise
+    finally:
+        peers.finish(code)
+    return code
 
 
 def _start(arguments: Sequence[str]) -> int:

@@ -17,6 +17,7 @@ import yaml
 from distill_runner.commands.track import record_sent, run_settings, send, send_result, tracker_config, was_sent
 from distill_runner.common.account import AccountLine, account_entries, account_line
 from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.common.launch import Launch
 from distill_runner.common.process import computation_mode, limit_threads, quiet_transformers
 from distill_runner.common.terminal import Stages, Undefined
 from distill_runner.compose.run_config import RunConfig, assumptions_of_files, paper_comparison
@@ -44,8 +45,10 @@ from distill_runner.report.result import (
 from distill_runner.report.scores import TEACHER, scores_of_teacher
 from distill_runner.tasks.splits import OPTIONAL
 from distill_runner.tracking import Tracker, TrackerConfig, open_tracker
+from distill_runner.training.config import Runtime
 from distill_runner.training.devices import available_cpus, memory_errors
 from distill_runner.training.history import Log
+from distill_runner.training.launched import connected
 from distill_runner.training.train import PREDICTIONS
 
 log = logging.getLogger(__name__)
@@ -74,11 +77,26 @@ def run_stage(
     if run.plan:
         for row in paper_comparison(settings):
             log.info("%s", row)
+    if (peers := connected()) is not None:
+        run = run.model_copy(update={"runtime": _launched_runtime(run.runtime, peers.launch)})
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     store = Store(run.store.dir)
     with store.protected(str(folder)):
         store.hold(artifact_keys(stage))
         return _Run(run, stage, Pipeline(store, run.runtime), folder, settings, record).run()
+
+
+def _launched_runtime(runtime: Runtime, launch: Launch) -> Runtime:
+    """Return the options of a run whose processes a launcher has started: their number, and the threads of each.
+
+    Raises:
+        UserError: ``runtime.num_processes`` asks for another number.
+    """
+    if runtime.num_processes not in (1, launch.size):
+        problem = f"the launcher has started {launch.size} processes"
+        raise UserError("runtime.num_processes", runtime.num_processes, problem, "Leave it out.")
+    threads = num_threads(runtime.threads, launch.local_size)
+    return runtime.model_copy(update={"num_processes": launch.size, "threads": threads})
 
 
 def num_threads(threads: int | None, num_processes: int) -> int:

@@ -319,6 +319,12 @@ def end_with_parent(grace: float | None = None) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def end_process(code: int) -> None:
+    """End this process at once, from any thread; nothing waits for a library that is stuck in a call."""
+    sys.stderr.flush()
+    os._exit(code)
+
+
 # Signals
 
 

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+MIN_TABLE = 2**22
+"""Numbers of the smallest embedding whose gradients several processes add by rows: 16 MiB in float32."""
+
 
 class UsedRows(nn.Module):
     """Replacement for an embedding (V, E) that trains only the rows of ``token_ids`` (U,); others stay fixed."""
@@ -28,7 +31,7 @@ class UsedRows(nn.Module):
         super().__init__()
         weight = embedding.weight.detach()
         self.is_used = torch.zeros(len(weight), dtype=torch.bool, device=weight.device).index_fill_(0, token_ids, True)
-        self.padding_idx = embedding.padding_idx
+        self.padding_idx, self.num_embeddings = embedding.padding_idx, len(weight)
         self.weight = nn.Parameter(weight[self.is_used])
         self.register_buffer("unused_weight", weight[~self.is_used])
         # An unused token id points after the last row, so that looking it up fails.
@@ -59,6 +62,29 @@ def train_used_rows(model: PreTrainedModel, token_ids: Tensor) -> UsedRows | Non
     rows = UsedRows(embedding, token_ids)
     model.set_input_embeddings(rows)
     return rows
+
+
+def row_table(model: PreTrainedModel, min_numbers: int = MIN_TABLE) -> nn.Embedding | UsedRows | None:
+    """Return the embedding of ``model`` if its gradient has rows only for the tokens of a batch.
+
+    None without such an embedding: for images, for an output layer over the vocabulary, which may share its weight, and
+    for an embedding of fewer than ``min_numbers`` numbers.
+    """
+    try:
+        embedding = model.get_input_embeddings()
+    except (NotImplementedError, AttributeError):
+        return None
+    if not isinstance(embedding, nn.Embedding | UsedRows) or model.get_output_embeddings() is not None:
+        return None
+    return embedding if embedding.weight.numel() >= min_numbers else None
+
+
+def rows_of(table: nn.Embedding | UsedRows, token_ids: Tensor) -> Tensor:
+    """Return the rows of ``table`` that hold ``token_ids`` (U,), without ids that it does not have."""
+    if isinstance(table, UsedRows):
+        rows = table.row_of_token[token_ids.to(table.row_of_token.device)]
+        return rows[rows < len(table.weight)]
+    return token_ids.to(table.weight.device)
 
 
 @contextmanager

@@ -28,9 +28,11 @@ from distill_runner.training.config import Runtime
 from distill_runner.training.data import Data
 from distill_runner.training.devices import Device
 from distill_runner.training.history import Log
-from distill_runner.training.processes import ProcessGroup, spawn_group
+from distill_runner.training.launched import connected
+from distill_runner.training.processes import ProcessGroup
 from distill_runner.training.teachers import TeacherTargets
 from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
+from distill_runner.training.workers import spawn_group
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +68,13 @@ class Pipeline:
     def devices(self) -> list[Device]:
         """Device of each process."""
         runtime = self.runtime
-        devices = Device.for_processes(
-            runtime.device, runtime.precision, runtime.workers_per_gpu, runtime.num_processes
-        )
+        if peers := connected():
+            device = Device.of_launched_process(runtime.device, runtime.precision, peers.device)
+            devices = [device] * runtime.num_processes  # the others choose theirs themselves
+        else:
+            devices = Device.for_processes(
+                runtime.device, runtime.precision, runtime.workers_per_gpu, runtime.num_processes
+            )
         return [replace(device, compile=runtime.compile) for device in devices]
 
     @property
@@ -184,7 +190,7 @@ class Pipeline:
         data, targets = self.inputs.data(stage), teacher_targets(stage, self)
         # By now all inputs are in the store, where the other processes find them.
         started = time.monotonic()
-        job = partial(_join_training, stage, self.store.folder, self.runtime, self.devices, folder, pause_after)
+        job = partial(_join_training, stage, self.store.folder, self.runtime, folder, pause_after)
         with spawn_group([device.torch for device in self.devices], job) as group:
             report = self.report(stage.name)
             training = self.training(stage, data, targets, folder, group, pause_after, report, epochs_folder)
@@ -283,14 +289,14 @@ def _join_training(
     stage: Stage,
     store: Path,
     runtime: Runtime,
-    devices: list[Device],
     folder: Path,
     pause_after: int | None,
     group: ProcessGroup,
 ) -> None:
     """Take part in the training of a stage as another process: the same work as the main process, without output."""
     quiet_transformers()
-    local_runtime = runtime.model_copy(update={"device": str(devices[group.rank].torch), "num_processes": 1})
+    device = group.device.type if connected() else str(group.device)
+    local_runtime = runtime.model_copy(update={"device": device, "num_processes": 1})
     pipeline = Pipeline(Store(store), local_runtime)
     data, targets = pipeline.inputs.data(stage), teacher_targets(stage, pipeline)
     fit(pipeline.training(stage, data, targets, folder, group, pause_after, no_report(stage.name)))

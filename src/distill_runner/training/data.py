@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from distill_runner.datasets.batches import PADDING, Batch
 from distill_runner.datasets.corpora import Corpus, continuations, mask_draws, mask_tokens
@@ -52,7 +54,8 @@ class Data(Protocol):
 
     def batch(self, index: np.ndarray, epoch: int) -> Batch: ...
 
-    def evaluate(self, model: PreTrainedModel) -> Evaluation: ...
+    def evaluate(self, model: PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
+        """Evaluate ``model``; the processes of ``group`` share the batches, and all of them get the result."""
 
     def final_evaluation(self, load_model: Callable[[], PreTrainedModel]) -> Evaluation:
         """Evaluate the kept model once, after training; the result is empty if ``evaluate`` covers all splits."""
@@ -64,12 +67,20 @@ class Update:
 
     ``num_examples`` counts the examples of the whole update, over all processes. ``shares`` holds the weight of each
     batch; the weights of all processes sum to 1. ``noise`` is the update's dropout seed, equal in all processes.
+    ``tokens`` marks the token ids in the batches, (V,); None if nothing asks for them.
     """
 
     num_examples: int
     batches: list[Batch]
     shares: list[float]
     noise: int
+    tokens: Tensor | None = None
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of outputs and of tokens, (2,), in the batches with a weight above 0."""
+        counts_N2 = torch.tensor([[batch.num_outputs, batch.num_tokens] for batch in self.batches])
+        return (counts_N2 * (torch.tensor(self.shares)[:, None] > 0)).sum(0)
 
 
 def epoch_updates(
@@ -99,16 +110,17 @@ def epoch_updates(
         yield Update(len(update), batches, shares, noise)
 
 
-def weighted_batches(update: Update, group: ProcessGroup = SINGLE_PROCESS) -> list[Batch]:
+def weighted_batches(update: Update, totals_2: Tensor | None = None) -> list[Batch]:
     """Return the batches of ``update`` with its dropout seed and with their weights in the means over the update.
 
     Each unit (example, output, token) has separate weights, because examples differ in their number of masked tokens.
-    All processes of ``group`` must call this function together, since it sums their counts.
+
+    Args:
+        totals_2: ``Update.counts``, summed over all processes; None if there is one process.
     """
     shares_N1 = torch.tensor(update.shares, dtype=torch.float64)[:, None]
     counts_N2 = torch.tensor([[batch.num_outputs, batch.num_tokens] for batch in update.batches]) * (shares_N1 > 0)
-    totals_2 = counts_N2.sum(0)
-    group.all_reduce_sum([totals_2])
+    totals_2 = update.counts if totals_2 is None else totals_2
     weights_N3 = torch.cat([shares_N1, (counts_N2.double() / totals_2).nan_to_num()], dim=1)
     return [
         replace(
@@ -187,25 +199,29 @@ class TaskData:
     def batch(self, index: np.ndarray, epoch: int) -> Batch:
         return self.train.training_batch(self.indices[index], self.seed, epoch, self.device.length_multiple)
 
-    def evaluate(self, model: PreTrainedModel) -> Evaluation:
+    def evaluate(self, model: PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
         """Return scores, which are not percentages, and predictions by split.
 
         Scores of splits that do not select the epoch are named ``<split>/<metric>``, such as MNLI's mismatched. Scores
         of the held-out set are also named so, and come without predictions.
         """
         if self.selection is None:
-            return self._evaluate_validation(model)
-        outputs = predict(model, self.selection, self.device)
-        scores = self.task.score(outputs, self.selection)
+            return self._evaluate_validation(model, group)
+        selection, outputs = self.selection, predict(model, self.selection, self.device, group)
+        scores = group.broadcast_from_main(lambda: self.task.score(outputs, selection))
         return {f"{HELD_OUT}/{metric}": value for metric, value in scores.items()}, {}
 
     def final_evaluation(self, load_model: Callable[[], PreTrainedModel]) -> Evaluation:
         return ({}, {}) if self.selection is None else self._evaluate_validation(load_model())
 
-    def _evaluate_validation(self, model: PreTrainedModel) -> Evaluation:
-        outputs = {name: predict(model, split, self.device) for name, split in self.validation.items()}
-        scores = {name: self.task.score(outputs[name], split) for name, split in self.validation.items()}
-        return self.task.combined_metrics(scores), outputs
+    def _evaluate_validation(self, model: PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
+        outputs = {name: predict(model, split, self.device, group) for name, split in self.validation.items()}
+
+        def metrics() -> dict[str, float]:
+            scores = {name: self.task.score(outputs[name], split) for name, split in self.validation.items()}
+            return self.task.combined_metrics(scores)
+
+        return group.broadcast_from_main(metrics), outputs
 
 
 class TextData:
@@ -231,7 +247,7 @@ class TextData:
     def batch(self, index: np.ndarray, epoch: int) -> Batch:
         return self.train.batch(index, self.device.length_multiple)
 
-    def evaluate(self, model: PreTrainedModel) -> Evaluation:
+    def evaluate(self, model: PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
         return {}, {}
 
     def final_evaluation(self, load_model: Callable[[], PreTrainedModel]) -> Evaluation:
@@ -273,7 +289,7 @@ class CorpusData(TextData):
         rows = torch.nonzero(labels >= 0).squeeze(-1)
         return replace(batch, input_ids=masked, labels=labels[rows], head_tokens=rows)
 
-    def evaluate(self, model: PreTrainedModel) -> Evaluation:
+    def evaluate(self, model: PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
         """Return ``masked_accuracy`` and ``perplexity`` on held-out text.
 
         ``next_sentence_accuracy`` is added if the examples are pairs and the model has a head for it.
@@ -282,39 +298,42 @@ class CorpusData(TextData):
             logits=True, next_sentence=self.corpus.examples == "pairs" and has_next_sentence_head(model)
         )
         model.eval()
-        correct, loss, count, correct_pairs = 0, 0.0, 0, 0
+        batches = list(batches_by_tokens(self.validation.lengths, TOKENS_PER_BATCH["cpu"]))
+        totals_N4 = torch.zeros(len(batches), 4, dtype=torch.float64)  # losses are added in one order by all processes
         with torch.inference_mode(), self.device.forward(model):
-            for batch in self._masked_validation():
+            for number in range(group.rank, len(batches), group.size):
+                batch = self._masked(self.validation.batch(batches[number], self.device.length_multiple), epoch=0)
+                batch = self.device.move(batch)
                 features = extract(model, batch, needs).full()
                 assert features.logits is not None
                 assert batch.labels is not None
-                correct += int(features.logits.argmax(-1).eq(batch.labels).sum())
-                loss += float(torch.nn.functional.cross_entropy(features.logits, batch.labels, reduction="sum"))
-                count += len(batch.labels)
+                totals_N4[number, 0] = features.logits.argmax(-1).eq(batch.labels).sum()
+                totals_N4[number, 1] = torch.nn.functional.cross_entropy(features.logits, batch.labels, reduction="sum")
+                totals_N4[number, 2] = len(batch.labels)
                 if features.next_sentence is not None:
                     assert batch.is_next is not None
-                    correct_pairs += int(features.next_sentence.argmax(-1).eq(batch.is_next).sum())
+                    totals_N4[number, 3] = features.next_sentence.argmax(-1).eq(batch.is_next).sum()
         model.train()
+        group.all_reduce_sum([totals_N4])
+        correct, loss, count, correct_pairs = (sum(column) for column in zip(*totals_N4.tolist(), strict=True))
         metrics = {"masked_accuracy": correct / count, "perplexity": float(np.exp(loss / count))}
         if needs.next_sentence:
             metrics["next_sentence_accuracy"] = correct_pairs / len(self.validation)
         return metrics, {}
 
-    def _masked_validation(self) -> Iterator[Batch]:
-        for index in batches_by_tokens(self.validation.lengths, TOKENS_PER_BATCH["cpu"]):
-            yield self.device.move(self._masked(self.validation.batch(index, self.device.length_multiple), epoch=0))
 
-
-def predict(model: PreTrainedModel, split: Split, device: Device) -> np.ndarray:
+def predict(model: PreTrainedModel, split: Split, device: Device, group: ProcessGroup = SINGLE_PROCESS) -> np.ndarray:
     """Return the outputs of ``model`` for ``split``, (``split.num_outputs``, C) in the split's order.
 
-    Dropout is off; the model's training mode is restored afterwards.
+    Dropout is off; the model's training mode is restored afterwards. The processes of ``group`` share the batches; each
+    output is computed as by a single process.
     """
     outputs: np.ndarray | None = None
     was_training = model.training
     model.eval()
     with torch.inference_mode(), device.forward(model):
-        for index in batches_by_tokens(split.lengths, TOKENS_PER_BATCH[device.torch.type]):
+        batches = batches_by_tokens(split.lengths, TOKENS_PER_BATCH[device.torch.type])
+        for index in islice(batches, group.rank, None, group.size):
             batch = device.move(split.batch(index, device.length_multiple))
             logits = extract(model, batch, FeatureRequest(logits=True)).logits
             assert logits is not None
@@ -322,6 +341,10 @@ def predict(model: PreTrainedModel, split: Split, device: Device) -> np.ndarray:
                 outputs = np.zeros((split.num_outputs, logits.shape[-1]), dtype=np.float32)
             outputs[batch.output_index] = logits.float().cpu().numpy()
     model.train(was_training)
+    if group.size > 1:
+        num_columns = group.broadcast_from_main(lambda: 0 if outputs is None else outputs.shape[1])
+        outputs = np.zeros((split.num_outputs, num_columns), dtype=np.float32) if outputs is None else outputs
+        group.all_reduce_sum([torch.from_numpy(outputs)])
     assert outputs is not None, "a split has examples"
     return outputs
 

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+DeviceOfType = Callable[[str], torch.device]
 SECONDS_BETWEEN_TRIES = 2.0
 _ALIGNMENT = 16
 """Alignment in bytes of each tensor in a block: valid for every dtype, and fast in kernels."""
@@ -94,6 +95,21 @@ class Device:
             problem = f"each process needs its own GPU, and there are {num_gpus}"
             raise UserError("runtime.num_processes", count, problem, f"Take at most {num_gpus}, or runtime.device=cpu.")
         return [cls.from_name(f"cuda:{number}", precision) for number in claim_visible_gpus(count)]
+
+    @classmethod
+    def of_launched_process(cls, name: str, precision: Precision, device: DeviceOfType) -> "Device":
+        """Return the device of a process that a launcher has started, one of several on its machine.
+
+        Args:
+            device: returns this process's own device, given its type.
+        Raises:
+            UserError: for the reasons of ``from_name``; or ``name`` is one GPU, but each process takes another one.
+        """
+        if name not in ("auto", "cpu", "cuda"):
+            problem = "is one device, but each process of torchrun or srun takes the GPU with its number"
+            raise UserError("runtime.device", name, problem, "Take auto, cpu or cuda.")
+        is_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+        return cls.from_name(str(device("cuda" if is_gpu else "cpu")), precision)
 
     @property
     def length_multiple(self) -> int | None:

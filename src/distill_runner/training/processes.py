@@ -1,7 +1,7 @@
-"""Training in several processes of one machine, each of which computes a part of every update.
+"""Training in several processes, each of which computes a part of every update.
 
-The main process is the run itself; it alone evaluates, decides and writes. Worker processes exist while a stage is
-trained.
+The main process is the run itself; it alone decides and writes. ``workers.py`` starts the others on one machine, while
+a stage is trained. ``launched.py`` uses those that ``torchrun`` or ``srun`` has started on several machines.
 
 A plain all-reduce sums the gradients after the last backward pass of an update. Each gradient is already weighted by
 its share of the examples, so accumulation and uneven updates give the same result as a single process.
@@ -9,43 +9,47 @@ its share of the examples, so accumulation and uneven updates give the same resu
 packed batches do not call.
 """
 
+from __future__ import annotations
+
 import pickle
+import socket
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from distill_runner.common.errors import TrainingError, exit_cause
-from distill_runner.common.process import (
-    computation_mode,
-    end_with_parent,
-    ignore_interrupts,
-    limit_threads,
-    use_forkserver,
-)
+from distill_runner.common.errors import TrainingError
 from distill_runner.common.seeds import stage_seed
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 Result = TypeVar("Result")
 TIMEOUT = timedelta(days=1)
 """Timeout for processes that wait while the main one evaluates and writes; a dead process is noticed at once."""
-GRACE_SECONDS = 10.0
-"""Time that a worker has to send its error, or to end."""
+
+MAX_MARKS = 255
+"""Greatest number of processes whose marks of tokens fit into a byte."""
 
 
 class WorkerLost(TrainingError):
     """A process of the group has died."""
 
     remedy = "Repeat the command to resume from the last checkpoint."
+
+
+class UnequalStart(TrainingError):
+    """The processes of a group would not train the same model, since they start from different states."""
+
+    remedy = (
+        "Another machine may see an old file: repeat the command. Else compare versions of torch and of this package."
+    )
 
 
 class ProcessGroup:
@@ -57,8 +61,8 @@ class ProcessGroup:
         WorkerLost: another process has died.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
+        self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
 
     @property
     def is_main(self) -> bool:
@@ -90,6 +94,45 @@ class ProcessGroup:
             for tensor, total in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(total.view_as(tensor))
 
+    def agree(
+        self, counts: Tensor, flags: Sequence[bool], tokens: Tensor | None = None
+    ) -> tuple[Tensor, list[bool], Tensor | None]:
+        """Return the sums of ``counts``, the flags that any process sets, and the tokens that any process marks.
+
+        All of it takes one call of gloo, which waits for no GPU.
+
+        Args:
+            counts: whole numbers, (C,) in int64.
+            flags: the same number of flags in all processes.
+            tokens: marks (V,) of 0 or 1 in uint8, with V a multiple of 8. Eight are added at once as bytes of an int64,
+                so there may be at most ``MAX_MARKS`` processes.
+        Returns:
+            the sums, the flags, and the sorted numbers of the tokens (U,); None without ``tokens``.
+        """
+        if self.size == 1:
+            return counts, list(flags), None if tokens is None else tokens.nonzero().squeeze(-1)
+        marks = [] if tokens is None else [tokens.view(torch.int64)]
+        message = torch.cat([counts, torch.tensor(flags, dtype=torch.int64), *marks])
+        with worker_errors():
+            dist.all_reduce(message)
+        sums, votes, rest = message.split([len(counts), len(flags), len(message) - len(counts) - len(flags)])
+        return sums, [bool(vote) for vote in votes], rest.view(torch.uint8).nonzero().squeeze(-1) if marks else None
+
+    def require_equal(self, state: str) -> None:
+        """Compare a description of the state of each process with that of the main one.
+
+        Raises:
+            UnequalStart: they differ.
+        """
+        if self.size == 1:
+            return
+        states: list[Any] = [None] * self.size
+        with worker_errors():
+            dist.all_gather_object(states, (socket.gethostname(), state))
+        for rank, (host, other) in enumerate(states):
+            if other != states[0][1]:
+                raise UnequalStart(f"process {rank} on {host} starts from {other}, process 0 from {states[0][1]}")
+
     def any_process(self, flag: bool) -> bool:
         """Return whether ``flag`` is set in any process."""
         if self.size == 1:
@@ -117,117 +160,38 @@ class ProcessGroup:
 SINGLE_PROCESS = ProcessGroup()
 
 
-@contextmanager
-def spawn_group(devices: Sequence[torch.device], job: Callable[[ProcessGroup], None]) -> Iterator[ProcessGroup]:
-    """Start a worker for each device after the first, and yield the group, with this process as the main one.
+def join_group(rank: int, size: int, device: torch.device, store: Store) -> ProcessGroup:
+    """Join ``size`` processes that meet in ``store``; returns when all have come.
 
-    Args:
-        job: function that each worker runs; must be picklable.
     Raises:
-        WorkerLost: a worker has died without an error. An error raised in a worker is raised here instead.
+        WorkerLost: another process has died.
     """
-    if len(devices) == 1:
-        yield SINGLE_PROCESS
-        return
-    with TemporaryDirectory() as folder:
-        workers = [_Worker(rank, devices, Path(folder), job) for rank in range(1, len(devices))]
-        try:
-            for worker in workers:
-                worker.wait_until_ready()
-            group = _join(0, devices, Path(folder))
-            yield group
-            group.barrier()
-        except WorkerLost as error:
-            raise _cause(workers) from error
-        finally:
-            _leave()
-            for worker in workers:
-                worker.end()
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    with worker_errors():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    return ProcessGroup(rank, size, device)
 
 
-class _Worker:
-    """A worker process, as seen by the main process."""
-
-    def __init__(
-        self, rank: int, devices: Sequence[torch.device], folder: Path, job: Callable[[ProcessGroup], None]
-    ) -> None:
-        context = use_forkserver(getattr(job, "func", job).__module__)  # for a partial, its function's module
-        self.connection, worker_end = context.Pipe(duplex=False)
-        arguments = (worker_end, rank, devices, folder, torch.get_num_threads(), job)
-        self.process: BaseProcess = context.Process(target=_run_worker, args=arguments, daemon=True)
-        self.process.start()
-        worker_end.close()
-
-    def wait_until_ready(self) -> None:
-        """Wait until the process is about to join, so that no process waits for one that could not start."""
-        try:
-            self.connection.recv()
-        except EOFError as error:
-            raise WorkerLost("a training process did not start") from error
-
-    def error(self) -> BaseException | None:
-        """Return the error that ended the process; None if it only lost the other processes."""
-        try:
-            if self.connection.poll(GRACE_SECONDS):
-                error: BaseException = self.connection.recv()
-                return error
-        except EOFError:
-            self.process.join(GRACE_SECONDS)
-            if self.process.exitcode:
-                return WorkerLost(exit_cause(self.process.exitcode))
-        return None
-
-    def end(self) -> None:
-        self.process.join(GRACE_SECONDS)
-        self.process.kill()
-        self.process.join()
-
-
-def _cause(workers: Sequence[_Worker]) -> BaseException:
-    errors = [error for worker in workers if (error := worker.error())]
-    return errors[0] if errors else WorkerLost("the training processes have lost contact with each other")
-
-
-@computation_mode()
-def _run_worker(
-    connection: Connection,
-    rank: int,
-    devices: Sequence[torch.device],
-    folder: Path,
-    threads: int,
-    job: Callable[[ProcessGroup], None],
+def take_part(
+    join: Callable[[], ProcessGroup], job: Callable[[ProcessGroup], None], send: Callable[[BaseException], None]
 ) -> None:
-    """Run ``job`` in a worker; send its error to the main process, which alone prints messages."""
-    end_with_parent()
-    ignore_interrupts()
-    limit_threads(threads)
+    """Run ``job`` in a process that is not the main one; ``send`` gets its error, since only that one prints it."""
     try:
-        connection.send(None)
-        group = _join(rank, devices, folder)
+        group = join()
         job(group)
         group.barrier()
     except WorkerLost:
         pass
     except BaseException as error:
-        connection.send(_sendable(error))
+        send(sendable(error))
     finally:
-        connection.close()
-        _leave()
+        leave_group()
 
 
-def _join(rank: int, devices: Sequence[torch.device], folder: Path) -> ProcessGroup:
-    device, backend = devices[rank], "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl"
-    with worker_errors():
-        dist.init_process_group(
-            backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=len(devices), timeout=TIMEOUT
-        )
-    return ProcessGroup(rank, len(devices))
-
-
-def _leave() -> None:
+def leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -241,7 +205,7 @@ def worker_errors() -> Iterator[None]:
         raise WorkerLost("the training processes have lost contact with each other") from error
 
 
-def _sendable(error: BaseException) -> BaseException:
+def sendable(error: BaseException) -> BaseException:
     """Return ``error`` with its traceback as a note, or a RuntimeError with its text if it cannot be pickled."""
     error.add_note("".join(traceback.format_exception(error)))
     try:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -18,12 +19,12 @@ from torch import Tensor, nn
 
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.process import deferred_interrupts
-from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.batches import PADDING, Batch
 from distill_runner.methods.base import Method, Progress
 from distill_runner.models.build import count_parameters
 from distill_runner.models.extract import extract
 from distill_runner.models.features import Features
-from distill_runner.models.vocabulary import full_vocabulary, train_used_rows
+from distill_runner.models.vocabulary import full_vocabulary, row_table, rows_of, train_used_rows
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import (
     TOKENS_PER_BATCH,
@@ -36,7 +37,7 @@ from distill_runner.training.data import (
 from distill_runner.training.devices import Device
 from distill_runner.training.history import History, Log, Meter, load_checkpoint, save_checkpoint
 from distill_runner.training.optimizer import learning_rate, make_optimizer
-from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, convert_sync_batch_norm
+from distill_runner.training.processes import MAX_MARKS, SINGLE_PROCESS, ProcessGroup, convert_sync_batch_norm
 from distill_runner.training.teachers import ROWS, TeacherTargets
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def fit(training: Training) -> History:
         KeyboardInterrupt, TrainingPaused: training has stopped early, after writing the checkpoint.
     """
     group = training.group
-    group.barrier()  # until all processes have read the checkpoint
+    group.require_equal(training.state)  # by then, all processes have read the checkpoint
     if training.num_steps and not training.history.step:
         training.fit_method()
     if not training.num_steps and not training.history.epochs:
@@ -71,12 +72,17 @@ def fit(training: Training) -> History:
             if training.should_pause():
                 raise TrainingPaused(training.history.epochs)
             for update in training.rest_of_epoch():
-                training.step(update)
-                stop = group.any_process(bool(interrupts))
-                if stop or group.any_process(training.checkpoint_due()):
+                totals, (stop, save), tokens = group.agree(
+                    update.counts, [bool(interrupts), training.checkpoint_due()], update.tokens
+                )
+                if stop or save:
                     training.save()
                 if stop:
                     raise KeyboardInterrupt
+                training.step(update, totals, tokens)
+            if group.any_process(bool(interrupts)):
+                training.save()
+                raise KeyboardInterrupt
             training.end_epoch()
             if group.any_process(bool(interrupts)):
                 raise KeyboardInterrupt
@@ -137,10 +143,21 @@ class Training:
             log.info("resuming after step %d, in epoch %d", self.history.step, self.history.epoch + 1)
         self.per_epoch = math.ceil(len(self.data) / self.optim.batch_size)
         self.num_steps = self.optim.num_steps(self.per_epoch)
-        if not self.history.step and self.optim.max_steps is None and 0 < self.num_steps < FEW_STEPS:
+        is_short = self.optim.max_steps is None and 0 < self.num_steps < FEW_STEPS
+        if not self.history.step and is_short and group.is_main:
             log.warning("there are only %d updates in total: try more epochs or a higher lr", self.num_steps)
         self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, report)
-        self.last_save = time.monotonic()
+        self.last_save, self.saved_step = time.monotonic(), self.history.step
+        self.table = row_table(model) if 1 < group.size <= MAX_MARKS else None
+
+    @property
+    def state(self) -> str:
+        """Step and checksum of all weights: equal in all processes, or they would train different models."""
+        checksum = 0
+        for part in (self.model, self.method):
+            for tensor in part.state_dict().values():
+                checksum = crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
+        return f"step {self.history.step} with weights {checksum:08x}"
 
     @property
     def progress(self) -> Progress:
@@ -169,22 +186,37 @@ class Training:
         position = (self.seed, history.epoch, history.position)
         updates = islice(epoch_updates(self.data, self.optim, *position, self.group), remaining)
         return self.device.prefetch(
-            replace(update, batches=list(map(self.device.move, update.batches))) for update in updates
+            replace(update, batches=list(map(self.device.move, update.batches)), tokens=self._marks(update))
+            for update in updates
         )
 
-    def step(self, update: Update) -> None:
-        """Take one optimizer step for ``update``, over the batches of all processes."""
+    def _marks(self, update: Update) -> Tensor | None:
+        """Return marks of the token ids of ``update``, if processes add gradients of the embedding by rows."""
+        if self.table is None:
+            return None
+        marks = torch.zeros(-(-self.table.num_embeddings // 8) * 8, dtype=torch.uint8)
+        marks[PADDING] = 1  # models that run padded look it up
+        for batch in update.batches:
+            marks[batch.input_ids] = 1
+        return marks
+
+    def step(self, update: Update, totals_2: Tensor | None = None, tokens: Tensor | None = None) -> None:
+        """Take one optimizer step for ``update``, over the batches of all processes.
+
+        Args:
+            totals_2, tokens: counts and token ids of all processes, as ``ProcessGroup.agree`` returns them; not needed
+                by a single process.
+        """
         history, optim = self.history, self.optim
         progress = self.progress
         self.group.seed(self.seed, history.step)
         means, diagnostics = dict[str, Tensor](), dict[str, Tensor]()
-        for batch in weighted_batches(update, self.group):
+        for batch in weighted_batches(update, totals_2):
             for name, mean in self._backward(batch, progress).items():
                 means[name] = means.get(name, 0) + mean
             for name, value in self.method.diagnostics().items():
                 diagnostics[name] = diagnostics.get(name, 0) + batch.weights["example"] * value
-        gradients = (p.grad for p in self.parameters if p.grad is not None)
-        self.group.all_reduce_sum([*means.values(), *diagnostics.values(), *gradients])
+        self._add_gradients([*means.values(), *diagnostics.values()], tokens)
         self.method.end_update(means, update.num_examples)
         rate = learning_rate(optim, history.step, self.num_steps)
         for group in self.optimizer.param_groups:
@@ -204,6 +236,23 @@ class Training:
         losses = {f"loss/{name}": loss for name, loss in self.method.weighted_losses(means).items()}
         self.meter.add(losses | diagnostics, rate)
 
+    def _add_gradients(self, values: list[Tensor], tokens: Tensor | None) -> None:
+        """Replace ``values`` and all gradients by their sums over the processes.
+
+        Of a large embedding, only the rows of ``tokens`` are added: all other rows of its gradient are 0.
+        """
+        table = self.table.weight if self.table is not None and tokens is not None else None
+        values += [p.grad for p in self.parameters if p.grad is not None and p is not table]
+        if table is None or table.grad is None:
+            self.group.all_reduce_sum(values)
+            return
+        assert self.table is not None
+        assert tokens is not None
+        rows = rows_of(self.table, tokens)
+        part = table.grad.index_select(0, rows)
+        self.group.all_reduce_sum([*values, part])
+        table.grad.index_copy_(0, rows, part)
+
     def _backward(self, batch: Batch, progress: Progress) -> dict[str, Tensor]:
         """Add the gradient of this batch's part of the loss; return its part of the mean of each unweighted term."""
         student_needs, teacher_needs = self.method.needs
@@ -219,7 +268,7 @@ class Training:
         """Evaluate; save the model if it is the best so far, or the last one is kept; write the checkpoint."""
         self.meter.flush()
         history = self.history
-        metrics, predictions = self.group.broadcast_from_main(lambda: self.data.evaluate(self.model))
+        metrics, predictions = self.data.evaluate(self.model, self.group)
         history.epochs.append({name: float(value) for name, value in metrics.items()})
         history.epoch, history.position = history.epoch + 1, 0
         if self.epochs_folder is not None and self.group.is_main:
@@ -256,6 +305,8 @@ class Training:
         return epochs is not None and self.history.epoch >= epochs and not self.history.position
 
     def checkpoint_due(self) -> bool:
+        if self.history.step == self.saved_step:
+            return False
         by_steps = self.checkpoint_steps and self.history.step % self.checkpoint_steps == 0
         return bool(by_steps) or time.monotonic() - self.last_save > 60 * self.checkpoint_minutes
 
@@ -265,7 +316,7 @@ class Training:
         if self.group.is_main:
             save_checkpoint(self.folder / CHECKPOINT, self.history, self.parts, self.device.torch)
         self.meter.restart()
-        self.last_save = time.monotonic()
+        self.last_save, self.saved_step = time.monotonic(), self.history.step
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

@@ -1,0 +1,203 @@
+"""Processes that torchrun or srun start: what their environment says, what they agree on, and a run on two machines."""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill_runner.common.errors import UserError
+from distill_runner.common.launch import Launch, first_host
+from distill_runner.models.vocabulary import row_table
+from distill_runner.training.launched import admit_others, enter_attempt
+from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, UnequalStart
+from distill_runner.training.train import Training
+from distill_runner.training.workers import spawn_group
+from helpers.training_runs import METHODS
+from test_distributed import Case, parts, tokens  # noqa: F401 (a fixture)
+
+CPU = torch.device("cpu")
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
+SRUN = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
+
+
+def test_the_environment_of_a_launcher() -> None:
+    assert Launch.from_environment({}) is None
+    assert Launch.from_environment(TORCHRUN | {"MASTER_PORT": "1"}) == Launch(3, 4, 1, 2)
+    assert Launch.from_environment(SRUN) == Launch(3, 4, 1, 2, ("gpu07", 20084))  # 20000 + 7 * job + step
+    chosen = SRUN | {"MASTER_ADDR": "b", "MASTER_PORT": "7"}
+    assert Launch.from_environment(chosen) == Launch(3, 4, 1, 2, ("b", 7))
+    assert Launch.from_environment(SRUN | {"SLURM_STEP_NUM_TASKS": "1"}) is None, "a point of a sweep"
+    assert Launch.from_environment(TORCHRUN | {"MASTER_PORT": "1", "WORLD_SIZE": "1"}) is None
+    assert Launch.from_environment(TORCHRUN) is None, "without a port, nobody has started this process with others"
+    with pytest.raises(UserError, match="LOCAL_RANK=x: is not a number"):
+        Launch.from_environment(TORCHRUN | {"MASTER_PORT": "1", "LOCAL_RANK": "x"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("a", "a"),
+        ("a,b", "a"),
+        ("n[3,7-9]", "n3"),
+        ("n[003-010],m", "n003"),
+        ("r1n[2-3]x,b", "r1n2x"),
+        ("", "localhost"),
+    ],
+)
+def test_the_first_host_of_a_list(nodes: str, host: str) -> None:
+    assert first_host(nodes) == host
+
+
+@given(marks=st.lists(st.booleans(), min_size=1, max_size=40))
+def test_one_process_agrees_with_itself(marks: list[bool]) -> None:
+    padded = torch.tensor([*marks, *[False] * (-len(marks) % 8)]).to(torch.uint8)
+    counts, flags, ids = SINGLE_PROCESS.agree(torch.tensor([3, 4]), [True, False], padded)
+    assert (counts.tolist(), flags) == ([3, 4], [True, False])
+    assert ids is not None
+    assert ids.tolist() == [number for number, mark in enumerate(marks) if mark]
+
+
+def test_processes_meet_those_of_their_own_attempt() -> None:
+    """torchrun keeps one store for all attempts; a process may come before the main one of its attempt does."""
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+    def enter(rank: int) -> int:
+        time.sleep(0.2 * (rank != 1))
+        store = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)  # type: ignore[attr-defined]
+        return (enter_attempt if rank else admit_others)(Launch(rank, 3, 0, 1), store)
+
+    for attempt in (1, 2, 3):
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(enter, range(3))) == [attempt] * 3
+
+
+class Votes:
+    """What two processes say, and what both hear."""
+
+    def __call__(self, group: ProcessGroup) -> list[Any]:
+        marks = torch.zeros(16, dtype=torch.uint8)
+        marks[[1, 9] if group.rank else [1, 15]] = 1
+        counts, flags, ids = group.agree(torch.tensor([10**12 + group.rank, 1]), [group.is_main, False], marks)
+        assert ids is not None
+        heard = [counts.tolist(), flags, ids.tolist()]
+        group.require_equal("the same")
+        with pytest.raises(UnequalStart, match=r"process 1 on .* starts from step 1, process 0 from step 0"):
+            group.require_equal(f"step {group.rank}")
+        return heard
+
+
+def test_two_processes_agree_in_one_call() -> None:
+    with spawn_group([CPU, CPU], Votes()) as group:  # type: ignore[arg-type]
+        assert Votes()(group) == [[2 * 10**12 + 1, 2], [True, False], [1, 9, 15]]
+
+
+@dataclass(frozen=True)
+class ByRows(Case):
+    """The gradients of the embedding are added by rows, however small it is."""
+
+    def make(self, group: ProcessGroup, report: Any) -> Training:
+        training = super().make(group, report)
+        training.table = row_table(training.model, 1)
+        assert training.table is not None
+        return training
+
+
+def test_gradients_of_an_embedding_are_added_by_rows(tokens: Path, tmp_path: Path) -> None:  # noqa: F811
+    optim = {"epochs": 1, "batch_size": 12}
+    dense, _ = Case(tokens, tmp_path / "dense", METHODS["nkd"], optim).train(2)
+    by_rows, _ = ByRows(tokens, tmp_path / "rows", METHODS["nkd"], optim).train(2)
+    for name, tensor in parts(dense).items():
+        assert torch.equal(parts(by_rows)[name], tensor), name
+
+
+def test_an_output_layer_reads_all_rows() -> None:
+    from transformers import BertForMaskedLM, BertModel
+
+    from helpers.training_runs import bert
+
+    assert row_table(BertForMaskedLM(bert(1)), 1) is None
+    model: Any = BertModel(bert(1))
+    table = row_table(model, 1)
+    assert table is model.get_input_embeddings()
+    assert row_table(model) is None, "this one is small"
+
+
+@pytest.mark.slow
+def test_a_run_of_torchrun_survives_a_killed_process(tmp_path: Path) -> None:
+    """Two agents of torchrun, as on two machines; the second one's process is killed in training, and all resume."""
+    run = ["experiment=demo_methods", "hydra.mode=RUN", "method=rkd", "stages.pretrain.optim.max_steps=4"]
+    run += ["stages.student.share=0.03", "stages.teacher.share=0.02", "teacher.optim.epochs=1", "optim.epochs=2"]
+    run += ["runtime.device=cpu", "runtime.checkpoint_steps=1"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    (tmp_path / "sitecustomize.py").write_text(_KILLER)
+
+    def start(name: str, prefix: list[str], *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", *prefix, "distill_runner", *run, *more]
+        folders = [f"store.dir={tmp_path / name}", f"hydra.run.dir={tmp_path / name / 'run'}"]
+        return subprocess.Popen(
+            [*command, *folders], env={**environment, "KILLED": str(tmp_path / "killed")}, cwd=tmp_path,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    endpoint = f"localhost:{_free_port()}"
+    torchrun = ["torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "1", "-m"]
+    agents = [start("two", torchrun) for _ in range(2)]
+    output = [agent.communicate(timeout=900)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], output
+    assert (tmp_path / "killed").exists()
+    assert "resuming after step" in "".join(output)
+    alone = start("one", [], "runtime.num_processes=2", "runtime.threads=1")
+    assert alone.wait(900) == 0, alone.communicate()[0]
+    models = {file.parent.parent.name: file for file in (tmp_path / "one").glob("stage/*/model/model.safetensors")}
+    assert len(models) == 3
+    for key, file in models.items():
+        assert (tmp_path / "two" / "stage" / key / "model" / "model.safetensors").read_bytes() == file.read_bytes()
+
+
+_KILLER = """
+import os
+from pathlib import Path
+
+flag = Path(os.environ["KILLED"])
+if os.environ.get("RANK") == "1" and not flag.exists():
+    import distill_runner.training.train as train
+    step = train.Training.step
+
+    def killed(self, *args):
+        step(self, *args)
+        if self.history.step == 3 and self.teacher.__class__.__name__ != "NoTeacher":
+            flag.touch()
+            os.kill(os.getpid(), 9)
+
+    train.Training.step = killed
+"""
+"""Loaded by every Python process: the process of rank 1 kills itself after three updates of the student, once."""
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port: int = free.getsockname()[1]
+        return port
