@@ -20,6 +20,8 @@ from distill_runner.report.formats import result_row
 from distill_runner.running import run_stage
 from distill_runner.tasks.account import SplitAccount, data_line, example_hashes, length_counts, lengths_line
 from helpers.built_runs import Run
+from helpers.command import distill_run
+from helpers.made_questions import made_rows
 from helpers.small_runs import Compose
 
 Row = tuple[str, str]
@@ -155,6 +157,16 @@ def test_the_plan_and_the_run_say_the_same_and_the_result_stores_it(
     assert splits["validation"]["files"][0]["name"] == "validation.csv"
     run_stage(compose(*options), tmp_path, SETTINGS)
     assert [line for line in printed() if line in planned] == planned
+
+
+def test_a_plan_tells_the_lengths_of_questions(tmp_path: Path, tiny_bert_folder: Path) -> None:
+    for split in ("train", "validation"):
+        rows = made_rows(30, seed=len(split))
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = ("task=custom_questions", f"task.dataset={tmp_path}", "task.max_length=64", "task.unanswerable=true")
+    models = ("teacher=base", f"teacher.source={tiny_bert_folder}", "student.num_layers=1", "runtime.device=cpu")
+    ended = distill_run(tmp_path, *task, *models, "method=nkd", "plan=true")
+    assert "\nlengths  median " in ended.err, ended.err
 
 
 def test_a_part_may_add_lines(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:

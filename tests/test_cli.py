@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.compose.command_line import hydra_arguments
 from distill_runner.compose.folders import choices
+from distill_runner.pipeline.holds import holders
 from distill_runner.pipeline.store import is_complete
 from distill_runner.training.devices import Device
 from helpers.command import Ended, distill_run
@@ -352,7 +354,11 @@ def test_neither_a_hit_nor_a_reader_takes_a_device(
     monkeypatch.setattr(Device, "for_processes", taken)
     monkeypatch.chdir(workplace)
     assert distill_run(workplace, *inputs, "method=alp").out == alp.out
-    assert len(FinishedRun.read(run_folder(alp)).tokens) == 40
+    with ExitStack() as stack:
+        run = FinishedRun.read(run_folder(alp), stack)
+        assert len(run.tokens) == 40
+        assert "is held by process" in (run.pipeline.store.delete(run.pipeline.store.path(run.stage.spec)) or "")
+    assert holders(run.pipeline.store.folder) == []
     with pytest.raises(AssertionError, match="free GPU"):
         distill_run(workplace, *inputs, "method=pkd", "seed=9")
 

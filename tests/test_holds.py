@@ -7,44 +7,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from distill_runner.common import locks
 from distill_runner.pipeline.holds import holders, remove_void_holds
 from distill_runner.pipeline.store import Store, key_of
+from helpers.processes import exit_code, start, until
 
 SPECS = [{"kind": "stage", "seed": seed} for seed in range(4)]
 
 
 def fill(folder: Path) -> None:
     (folder / "weights").write_bytes(b"0123456789")
-
-
-def forked(function: Callable[[], Any]) -> int:
-    process = os.fork()
-    if process == 0:
-        code = 1
-        try:
-            function()
-            code = 0
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", flush=True)
-        finally:
-            os._exit(code)
-    return process
-
-
-def ended(process: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 @pytest.fixture(params=["flock", "lease"])
@@ -93,19 +68,19 @@ def test_a_dead_process_holds_nothing_and_a_suspended_one_does(
             (tmp_path / "begun").touch()
             time.sleep(60)
 
-    process = forked(run)
+    process = start(run)
     until((tmp_path / "begun").exists)
     assert store.delete(folder)
     os.kill(process, number)
     if number == signal.SIGKILL:
-        ended(process)
+        exit_code(process)
     remove_void_holds(store.folder)
     if number == signal.SIGSTOP:
         time.sleep(2 * locks.LEASE_SECONDS if os.environ["DISTILL_LOCKS"] == "lease" else 0)
         remove_void_holds(store.folder)
         assert store.delete(folder)
         os.kill(process, signal.SIGKILL)
-        ended(process)
+        exit_code(process)
         remove_void_holds(store.folder)
     assert store.delete(folder) is None
     assert not [file for file in (store.folder / "holds").iterdir() if file.name != "deletion.lock"]
@@ -131,7 +106,7 @@ def test_deletions_during_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
         return work
 
-    processes = [forked(runs(seed)) for seed in range(3)]
+    processes = [start(runs(seed)) for seed in range(3)]
     deleted = retained = 0
     while time.monotonic() < end:
         remove_void_holds(store.folder)
@@ -140,7 +115,7 @@ def test_deletions_during_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 if store.path(spec).exists():
                     reason = store.delete(store.path(spec))
                     deleted, retained = deleted + (reason is None), retained + (reason is not None)
-    assert [ended(process) for process in processes] == [0, 0, 0]
+    assert [exit_code(process) for process in processes] == [0, 0, 0]
     assert deleted > 10
     assert retained > 10
     assert not list(store.folder.glob("*/*.damaged-*"))

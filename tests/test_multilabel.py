@@ -75,6 +75,13 @@ def task(dataset: Path, **fields: Any) -> Any:
     return make_task(**given | split | fields).resolved()
 
 
+@pytest.mark.parametrize(("option", "value"), [("separator", "comma"), ("flags", True)])
+def test_columns_of_labels_have_no_lists_to_divide(tmp_path: Path, option: str, value: Any) -> None:
+    """The option would do nothing, while the user believes that it does."""
+    with pytest.raises(UserError, match=f"task.{option}={str(value).lower()}: is read for a column of lists"):
+        task(flags(tmp_path / "d.csv"), label=["food", "price"], **{option: value})
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_labels_are_read_as_they_lie_there(tmp_path: Path, shape: str) -> None:
     make, fields = SHAPES[shape]

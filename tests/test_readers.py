@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -201,6 +202,18 @@ def test_awkward_texts_are_read_back(tmp_path: Path, writer: str) -> None:
     frame = {"text": values, "label": ["pos", "neg"] * (len(values) // 2) + ["pos"] * (len(values) % 2)}
     (tmp_path / name).write_bytes(write(frame))
     assert columns(tmp_path, *frame) == frame
+
+
+@pytest.mark.parametrize("values", [["007", "3.10"], ["NA", "null", "1e3", "2020-01-01", ""]], ids=["numbers", "mixed"])
+def test_a_stream_of_csv_is_text_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[str]
+) -> None:
+    """``datasets`` reads 007 as 7, and NA as nothing, where the first rows look like it."""
+    (tmp_path / "train.csv").write_text("text,other\n" + "".join(f'"{value}",1\n' for value in values))
+    commit = SimpleNamespace(name=str(tmp_path), sha=None)
+    monkeypatch.setattr("distill_runner.datasets.readers.hub.dataset_commit", lambda _data: commit)
+    own = CorpusPart(dataset="acme/numbers", columns=["text"])
+    assert [row["text"] for row in read_rows(own, "train", download=False)] == values
 
 
 # --- Rows lost or merged

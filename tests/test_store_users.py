@@ -20,34 +20,11 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.locks import MachineLock, is_locked, try_locked
 from distill_runner.pipeline import status
 from distill_runner.pipeline.store import Store, key_of
+from helpers.processes import GROUP, finish, start, until
 
-ALICE, BOB, GROUP = 4001, 4002, 5000
+ALICE, BOB = 4001, 4002
 SPEC = {"kind": "stage", "seed": 1}
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to become two users")
-
-
-def start(function: Callable[[], Any], uid: int | None = None, umask: int = 0o022) -> int:
-    """A forked process, as another user of the group if ``uid`` is not None; the id of the process."""
-    process = os.fork()
-    if process == 0:
-        code = 1
-        try:
-            if uid is not None:
-                os.setgroups([GROUP])
-                os.setgid(uid)  # a group of the user's own, as on most systems
-                os.setuid(uid)
-            os.umask(umask)
-            function()
-            code = 0
-        except BaseException as error:
-            print(f"user {uid}: {type(error).__name__}: {error}", flush=True)
-        finally:
-            os._exit(code)
-    return process
-
-
-def finish(process: int) -> None:
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
 
 
 def run_as(uid: int, function: Callable[[], Any], umask: int = 0o022) -> None:
@@ -78,13 +55,6 @@ def build_with_libraries(place: Path) -> None:
 
 def must_not_build(_folder: Path) -> None:
     raise AssertionError("the artifact is there")
-
-
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 # Modes.

@@ -26,6 +26,7 @@ class Server(ThreadingHTTPServer):
     """Answers as W&B does, as far as these tests need, and keeps what it was sent.
 
     ``runs``: what each run was announced with; ``history``: its points; ``files``: by run and name; ``views``.
+    ``received``: the bodies of all requests.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class Server(ThreadingHTTPServer):
         self.history: dict[str, list[dict[str, Any]]] = {}
         self.files: dict[str, bytes] = {}
         self.views: list[dict[str, Any]] = []
+        self.received: list[bytes] = []
 
     def answer(self, operation: str, given: dict[str, Any]) -> dict[str, Any]:
         match operation:
@@ -67,7 +69,8 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing: the console belongs to pytest."""
 
     def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.received.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+        return self.server.received[-1]
 
     def _reply(self, content: dict[str, Any]) -> None:
         data = json.dumps(content).encode()
@@ -140,6 +143,8 @@ def test_wandb_sync_uploads_a_point_and_its_sweep(
     assert sent("images/pictures/scores") == file.read_bytes()
     assert json.loads(sent("table/points"))["data"] == [["done", "rte", "rkd", 0.75]]
     assert b"<pre>a &lt; b</pre>" in sent("html/table")
+    # The offline file names the folder where W&B keeps what is to be sent; it must not be sent itself.
+    assert not [body[:200] for body in server.received if str(wandb_home.parent).encode() in body]
 
 
 @pytest.mark.usefixtures("wandb_home")

@@ -12,6 +12,8 @@ from distill_runner.common.errors import UserError, quantity
 from distill_runner.compose.run_config import typed_run
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from torch import Tensor
 
     from distill_runner.methods.hidden_states import HiddenStateLoss
@@ -35,14 +37,17 @@ class FinishedRun:
     pipeline: "Pipeline"
 
     @classmethod
-    def read(cls, folder: Path) -> "FinishedRun":
+    def read(cls, folder: Path, stack: "ExitStack | None" = None) -> "FinishedRun":
         """Read a finished run from its folder.
 
+        Args:
+            stack: if it is not None, the artifacts of the run cannot be deleted as long as it is open.
         Raises:
             UserError: the folder holds no run, or the artifacts of student or teacher are not in the store.
         """
         from distill_runner.pipeline import status
         from distill_runner.pipeline.build import Pipeline
+        from distill_runner.pipeline.planning import artifact_keys
         from distill_runner.pipeline.resolving import resolve
         from distill_runner.pipeline.store import Store
         from distill_runner.report.collect import label
@@ -54,6 +59,9 @@ class FinishedRun:
         run = typed_run(config)
         stage = resolve(run.stages, "student", run.runtime.precision)
         pipeline = Pipeline(Store(run.store.dir), run.runtime)
+        if stack is not None:
+            stack.enter_context(pipeline.store.protected(f"an analysis of {folder}"))
+            pipeline.store.hold(artifact_keys(stage))
         for required in (stage, stage.teacher):
             if required is not None and not pipeline.store.has(required.spec):
                 problem = f"its stage {required.name} is not in the store {run.store.dir}"

@@ -4,6 +4,7 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,16 +183,18 @@ def _save_figure(figure: Any, file: Path) -> None:
     print(file)
 
 
-def _read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
+def _read_runs(folders: Sequence[Path], stack: ExitStack) -> list[FinishedRun]:
     """Return the finished runs in ``folders``, one of each student; print the folders that are left out.
 
+    Args:
+        stack: as long as it is open, their artifacts cannot be deleted.
     Raises:
         UserError: no folder has a finished run.
     """
     runs, errors = dict[str, FinishedRun](), list[UserError]()
     for folder in folders:
         try:
-            run = FinishedRun.read(folder)
+            run = FinishedRun.read(folder, stack)
         except UserError as error:
             errors.append(error)
             continue
@@ -223,4 +226,5 @@ def analyze(options: Namespace) -> None:
     if options.samples is not None and options.samples < 1:
         raise UserError("--samples", options.samples, "must be at least 1")
     quiet_transformers()
-    ANALYSES[options.what](_with_unique_names(_read_runs(options.runs)), options)
+    with ExitStack() as stack:
+        ANALYSES[options.what](_with_unique_names(_read_runs(options.runs, stack)), options)

@@ -27,6 +27,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.texts[0])
 
+    def first(self, count: int) -> "Examples":
+        """Return the first examples, without what belongs to others; a plan tokenizes them to tell lengths."""
+        return Examples([texts[:count] for texts in self.texts], None if self.labels is None else self.labels[:count])
+
 
 class ArrayFile:
     """One-dimensional array that grows on disk, so that it may be larger than memory.

@@ -8,6 +8,8 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -16,7 +18,6 @@ from distill_runner.common.errors import quantity
 from distill_runner.datasets.readers.files import unread_siblings
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
-from distill_runner.datasets.tokenization import Examples, num_cut
 from distill_runner.models.sentence_folder import is_sentence_folder
 from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import Inputs, weights_report
@@ -81,12 +82,11 @@ def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount,
         rows = len(examples)  # questions are read only now
         account = task.account(split, examples, tables)
     account.rows = rows
-    if isinstance(examples, Examples) and (tokenizer := inputs.tokenizer(stage)) is not None:
-        columns = [texts[:SAMPLE] for texts in examples.texts]
-        ids = tokenizer(*columns, truncation=True, max_length=task.num_positions)["input_ids"]
-        cut = num_cut(ids, columns, tokenizer, task.num_positions)
-        lengths = np.array([len(tokens) for tokens in ids])
-        account.lengths = length_counts(lengths, cut, task.num_positions, is_sample=len(examples) > SAMPLE)
+    if task.tokenized and (tokenizer := inputs.tokenizer(stage)) is not None:
+        with TemporaryDirectory() as folder:
+            cut = task.write(Path(folder), examples.first(SAMPLE), tokenizer)
+            lengths = np.array(task.open(Path(folder)).lengths)
+        account.lengths = length_counts(lengths, cut, task.num_positions, is_sample=rows > SAMPLE)
     return account, task.hashes(examples, None)
 
 

@@ -54,6 +54,10 @@ class MultiLabelTask(ClassesTask):
 
     @model_validator(mode="after")
     def _columns_match_the_names(self) -> Self:
+        for option, value in (("separator", self.separator), ("flags", self.flags)):
+            if isinstance(self.label, list) and value is not None:
+                problem = "is read for a column of lists or texts, but task.label names columns of 0 and 1"
+                raise UserError(f"task.{option}", value, problem, "Leave it out.")
         if isinstance(self.label, list) and self.labels and len(self.labels) != len(self.label):
             problem = f"names {len(self.labels)} labels, but task.label names {len(self.label)} columns"
             remedy = "Leave task.labels out: the columns name them."

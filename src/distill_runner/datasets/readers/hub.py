@@ -84,11 +84,20 @@ def stream_from_hub(data: Dataset, split: str) -> Any:
         UserError: as ``load_from_hub``.
     """
     commit = dataset_commit(data)
+    source: dict[str, Any] = {"path": commit.name, "name": data.config, "revision": commit.sha}
     with _library_errors(data, split, offline=False) as datasets:
-        splits = datasets.load_dataset(commit.name, data.config, revision=commit.sha, streaming=True)
+        splits = datasets.load_dataset(**source, streaming=True)
+        builders = type(datasets.load_dataset_builder(**source)).__mro__
+        is_csv = any(builder.__name__ == "Csv" for builder in builders)
     if split not in splits:
         raise missing_split(data, split, list(splits), f"{data.dataset} on the hub")
-    return splits[split]
+    if not is_csv:
+        return splits[split]
+    with _library_errors(data, split, offline=False) as datasets:  # its types are those of the first rows: 007 is 7
+        names = splits[split].column_names or list(next(iter(splits[split])))
+        features = datasets.Features(dict.fromkeys(names, datasets.Value("string")))
+        options: dict[str, Any] = {"features": features, "keep_default_na": False, "na_filter": False}
+        return datasets.load_dataset(**source, split=split, streaming=True, **options)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 import json
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -53,6 +54,10 @@ class QuestionExamples:
     def __len__(self) -> int:
         """Read all questions, and return their number."""
         return sum(1 for _ in self)
+
+    def first(self, count: int) -> "QuestionExamples":
+        """Return the first questions."""
+        return replace(self, read=lambda: islice(self.read(), count))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Spans are read as spaCy and Prodigy (``spans``), Doccano (``label``, ``labels`` 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -81,6 +81,10 @@ class Sentences:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def first(self, count: int) -> "Sentences":
+        """Return the first sentences."""
+        return replace(self, items=self.items[:count])
 
     @property
     def texts(self) -> list[list[str]]:
