@@ -243,6 +243,8 @@ def test_a_wrong_quotation_mark_never_loses_rows(
         ("text,label\nwell, good,1\n", "line 2 has 3 values, but the first line names 2"),
         ("text,label\na,1\nb\n", "line 3 has 1 value, but the first line names 2"),
         ("text,text\na,b\n", "names the column 'text' twice"),
+        ("text,label\na,1\ntext,label\nb,0\n", "line 3 repeats the names of the first line"),
+        ("text,label\na,1\n\ufefftext,label\nb,0\n", "line 3 repeats the names of the first line"),
         ("text,label\n1,one\n2,two\rowt\n", "line 3 has a carriage return outside quotation marks"),
         ('text,label\n"he said \\"yes\\" twice",1\n', "line 2 goes on after the closing quotation mark"),
         ("text;label,x\na;b,c\nd;e,f\n", "may be separated by commas or semicolons"),
@@ -402,6 +404,13 @@ def test_files_of_which_two_could_be_the_split_are_refused(tmp_path: Path, names
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("text\na\n")
     assert words in refusal(lambda: columns(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["train.xlsx", "training.zip", "train.csv.zip", "train-00000-of-00001.feather"])
+def test_a_split_in_a_format_that_is_not_read_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK")
+    (tmp_path / "validation.csv").write_text("text,label\na,1\n")
+    assert f"{name} in {tmp_path} is of a format that is not read" in refusal(lambda: columns(tmp_path))
 
 
 def test_two_synonyms_are_refused(tmp_path: Path) -> None:

@@ -141,6 +141,9 @@ class _DelimitedFile:
                 if reader.line_num - previous > 1 and len(self._long_rows) < MAX_LONG_ROWS:
                     self._long_rows.append((previous + 1, row))
                 previous = reader.line_num
+                if width > 1 and row[1:] == self.names[1:] and row[0].lstrip("\ufeff") == self.names[0]:
+                    problem = f"line {previous + self._skipped} repeats the names of the first line"
+                    raise FileProblem(problem, "Remove it: are these two files, one after the other?")
                 count += 1
                 yield row
         except csv.Error as error:
