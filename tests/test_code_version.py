@@ -1,11 +1,14 @@
 """Tests of the version of the code that computes, which is part of every stage's key."""
 
 import ast
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from distill_runner.pipeline import code_version as module
 from distill_runner.pipeline.code_version import changed_modules, module_hashes, record, source_hash, total_hash
+from distill_runner.pipeline.store import Store, key_of
 
 
 def test_the_recorded_code_is_the_current_code() -> None:
@@ -71,3 +74,29 @@ def test_edited_code_has_its_own_version(monkeypatch: pytest.MonkeyPatch) -> Non
     assert module.code_version(module.DATA_PACKAGES) == record()["version"]
     assert changed_modules(recorded) == ["methods/predictions.py"]
     module.code_version.cache_clear()
+
+
+def test_two_versions_of_the_source_on_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A colleague with another checkout: each builds its own artifacts beside the other's, and neither is damaged."""
+    store, recorded, keys = Store(tmp_path), record()["modules"], []
+    for edited in ({}, {"training/train.py": "other"}, {"common/seeds.py": "other"}, {}):
+        monkeypatch.setattr(module, "_loaded_hashes", lambda edited=edited: {**recorded, **edited})
+        module.code_version.cache_clear()
+        spec = {"kind": "stage", "code": module.code_version(), "seed": 1}
+        built = []
+
+        def build(place: Path, built: list[str] = built, spec: dict[str, Any] = spec) -> None:
+            built.append(key_of(spec))
+            (place / "weights").write_text(key_of(spec))
+
+        folder = store.get(spec, build)
+        keys.append((folder.name, bool(built)))
+        assert all((path / "weights").read_text() == path.name for path in folder.parent.iterdir() if path.is_dir())
+    assert [is_built for _, is_built in keys] == [True, True, True, False]
+    assert len({key for key, _ in keys}) == 3
+    assert keys[0][0] == keys[3][0]
+    module.code_version.cache_clear()
+
+
+def test_modules_of_other_packages_that_compute_exist() -> None:
+    assert set(module.MODULES) <= set(module_hashes())

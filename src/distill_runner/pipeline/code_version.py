@@ -20,6 +20,11 @@ from typing import Any
 
 PACKAGES = ("methods", "models", "training", "tasks", "datasets")
 """Packages that compute stages."""
+MODULES = ("common/seeds.py", "pipeline/build.py", "pipeline/inputs.py", "pipeline/targets.py")
+"""Modules of other packages that compute stages.
+
+The rest of ``pipeline`` and ``common`` says what a stage is, which its spec holds, and where its artifacts are.
+"""
 UNCOUNTED = ("tasks/account.py", "models/weights.py")
 """Modules that only report."""
 ROOT = Path(__file__).parents[1]
@@ -32,7 +37,8 @@ RECORD = Path(__file__).with_name("code_version.json")
 
 def module_hashes(root: Path = ROOT) -> dict[str, str]:
     """Return the hash of each module that computes, by its path below ``root``."""
-    files = sorted(file for package in PACKAGES for file in (root / package).rglob("*.py"))
+    files = [file for package in PACKAGES for file in (root / package).rglob("*.py")]
+    files = sorted([*files, *(root / module for module in MODULES)])
     paths = {file.relative_to(root).as_posix(): file for file in files}
     return {
         path: source_hash(file.read_text(encoding="utf-8")) for path, file in paths.items() if path not in UNCOUNTED
@@ -83,11 +89,15 @@ def record() -> dict[str, Any]:
 
 
 @cache
-def code_version(packages: tuple[str, ...] = PACKAGES) -> int | str:
-    """Return the recorded number if the code of some packages is what was recorded, else the beginning of its hash."""
+def code_version(packages: tuple[str, ...] | None = None) -> int | str:
+    """Return the recorded number if the code is what was recorded, else the beginning of its hash.
+
+    Args:
+        packages: the packages that count; None for all code that computes stages.
+    """
 
     def selected(hashes: Mapping[str, str]) -> dict[str, str]:
-        return {path: digest for path, digest in hashes.items() if path.partition("/")[0] in packages}
+        return {path: digest for path, digest in hashes.items() if not packages or path.partition("/")[0] in packages}
 
     recorded, current = record(), selected(_loaded_hashes())
     return int(recorded["version"]) if current == selected(recorded["modules"]) else total_hash(current)[:16]
