@@ -62,9 +62,9 @@ def test_the_lines_of_own_files(tmp_path: Path, compose: Compose) -> None:
 
 def test_files_that_look_like_those_of_a_split_are_named(tmp_path: Path, compose: Compose) -> None:
     """train2.csv beside train.csv was left out without a word."""
-    parts = {"train": ROWS[:20], "train2": ROWS[20:40], "validation": ROWS[40:], "notes": ROWS}
+    parts = {"train": ROWS[:20], "train2": ROWS[20:40], "Train3": ROWS, "validation": ROWS[40:], "notes": ROWS}
     line = lines_of(compose, save(tmp_path / "d", **parts))["data"]
-    assert "not read: train2.csv" in line.warnings
+    assert "not read: Train3.csv, train2.csv" in line.warnings
     assert not any("notes" in warning for warning in line.warnings)
 
 

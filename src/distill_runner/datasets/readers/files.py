@@ -325,9 +325,9 @@ def unread_siblings(data: Dataset, names: Iterable[str]) -> list[str]:
         return []
     if folder is None or not folder.is_dir():
         return []
-    stems = tuple(_without_shard(name.partition(".")[0]) for name in read_names)
+    stems = tuple(_without_shard(name.partition(".")[0]).casefold() for name in read_names)
     siblings = [path.name for path in _entries(folder) if file_format(path) and path.name not in read_names]
-    return [name for name in siblings if name.startswith(stems)]
+    return [name for name in siblings if name.casefold().startswith(stems)]
 
 
 def _without_shard(name: str) -> str:

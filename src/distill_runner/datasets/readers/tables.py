@@ -56,6 +56,7 @@ from distill_runner.datasets.readers.files import (
 )
 from distill_runner.datasets.readers.json_files import JsonTable
 from distill_runner.datasets.readers.table import (
+    EMPTY,
     FileProblem,
     FileRecord,
     LibraryTable,
@@ -319,7 +320,10 @@ def inspect_columns(data: Dataset, split: str) -> dict[str, str]:
     with locate_split(data, split) as (source, name):
         name, _ = parse_split(name)
         with open_split(source, name) as table:
-            return table.column_types()
+            types = table.column_types()
+            if all(kind == EMPTY for kind in types.values()):
+                raise empty_split(data, split, table.origin)
+            return types
 
 
 def column_names(data: Dataset, split: str) -> list[str]:
