@@ -83,7 +83,7 @@ def test_two_versions_of_the_source_on_one_store(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(module, "_loaded_hashes", lambda edited=edited: {**recorded, **edited})
         module.code_version.cache_clear()
         spec = {"kind": "stage", "code": module.code_version(), "seed": 1}
-        built = []
+        built: list[str] = []
 
         def build(place: Path, built: list[str] = built, spec: dict[str, Any] = spec) -> None:
             built.append(key_of(spec))

@@ -421,6 +421,17 @@ def test_a_file_without_rows_is_called_empty(tmp_path: Path, name: str, content:
     assert "the split is empty" in refusal(lambda: inspect_columns(part(tmp_path), "train"))
 
 
+@pytest.mark.parametrize("name", ["train.csv", "train.jsonl", "train.parquet", "train.txt"])
+@pytest.mark.parametrize(
+    ("content", "words"), [("version https://git-lfs.github.com/spec/v1\n", "Git LFS"), ("<html>404", "web page")]
+)
+def test_what_a_failed_download_leaves_is_named(tmp_path: Path, name: str, content: str, words: str) -> None:
+    (tmp_path / name).write_text(content)
+    message = refusal(lambda: columns(tmp_path))
+    assert words in message
+    assert name in message
+
+
 def test_two_synonyms_are_refused(tmp_path: Path) -> None:
     for name in ("val.csv", "dev.csv"):
         (tmp_path / name).write_text("text\na\n")

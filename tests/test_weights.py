@@ -156,3 +156,27 @@ def test_no_backbone_tensor_is_random_in_silence(base: Path, tmp_path: Path, dat
 def test_names_are_shortened(names: list[str], text: str) -> None:
     """Hundreds of names would fill the terminal."""
     assert shorten(sorted(names)) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n", "is a pointer of Git LFS"),
+        (b"<!DOCTYPE html><html>404</html>", "is a web page"),
+        (b"", "is damaged"),
+        (b"\0" * 100, "is damaged"),
+    ],
+)
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_what_is_no_file_of_weights_is_named_by_a_plan(
+    base: Path, tmp_path: Path, content: bytes, words: str, name: str
+) -> None:
+    """A plan said that the weights were not on this machine yet."""
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(content)
+    if name.endswith(".bin") and words == "is damaged":
+        assert read_report(resolve_source(str(folder)), ModelConfig(source=str(folder)), HEAD) is None
+        return
+    with pytest.raises(UserError, match=f"{name} {words}"):
+        report_of(folder)

@@ -32,6 +32,20 @@ _CLONE = 0x40049409
 REMEDY = "Nothing is lost: free some space (distill-run store), then repeat the command to resume."
 
 
+def placeholder(file: Path) -> str | None:
+    """Return what is in the place of a file that was not downloaded, and what to do; None if it is not that.
+
+    Clones without Git LFS hold pointers, and a failed download may leave the page of its error.
+    """
+    with file.open("rb") as stream:
+        begin = stream.read(64).lstrip().lower()
+    if begin.startswith(b"version https://git-lfs"):
+        return "is a pointer of Git LFS, without the content: run git lfs pull in its folder"
+    if begin.startswith((b"<!doctype html", b"<html")):
+        return "is a web page, such as that of a failed download: download the file itself"
+    return None
+
+
 def file_sha256(file: Path) -> str:
     """Return the SHA-256 checksum of a file's content as hexadecimal digits."""
     with file.open("rb") as stream:

@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError, root_cause, suggestion
-from distill_runner.common.files import file_sha256
+from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.hub import HubError
 from distill_runner.datasets.tokenization import uses_segment_ids
 from distill_runner.models.adapters import ADAPTER_FILES, base_name, merged_folder
@@ -219,6 +219,9 @@ class ModelSource:
         files = list(folder.glob("*.safetensors"))
         if not files and not list(folder.glob("pytorch_model*.bin")):
             raise UserError(".model.source", self.name, "the folder holds no weights", FOLDER_REMEDY)
+        for file in [*files, *folder.glob("pytorch_model*.bin")]:
+            if problem := placeholder(file):
+                raise UserError(".model.source", self.name, f"{file.name} {problem}", FOLDER_REMEDY)
         for file in files:
             try:
                 with safe_open(file, "pt"):

@@ -114,7 +114,9 @@ def read_report(source: ModelSource, model: ModelConfig, head: Head) -> WeightsR
     try:
         shapes, types = _shapes(files)
         shapes |= saved_shapes(source.folder) if base else {}
-    except Exception:  # files that cannot be read are reported where they are loaded
+    except Exception:  # a pickle file that cannot be read is reported where it is loaded
+        if source.commit is None:
+            source.require_weights()
         return None
     return _read_report(source, tuple(shapes.items()), types, head.auto, model.head == "keep")
 

@@ -118,7 +118,8 @@ def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         base = part.model_source.base
         name = f"{part.name} {part.model_source.name}" + (f" merged into {base.name}" if base else "")
         if (report := _stored_report(part, inputs) or weights_report(part)) is None:
-            yield AccountLine("weights", f"{name}: not on this machine yet")
+            unknown = "not on this machine yet" if part.model_source.commit else "compared when they are loaded"
+            yield AccountLine("weights", f"{name}: {unknown}")
             continue
         warnings = (f"{name}: {len(report.missing)} tensors are random",) if report.fails else ()
         yield AccountLine(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from distill_runner.common.errors import error_context
 from distill_runner.common.seeds import seed_all, stage_seed
 from distill_runner.datasets.corpora import train_wordpiece, write_examples
 from distill_runner.datasets.readers.dataset import Dataset
@@ -148,7 +149,8 @@ def weights_report(stage: Stage) -> WeightsReport | None:
     """Return what the stage reads of its source's weights; None if it reads none, or they are not on this machine."""
     if stage.model_source is None:
         return None
-    return read_report(stage.model_source, stage.config.model, stage.head)
+    with error_context(f"stages.{stage.name}"):
+        return read_report(stage.model_source, stage.config.model, stage.head)
 
 
 def saved_model(stage: Stage, folder: Path) -> Any:

@@ -125,10 +125,10 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
         return matches
     names = next((names for names in _SYNONYMS if split in names), (split,))
     for path in _entries(folder):
-        remedy = OTHER_FORMATS.get(path.suffix.lower())
-        if remedy and _without_shard(path.name.partition(".")[0]) in names:
+        suffix = path.suffix.lower()
+        if suffix in OTHER_FORMATS and _without_shard(path.name.partition(".")[0]) in names:
             problem = f"{path.name} in {folder} is of a format that is not read"
-            raise UserError(data.split_key(split), split, problem, remedy)
+            raise UserError(data.split_key(split), split, problem, OTHER_FORMATS[suffix])
     files = _data_files(folder)
     available = sorted({_without_shard(file_stem(file)) for file in files} | set(_image_splits(folder)))
     raise missing_split(data, split, available, str(folder))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, format_list
-from distill_runner.common.files import file_sha256
+from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.process import quiet_datasets
 from distill_runner.datasets import embedded
 from distill_runner.datasets.readers import hub
@@ -126,6 +126,10 @@ def open_files(
     """
     if files[0].suffix.lower() in IMAGE_FORMATS:
         return _image_table(files, origin)
+    for file in files:
+        if placeholder_text := placeholder(file):
+            problem, _, remedy = placeholder_text.partition(": ")
+            raise FileProblem(problem, f"{remedy[0].upper()}{remedy[1:]}.").of_file(file.name if len(files) > 1 else "")
     kind, paths = file_format(files[0]), dict(zip(_distinct_names(files), files, strict=True))
     if kind in BINARY_FORMATS:
         return ArrowTable(origin, paths, kind == PARQUET, class_names)
