@@ -14,10 +14,15 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
+from distill_runner import hydra_app
 from distill_runner.common.errors import UserError
 from distill_runner.common.launch import Launch, first_host
 from distill_runner.models.vocabulary import row_table
+from distill_runner.running import _launched_runtime, num_threads
+from distill_runner.training.config import Runtime
+from distill_runner.training.devices import Device
 from distill_runner.training.launched import admit_others, enter_attempt
 from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, UnequalStart
 from distill_runner.training.train import Training
@@ -88,6 +93,25 @@ def test_processes_meet_those_of_their_own_attempt() -> None:
     for attempt in (1, 2, 3):
         with ThreadPoolExecutor(3) as threads:
             assert list(threads.map(enter, range(3))) == [attempt] * 3
+
+
+def test_what_the_options_of_a_launched_run_may_say() -> None:
+    launch = Launch(0, 4, 0, 2)
+    runtime = _launched_runtime(Runtime(), launch)
+    assert (runtime.num_processes, runtime.threads) == (4, num_threads(None, 2))
+    assert _launched_runtime(Runtime(num_processes=4, threads=3), launch).threads == 3
+    with pytest.raises(UserError, match=r"runtime.num_processes=2: the launcher has started 4 processes"):
+        _launched_runtime(Runtime(num_processes=2), launch)
+    assert Device.of_launched_process("cpu", "fp32", torch.device).torch == CPU
+    with pytest.raises(UserError, match=r"runtime.device=cuda:1: is one device, but each process of torchrun or srun"):
+        Device.of_launched_process("cuda:1", "fp32", torch.device)
+
+
+def test_a_sweep_is_no_job_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**TORCHRUN, "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="a sweep trains many models, but the launcher has started 4 processes"):
+        hydra_app._run_point(OmegaConf.create())
 
 
 class Votes:
