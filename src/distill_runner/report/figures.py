@@ -173,7 +173,7 @@ def epoch_figure(results: Sequence[Result]) -> "Figure | None":
                 panel.plot(range(1, len(means) + 1), means, **_look(names.index(name)))
             panel.set_title(task)
             panel.set_xlabel("epoch")
-            panel.xaxis.get_major_locator().set_params(integer=True)
+            panel.locator_params(axis="x", integer=True)
         figure.supylabel("score × 100")
         figure.suptitle("Score after each epoch, mean over seeds")
         legend(figure, {name: {**_look(number), "linestyle": "-"} for number, name in enumerate(names)})
@@ -184,7 +184,11 @@ def _epoch_scores(result: Result) -> list[float]:
     """Return the scores of a run after each epoch, up to the first that is missing or not finite."""
     history = result.get("history") or []
     scores = [entry.get(result["metric"]) if isinstance(entry, Mapping) else None for entry in history]
-    return [*takewhile(lambda score: isinstance(score, int | float) and isfinite(score), scores)]
+    return [float(score) for score in takewhile(_is_finite, scores) if score is not None]
+
+
+def _is_finite(score: Any) -> bool:
+    return isinstance(score, int | float) and isfinite(score)
 
 
 # --- Comparisons

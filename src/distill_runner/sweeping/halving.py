@@ -174,8 +174,8 @@ def halving_report(cell: Sequence[GridPoint], factor: int) -> str:
         outcome = replay(scores, num_epochs(cell[0]), factor)
         saved = 1 - outcome.trained / outcome.total
         scores_text = f"best {100 * outcome.best:.2f} with halving, {100 * outcome.best_of_all:.2f} without"
-        trained = f"{outcome.trained} of {quantity(outcome.total, 'epoch')}"
-        return f"{head}: {trained} ({100 * saved:.0f} % saved), {scores_text}"
+        share = f"{outcome.trained} of {quantity(outcome.total, 'epoch')}"
+        return f"{head}: {share} ({100 * saved:.0f} % saved), {scores_text}"
     trained = _epochs(scores)
     total = sum(len(scores_of(point)) if point.result()["status"] == "done" else num_epochs(point) for point in cell)
     return f"{head}: {trained} of {quantity(total, 'epoch')} trained ({100 * (1 - trained / total):.0f} % saved)"
