@@ -22,7 +22,7 @@ from distill_runner.deploy.measure import (
     ModelForm,
     PaddedSplit,
     RunningCost,
-    running_costs,
+    Stopwatch,
     section,
     with_section,
 )
@@ -127,10 +127,15 @@ def test_engines_take_turns(tmp_path: Path) -> None:
         return run
 
     engines = {name: engine(name) for name in "ab"}
-    costs = running_costs(engines, dict.fromkeys(engines, examples), 12)
-    assert called == [*"a" * 11, *"b" * 11, *"ab" * 12, *"ab"], "both sizes of batch are warmed up"
+    stopwatch = Stopwatch(engines, dict.fromkeys(engines, examples), 12)
+    assert called == [*"a" * 11, *"b" * 11], "both sizes of batch are warmed up"
+    costs = stopwatch.measure()
+    assert called[22:] == [*"ab" * 3 * 6], "six rounds of two examples and a batch"
     assert set(costs) == {"a", "b"}
     assert all(cost.examples_per_second > 0 for cost in costs.values())
+    assert all(cost.interval[0] <= cost.milliseconds[50] <= cost.interval[1] for cost in costs.values())
+    stopwatch.measure()
+    assert len(stopwatch.batches["a"]) == 12, "measuring again adds rounds"
     assert examples.outputs(engines["a"])[:, 0].tolist() == lengths.tolist(), "in the order of the split"
 
 

@@ -15,7 +15,7 @@ from distill_runner.common import process
 SOURCES = Path(distill_runner.__file__).parents[1]
 SETTERS = {
     *(f"os.environ.{name}" for name in ("setdefault", "update", "pop")),
-    *(f"os.{name}" for name in ("chdir", "putenv", "_exit", "umask", "nice", "dup2")),
+    *(f"os.{name}" for name in ("chdir", "putenv", "sched_setaffinity", "_exit", "umask", "nice", "dup2")),
     *(f"gc.{name}" for name in ("disable", "enable", "freeze", "unfreeze", "collect", "set_threshold")),
     *(f"signal.{name}" for name in ("signal", "alarm", "setitimer")),
     *(f"sys.path.{name}" for name in ("insert", "append", "remove")),

@@ -169,9 +169,10 @@ def test_a_file_of_ones_own(student: Student, tmp_path: Path, capsys: pytest.Cap
     powers = np.exp(logits)
     shares = powers / powers.sum(1, keepdims=True)
     head, *rows = csv.reader(out.read_text().splitlines())
-    assert head == ["index", "prediction", "p_entailment", "p_not_entailment"]
+    assert head == ["index", "prediction", "p_entailment", "p_not_entailment", "sentence1", "sentence2"]
+    assert [row[4] for row in rows] == SENTENCES, "the file's columns, in its order"
     assert [row[1] for row in rows] == [["entailment", "not_entailment"][i] for i in logits.argmax(1)]
-    np.testing.assert_allclose([[float(p) for p in row[2:]] for row in rows], shares, atol=2e-5)
+    np.testing.assert_allclose([[float(p) for p in row[2:4]] for row in rows], shares, atol=2e-5)
     capsys.readouterr()
     run_subcommand("predict", [str(folder), str(file), "--device", "cpu"])
     assert capsys.readouterr().out == out.read_text()
@@ -187,16 +188,18 @@ def test_a_run_folder_suffices_and_labels_of_the_file_are_not_read(
     found = {"columns": ["sentence1", "sentence2"], "labels": ["class"]}
     (folder / "result.json").write_text(json.dumps({"data": found, "labels": ["no", "yes"]}))
     file = tmp_path / "mine.csv"
-    file.write_text("sentence1,sentence2,label\nthe river,a stone,maybe\na letter,bright,\n")
+    file.write_text("id,sentence1,sentence2,label,index\n007,the river,a stone,maybe,x\n3,,,,\n08,a letter,bright,,y\n")
     run_subcommand("predict", [str(folder), str(file), "--device", "cpu"])
-    assert capsys.readouterr().out.splitlines()[0] == "index,prediction,p_no,p_yes"
+    head, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    assert ",".join(head) == "index,prediction,p_no,p_yes,id,sentence1,sentence2,label,input_index"
+    assert [row[4] for row in rows] == ["007", "3", "08"], "ids as they are written, blank texts included"
 
 
 def test_scores_of_a_file(student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("sentence1,sentence2\nthe river,a stone\n")
     run_subcommand("predict", [str(student("stsb")), str(file), "--device", "cpu"])
-    assert capsys.readouterr().out.startswith("index,prediction\n0,")
+    assert capsys.readouterr().out.startswith("index,prediction,sentence1,sentence2\n0,")
 
 
 @pytest.mark.parametrize(

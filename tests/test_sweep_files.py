@@ -86,6 +86,24 @@ def assert_composed(point: GridPoint) -> None:
     assert [before.key for before in point.stage.all_upstream] == [before.key for before in stage.all_upstream]
 
 
+def test_a_frontier_has_further_students_with_all_seeds(deep_bert_folder: Path) -> None:
+    """The teacher cut to 1 to 5 layers, three seeds each, and two others in place of the cut ones; no test split."""
+    resolvers.register()
+    fixed = ["sweep=frontier", "task=demo_sentences", "teacher=base", f"teacher.source={deep_bert_folder}"]
+    students = ["student=fresh_tiny", "student=fresh student.layers=4 student.width=64"]
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        master = hydra.compose_config("config", fixed, RunMode.MULTIRUN, with_log_configuration=False)
+        params = [f"{key}={value}" for key, value in master.hydra.sweeper.params.items()]
+        arguments = [*params, *fixed, "++task.test=null"]
+        grid = expand(master, hydra.config_loader, arguments, master.sweep.where, students)
+    assert [point.error for point in grid.points] == [None] * 21
+    shapes = [(point.stage.shape.num_layers, point.stage.shape.width) for point in grid.points if point.stage]
+    assert shapes == [(layers, 32) for layers in (1, 2, 3, 4, 5) for _ in "123"] + [(2, 128)] * 3 + [(4, 64)] * 3
+    assert not any(point.run.stages["student"].task.test for point in grid.points if point.run)  # type: ignore[union-attr]
+
+
 SWEEPS = [str(file.relative_to(ROOT).with_suffix("")) for file in sorted(ROOT.rglob("*.yaml"))]
 
 

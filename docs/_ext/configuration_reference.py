@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from distill_runner.common.errors import format_value
 from distill_runner.compose.folders import config_folder
+from distill_runner.compose.groups import Frontier
 from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet
 from distill_runner.methods.hidden_states import Attention
 from distill_runner.methods.layer_mapping import LayerMapping
@@ -37,6 +38,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "tracker.*": TrackerConfig,
     "store.*": StoreConfig,
     "sweep.*": SweepConfig,
+    "frontier.*": Frontier,
     "stages.<name>.*": StageConfig,
     "stages.<name>.model.*": ModelConfig,
     "stages.<name>.prediction_source.*": PredictionSource,
@@ -70,7 +72,7 @@ def _fields(schema: type[BaseModel]) -> list[str]:
     rows = []
     for name, field in schema.model_fields.items():
         default = "required" if field.default is PydanticUndefined and not field.default_factory else _default(field)
-        rows.append(f"| `{name}` | {default} | {_cell(meanings.get(name, ''))} |")
+        rows.append(f"| `{field.alias or name}` | {default} | {_cell(meanings.get(name, ''))} |")
     return ["| option | default | meaning |", "| --- | --- | --- |", *rows]
 
 

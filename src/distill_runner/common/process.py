@@ -251,6 +251,25 @@ def limit_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
+@contextmanager
+def pinned_cpus(count: int) -> Iterator[list[int]]:
+    """Pin this thread, and threads that it starts, to ``count`` CPUs within the context.
+
+    Yields:
+        The CPUs; none where the system cannot pin threads, as on macOS.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield []
+        return
+    allowed = os.sched_getaffinity(0)
+    cpus = sorted(allowed)[-count:]
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield cpus
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def allow_tf32(allowed: bool) -> None:
     """Let float32 matrix products and convolutions on GPUs round their factors to TF32, or forbid it.
 

@@ -161,7 +161,7 @@ def _quoted(metric: str) -> str:
 
 def _as_axis(override: str) -> str:
     """Turn ``a.b=1`` of a sweep into an axis with one value, which is set after the point has chosen ``a``."""
-    match = re.fullmatch(r"(?!(?:hydra|sweep|runtime|store|tracker)\.)(\w+(?:\.\w+)+)=([\w.+-]+)", override)
+    match = re.fullmatch(r"(?!(?:hydra|sweep|frontier|runtime|store|tracker)\.)(\w+(?:\.\w+)+)=([\w.+-]+)", override)
     if not match:
         return override
     key, value = match.groups()

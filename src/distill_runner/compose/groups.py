@@ -7,7 +7,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, Field
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.schema import Schema, validate_config
+from distill_runner.common.schema import LARGEST, Schema, validate_config
 from distill_runner.compose.folders import choices
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.compose.unread import ReadKeys
@@ -18,7 +18,7 @@ from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.predictions import Temperature
 from distill_runner.methods.schedules import LayerSchedule
 from distill_runner.models.config import Init
-from distill_runner.training.config import Optim, Share
+from distill_runner.training.config import MAX_THREADS, Optim, Share
 
 
 class _Group(Schema):
@@ -96,6 +96,29 @@ class _Sweep(_Group):
     halving: int | None = Field(None, ge=2)
 
 
+class Frontier(Schema):
+    """Options of a frontier, a sweep that ends with the smallest student that is good enough (docs/frontier.md).
+
+    Args:
+        margin: points by which the student may be worse than its teacher.
+        smallest: what the choice among students that are good enough minimizes: the file's size, or the median latency.
+        students: further students, each as overrides in one text. They take all axes of the sweep, without those that
+            begin with ``student``.
+        int8: export each student in 8 bits too.
+        threads: CPU threads of each engine that is timed.
+        examples: validation examples that are timed.
+        name: of the folder in ``outputs/frontier``; null takes the task's name.
+    """
+
+    margin: float = Field(1.0, gt=0, lt=100, alias="within")
+    smallest: Literal["size", "latency"] = "size"
+    students: list[str] = Field(default_factory=list)
+    int8: bool = True
+    threads: int = Field(1, ge=1, le=MAX_THREADS)
+    examples: int = Field(200, ge=1, le=LARGEST)
+    name: str | None = Field(None, pattern=r"^\w[\w.-]*$")
+
+
 GROUPS: dict[str, type[Schema]] = {
     "loss": _Loss,
     "mapping": LayerMapping,
@@ -110,6 +133,7 @@ GROUPS: dict[str, type[Schema]] = {
     "augment": _Augment,
     "template": _Template,
     "sweep": _Sweep,
+    "frontier": Frontier,
 }
 """Schemas of the groups that a run may leave unread. The stages check all others, such as ``task``."""
 

@@ -15,7 +15,10 @@ from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.training.config import Optim
 
-ELSEWHERE = ("runtime", "store", "tracker", "hydra", "sweep", "params", "recipe", "plan", "stage", "seed", "template")
+ELSEWHERE = (
+    *("runtime", "store", "tracker", "hydra", "sweep", "frontier", "params", "recipe", "plan", "stage", "seed"),
+    "template",
+)
 """Top-level keys that are read by more than the stages, or by name."""
 DESCRIBING = {"name", "assumptions", "recipe", "version"}
 """Parts of keys that describe a file or name another one."""

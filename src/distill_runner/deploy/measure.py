@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from distill_runner.common.errors import UserError
 from distill_runner.common.terminal import markdown_table
 from distill_runner.deploy.onnx import FOLDER, PLAIN, Inputs, OnnxEngine, TorchEngine, export, quantize
+from distill_runner.report.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
     from distill_runner.datasets.splits import Split
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 Engine = Callable[[Inputs], np.ndarray]
 PERCENTILES = (50, 95, 99)
-WARM_UP, BATCH = 10, 32
+WARM_UP, BATCH, ROUNDS = 10, 32, 6
 SHARES = (0.05, 0.35, 0.65, 0.95)
 EXACT, TOLERANCE = "ONNX", 1e-3
 """The form in float32, and its largest allowed difference to torch's outputs, relative to max(1, largest output)."""
@@ -82,51 +84,88 @@ class RunningCost:
     Attributes:
         milliseconds: latency of a single example, by percentile (50, 95, 99).
         examples_per_second: throughput in batches of 32.
+        interval: bounds of an interval of at least 95% of ``milliseconds[50]``, over rounds (``median_interval``).
+        batch_milliseconds: latency of a batch of 32, by percentile.
     """
 
     milliseconds: dict[int, float]
     examples_per_second: float
+    interval: tuple[float, float] = (0.0, inf)
+    batch_milliseconds: dict[int, float] = field(default_factory=dict)
+
+    def is_as_fast_as(self, other: "RunningCost") -> bool:
+        """Whether the intervals of the medians overlap: these measurements do not say which engine is faster."""
+        return self.interval[0] <= other.interval[1] and other.interval[0] <= self.interval[1]
 
 
-def running_costs(
-    engines: Mapping[str, Engine], examples: Mapping[str, PaddedSplit], num_examples: int
-) -> dict[str, RunningCost]:
-    """Time every engine on the same randomly drawn examples; tokenization is not timed.
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return an interval of the median of independent values by their order, of at least 95% if there are six or more.
 
-    The engines take turns, so that a change in the machine's load affects all of them.
+    It assumes no distribution: the median lies below all n values with probability 1 / 2^n, and so on.
+    """
+    from scipy.special import bdtr
+
+    ordered = sorted(values)
+    skipped = 0
+    while 2 * (skipped + 1) < len(ordered) and 2 * bdtr(skipped + 1, len(ordered), 0.5) <= 1 - CONFIDENCE:
+        skipped += 1
+    return ordered[skipped], ordered[-1 - skipped]
+
+
+class Stopwatch:
+    """Times engines on the same randomly drawn examples, in rounds; tokenization is not timed.
+
+    In each round the engines take turns, example by example, so that a change in the machine's load affects all of
+    them. A round has a part of the examples, of all lengths, and a batch of 32.
 
     Args:
-        engines: engine by name.
+        engines: engine by name. They are warmed up here.
         examples: examples for each engine, by the engine's name; each model has its own tokenizer.
         num_examples: number of examples to draw; all examples if there are fewer.
     """
-    count = len(next(iter(examples.values())))
-    numbers = np.random.default_rng(0).choice(count, min(num_examples, count), replace=False)
-    parts = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
-    singles = {name: [examples[name].inputs([int(number)]) for number in numbers] for name in engines}
-    batches = {name: [examples[name].inputs(part) for part in parts] for name in engines}
-    single_seconds: dict[str, list[float]] = {name: [] for name in engines}
-    batch_seconds: dict[str, float] = dict.fromkeys(engines, 0.0)
-    for name, engine in engines.items():
-        for inputs in (*singles[name][:WARM_UP], batches[name][0]):
-            engine(inputs)
-    for i in range(len(numbers)):
+
+    def __init__(self, engines: Mapping[str, Engine], examples: Mapping[str, PaddedSplit], num_examples: int) -> None:
+        self.engines, self.examples = engines, examples
+        first, self.generator = next(iter(examples.values())), np.random.default_rng(0)
+        numbers = self.generator.choice(len(first), min(num_examples, len(first)), replace=False)
+        self.numbers = numbers[np.argsort(first.split.lengths[numbers], kind="stable")]
+        self.singles: dict[str, list[list[float]]] = {name: [] for name in engines}
+        self.batches: dict[str, list[float]] = {name: [] for name in engines}
+        self.batch_size = min(BATCH, len(self.numbers))
         for name, engine in engines.items():
-            single_seconds[name].append(_seconds(engine, singles[name][i]))
-    for i in range(len(parts)):
-        for name, engine in engines.items():
-            batch_seconds[name] += _seconds(engine, batches[name][i])
-    latencies = {
-        name: {p: 1000 * float(np.percentile(seconds, p)) for p in PERCENTILES}
-        for name, seconds in single_seconds.items()
-    }
-    return {name: RunningCost(latencies[name], len(numbers) / batch_seconds[name]) for name in engines}
+            for size in (*[1] * WARM_UP, self.batch_size):
+                engine(examples[name].inputs(self.numbers[-size:]))
+
+    def measure(self, rounds: int = ROUNDS) -> "dict[str, RunningCost]":
+        """Time more rounds, and return the costs over all rounds so far."""
+        for number in range(rounds):
+            part = self.generator.permutation(self.numbers[number::rounds])
+            for times in self.singles.values():
+                times.append([])
+            for example in part:
+                for name in self.engines:
+                    self.singles[name][-1].append(self._seconds(name, [int(example)]))
+            batch = self.generator.choice(self.numbers, self.batch_size, replace=False)
+            for name in self.engines:
+                self.batches[name].append(self._seconds(name, batch))
+        return {name: self._cost(name) for name in self.engines}
+
+    def _seconds(self, name: str, numbers: Sequence[int] | np.ndarray) -> float:
+        inputs = self.examples[name].inputs(numbers)
+        start = time.perf_counter()
+        self.engines[name](inputs)
+        return time.perf_counter() - start
+
+    def _cost(self, name: str) -> RunningCost:
+        rounds = [part for part in self.singles[name] if part]
+        low, high = median_interval([1000 * float(np.median(part)) for part in rounds])
+        batches = self.batches[name]
+        per_second = len(batches) * self.batch_size / sum(batches)
+        return RunningCost(_percentiles(np.concatenate(rounds)), per_second, (low, high), _percentiles(batches))
 
 
-def _seconds(engine: Engine, inputs: Inputs) -> float:
-    start = time.perf_counter()
-    engine(inputs)
-    return time.perf_counter() - start
+def _percentiles(seconds: "Sequence[float] | np.ndarray") -> dict[int, float]:
+    return {p: 1000 * float(np.percentile(seconds, p)) for p in PERCENTILES}
 
 
 @dataclass(frozen=True)
@@ -203,7 +242,7 @@ class Evaluation:
         outputs = {(model, form): self.splits[model].outputs(engine) for (model, form), engine in self.engines.items()}
         engines = {" ".join(key): engine for key, engine in self.engines.items()}
         examples = {" ".join(key): self.splits[key[0]] for key in self.engines}
-        costs, rows = running_costs(engines, examples, num_examples), []
+        costs, rows = Stopwatch(engines, examples, num_examples).measure(), []
         for (model, form), form_outputs in outputs.items():
             reference = outputs[model, "torch"]
             difference = float(np.abs(form_outputs - reference).max())

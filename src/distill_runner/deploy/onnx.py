@@ -4,8 +4,9 @@ The files are named as sentence-transformers names them on the hub.
 """
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -66,32 +67,81 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
     return path
 
 
-def quantize(path: Path) -> Path:
-    """Write a copy of the ONNX file ``path``, with 8-bit weights of matrix products and embeddings, to the same folder.
+def quantize(path: Path, folder: Path | None = None) -> Path:
+    """Write a copy of the ONNX file ``path``, with 8-bit weights of matrix products and embeddings.
 
     Activations are quantized dynamically, at run time. The integer type suits the processor of this machine. The file
     name contains the integer type and the instruction set.
 
+    Args:
+        folder: of the copy; None takes that of ``path``.
     Returns:
         Path of the quantized file.
     """
-    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     weight_type, instructions = processor()
-    target = path.with_name(f"{path.stem}_{weight_type}_{instructions}.onnx")
-    model = onnx.load(path)
-    # Some shapes that the exporter records contradict the shapes that ``quantize_dynamic`` infers, which is an error.
-    del model.graph.value_info[:]
+    target = _in_folder(folder or path.parent, f"{path.stem}_{weight_type}_{instructions}.onnx")
     with suppressed_output():
         quantize_dynamic(
-            model,
+            _without_shapes(path),
             target,
             weight_type=QuantType.QUInt8 if weight_type == "quint8" else QuantType.QInt8,
             per_channel=False,
             extra_options={"DefaultTensorType": 1},
         )
     return target
+
+
+def quantize_static(path: Path, folder: Path, batches: Sequence[Inputs]) -> Path:
+    """Write a copy of the ONNX file ``path`` to ``folder``, with weights and activations of matrix products in 8 bits.
+
+    Each weight has a scale per output. The range of an activation is the mean over ``batches`` of its smallest and
+    largest values, so that single outliers do not take most of the 256 values. Embeddings stay in float32.
+
+    Returns:
+        Path of the quantized file.
+    """
+    import onnx
+    import onnxruntime.quantization as ort
+
+    class Reader(ort.CalibrationDataReader):
+        def __init__(self) -> None:
+            self.batches = iter(batches)
+
+        def get_next(self) -> Inputs | None:
+            return next(self.batches, None)
+
+    target = _in_folder(folder, f"{path.stem}_static_{'_'.join(processor())}.onnx")
+    with suppressed_output(), TemporaryDirectory() as scratch:
+        source = Path(scratch) / path.name
+        onnx.save(_without_shapes(path), source)
+        ort.quantize_static(
+            source,
+            target,
+            Reader(),
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            activation_type=ort.QuantType.QUInt8,
+            weight_type=ort.QuantType.QInt8,
+            calibrate_method=ort.CalibrationMethod.MinMax,
+            extra_options={"DefaultTensorType": 1, "CalibMovingAverage": True},
+        )
+    return target
+
+
+def _in_folder(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
+
+
+def _without_shapes(path: Path) -> Any:
+    """Return the model without recorded shapes: some contradict those that onnxruntime infers, which is an error."""
+    import onnx
+
+    model = onnx.load(path)
+    del model.graph.value_info[:]
+    return model
 
 
 def processor() -> tuple[str, str]:

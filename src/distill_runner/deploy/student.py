@@ -1,5 +1,7 @@
 """The student of a finished run, with the task that it was trained on, for predictions on other examples."""
 
+import csv
+import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.dataset import is_text_encoding
 from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
 from distill_runner.datasets.readers.table import recorded_tables
+from distill_runner.datasets.readers.tables import open_split
 from distill_runner.tasks.account import data_line
 
 if TYPE_CHECKING:
@@ -111,7 +114,8 @@ class Student:
     ) -> tuple[str | bytes, AccountLine]:
         """Return the predictions for the examples in ``file``, as the content of a prediction file, and their account.
 
-        The columns of ``file`` must have the names of the task's columns. In a ``.txt`` file, each line is a text.
+        The columns of ``file`` must have the names of the task's columns. In a ``.txt`` file, each line is a text. A
+        prediction file in CSV keeps all columns of ``file``, behind the predictions.
 
         Args:
             encoding: as ``Dataset.encoding``, for this file.
@@ -144,12 +148,41 @@ class Student:
 
         try:
             with recorded_tables() as tables:
-                return self.predict(task, device, with_account)
+                content, line = self.predict(task, device, with_account)
+            has_columns = file_format(file) != PLAIN_TEXT and task.tokenized
+            return _with_columns(content, task) if has_columns else content, line
         except UserError as error:
             if not error.key.startswith("task."):
                 raise
             remedy = error.remedy.replace("task.encoding=", "--encoding ")
             raise UserError("file", file, error.problem, remedy) from error
+
+
+def _with_columns(content: str | bytes, task: "Task") -> str | bytes:
+    """Return a prediction file in CSV with all columns of the file that was predicted; other formats as they are.
+
+    A column whose name the predictions have, such as ``index``, gets the prefix ``input_``.
+    """
+    if not isinstance(content, str) or not content.startswith("index,"):
+        return content
+    header, *rows = csv.reader(io.StringIO(content))
+    with open_split(task, "train") as table:
+        names = list(table.column_names)
+        columns = table.columns(names)
+    if any(len(values) != len(rows) for values in columns.values()):  # a prediction is not of one row
+        return content
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*header, *(f"input_{name}" if name in header else name for name in columns)])
+    for row, *values in zip(rows, *columns.values(), strict=True):
+        writer.writerow([*row, *map(_cell, values)])
+    return text.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _fields_of_result(folder: Path, fields: Mapping[str, Any], schema: "type[Task]") -> dict[str, Any]:

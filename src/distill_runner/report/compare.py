@@ -238,26 +238,54 @@ def _paired_scores(first: SettingScores, second: SettingScores) -> tuple[PairedS
     complete = [[of_run for of_run in point if of_run] for point in predictions]
     if any(len(point) < len(runs) for point, runs in zip(complete, predictions, strict=True)):
         return None, ["no test over examples: predictions are not kept for all runs"]
-    sample = complete[0][0]
-    if any(not sample.is_paired_with(other) for point in complete for other in point):
+    if (scores := pair_predictions(first.runs[0]["metric"], *complete)) is None:
         return None, ["no test over examples: their examples, or the numbers of their classes, differ"]
-    one, other = ([of_run.values for of_run in point] for point in complete)
+    return scores, []
+
+
+def pair_predictions(
+    metric: str, first: Sequence["Predictions"], second: Sequence["Predictions"]
+) -> PairedScores | None:
+    """Pair the predictions of the runs of two methods; None if they are not for the same examples."""
+    sample = first[0]
+    if any(not sample.is_paired_with(other) for other in (*first, *second)):
+        return None
+    one, other = ([of_run.values for of_run in method] for method in (first, second))
     if sample.source == "outputs":
-        return paired_scores(first.runs[0]["metric"], one, other, sample.units), []
+        return paired_scores(metric, one, other, sample.units)
     if sample.source == "counts":
-        return SummedScores(one, other, mean_f1_of_counts, sample.units), []
-    return clustered_scores(one, other, sample.units), []
+        return SummedScores(one, other, mean_f1_of_counts, sample.units)
+    return clustered_scores(one, other, sample.units)
 
 
 @dataclass(frozen=True)
-class _Predictions:
+class Predictions:
     """Outputs (N, C) with labels (N,); or scores (N,) or counts (N, 3 T) with the clusters (N,) of the examples."""
 
     source: str
     values: np.ndarray
     units: np.ndarray
 
-    def is_paired_with(self, other: "_Predictions") -> bool:
+    @classmethod
+    def read(cls, file: Path, metric: str) -> "Predictions":
+        """Read a file of ``PREDICTIONS``.
+
+        Raises:
+            OSError, ValueError, KeyError: the file is truncated, or not written by this package.
+        """
+        with np.load(file) as arrays:
+            return cls._from_arrays(arrays, metric)
+
+    @classmethod
+    def _from_arrays(cls, arrays: Mapping[str, np.ndarray], metric: str) -> "Predictions":
+        for source in ("counts", "score"):
+            if (values := arrays.get(f"{source}-{metric}")) is not None:
+                return cls(source, values, arrays["clusters"])
+        if is_external(metric) and "items" in arrays:
+            return cls("outputs", arrays["items"], arrays["references"])
+        return cls("outputs", arrays["outputs"], arrays["labels"])
+
+    def is_paired_with(self, other: "Predictions") -> bool:
         same = self.source == other.source and self.values.shape == other.values.shape
         return same and np.array_equal(self.units, other.units)
 
@@ -267,7 +295,7 @@ class _Predictions:
         return float(self.values.mean() if self.source == "score" else mean_f1_of_counts(self.values.sum(axis=0)))
 
 
-def _predictions(run: Result) -> _Predictions | None:
+def _predictions(run: Result) -> Predictions | None:
     """Return the predictions of the run's split; None if their score is not the run's.
 
     An older result does not name its split; then it is the first one with the run's score.
@@ -276,22 +304,12 @@ def _predictions(run: Result) -> _Predictions | None:
     pattern = TEST_PREDICTIONS if tested_on(run) else PREDICTIONS
     for file in [folder / pattern.replace("*", split)] if split else sorted(folder.glob(pattern)):
         try:
-            with np.load(file) as arrays:
-                predictions = _read_arrays(arrays, run["metric"])
+            predictions = Predictions.read(file, run["metric"])
             if isclose(predictions.score(run["metric"]), run["score"], abs_tol=1e-6):
                 return predictions
         except (OSError, ValueError, KeyError):  # truncated, or not written by this package
             continue
     return None
-
-
-def _read_arrays(arrays: Mapping[str, np.ndarray], metric: str) -> _Predictions:
-    for source in ("counts", "score"):
-        if (values := arrays.get(f"{source}-{metric}")) is not None:
-            return _Predictions(source, values, arrays["clusters"])
-    if is_external(metric) and "items" in arrays:
-        return _Predictions("outputs", arrays["items"], arrays["references"])
-    return _Predictions("outputs", arrays["outputs"], arrays["labels"])
 
 
 def _test_methods(

@@ -122,6 +122,33 @@ class PairedScores(ABC):
         numbers = self.exact_interval or self._percentile_interval(differing) or ()
         return ExampleTest(self.examples, self.units, differing, observed, p, is_exact, *numbers)
 
+    def p_not_worse(self, margin: float) -> float:
+        """Return the p-value of these models of the first method being worse by ``margin`` or more (one-sided).
+
+        The test is normal, with the variance of the difference over samples of units. Of a mean over examples, the
+        variance is at least the least one that a difference of ``margin`` has: at such a difference, at least a share
+        of ``margin`` of the examples differ. That is the idea of score tests of paired proportions (Tango 1998), and
+        keeps the error rate where few examples differ.
+
+        Args:
+            margin: positive, in the unit of the score.
+        Returns:
+            1 if too few units differ to estimate a variance.
+        """
+        from scipy.special import ndtr
+
+        least = margin * (1 - margin) / self.units if self.is_mean_of_examples else 0.0
+        if not least and self.is_different.sum() < FEW_UNITS:
+            return 1.0
+        variance = max(float(self.difference(self.resampled).var(ddof=1)), least)
+        return float(ndtr(-(float(self.difference(self.observed)) + margin) / variance**0.5))
+
+    def score_interval(self, runs: slice) -> tuple[float, float]:
+        """Return the bounds of the 95% interval over units of the mean score of some runs: bootstrap percentiles."""
+        means = self.resampled[:, runs].mean(axis=1)
+        low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+        return float(low), float(high)
+
     def _permutation_p(self, observed: float, differing: int) -> tuple[float, bool]:
         """Return the share of permutations whose difference is at least as large, and whether all were counted.
 

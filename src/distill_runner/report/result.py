@@ -128,9 +128,14 @@ def _base_model(stage: Stage) -> str | None:
     first = stage.first_teacher
     for root in (stage.root, first.root if first else stage.root):
         source = root.config.model.source
-        if source and re.fullmatch(r"\w[\w.-]*/[\w.-]+(?:@\w+)?", source) and not Path(source).exists():
+        if source and _is_hub_id(source):
             return source.partition("@")[0]
     return None
+
+
+def _is_hub_id(name: str) -> bool:
+    """Whether a model or dataset is one of the hub: ``owner/name``, perhaps with a revision, and no folder."""
+    return re.fullmatch(r"\w[\w.-]*/[\w.-]+(?:@\w+)?", name) is not None and not Path(name).exists()
 
 
 def describe_run(run: RunConfig) -> dict[str, Any]:
@@ -320,27 +325,42 @@ def _pipeline_tag(result: Result) -> str:
 
 
 def _front_matter(result: Result) -> dict[str, Any]:
-    entries = [_index_entry(result, "validation", result["metrics"])]
-    if test := result.get("test"):
-        entries.append(_index_entry(result, "test", test["metrics"]))
-    name = f"{label(result)} {result['task']}"
-    return {
-        "library_name": "sentence-transformers" if _pipeline_tag(result) == VECTORS else "transformers",
-        **({"base_model": result["base_model"]} if result.get("base_model") else {}),
-        "pipeline_tag": _pipeline_tag(result),
-        "tags": ["knowledge-distillation", "distill-run", result["method"]],
-        "model-index": [{"name": name, "results": entries}],
-    }
+    """Return the data of the card as the hub reads them: ``huggingface_hub`` names and nests them."""
+    from huggingface_hub import ModelCardData
+
+    base, test = result.get("base_model"), result.get("test")
+    data = ModelCardData(
+        library_name="sentence-transformers" if _pipeline_tag(result) == VECTORS else "transformers",
+        base_model=base,
+        base_model_relation="finetune" if base else None,
+        datasets=[result["dataset"]] if _is_hub_id(result["dataset"] or "") else None,
+        pipeline_tag=_pipeline_tag(result),
+        tags=["knowledge-distillation", "distill-run", result["method"]],
+        model_name=f"{label(result)} {result['task']}",
+        eval_results=[
+            *_evaluations(result, "validation", result["metrics"]),
+            *(_evaluations(result, "test", test["metrics"]) if test else ()),
+        ],
+    )
+    entries: dict[str, Any] = data.to_dict()
+    return entries
 
 
-def _index_entry(result: Result, split: str, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return an entry of the hub's index: the metrics on one split."""
+def _evaluations(result: Result, split: str, metrics: Mapping[str, float]) -> Iterator[Any]:
+    """Yield the metrics on one split as entries of the hub's index."""
+    from huggingface_hub import EvalResult
+
     dataset = without_paths(result["dataset"] or result["task"])
-    return {
-        "task": {"type": _pipeline_tag(result)},
-        "dataset": {"type": dataset, "name": result["task"], "split": split},
-        "metrics": [{"type": hub_name(name), "name": name, "value": float(value)} for name, value in metrics.items()],
-    }
+    for name, value in metrics.items():
+        yield EvalResult(
+            task_type=_pipeline_tag(result),
+            dataset_type=dataset,
+            dataset_name=result["task"],
+            dataset_split=split,
+            metric_type=hub_name(name),
+            metric_name=name,
+            metric_value=float(value),
+        )
 
 
 def _classes(result: Result) -> Iterable[tuple[str, Mapping[str, Mapping[str, float]]]]:

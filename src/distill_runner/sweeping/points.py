@@ -4,6 +4,7 @@ import ast
 import logging
 import pickle
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -231,17 +232,26 @@ class Grid:
     merged: list[tuple[GridPoint, GridPoint]] = field(default_factory=list)
 
 
-def expand(master: DictConfig, loader: ConfigLoader, arguments: Sequence[str], where: Sequence[str]) -> Grid:
+def expand(
+    master: DictConfig,
+    loader: ConfigLoader,
+    arguments: Sequence[str],
+    where: Sequence[str],
+    students: Sequence[str] = (),
+) -> Grid:
     """Return every combination of the values in ``arguments``; the last argument varies fastest.
 
     Args:
         master: configuration of the sweep itself.
         where: conditions that a point must meet.
+        students: further students, as overrides in one text each, with every combination of the other arguments.
     Raises:
         UserError, HydraException: ``arguments`` or ``where`` cannot be read.
     """
     parser = OverridesParser.create(config_loader=loader)
-    grid_overrides = combinations(parser.parse_overrides(list(arguments)))
+    others = [argument for argument in arguments if not argument.startswith(("student=", "student."))]
+    parts = [[*arguments], *([*others, *shlex.split(student)] for student in students)]
+    grid_overrides = [overrides for part in parts for overrides in combinations(parser.parse_overrides(part))]
     compose = Composer(master, loader, parser)
     grid, first = Grid(lambda overrides: _point(overrides, compose(overrides))), dict[str, GridPoint]()
     for overrides in _with_progress(list(dict.fromkeys(map(tuple, grid_overrides)))):  # a repeated value counts once

@@ -124,6 +124,7 @@ class ClassificationTask(ClassesTask):
             ``balanced`` gives every class the same total weight, with a mean of 1 over the training examples.
     """
 
+    served_reply = "dict(zip(labels, numpy.exp(row - numpy.logaddexp.reduce(row)).tolist()))"
     metric_functions = CLASSIFICATION_METRICS
     output_kind = "classes"
     problem_type = "single_label_classification"

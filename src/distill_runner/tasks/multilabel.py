@@ -42,6 +42,7 @@ class MultiLabelTask(ClassesTask):
         labels: label names in the order of the model's outputs; null reads them from the data.
     """
 
+    served_reply = "dict(zip(labels, (1 / (1 + numpy.exp(-row))).tolist()))"
     metric_functions = MULTILABEL_METRICS
     output_kind = "label_sets"
     problem_type = "multi_label_classification"

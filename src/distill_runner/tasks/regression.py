@@ -26,6 +26,7 @@ class RegressionTask(TextTask):
         labels: must be null, because scores have no class names.
     """
 
+    served_reply = "float(row[0])"
     metric_functions = REGRESSION_METRICS
     output_kind = "scores"
 

@@ -91,6 +91,11 @@ class Task(Splits):
 
     onnx_loading: ClassVar[str] = ONNX_LOADING
     """Code block for model cards that loads an exported model; the fields are ``model``, ``folder`` and ``file``."""
+    served_reply: ClassVar[str]
+    """Python expression of the answer to one text, for a program that serves an exported model (``deploy.serving``).
+
+    It reads ``row``, the outputs for the text, ``labels``, the names of the classes, and ``text``, its tokens.
+    """
     single_texts: ClassVar[bool] = False
     """Whether a model reads single texts, also where the task's columns are several texts that are compared."""
     agreement_name: ClassVar[str] = "same prediction"

@@ -56,9 +56,21 @@ class GridSweeper(BasicSweeper):
         hydra, plain = self.config.hydra, OmegaConf.to_container(self.config.sweep, resolve=True)
         settings = validate_config(SweepConfig, plain, "sweep.")
         workers = self._local_workers()
-        parameters = [*self._parse_config(), *arguments]
-        grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where)
+        parameters, frontier = [*self._parse_config(), *arguments], None
+        if node := self.config.get("frontier"):
+            from distill_runner.compose.groups import Frontier
+            from distill_runner.deploy.frontier_sweep import NO_TEST, finish_frontiers, require_frontier
+
+            frontier = validate_config(Frontier, OmegaConf.to_container(node, resolve=True), "frontier.")
+            parameters.append(NO_TEST)
+        students = frontier.students if frontier else ()
+        grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where, students)
         require_points(grid)
+        if frontier:
+            require_frontier(grid)
+            if not settings.wait:
+                problem = "queues the points, but a frontier waits for them"
+                raise UserError("sweep.wait", False, problem, "Leave it out.")
         if self.config.plan:
             show_plan(grid, self._num_workers("n_jobs", "array_parallelism"), settings.retry_failed)
             return
@@ -66,14 +78,17 @@ class GridSweeper(BasicSweeper):
         folder = sweep_folder(Path(hydra.sweep.dir).absolute().parent / "sweeps", name, grid.points)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
+        launch = partial(self._launch, folder.name)
         with hub.shared_commits():
             if settings.wait:
-                launch = partial(self._launch, folder.name)
                 run_grid(grid, launch, workers, settings.retry_failed, settings.halving)
             else:
                 submit = submitter(self.launcher, self._group_override(folder.name))
                 submit_grid(grid, submit, folder, settings.retry_failed)
-        if code := finish(grid, folder, name, settings.halving, settings.wait):
+            code = finish(grid, folder, name, settings.halving, settings.wait)
+            if frontier:
+                finish_frontiers(grid, frontier, launch, folder.parents[1] / "frontier")
+        if code:
             sys.exit(code)
 
     def _launch(self, group: str, jobs: Sequence[Sequence[str]]) -> Sequence[JobReturn]:

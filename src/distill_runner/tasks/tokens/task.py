@@ -56,6 +56,7 @@ class TokensTask(Task):
         misaligned: what becomes of a span that cuts a word: ``refuse``, ``extend`` it to whole words, or ``drop`` it.
     """
 
+    served_reply = "[[t, labels[n]] for t, n, x in zip(text.tokens, row.argmax(-1), text.special_tokens_mask) if not x]"
     pipeline_tag = "token-classification"
     has_classes = True
     has_words = True

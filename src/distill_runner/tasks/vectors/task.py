@@ -50,6 +50,7 @@ class VectorTask(TextTask):
         labels: always null, since vectors have no classes.
     """
 
+    served_reply = "row.tolist()"
     pipeline_tag = "sentence-similarity"
     onnx_loading = ONNX_LOADING
     single_texts = True

@@ -1,0 +1,261 @@
+"""Frontier of a sweep: students of several sizes, exported, scored and timed, and the smallest that is good enough.
+
+The choice is made on one validation split. Each chain of students, from the largest to the smallest, is tested in that
+order until one fails; the chains share the error rate. So a student that is worse than its teacher by the margin or
+more is chosen in at most 5% of all frontiers (fixed-sequence testing, Westfall & Krishen 2001).
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
+
+from distill_runner.common.errors import quantity
+from distill_runner.common.terminal import markdown_table
+from distill_runner.deploy.exported import Export
+from distill_runner.deploy.measure import BATCH, RunningCost
+from distill_runner.report.compare import pair_predictions
+from distill_runner.report.statistics import ALPHA, POWER
+
+TEACHER = "teacher"
+SIZE, LATENCY = "size", "latency"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A student, or the teacher, in one form.
+
+    Attributes:
+        name: ``teacher``, or the name of the student's row in a table.
+        family: equal for students that differ in depth or size alone; None for the teacher.
+        num_layers: depth; None unless the student is its teacher cut to fewer layers.
+        seeds: of the models, in the order of ``exports``.
+        exports: the models in one form.
+    """
+
+    name: str
+    family: Hashable
+    num_layers: int | None
+    seeds: tuple[int, ...]
+    exports: tuple[Export, ...]
+
+    @property
+    def form(self) -> str:
+        return self.exports[0].form
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.form}"
+
+    @property
+    def num_bytes(self) -> int:
+        return self.exports[0].file.stat().st_size
+
+    def scores(self, metric: str) -> list[float]:
+        """Return the score of each model on the validation split."""
+        return [export.predictions.score(metric) for export in self.exports]
+
+    def best(self, metric: str) -> int:
+        """Return the number of the model with the best score, the first of equal ones."""
+        scores = self.scores(metric)
+        return scores.index(max(scores))
+
+
+@dataclass(frozen=True)
+class FrontierRow:
+    """A candidate with its score, its test and its cost.
+
+    Attributes:
+        name, form, family, num_layers, num_bytes: as in ``Candidate``.
+        seeds: number of models.
+        score: their mean score, as a fraction.
+        interval: bounds of its 95% interval over examples.
+        difference: to the teacher in float32; None for the teacher.
+        p: of the student being worse by the margin or more; None for the teacher.
+        is_good: whether the tests in order say that it is not.
+        cost: latency and throughput.
+    """
+
+    name: str
+    form: str
+    family: Hashable
+    num_layers: int | None
+    num_bytes: int
+    seeds: int
+    score: float
+    interval: tuple[float, float]
+    difference: float | None
+    p: float | None
+    is_good: bool = False
+    cost: RunningCost | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.form}"
+
+    @property
+    def latency(self) -> float:
+        """Median latency of one example in milliseconds."""
+        assert self.cost is not None
+        return self.cost.milliseconds[50]
+
+
+def score(candidates: Sequence[Candidate], metric: str, margin: float) -> list[FrontierRow]:
+    """Score the candidates, and compare each student with the first candidate, which is the teacher in float32.
+
+    Args:
+        margin: in points.
+    """
+    reference = candidates[0]
+    return [_scored(candidate, reference, metric, margin) for candidate in candidates]
+
+
+def _scored(candidate: Candidate, reference: Candidate, metric: str, margin: float) -> FrontierRow:
+    first, second = ([export.predictions for export in one.exports] for one in (candidate, reference))
+    scores = pair_predictions(metric, first, second)
+    assert scores is not None, "a validation split was read twice, differently"
+    is_student = candidate.family is not None
+    return FrontierRow(
+        candidate.name,
+        candidate.form,
+        candidate.family,
+        candidate.num_layers,
+        candidate.num_bytes,
+        len(first),
+        fmean(candidate.scores(metric)),
+        scores.score_interval(slice(0, len(first))),
+        float(scores.difference(scores.observed)) if is_student else None,
+        scores.p_not_worse(margin / 100) if is_student else None,
+    )
+
+
+def with_tests(rows: Sequence[FrontierRow], smallest: str = SIZE) -> list[FrontierRow]:
+    """Return the rows with ``is_good``: each chain is tested from its largest student to the first that fails.
+
+    A chain has the students of one family in one form. The order is fixed by size or latency, which no score decides,
+    so each student is tested at the level of its chain, and the chains share ``ALPHA``.
+    """
+    chains: dict[Hashable, list[FrontierRow]] = {}
+    for row in rows:
+        if row.family is not None:
+            chains.setdefault((row.family, row.form), []).append(row)
+    good = set()
+    for chain in chains.values():
+        for row in sorted(chain, key=lambda row: _cost(row, smallest), reverse=True):
+            if row.p is None or row.p > ALPHA / len(chains):
+                break
+            good.add(row.label)
+    return [replace(row, is_good=row.label in good) for row in rows]
+
+
+def choice(rows: Sequence[FrontierRow], smallest: str = SIZE) -> FrontierRow:
+    """Return the smallest student that is good enough; if none is, the one with the best score."""
+    students = [row for row in rows if row.family is not None]
+    good = [row for row in students if row.is_good]
+    if good:
+        return min(good, key=lambda row: (_cost(row, smallest), -row.score))
+    return max(students, key=lambda row: (row.score, -_cost(row, smallest)))
+
+
+def _cost(row: FrontierRow, smallest: str) -> float:
+    return row.num_bytes if smallest == SIZE else row.latency
+
+
+def pareto(rows: Iterable[FrontierRow], smallest: str) -> list[FrontierRow]:
+    """Return the rows that no other row beats in score and cost, from the cheapest to the best."""
+    best: list[FrontierRow] = []
+    for row in sorted(rows, key=lambda row: (_cost(row, smallest), -row.score)):
+        if not best or row.score > best[-1].score:
+            best.append(row)
+    return best
+
+
+def disordered(rows: Sequence[FrontierRow]) -> list[tuple[FrontierRow, FrontierRow]]:
+    """Return the pairs of a student cut to fewer layers that is slower than the next deeper one of the same form."""
+    chains: dict[Hashable, list[FrontierRow]] = {}
+    for row in rows:
+        if row.num_layers is not None:
+            chains.setdefault((row.family, row.form), []).append(row)
+    ordered = (sorted(chain, key=lambda row: row.num_layers or 0) for chain in chains.values())
+    return [(one, other) for chain in ordered for one, other in pairwise(chain) if one.latency > other.latency]
+
+
+def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, examples: int) -> str:
+    """Return in words why ``row`` is the choice or, if no student is good enough, what is missing.
+
+    Args:
+        margin: in points.
+        examples: number of validation examples.
+    """
+    assert row.difference is not None
+    assert row.p is not None
+    difference = f"{quantity(100 * row.difference, 'point', '+.2f')} to the teacher"
+    limit = quantity(margin, "point", "g")
+    if row.is_good:
+        return f"choice: {row.label}, {difference}; not worse by {limit} (p = {row.p:.2g}, one-sided)"
+    text = f"no student is shown to be within {limit} of the teacher; the best is {row.label}, {difference}"
+    if 100 * row.difference <= -margin:
+        missing = quantity(-100 * row.difference - margin, "point", ".2f")
+        return f"{text}. It lacks {missing}: try more layers, epochs or data."
+    from scipy.special import ndtri
+
+    level = ALPHA / len({(other.family, other.form) for other in rows if other.family is not None})
+    if not 0 < row.p < 0.5:
+        return f"{text}. Its predictions differ too little to test."
+    needed = examples * ((-ndtri(level) + ndtri(POWER)) / -ndtri(row.p)) ** 2
+    return (
+        f"{text}. About {int(needed) + 1:,} validation examples, of {examples:,} now, would show it (p = {row.p:.2g})."
+    )
+
+
+def table(rows: Sequence[FrontierRow], metric: str, selection: FrontierRow, margin: float, smallest: str = SIZE) -> str:
+    """Return a Markdown table, from the largest to the smallest student, the teacher first.
+
+    Rows whose latencies overlap name each other by number. A star marks the Pareto set, an arrow the choice.
+    """
+    best = {row.label for row in pareto(rows, smallest)}
+    header = ["#", "model", "form", f"{metric} ×100", "95%", "to the teacher", "p", f"within {margin:g}", "MB"]
+    header += ["p50 ms", "of p50", "p95", "p99", f"p50 at {BATCH}", f"examples/s at {BATCH}", "as fast as"]
+    cells = []
+    for number, row in enumerate(rows, start=1):
+        assert row.cost is not None
+        equal = [str(n) for n, other in enumerate(rows, 1) if other is not row and _is_equal(row, other)]
+        marks = ("→ " if row.label == selection.label else "") + ("★ " if row.label in best else "")
+        cells.append(
+            [
+                str(number),
+                f"{marks}{row.name}",
+                row.form,
+                f"{100 * row.score:.2f}",
+                _interval([100 * bound for bound in row.interval]),
+                "" if row.difference is None else f"{100 * row.difference:+.2f}",
+                *(["", ""] if row.p is None else [f"{row.p:.2g}", "yes" if row.is_good else "no"]),
+                f"{row.num_bytes / 1e6:.3g}",
+                f"{row.latency:.2f}",
+                _interval(row.cost.interval),
+                *(f"{row.cost.milliseconds[p]:.2f}" for p in (95, 99)),
+                f"{row.cost.batch_milliseconds[50]:.2f}",
+                f"{row.cost.examples_per_second:.0f}",
+                ", ".join(equal),
+            ]
+        )
+    return markdown_table(header, cells, text_columns=3)
+
+
+def _is_equal(row: FrontierRow, other: FrontierRow) -> bool:
+    assert row.cost is not None
+    assert other.cost is not None
+    return row.cost.is_as_fast_as(other.cost)
+
+
+def _interval(bounds: Sequence[float]) -> str:
+    return f"{bounds[0]:.2f}–{bounds[1]:.2f}"
+
+
+def in_order(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
+    """Return the rows from large to small, the teacher's first."""
+    return sorted(rows, key=lambda row: (row.family is not None, -row.num_bytes))
+
+
+def with_costs(rows: Sequence[FrontierRow], costs: Mapping[str, RunningCost]) -> list[FrontierRow]:
+    return [replace(row, cost=costs[row.label]) for row in rows]

@@ -1,0 +1,263 @@
+"""The end of ``sweep=frontier``: export, score and time what the sweep has trained, choose, and write what serves.
+
+All that takes long is in the store or in the folder of the frontier, so that the same command after an interruption
+does only the rest.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.process import limit_threads, pinned_cpus, quiet_transformers
+from distill_runner.compose.groups import Frontier
+from distill_runner.deploy import frontier
+from distill_runner.deploy.exported import INT8, STATIC, Exporter
+from distill_runner.deploy.frontier import TEACHER, Candidate, FrontierRow
+from distill_runner.deploy.frontier_picture import frontier_figure
+from distill_runner.deploy.machine import MachineState, conditions
+from distill_runner.deploy.measure import EXACT, ROUNDS, RunningCost, Stopwatch
+from distill_runner.deploy.onnx import OnnxEngine, require_onnx
+from distill_runner.deploy.serving import write_service
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.status import write_json
+from distill_runner.pipeline.store import Store
+from distill_runner.report.collect import Result, label
+from distill_runner.report.figures import save
+from distill_runner.report.rows import SettingScores, tabulate
+from distill_runner.sweeping.points import Grid, GridPoint
+from distill_runner.tasks import Task
+
+log = logging.getLogger(__name__)
+
+Launch = Callable[[Sequence[Sequence[str]]], Any]
+NO_TEST = "++task.test=null"
+"""Override of every point: only the student that is chosen is scored on a test split, in the end."""
+AGAIN = 3
+"""How often the latencies are measured again while a student with fewer layers seems slower than a deeper one."""
+TIMING = "timing.json"
+
+
+def require_frontier(grid: Grid) -> None:
+    """Check before any training that the students can be exported and compared with a teacher.
+
+    Raises:
+        UserError: a package is missing, a task cannot be exported, a point has no teacher that is one model, or the
+            points of a task have several teachers.
+    """
+    require_onnx()
+    teachers: dict[str, str] = {}
+    for point in grid.points:
+        if point.stage is None:
+            continue
+        task, teacher = point.stage.config.task, point.stage.first_teacher
+        if task is None or not task.exportable:
+            problem = f"students of task.type={task.type if task else None} cannot be exported to ONNX"
+            raise UserError("sweep", "frontier", problem, "It takes texts with classes, scores, tokens or vectors.")
+        if teacher is None or teacher.config.prediction_source is not None or not teacher.has_head:
+            problem = "compares students with a teacher that is one model, trained for the task"
+            raise UserError("sweep", "frontier", problem, "Take a method with a teacher, such as method=rkd.")
+        if teachers.setdefault(task.name, teacher.key) != teacher.key:
+            problem = f"compares students with one teacher, but the points of {task.name} have several"
+            raise UserError("sweep", "frontier", problem, "Run a sweep for each teacher, each with a frontier.name.")
+
+
+def finish_frontiers(grid: Grid, settings: Frontier, launch: Launch, root: Path) -> None:
+    """Write the frontier of each task of a sweep that has ended to a folder in ``root``, and print it.
+
+    Args:
+        launch: runs one job for each list of overrides.
+    Raises:
+        UserError: a student cannot be exported, or ONNX gives other outputs than torch.
+    """
+    quiet_transformers()
+    limit_threads(settings.threads)
+    points = {point.key: point for point in grid.points}
+    # Without scores on test splits, which the student has that an earlier run of this sweep has chosen.
+    results = [{**point.result(), "test": None} for point in grid.points]
+    tasks = list(dict.fromkeys(result["task"] for result in results))
+    for task in tasks:
+        table = tabulate([result for result in results if result["task"] == task])
+        cells = {row.name: cell for row in table.rows for cell in list(row.cells.values())[:1]}
+        best = {name: cell.best_point for name, cell in cells.items() if cell.best_point}
+        if not best:
+            log.error("frontier of %s: no student has finished", task)
+            continue
+        notes = [f"{name}: the best of {len(cell.points)} settings" for name, cell in cells.items() if cell.kind]
+        names = [settings.name or task, *([task] if settings.name and len(tasks) > 1 else [])]
+        FrontierSweep(grid, settings, points, best, root / "-".join(names)).finish(launch, notes)
+
+
+@dataclass(frozen=True)
+class FrontierSweep:
+    """The frontier of one task.
+
+    Attributes:
+        points: points of the sweep by key.
+        students: the finished runs of each student, by the name of its row.
+        folder: of the frontier.
+    """
+
+    grid: Grid
+    settings: Frontier
+    points: Mapping[str, GridPoint]
+    students: Mapping[str, SettingScores]
+    folder: Path
+
+    def finish(self, launch: Launch, notes: list[str]) -> None:
+        """Export, score, time, choose, write and print; the test split of the chosen student comes last."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings, metric = self.settings, self.task.metrics[0]
+        candidates = self._candidates(notes)
+        scored = frontier.score(candidates, metric, settings.margin)
+        costs, circumstances = self._timing(candidates, scored)
+        rows = frontier.in_order(frontier.with_costs(scored, costs))
+        rows = frontier.with_tests(rows, settings.smallest)
+        row = frontier.choice(rows, settings.smallest)
+        best = next(candidate for candidate in candidates if candidate.label == row.label)
+        number = best.best(metric)
+        point = self.points[str(self.students[best.name].runs[number]["key"])]
+        words = frontier.conclusion(rows, row, settings.margin, len(self._exporter(self.reference).examples))
+        seeds = f"seed {best.seeds[number]}, the best of {len(best.seeds)}" if len(best.seeds) > 1 else ""
+        notes = [words, *([f"served: {seeds} on validation"] if seeds else []), *notes, circumstances]
+        text = frontier.table(rows, metric, row, settings.margin, settings.smallest)
+        picture = self.folder / "frontier.png"
+        save(frontier_figure(rows, row, metric, self.task.name, settings.margin), picture)
+        (self.folder / "frontier.md").write_text("\n\n".join([text, *notes]) + "\n", encoding="utf-8")
+        entries = [asdict(one) | {"family": None} for one in rows]
+        write_json(self.folder / "frontier.json", {"choice": row.label, "run": str(point.folder), "rows": entries})
+        result = self._tested(point, launch)
+        files = [one.exports[number].file for one in candidates if one.name == best.name]
+        served = best.exports[number].file
+        service = write_service(self.folder / "best", point.folder / "model", files, served, self.task)
+        service.write_card(text, notes, picture)
+        print(f"\n{text}\n", *notes, f"written: {self.folder}", f"to serve: {self.folder / 'best'}", sep="\n")
+        if tests := (result.get("test") or {}).get("splits"):
+            for name, scores in tests.items():
+                teacher = scores.get("teacher_score")
+                compared = "" if teacher is None else f", its teacher {100 * teacher:.2f}"
+                print(f"{name}, of the chosen student alone: {metric} {100 * scores['score']:.2f}{compared}")
+
+    @cached_property
+    def reference(self) -> GridPoint:
+        """The point of the first run, whose teacher and validation split all others share."""
+        return self.points[str(next(iter(self.students.values())).runs[0]["key"])]
+
+    @property
+    def task(self) -> Task:
+        assert self.reference.stage is not None
+        assert self.reference.stage.config.task is not None
+        return self.reference.stage.config.task
+
+    def _exporter(self, point: GridPoint, of_teacher: bool = False) -> Exporter:
+        assert point.run is not None
+        assert point.stage is not None
+        stage: Stage | None = point.stage.first_teacher if of_teacher else point.stage
+        assert stage is not None
+        pipeline = Pipeline(Store(point.run.store.dir), point.run.runtime)
+        return Exporter(stage, pipeline, self.task, self.task.validation[self.task.scored_splits[0]])
+
+    def _candidates(self, notes: list[str]) -> list[Candidate]:
+        """Return the teacher and the students in all forms; add to ``notes`` why a student has a static form."""
+        forms = [EXACT, *([INT8] if self.settings.int8 else [])]
+        teacher = self._exporter(self.reference, of_teacher=True)
+        log.info("exporting the teacher and %d students, if they are not in the store", len(self.students))
+        candidates = [Candidate(TEACHER, None, None, (0,), (teacher.export(form),)) for form in forms]
+        metric = self.task.metrics[0]
+        for name, student in self.students.items():
+            exporters = [self._exporter(self.points[str(run["key"])]) for run in student.runs]
+
+            def candidate(form: str, name: str = name, student: Any = student, exporters: Any = exporters) -> Candidate:
+                exports = tuple(exporter.export(form) for exporter in exporters)
+                family, num_layers = _family(student.runs[0])
+                return Candidate(name, family, num_layers, tuple(run["seed"] for run in student.runs), exports)
+
+            of_student = [candidate(form) for form in forms]
+            if self.settings.int8:
+                exact, dynamic = (sum(one.scores(metric)) / len(one.seeds) for one in of_student)
+                if (loss := 100 * (exact - dynamic)) > self.settings.margin:
+                    static = candidate(STATIC)
+                    of_student.append(static)
+                    rest = 100 * (exact - sum(static.scores(metric)) / len(static.seeds))
+                    lacking = quantity(loss, "point", ".2f")
+                    notes.append(
+                        f"{name}: dynamic int8 loses {lacking}, more than {self.settings.margin:g}; "
+                        f"static int8, calibrated on training texts, loses {rest:.2f}"
+                    )
+            candidates += of_student
+        return candidates
+
+    def _timing(
+        self, candidates: Sequence[Candidate], rows: Sequence[FrontierRow]
+    ) -> tuple[dict[str, RunningCost], str]:
+        """Return the costs by label, and the conditions; measured once for the same files, threads and examples."""
+        key = [[one.label, one.exports[0].file.parents[1].name] for one in candidates]
+        key += [["threads", str(self.settings.threads)], ["examples", str(self.settings.examples)]]
+        file = self.folder / TIMING
+        recorded = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if recorded.get("key") != key:
+            costs, circumstances = self._measured(candidates, rows)
+            recorded = {"key": key, "costs": {name: asdict(cost) for name, cost in costs.items()}}
+            recorded["conditions"] = circumstances
+            write_json(file, recorded)
+            recorded = json.loads(file.read_text(encoding="utf-8"))
+        return {name: _running_cost(cost) for name, cost in recorded["costs"].items()}, recorded["conditions"]
+
+    def _measured(
+        self, candidates: Sequence[Candidate], rows: Sequence[FrontierRow]
+    ) -> tuple[dict[str, RunningCost], str]:
+        threads = self.settings.threads
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        with pinned_cpus(threads) as cpus:
+            engines = {one.label: OnnxEngine(one.exports[0].file, threads) for one in candidates}
+            teacher = self._exporter(self.reference, of_teacher=True).examples
+            splits = {one.label: teacher for one in candidates if one.family is None}
+            for name, student in self.students.items():
+                examples = self._exporter(self.points[str(student.runs[0]["key"])]).examples
+                splits |= {one.label: examples for one in candidates if one.name == name}
+            log.info("timing %d engines in turns", len(engines))
+            start = MachineState.read()
+            stopwatch, rounds = Stopwatch(engines, splits, self.settings.examples), ROUNDS
+            costs = stopwatch.measure()
+            while frontier.disordered(frontier.with_costs(rows, costs)) and rounds < ROUNDS * (1 + AGAIN):
+                log.info("a student with fewer layers seems slower than a deeper one: measuring again")
+                costs, rounds = stopwatch.measure(), rounds + ROUNDS
+            end = MachineState.read()
+        pairs = frontier.disordered(frontier.with_costs(rows, costs))
+        disturbances = [
+            *start.disturbances(end),
+            *(f"{one.label} stayed slower than {other.label}" for one, other in pairs),
+        ]
+        text = conditions(threads, cpus, load, disturbances)
+        count = len(stopwatch.numbers)
+        return costs, f"Timing: {text} {count} validation examples in {rounds} rounds; the models take turns in each."
+
+    def _tested(self, point: GridPoint, launch: Launch) -> Result:
+        """Return the result of the chosen point, with the test splits of its task, which only this point is run on."""
+        overrides = [override for override in point.overrides if override != NO_TEST]
+        with_tests = self.grid.point(overrides)
+        if with_tests.stage is not None and with_tests.stage.config.task and with_tests.stage.config.task.test:
+            launch([overrides])
+        return point.result()
+
+
+def _family(run: Result) -> tuple[Any, int | None]:
+    """Return what students of one chain share, and the depth of one that is its teacher cut to fewer layers."""
+    student = run["student"]
+    is_cut = student.get("source") is not None and student.get("source") == run.get("teacher")
+    return (label(run), is_cut), student["num_layers"] if is_cut else None
+
+
+def _running_cost(cost: Mapping[str, Any]) -> RunningCost:
+    """Return a cost from JSON, whose keys are texts."""
+    by_percentile = {
+        name: {int(p): value for p, value in cost[name].items()} for name in ("milliseconds", "batch_milliseconds")
+    }
+    low, high = cost["interval"]
+    return RunningCost(**{**cost, **by_percentile, "interval": (low, high)})

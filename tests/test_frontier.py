@@ -1,0 +1,349 @@
+"""The frontier of a sweep: tests, chains, choice, timing, and the folder that serves."""
+
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import frontier_errors
+from distill_runner.common.errors import UserError
+from distill_runner.common.process import pinned_cpus
+from distill_runner.deploy.frontier import FrontierRow, choice, conclusion, disordered, pareto, table, with_tests
+from distill_runner.deploy.machine import MachineState, conditions
+from distill_runner.deploy.measure import RunningCost, median_interval
+from distill_runner.report.resampling import clustered_scores, paired_scores
+from helpers.command import distill_run
+
+PAGE = Path(__file__).parents[1] / "docs" / "frontier.md"
+
+
+def row(
+    name: str, form: str = "ONNX", size: int = 1, score: float = 0.5, p: float | None = 1.0, **fields: Any
+) -> FrontierRow:
+    family = None if name == "teacher" else "cut"
+    difference = None if family is None else score - 0.9
+    p = None if family is None else p
+    values = {"num_layers": None, "cost": cost(1.0), **fields}
+    return FrontierRow(
+        name=name,
+        form=form,
+        family=family,
+        num_bytes=size,
+        seeds=1,
+        score=score,
+        interval=(score, score),
+        difference=difference,
+        p=p,
+        **values,
+    )
+
+
+def cost(median: float, half: float = 0.1) -> RunningCost:
+    times = {50: median, 95: 2 * median, 99: 3 * median}
+    return RunningCost(times, 10.0, (median - half, median + half), times)
+
+
+def correct(*wrong: int, examples: int = 872) -> np.ndarray:
+    """Outputs of a classifier that is right, class 0, but for the examples ``wrong``."""
+    outputs = np.tile([1.0, 0.0], (examples, 1))
+    outputs[list(wrong)] = [0.0, 1.0]
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("examples", "p"), [(872, 0.0015), (100, 0.157)], ids=["many examples show it", "few examples cannot"]
+)
+def test_equal_predictions_are_not_worse_only_if_the_examples_are_many(examples: int, p: float) -> None:
+    """By hand: z = 0.01 / sqrt(0.01 * 0.99 / n)."""
+    outputs = correct(examples=examples)
+    scores = paired_scores("accuracy", [outputs], [outputs], np.zeros(examples, dtype=int))
+    assert scores.p_not_worse(0.01) == pytest.approx(p, rel=0.02)
+
+
+def test_the_test_is_normal_with_the_variance_of_the_difference() -> None:
+    """40 of 872 only the student has wrong, 30 only the teacher: by hand, -10 / 872 and (70 - 100 / 872) / 872^2."""
+    student, teacher = correct(*range(40)), correct(*range(100, 130))
+    scores = paired_scores("accuracy", [student], [teacher], np.zeros(872, dtype=int))
+    variance = (70 - 100 / 872) / 872**2
+    z = (-10 / 872 + 0.02) / variance**0.5
+    from scipy.stats import norm
+
+    assert scores.p_not_worse(0.02) == pytest.approx(norm.sf(z), rel=0.05)
+    assert scores.p_not_worse(0.001) > 0.5, "a student that lacks more than the margin"
+
+
+def test_the_simulated_test_is_that_of_a_frontier() -> None:
+    """Otherwise the rates of the page would be those of another test."""
+    differences = frontier_errors.differences(np.random.default_rng(0), (1.0, 2.0), 872)
+    for form, p_values in zip(differences, frontier_errors.p_not_worse(differences), strict=True):
+        for of_examples, p in zip(form, p_values, strict=True):
+            scores = clustered_scores([of_examples], [np.zeros(872)], np.arange(872))
+            margin = frontier_errors.MARGIN
+            assert scores.is_mean_of_examples or margin  # a difference of -1 is outside 0 to 1, which has no floor
+            assert scores.p_not_worse(margin) == pytest.approx(p, abs=0.02)
+
+
+def test_the_page_has_the_rates_of_the_command() -> None:
+    """One line is simulated again, shorter: a chosen student lacks the margin in at most 5% of the frontiers."""
+    case = "all lack exactly the margin"
+    bad, _ = frontier_errors.rates(frontier_errors.CASES[case], 872, simulations=200)["in order (this package)"]
+    (line,) = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| {case} | 872 |")]
+    printed = float(line.split("|")[3].split("/")[0])
+    assert 100 * bad == pytest.approx(printed, abs=5)
+    assert printed < 6
+
+
+def test_a_chain_ends_with_the_first_student_that_fails() -> None:
+    """Two chains, so each is tested at 2.5%: 3 passes, 2 fails, and 1 is not tested although its p is small."""
+    rows = [
+        row("teacher", size=9),
+        *(row(f"{n}", size=n, p=p) for n, p in ((3, 0.02), (2, 0.03), (1, 0.001))),
+        *(row(f"{n}", "ONNX int8", size=n, p=0.9) for n in (3, 2, 1)),
+    ]
+    assert [one.label for one in with_tests(rows) if one.is_good] == ["3 ONNX"]
+    assert choice(with_tests(rows)).label == "3 ONNX"
+
+
+def test_the_smallest_student_that_is_good_enough_is_chosen() -> None:
+    rows = with_tests([row("teacher", size=9), *(row(f"{n}", size=n, p=0.01, cost=cost(1 / n)) for n in (3, 2, 1))])
+    assert choice(rows).name == "1"
+    assert choice(with_tests(rows, "latency"), "latency").name == "3"
+    text = conclusion(rows, choice(rows), 1.0, 872)
+    assert text.startswith("choice: 1 ONNX, ")
+    assert "not worse by 1 point (p = 0.01, one-sided)" in text
+
+
+def test_without_a_student_that_is_good_enough_the_best_is_named_and_what_is_missing() -> None:
+    far = with_tests([row("teacher"), row("a", score=0.6), row("b", score=0.7)])
+    text = conclusion(far, choice(far), 1.0, 872)
+    assert "no student is shown to be within 1 point" in text
+    assert "the best is b ONNX" in text
+    assert "It lacks 19.00 points" in text
+    close = with_tests([row("teacher"), row("a", score=0.895, p=0.2)])
+    # By hand: one chain, z of 5% is 1.645, of 80% power 0.842, of p = 0.2 also 0.842: (2.487 / 0.842)^2 = 8.73.
+    assert "About 8,7" in conclusion(close, choice(close), 1.0, 1000)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=12))
+def test_the_pareto_set_is_what_nothing_beats(values: list[tuple[int, int]]) -> None:
+    rows = [row(f"{number}", size=size, score=score / 10) for number, (size, score) in enumerate(values)]
+    best = {(one.num_bytes, one.score) for one in pareto(rows, "size")}
+
+    def is_beaten(one: FrontierRow) -> bool:
+        return any(
+            other.num_bytes <= one.num_bytes
+            and other.score >= one.score
+            and (other.num_bytes, other.score) != (one.num_bytes, one.score)
+            for other in rows
+        )
+
+    assert best == {(one.num_bytes, one.score) for one in rows if not is_beaten(one)}
+
+
+def test_rows_whose_latencies_overlap_name_each_other() -> None:
+    rows = [row("teacher", size=9, cost=cost(5)), row("a", size=3, cost=cost(2)), row("b", size=2, cost=cost(1.9))]
+    lines = table(rows, "accuracy", rows[2], 1.0).splitlines()[2:]
+    assert [line.split("|")[-2].strip() for line in lines] == ["", "3", "2"]
+    assert "→ ★ b" in lines[2] or "→ b" in lines[2]
+
+
+def test_a_shallow_student_that_is_slower_than_a_deeper_one_is_noticed() -> None:
+    rows = [row(f"{n}", num_layers=n, cost=cost(time)) for n, time in ((3, 2.0), (1, 1.0), (2, 2.5))]
+    assert [(one.name, other.name) for one, other in disordered(rows)] == [("2", "3")]
+    assert disordered([row("1", cost=cost(2)), row("2", cost=cost(1))]) == [], "no students cut from a teacher"
+
+
+@pytest.mark.parametrize(("count", "skipped"), [(2, 0), (6, 0), (8, 0), (9, 1), (12, 2), (24, 6)])
+def test_the_interval_of_a_median_is_by_order(count: int, skipped: int) -> None:
+    """Binomial tails by hand: with 9 values, two of each side's 10 / 512 are 3.9%; with 8, 18 / 256 are 7.0%."""
+    values = list(np.random.default_rng(0).permutation(count).astype(float))
+    assert median_interval(values) == (skipped, count - 1 - skipped)
+
+
+def test_threads_are_pinned_only_within_the_context() -> None:
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("this system cannot pin threads")
+    allowed = os.sched_getaffinity(0)
+    with pinned_cpus(1) as cpus:
+        assert os.sched_getaffinity(0) == set(cpus)
+        assert len(cpus) == 1
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_what_disturbed_a_measurement_is_said() -> None:
+    quiet, busy = MachineState(0.0, 0.0, 0, 0), MachineState(10.0, 1.0, 2, 3)
+    assert quiet.disturbances(MachineState(10.0, 0.1, 0, 0)) == []
+    disturbances = quiet.disturbances(busy)
+    assert disturbances[0] == "the timing thread waited 10 % of the time for its CPU"
+    assert len(disturbances) == 3
+    text = conditions(2, [0, 1], 1.5, disturbances[:1])
+    assert "2 threads pinned to CPU 0, 1; load 1.5 on" in text
+    assert "The machine was busy: the timing thread waited" in text
+    assert MachineState.read().seconds > 0
+
+
+def test_students_that_cannot_be_exported_are_refused_before_training() -> None:
+    from distill_runner.deploy.frontier_sweep import require_frontier
+
+    pytest.importorskip("onnxruntime")
+    task = SimpleNamespace(exportable=False, type="images")
+    stage = SimpleNamespace(config=SimpleNamespace(task=task), first_teacher=None)
+    with pytest.raises(UserError, match=r"task\.type=images cannot be exported"):
+        require_frontier(SimpleNamespace(points=[SimpleNamespace(stage=stage)]))  # type: ignore[arg-type]
+
+
+# --- End to end
+
+
+@pytest.mark.slow
+def test_static_int8_gives_about_what_float32_gives(tmp_path: Path) -> None:
+    """Two products with a layer between, calibrated on inputs of several lengths."""
+    pytest.importorskip("onnxruntime")
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    from distill_runner.deploy.onnx import OnnxEngine, quantize_static
+
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((16, 32), (32, 3))]
+    nodes = [helper.make_node("MatMul", ["x", "w0"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    nodes.append(helper.make_node("MatMul", ["b", "w1"], ["logits"]))
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width])
+        for name, width in (("x", 16), ("logits", 3))
+    ]
+    parameters = [numpy_helper.from_array(weight, f"w{number}") for number, weight in enumerate(weights)]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], parameters)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "model.onnx")
+    inputs = [{"x": rng.standard_normal((length, 16)).astype(np.float32)} for length in range(3, 30)]
+    file = quantize_static(tmp_path / "model.onnx", tmp_path / "static", inputs)
+    assert file.name.startswith("model_static_")
+    exact, quantized = (OnnxEngine(path, 1)(inputs[5]) for path in (tmp_path / "model.onnx", file))
+    assert 0 < np.abs(exact - quantized).mean() < 0.1 * np.abs(exact).mean()
+
+
+@pytest.fixture(scope="module")
+def frontier_folder(
+    tiny_task_folder: Path, tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str], str]:
+    """The folder of a sweep with a frontier of two students, its arguments and its output."""
+    pytest.importorskip("onnxruntime")
+    folder = tmp_path_factory.mktemp("frontier") / "a b"  # a blank, which paths in cards may not survive
+    (folder / "data").mkdir(parents=True)
+    for split in ("train", "validation"):
+        (folder / "data" / f"{split}.csv").write_bytes((tiny_task_folder / f"{split}.csv").read_bytes())
+    (folder / "data" / "test.csv").write_bytes((tiny_task_folder / "validation.csv").read_bytes())
+    arguments = ["sweep=frontier", "task=custom", "task.dataset=data", "task.columns=[sentence1,sentence2]"]
+    arguments += ["task.max_length=48", f"teacher.source={tiny_bert_folder}", "teacher.optim.epochs=1", "seed=1"]
+    arguments += ["student.num_layers=1,2", "optim.epochs=1", "runtime.device=cpu", "frontier.examples=12"]
+    ended = distill_run(folder, *arguments)
+    assert ended.code == 0, ended.err
+    return folder, arguments, ended.out
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_its_frontier(frontier_folder: tuple[Path, list[str], str]) -> None:
+    folder, _, printed = frontier_folder
+    frontier = folder / "outputs" / "frontier" / "data"
+    content = json.loads((frontier / "frontier.json").read_text())
+    forms = {"ONNX", "ONNX int8"}
+    assert {(one["name"], one["form"]) for one in content["rows"]} >= {
+        (name, form) for name in ("teacher", "rkd, 1 layer", "rkd, 2 layers") for form in forms
+    }
+    assert (frontier / "frontier.png").stat().st_size > 0
+    results = [json.loads(file.read_text()) for file in (folder / "outputs" / "runs").glob("*/result.json")]
+    assert len(results) == 2
+    tested = [result["folder"] for result in results if result["test"]]
+    assert tested == [content["run"]], "the test split is scored for the chosen student alone"
+    assert printed.rstrip().splitlines()[-1].startswith("test, of the chosen student alone: accuracy ")
+    scores = {one["num_params"]: one["score"] for one in results}
+    exact = [one["score"] for one in content["rows"] if one["form"] == "ONNX" and one["name"] != "teacher"]
+    assert sorted(exact) == pytest.approx(sorted(scores.values())), "ONNX scores what the run scored"
+
+
+@pytest.mark.slow
+def test_the_same_command_again_computes_nothing(frontier_folder: tuple[Path, list[str], str]) -> None:
+    folder, arguments, _ = frontier_folder
+    files = [*(folder / "outputs" / "store" / "onnx").glob("*/manifest.json")]
+    frontier = folder / "outputs" / "frontier" / "data"
+    first = {file: file.stat().st_mtime_ns for file in [*files, frontier / "timing.json"]}
+    content = json.loads((frontier / "frontier.json").read_text())
+    assert distill_run(folder, *arguments).code == 0
+    assert {file: file.stat().st_mtime_ns for file in first} == first
+    assert json.loads((frontier / "frontier.json").read_text()) == content
+
+
+@pytest.mark.slow
+def test_the_folder_says_nothing_of_this_machine(frontier_folder: tuple[Path, list[str], str]) -> None:
+    folder, _, _ = frontier_folder
+    names = {str(Path.home()), str(folder), folder.parent.name, socket.gethostname()}
+    for file in sorted((folder / "outputs" / "frontier" / "data" / "best").rglob("*")):
+        content = file.read_bytes() if file.is_file() else b""
+        assert not [name for name in names if len(name) > 3 and name.encode() in content], file
+
+
+@pytest.fixture
+def served(frontier_folder: tuple[Path, list[str], str], tmp_path: Path) -> Iterator[str]:
+    """The address of the program, which runs as the Dockerfile says, with no other files than it copies."""
+    for package in ("fastapi", "uvicorn"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    best = frontier_folder[0] / "outputs" / "frontier" / "data" / "best"
+    command: list[str] = []
+    for line in (best / "Dockerfile").read_text().splitlines():
+        instruction, _, rest = line.partition(" ")
+        if instruction == "COPY":
+            *sources, target = rest.split()
+            for source in sources:
+                (tmp_path / target).mkdir(parents=True, exist_ok=True)
+                (tmp_path / target / Path(source).name).write_bytes((best / source).read_bytes())
+        elif instruction == "CMD":
+            command = json.loads(rest)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [{"0.0.0.0": "127.0.0.1", "8000": port}.get(part, part) for part in command]
+    process = subprocess.Popen([sys.executable, "-m", *command], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", int(port))) == 0 or process.poll() is not None:
+                    break
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/predict"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_ten_lines_answer_as_the_student_does(frontier_folder: tuple[Path, list[str], str], served: str) -> None:
+    from distill_runner.deploy.student import Student
+
+    best = frontier_folder[0] / "outputs" / "frontier" / "data" / "best"
+    assert len((best / "serve.py").read_text().splitlines()) == 10
+    assert len((best / "Dockerfile").read_text().splitlines()) == 10
+    run = json.loads((best.parent / "frontier.json").read_text())["run"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(frontier_folder[0])
+        content, _ = Student.read(Path(run)).predict_file(Path("data/validation.csv"), "cpu")
+    assert isinstance(content, str)
+    expected = [float(predicted["p_yes"]) for predicted in csv.DictReader(content.splitlines())]
+    rows = (frontier_folder[0] / "data" / "validation.csv").read_text().splitlines()[1:]
+    body = json.dumps({"inputs": [line.split(",")[:2] for line in rows]}).encode()
+    request = urllib.request.Request(served, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        answers = json.load(reply)
+    assert [list(answer) for answer in answers] == [["no", "yes"]] * len(rows)
+    assert [answer["yes"] for answer in answers] == pytest.approx(expected, abs=0.05)  # int8
