@@ -180,3 +180,13 @@ def test_what_is_no_file_of_weights_is_named_by_a_plan(
         return
     with pytest.raises(UserError, match=f"{name} {words}"):
         report_of(folder)
+
+
+def test_a_missing_part_of_the_weights_is_named_by_a_plan(base: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    names = list(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    parts = {name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": parts}))
+    with pytest.raises(UserError, match=r"lacks model-00002-of-00002.safetensors"):
+        report_of(folder)

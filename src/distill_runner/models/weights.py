@@ -109,8 +109,13 @@ def read_report(source: ModelSource, model: ModelConfig, head: Head) -> WeightsR
     """
     base = source.base
     files = weight_files((base or source).folder)
-    if not files or not all(file.is_file() for file in files) or model.layers == "random":
+    if not files or model.layers == "random":
         return None
+    if absent := [file.name for file in files if not file.is_file()]:
+        if (base or source).commit is not None:
+            return None
+        problem = f"lacks {absent[0]}, one of the files of its weights"
+        raise UserError(".model.source", source.name, problem, "Copy all files of the model.")
     try:
         shapes, types = _shapes(files)
         shapes |= saved_shapes(source.folder) if base else {}
