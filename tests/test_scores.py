@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
@@ -224,6 +225,11 @@ def test_the_temperature_is_the_best_of_a_fine_grid(tmp_path: Path) -> None:
     assert own.temperature == pytest.approx(best, rel=2e-3)
     assert 2 < own.temperature < 4.5
     np.testing.assert_allclose(own.column_logits("train")[:, 1], np.array([3, -6]) / own.temperature, rtol=1e-6)
+    fresh = task(tmp_path, logits=["z_good"], calibrate=True)
+    with recorded_tables() as tables:
+        fresh.examples("train")
+        fresh.column_logits("train")
+    assert {record.name for table in tables for record in table.files} == {"train.csv"}
     plain = own.model_copy(update={"calibrate": False})
     measured = [scores_line(one, None).details["quality"]["validation"]["ece"] for one in (own, plain)]
     assert measured[0] < measured[1] / 2

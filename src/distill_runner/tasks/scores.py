@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError, format_list, quantity, root_cause
 from distill_runner.datasets.readers.dataset import parse_split
+from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.readers.tables import SplitTable, column_names, listed_names, read_table
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import normalized_label
@@ -297,7 +298,8 @@ class ScoredTask(Task):
             UserError: it lacks the columns or gold labels.
         """
         name, split = next(iter(self.validation.items()))
-        table = read_table(self, split, dict.fromkeys(self.prediction_columns, self.prediction_key))
+        with recorded_tables():  # not among what is read of the split whose scores are scaled
+            table = self.score_table(split)
         outputs, _ = self._scored(table, split)
         has_score = ~np.isnan(outputs).any(axis=1)
         labels = self.gold_labels(selected_rows(table, has_score), None, split)
