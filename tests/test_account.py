@@ -60,6 +60,20 @@ def test_the_lines_of_own_files(tmp_path: Path, compose: Compose) -> None:
     assert lines["lengths"].text.endswith("tokens, none cut")
 
 
+def test_a_transfer_set_is_accounted_for_before_it_is_tokenized(tmp_path: Path, compose: Compose) -> None:
+    """A plan without its lines hides that all unlabeled texts are cut, or that the wrong column was read."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "train.csv").write_text("body,label\n" + "some words,1\n" * 6, encoding="utf-8")
+    part = f"{{dataset: {texts}, columns: [body]}}"
+    own = save(tmp_path / "d", train=ROWS[:20], validation=ROWS[40:])
+    overrides = ("method=kd", "student=truncated", "transfer=custom", f"transfer.parts={{inputs: {part}}}")
+    lines = lines_of(compose, own, *overrides)
+    assert "train.csv 6 rows" in lines["data"].text
+    assert "text = body; not read: label" in lines["data"].text
+    assert "lengths" in lines
+
+
 def test_files_that_look_like_those_of_a_split_are_named(tmp_path: Path, compose: Compose) -> None:
     """train2.csv beside train.csv was left out without a word."""
     parts = {"train": ROWS[:20], "train2": ROWS[20:40], "Train3": ROWS, "validation": ROWS[40:], "notes": ROWS}

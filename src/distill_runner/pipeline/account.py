@@ -20,7 +20,7 @@ from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.models.sentence_folder import is_sentence_folder
 from distill_runner.models.weights import WeightsReport
-from distill_runner.pipeline.inputs import Inputs, weights_report
+from distill_runner.pipeline.inputs import Inputs, account_of_examples, weights_report
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage
 from distill_runner.tasks.account import SplitAccount, data_line, length_counts, lengths_line
@@ -55,32 +55,39 @@ def task_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     accounts, hashes = Accounts(), Hashes()
     for name, split in {"train": stage.data.train_split, **task.validation, **task.test}.items():
         stored = inputs.account(stage, split)
-        if stored is None and split == TRANSFER:
-            continue
-        if stored is None and not is_downloaded(task, split):
-            yield AccountLine("data", f"{task.dataset} on the hub: {split} is not downloaded yet")
+        if stored is None and (absent := _not_downloaded(stage, split)):
+            yield AccountLine("data", f"{absent} is not downloaded yet")
             return
         account, own_hashes = stored or _read_split(stage, split, inputs)
         accounts[name] = account
         if own_hashes is not None:
             hashes[name] = own_hashes
-    if "train" in accounts:
-        line = data_line(accounts, hashes, "text" if task.tokenized else "image")
-        names = [record.name for account in accounts.values() for record in account.files]
-        siblings = unread_siblings(task, names)
-        yield replace(line, warnings=(*line.warnings, f"not read: {', '.join(siblings)}")) if siblings else line
-        if (lengths := lengths_line(accounts)) is not None:
-            yield lengths
+    line = data_line(accounts, hashes, "text" if task.tokenized else "image")
+    names = [record.name for account in accounts.values() for record in account.files]
+    siblings = unread_siblings(task, names)
+    yield replace(line, warnings=(*line.warnings, f"not read: {', '.join(siblings)}")) if siblings else line
+    if (lengths := lengths_line(accounts)) is not None:
+        yield lengths
+
+
+def _not_downloaded(stage: Stage, split: str) -> str | None:
+    """Return the name of what has to be downloaded before a split can be read; None if nothing has."""
+    task, transfer = stage.config.task, stage.config.transfer
+    assert task is not None
+    if split != TRANSFER or transfer is None:
+        return None if is_downloaded(task, split) else f"{task.dataset} on the hub: {split}"
+    absent = [part.dataset for part in transfer.parts.values() if not is_downloaded(part, part.train)]
+    return f"{absent[0]} on the hub: transfer set {transfer.name}" if absent else None
 
 
 def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount, np.ndarray | None]:
     """Return the account of a split and the hashes of its examples from the data, without storing anything."""
-    task = stage.config.task
+    task, transfer = stage.config.task, stage.config.transfer
     assert task is not None
     with recorded_tables() as tables:
-        examples = task.examples(split)
+        examples = task.transfer(transfer) if transfer and split == TRANSFER else task.examples(split)
         rows = len(examples)  # questions are read only now
-        account = task.account(split, examples, tables)
+        account = account_of_examples(stage, split, examples, tables)
     account.rows = rows
     if task.tokenized and (tokenizer := inputs.tokenizer(stage)) is not None:
         with TemporaryDirectory() as folder:

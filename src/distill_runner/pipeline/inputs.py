@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from distill_runner.common.errors import error_context
 from distill_runner.common.seeds import seed_all, stage_seed
 from distill_runner.datasets.corpora import train_wordpiece, write_examples
 from distill_runner.datasets.readers.dataset import Dataset
-from distill_runner.datasets.readers.table import recorded_tables
+from distill_runner.datasets.readers.table import TableRecord, recorded_tables
 from distill_runner.datasets.readers.tables import hub_commit
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
 from distill_runner.models.build import build, load_model
@@ -75,7 +76,7 @@ class Inputs:
                 if task is not None:
                     examples = task.transfer(transfer) if transfer and name == TRANSFER else task.examples(name)
                     cut = task.write(folder, examples, stage_tokenizer)
-                    account = task.account(name, examples, tables)
+                    account = account_of_examples(stage, name, examples, tables)
                     if (hashes := task.hashes(examples, folder)) is not None:
                         np.save(folder / HASHES, hashes)
                 else:
@@ -126,6 +127,18 @@ class Inputs:
             full_split = train if stage.data.train_split == task.train else self.split(stage, task.train)
             held_out = HeldOutSplit(full_split, held_out_rows(np.asarray(full_split.labels), task.hold_out))
         return TaskData(task, train, splits, self.device(), stage.data.share, held_out, seed)
+
+
+def account_of_examples(stage: Stage, name: str, examples: Any, tables: list[TableRecord]) -> SplitAccount:
+    """Return what was taken from the data of a split; a transfer set has columns of its own, and no label is read."""
+    task, transfer = stage.config.task, stage.config.transfer
+    assert task is not None
+    account = task.account(name, examples, tables)
+    if transfer is None or name != TRANSFER:
+        return account
+    texts = list(dict.fromkeys(column for part in transfer.parts.values() for column in part.columns))
+    of_files = account_of_tables(name, tables, texts, [])
+    return replace(account, texts=texts, label="", unread=of_files.unread)
 
 
 def initial_model(stage: Stage, folder: Path | None, vocab_size: int | None) -> Any:
