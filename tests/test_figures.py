@@ -84,7 +84,7 @@ def test_curves_are_means_over_seeds() -> None:
     figure = epoch_figure(runs[:2])
     assert figure is not None
     (line,) = figure.axes[0].lines
-    np.testing.assert_allclose(line.get_xydata(), [[1, 40], [2, 70]])
+    np.testing.assert_allclose(np.asarray(line.get_xydata()), [[1, 40], [2, 70]])
     assert epoch_figure(runs) is None, "the third has one epoch before its NaN"
     assert epoch_figure([result(), result(seed=2, history=[{"f1": 0.5}] * 3)]) is None
 

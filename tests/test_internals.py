@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -127,7 +128,8 @@ def test_seeds_are_one_entry_and_a_student_that_two_folders_hold_counts_once(
         return FinishedRun(folder, "nkd", student, pipeline)
 
     monkeypatch.setattr(FinishedRun, "read", read)
-    runs = analyze._read_runs([*map(Path, seeds)])
+    with ExitStack() as stack:
+        runs = analyze._read_runs([*map(Path, seeds)], stack)
     assert [run.folder.name for run in runs] == ["run0", "run1"]
     assert "run2: holds the same student as run0" in capsys.readouterr().err
     assert analyze._seeds_by_name(analyze._with_unique_names(runs)) == {"nkd, 2 seeds": runs}

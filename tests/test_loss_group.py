@@ -10,9 +10,8 @@ import yaml
 from distill_runner import api
 from distill_runner.compose.command_line import help_text
 from distill_runner.compose.folders import choices, config_folder
-from distill_runner.compose.parts import resolved_parts
+from distill_runner.compose.parts import resolved_parts, resolved_settings
 from distill_runner.compose.resolvers import run_key
-from distill_runner.compose.run_config import resolved_settings
 from distill_runner.methods.config import parse_method
 
 THIRD = 1 / 3

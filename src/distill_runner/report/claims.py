@@ -340,7 +340,7 @@ def _conclusion_cell(outcome: Outcome) -> str:
     if stages:
         decided = f" ({text.partition(',')[0]})" if comparison.conclusion != UNDECIDED else ""
         return f"{UNDECIDED}: all seeds share one {' and one '.join(stages)}{decided}"
-    if comparison.conclusion == SAME:
+    if comparison.conclusion == SAME and comparison.margin is not None:
         return f"**no difference** of {quantity(comparison.margin, 'point', 'g')}"
     if comparison.conclusion in words:
         return f"**{words[comparison.conclusion]}**{text.removeprefix(comparison.conclusion)}"

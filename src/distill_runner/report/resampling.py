@@ -353,7 +353,10 @@ class RankedScores(ScoresOfOutputs):
         labels = np.concatenate([self.labels, self.labels])
         ranks = np.tile(_middle_ranks(self.labels, np.ones((1, self.units))), 2)  # a swap changes no label
         pairs = [
-            tuple(np.concatenate([of[one], of[other]]) for of in (self.outputs, self.ranks))
+            (
+                np.concatenate([self.outputs[one], self.outputs[other]]),
+                np.concatenate([self.ranks[one], self.ranks[other]]),
+            )
             for one, other in self.pairs
         ]
 

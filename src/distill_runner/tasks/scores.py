@@ -342,7 +342,7 @@ class ScoredTask(Task):
         if self.probabilities:
             numbers, changes = self.normalized(numbers)
             numbers, remarks = self.to_logits(numbers, split), remarks + changes
-        return spread(numbers, has_score), remarks
+        return spread(numbers, np.asarray(has_score)), remarks
 
     def _answered(self, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
         """Return the outputs for the shares of the labels that the answers of each row name."""
