@@ -71,8 +71,11 @@ def test_edited_code_has_its_own_version(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module, "_loaded_hashes", lambda: {**recorded, "methods/predictions.py": "other"})
     module.code_version.cache_clear()
     assert isinstance(module.code_version(), str)
-    assert module.code_version(module.DATA_PACKAGES) == record()["version"]
+    assert module.code_version(module.DATA_CODE) == record()["version"]
     assert changed_modules(recorded) == ["methods/predictions.py"]
+    monkeypatch.setattr(module, "_loaded_hashes", lambda: {**recorded, "pipeline/inputs.py": "other"})
+    module.code_version.cache_clear()
+    assert isinstance(module.code_version(module.DATA_CODE), str), "it writes the stored splits"
     module.code_version.cache_clear()
 
 
@@ -100,3 +103,4 @@ def test_two_versions_of_the_source_on_one_store(tmp_path: Path, monkeypatch: py
 
 def test_modules_of_other_packages_that_compute_exist() -> None:
     assert set(module.MODULES) <= set(module_hashes())
+    assert all((module.ROOT / path).exists() and path not in module_hashes() for path in module.UNCOUNTED)

@@ -16,9 +16,11 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.tokenization import Examples
+from distill_runner.pipeline import account
+from distill_runner.pipeline.account import score_lines
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.pipeline.store import Store
+from distill_runner.pipeline.store import Store, key_of
 from distill_runner.pipeline.targets import targets_spec
 from distill_runner.tasks import make_task
 from distill_runner.tasks.calibration import class_loss
@@ -191,6 +193,12 @@ def test_quality_before_training_by_hand(tmp_path: Path) -> None:
     swapped = scored | {"p_bad": scored["p_good"], "p_good": scored["p_bad"]}
     own = task(save(tmp_path, train=train, validation=swapped), probabilities=["p_bad", "p_good"])
     assert any("are columns swapped?" in warning for warning in scores_line(own, None).warnings)
+    blank = GOLD | {"p_bad": ["", "", "0.5", ""], "p_good": ["", "0.5", "", ""]}
+    own = task(save(tmp_path, train=train, validation=blank), probabilities=["p_bad", "p_good"])
+    assert "validation has none, so that their quality is unknown" in str(scores_line(own, None))
+    answered = GOLD | {"answer": ["", "unclear"] * 2}
+    save(tmp_path, train={"text": texts(2), "answer": ["bad", "good"]}, validation=answered)
+    assert "validation has none" in str(scores_line(task(tmp_path, answers=["answer"], no_answer=["unclear"]), None))
 
 
 def test_stated_percentages_are_noticed() -> None:
@@ -236,6 +244,29 @@ def test_the_temperature_is_the_best_of_a_fine_grid(tmp_path: Path) -> None:
     assert "calibrated: divided by the temperature" in str(scores_line(own, None))
     with pytest.raises(UserError, match="no column 'z_good'"):
         task(save(tmp_path, train=train, validation=GOLD), logits=["z_good"], calibrate=True).column_logits("train")
+    save(tmp_path, validation=GOLD | {"z_good": [""] * 4})
+    with pytest.raises(UserError, match="has a score to fit a temperature on"):
+        task(tmp_path, logits=["z_good"], calibrate=True).column_logits("train")
+
+
+def test_the_key_tells_which_split_calibrates(tmp_path: Path) -> None:
+    """The order of the validation splits is not in ``validation``, and ``select_on`` may name another one."""
+    scored = GOLD | {"z_good": [1, -1, 2, 0]}
+    save(tmp_path, train={"text": texts(2), "z_good": [3.0, -6.0]}, a=scored, b=scored)
+    fields: dict[str, Any] = {"logits": ["z_good"], "keep": "confident:0.6", "select_on": "a"}
+    orders = [{"a": "a", "b": "b"}, {"b": "b", "a": "a"}]
+    for calibrate in (False, True):
+        one, other = (task(tmp_path, validation=own, calibrate=calibrate, **fields).spec() for own in orders)
+        assert (key_of(one) != key_of(other)) == calibrate
+    assert "fitted_on" in type(task(tmp_path, validation=orders[0], **fields)).example_fields, "and of its tokens"
+
+
+def test_slices_of_one_unlabeled_file_do_not_validate(tmp_path: Path) -> None:
+    """They once gave no labels beside N texts."""
+    save(tmp_path, train={"text": texts(20), "p_bad": [0.9, 0.2] * 10, "p_good": [0.1, 0.8] * 10})
+    own = task(tmp_path, probabilities=["p_bad", "p_good"], split_off=0.2, gold="evaluation", columns=["text"])
+    with pytest.raises(UserError, match="has no labels"):
+        own.examples(own.validation["validation"])
 
 
 # --- Without gold labels anywhere
@@ -313,6 +344,24 @@ def test_scores_of_a_transfer_set_train_the_same_student_to_the_bit(
     stage, pipeline = built(compose(*own, "teacher=labels", "task.logits=[z_no,z_yes]"))
     weights = load_file(pipeline.build(stage) / "model" / "model.safetensors")
     assert all(torch.equal(weights[name], tensor) for name, tensor in reference.items())
+
+
+def test_missing_scores_of_an_ordinary_teacher_are_refused(
+    compose: Compose, taught: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A typo once turned ``keep`` off, and all rows were used."""
+    stage, pipeline = prepared(compose(*ALONE, "task.logits=[z_no,z_yess]", "task.keep=confident:0.8"))
+    with pytest.raises(UserError, match="has no column 'z_"):
+        pipeline.inputs.split(stage, stage.data.train_split)
+    where = [f"task.dataset={taught[1]}", "teacher=labels", "task.labels=null", "task.logits=[z_no,z_yes]"]
+    stage, pipeline = prepared(compose(*ALONE, *where))
+    assert "z_no, z_yes" in str(*score_lines(stage, pipeline.inputs))
+    monkeypatch.setattr(account, "is_downloaded", lambda *_: False)
+    assert str(*score_lines(stage, pipeline.inputs)).endswith("is not downloaded yet"), "a plan downloads no table"
+
+
+def prepared(run: RunConfig) -> tuple[Any, Pipeline]:
+    return resolve(run.stages, "student", "fp32"), Pipeline(Store(run.store.dir), run.runtime)
 
 
 def test_the_command_tells_what_it_took(tmp_path: Path, tiny_bert_folder: Path) -> None:

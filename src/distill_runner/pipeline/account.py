@@ -20,7 +20,7 @@ from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.models.sentence_folder import is_sentence_folder
 from distill_runner.models.weights import WeightsReport
-from distill_runner.pipeline.inputs import Inputs, account_of_examples, weights_report
+from distill_runner.pipeline.inputs import Inputs, account_of_examples, read_examples, weights_report
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage
 from distill_runner.tasks.account import SplitAccount, data_line, length_counts, lengths_line
@@ -82,10 +82,10 @@ def _not_downloaded(stage: Stage, split: str) -> str | None:
 
 def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount, np.ndarray | None]:
     """Return the account of a split and the hashes of its examples from the data, without storing anything."""
-    task, transfer = stage.config.task, stage.config.transfer
+    task = stage.config.task
     assert task is not None
     with recorded_tables() as tables:
-        examples = task.transfer(transfer) if transfer and split == TRANSFER else task.examples(split)
+        examples = read_examples(stage, split)
         rows = len(examples)  # questions are read only now
         account = account_of_examples(stage, split, examples, tables)
     account.rows = rows
@@ -98,10 +98,23 @@ def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount,
 
 
 def score_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
-    """Yield the line on the scores in columns of the data, where they are the teacher of the stage."""
-    task = stage.config.task
-    if stage.teacher is not None and stage.teacher.has_columns and isinstance(task, ScoredTask):
-        yield scores_line(task, stage.config.transfer)
+    """Yield a line on the scores in columns of the data for each stage of the run whose teacher they are.
+
+    Stages that learn from the same scores share a line.
+    """
+    texts = set[str]()
+    for part in (*stage.all_upstream, stage):
+        task = part.config.task
+        if part.teacher is None or not part.teacher.has_columns or not isinstance(task, ScoredTask):
+            continue
+        absent = (_not_downloaded(part, split) for split in (part.data.train_split, *task.validation.values()))
+        if name := next(filter(None, absent), None):
+            line = AccountLine("scores", f"{name} is not downloaded yet")
+        else:
+            line = scores_line(task, part.config.transfer)
+        if str(line) not in texts:
+            yield line
+        texts.add(str(line))
 
 
 def corpus_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:

@@ -25,11 +25,11 @@ MODULES = ("common/seeds.py", "pipeline/build.py", "pipeline/inputs.py", "pipeli
 
 The rest of ``pipeline`` and ``common`` says what a stage is, which its spec holds, and where its artifacts are.
 """
-UNCOUNTED = ("tasks/account.py", "models/weights.py")
+UNCOUNTED = ("tasks/account.py", "tasks/score_account.py", "models/weights.py")
 """Modules that only report."""
 ROOT = Path(__file__).parents[1]
-DATA_PACKAGES = ("tasks", "datasets")
-"""Packages that compute tokens and labels."""
+DATA_CODE = ("tasks", "datasets", "pipeline/inputs.py")
+"""Packages and modules that compute tokens and labels."""
 PARSES = 10
 """Number of attempts to parse a module."""
 RECORD = Path(__file__).with_name("code_version.json")
@@ -89,15 +89,15 @@ def record() -> dict[str, Any]:
 
 
 @cache
-def code_version(packages: tuple[str, ...] | None = None) -> int | str:
+def code_version(parts: tuple[str, ...] | None = None) -> int | str:
     """Return the recorded number if the code is what was recorded, else the beginning of its hash.
 
     Args:
-        packages: the packages that count; None for all code that computes stages.
+        parts: the packages and modules that count; None for all code that computes stages.
     """
 
     def selected(hashes: Mapping[str, str]) -> dict[str, str]:
-        return {path: digest for path, digest in hashes.items() if not packages or path.partition("/")[0] in packages}
+        return {path: own for path, own in hashes.items() if not parts or {path, path.partition("/")[0]} & {*parts}}
 
     recorded, current = record(), selected(_loaded_hashes())
     return int(recorded["version"]) if current == selected(recorded["modules"]) else total_hash(current)[:16]

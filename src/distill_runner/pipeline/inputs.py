@@ -14,7 +14,7 @@ from distill_runner.common.seeds import seed_all, stage_seed
 from distill_runner.datasets.corpora import train_wordpiece, write_examples
 from distill_runner.datasets.readers.dataset import Dataset
 from distill_runner.datasets.readers.table import TableRecord, recorded_tables
-from distill_runner.datasets.readers.tables import hub_commit
+from distill_runner.datasets.readers.tables import column_names, hub_commit
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
 from distill_runner.models.build import build, load_model
 from distill_runner.models.sources import ModelSource, resolve_source
@@ -23,7 +23,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
 from distill_runner.tasks.account import SplitAccount, account_of_tables, length_counts
-from distill_runner.tasks.scores import TRANSFER
+from distill_runner.tasks.scores import TRANSFER, ScoredTask
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.training.data import CorpusData, Data, TaskData, TextData
 from distill_runner.training.devices import Device
@@ -68,13 +68,13 @@ class Inputs:
         Args:
             tokenizer: the stage's tokenizer; None reads it if the split is not in the store.
         """
-        task, corpus, transfer = stage.config.task, stage.config.corpus, stage.config.transfer
+        task, corpus = stage.config.task, stage.config.corpus
 
         def write(folder: Path) -> None:
             stage_tokenizer = tokenizer or self.tokenizer(stage)
             with recorded_tables() as tables:
                 if task is not None:
-                    examples = task.transfer(transfer) if transfer and name == TRANSFER else task.examples(name)
+                    examples = read_examples(stage, name)
                     cut = task.write(folder, examples, stage_tokenizer)
                     account = account_of_examples(stage, name, examples, tables)
                     if (hashes := task.hashes(examples, folder)) is not None:
@@ -127,6 +127,23 @@ class Inputs:
             full_split = train if stage.data.train_split == task.train else self.split(stage, task.train)
             held_out = HeldOutSplit(full_split, held_out_rows(np.asarray(full_split.labels), task.hold_out))
         return TaskData(task, train, splits, self.device(), stage.data.share, held_out, seed)
+
+
+def read_examples(stage: Stage, name: str) -> Any:
+    """Return the examples of a split of the stage's task from the data, or those of its transfer set.
+
+    Raises:
+        UserError: the split to train on lacks a column of scores that the task names; or ``Task.examples`` refuses it.
+    """
+    task, transfer = stage.config.task, stage.config.transfer
+    assert task is not None
+    if transfer and name == TRANSFER:
+        return task.transfer(transfer)
+    if name == stage.data.train_split and isinstance(task, ScoredTask) and task.prediction_columns:
+        with recorded_tables():  # the task reads the split itself, and skips columns that are not there
+            if not set(task.prediction_columns) <= set(column_names(task, name)):
+                task.score_table(name)
+    return task.examples(name)
 
 
 def account_of_examples(stage: Stage, name: str, examples: Any, tables: list[TableRecord]) -> SplitAccount:

@@ -14,7 +14,7 @@ from distill_runner.methods.outputs import Classes, Outputs
 from distill_runner.models.config import LANGUAGE_MODEL, PRE_TRAINING, Head
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.sources import ModelSource, fresh_architecture
-from distill_runner.pipeline.code_version import DATA_PACKAGES, code_version
+from distill_runner.pipeline.code_version import DATA_CODE, code_version
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import Spec, key_of
 from distill_runner.tasks.scores import TRANSFER
@@ -75,8 +75,8 @@ class StageData:
         if self.config.task is not None:
             keys = {"content"} | self.config.task.example_fields
         if split == TRANSFER:
-            fitted = self.config.task is not None and self.config.task.reads_labels_for_transfer
-            keys = {"transfer"} | (keys if fitted else keys - {"content", "label", "labels"})
+            depends_on_labels = self.config.task is not None and self.config.task.reads_labels_for_transfer
+            keys = {"transfer"} | (keys if depends_on_labels else keys - {"content", "label", "labels"})
         data = {key: value for key, value in self.spec.items() if key in keys}
         if self.config.task is not None and split != TRANSFER:
             data |= self.config.task.split_settings(split)
@@ -85,7 +85,7 @@ class StageData:
         return {
             "kind": "tokens",
             "schema": SCHEMA,
-            "code": code_version(DATA_PACKAGES),
+            "code": code_version(DATA_CODE),
             "data": data,
             "split": split,
             "tokenizer": self.tokenizer_spec,

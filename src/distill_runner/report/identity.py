@@ -15,6 +15,7 @@ from distill_runner.report.collect import (
     tested_on,
     upstream_keys,
 )
+from distill_runner.tasks.scores import SCORE_FIELDS
 
 if TYPE_CHECKING:
     from distill_runner.pipeline.stages import Stage
@@ -30,7 +31,7 @@ BUDGET = ("optim.epochs", "optim.max_steps")
 """Options of the optimizer that end training. Runs of different budgets are never points of one grid."""
 PARTS = ("model", "data", "share", "teacher", "teacher_outputs", "route", "views", "precision", "method", "select")
 """Parts of a stage's spec in the order in which a reader wants to know them; all others follow."""
-SCORES = {"probabilities", "logits", "answers", "no_answer", "calibrate"}
+SCORES = SCORE_FIELDS - {"keep", "gold"}
 """Options of a task that only the stage of a teacher in columns of the data reads."""
 UNREAD = SCORES | {"test", "by_split", "split_off"}
 """Options of a task that affect neither training nor the score. ``train`` holds the effect of the last one."""

@@ -168,7 +168,7 @@ def data_line(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndar
     if train.label:
         parts.append(f"label = {train.label}{_labels(train)}")
     if train.unread:
-        parts.append(f"not read: {_listed(train.unread)}")
+        parts.append(f"not read: {short_list(train.unread)}")
     details = {name: account.to_json(with_lengths=False) for name, account in accounts.items()}
     warnings = [warning for account in accounts.values() for warning in account.warnings]
     warnings += [*_blank(accounts), *_classes(accounts), *_shared(accounts, hashes)]
@@ -220,7 +220,8 @@ def _labels(account: SplitAccount) -> str:
     return f" ({len(counts)} classes of {low:,} to {high:,})"
 
 
-def _listed(names: Sequence[str]) -> str:
+def short_list(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
     rest = len(names) - MAX_LISTED
     return ", ".join(names[:MAX_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")
 
@@ -239,11 +240,11 @@ def _classes(accounts: Mapping[str, SplitAccount]) -> Iterable[str]:
     train = next(iter(accounts.values())).counts
     absent = [name for name, count in train.items() if not count]
     if absent:
-        yield f"no training example has the label {_listed(absent)}"
+        yield f"no training example has the label {short_list(absent)}"
     for name, account in accounts.items():
         missing = [label for label, count in account.counts.items() if not count and train.get(label)]
         if name != "train" and missing:
-            yield f"{name} has no example of {_listed(missing)}, which training has"
+            yield f"{name} has no example of {short_list(missing)}, which training has"
 
 
 def _shared(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarray]) -> Iterable[str]:

@@ -205,12 +205,12 @@ class ClassificationTask(ClassesTask):
             probabilities_NC, sums = probabilities_NC / 100, sums / 100
             remarks.append("percentages, divided by 100")
         error = np.abs(sums - 1)
-        rounded = (error > EXACT) & (error <= self._sum_tolerance)
-        if rounded.any():
-            probabilities_NC = np.where(rounded, probabilities_NC / sums, probabilities_NC)
-            low, high = sums[rounded].min(), sums[rounded].max()
+        is_rounded = (error > EXACT) & (error <= self._sum_tolerance)
+        if is_rounded.any():
+            probabilities_NC = np.where(is_rounded, probabilities_NC / sums, probabilities_NC)
+            low, high = sums[is_rounded].min(), sums[is_rounded].max()
             remarks.append(
-                f"{quantity(int(rounded.sum()), 'row', ',')} with sums from {low:.4g} to {high:.4g} normalized"
+                f"{quantity(int(is_rounded.sum()), 'row', ',')} with sums from {low:.4g} to {high:.4g} normalized"
             )
         return probabilities_NC, remarks
 

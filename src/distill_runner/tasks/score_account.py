@@ -12,7 +12,7 @@ from distill_runner.common.account import AccountLine
 from distill_runner.common.errors import quantity
 from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.tables import SplitTable, read_table
-from distill_runner.tasks.account import MAX_LISTED
+from distill_runner.tasks.account import short_list
 from distill_runner.tasks.scores import TRANSFER, ScoredTask, selected_rows
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def scores_line(task: ScoredTask, transfer: "TransferSet | None") -> AccountLine
     table = task.transfer_table(transfer) if transfer is not None else task.score_table(split)
     scores = task.scores(table, split)
     columns, names = task.prediction_columns, task.head.names or ()
-    parts = [_listed(columns)]
+    parts = [short_list(columns)]
     if task.answers is None and len(columns) == len(names):
-        parts[0] += f" = {_listed(names)}"
+        parts[0] += f" = {short_list(names)}"
     parts[0] += f": {quantity(int(scores.is_used.sum()), 'row', ',')}"
     parts += scores.remarks
     warnings = [STATED] if task.probabilities and are_stated(scores.outputs[scores.has_score]) else []
@@ -63,12 +63,14 @@ def scores_line(task: ScoredTask, transfer: "TransferSet | None") -> AccountLine
 
 
 def quality_of(task: ScoredTask, split: str) -> dict[str, Any] | None:
-    """Return the metrics of the scores of a split against its gold labels; None if it lacks one of them.
+    """Return the metrics of the scores of a split against its gold labels; None if it lacks one of the two.
 
     ``reliability`` has for each range of confidence its lower end, the number of examples and the share of right ones.
     """
     table = read_table(task, split)
     if any(name not in table.columns for name in task.prediction_columns):
+        return None
+    if np.isnan(task.raw_outputs(table, split)[0]).any(axis=1).all():
         return None
     scores = task.scores(table, split)
     rows: SplitTable = selected_rows(table, scores.has_score)
@@ -115,9 +117,3 @@ def _range(low: float, high: float) -> str:
     if low == 0:
         return f"under {100 * high:.0f} %"
     return f"{100 * low:.0f} to {100 * high:.0f} %" if high <= 1 else f"over {100 * low:.0f} %"
-
-
-def _listed(names: Any) -> str:
-    names = list(names)
-    rest = len(names) - MAX_LISTED
-    return ", ".join(names[:MAX_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -35,8 +35,8 @@ ROUNDING, MAX_ROUNDING = 0.005, 0.05
 """Tolerance for the sum of C probabilities: C times half of the second decimal, and at most 0.05."""
 EXACT = 1e-6
 """Sums that differ less from 1 are left as they are: float32 does not hold more digits."""
-SCORE_FIELDS = frozenset({"probabilities", "logits", "answers", "no_answer", "keep", "calibrate", "gold"})
-"""Fields on which the rows with a score depend."""
+SCORE_FIELDS = frozenset({"probabilities", "logits", "answers", "no_answer", "keep", "calibrate", "fitted_on", "gold"})
+"""Entries of a task's spec on which the rows with a score depend."""
 Gold = Literal["all", "evaluation", "none"]
 CONFIDENT = re.compile(r"confident:(0?\.\d+|1(?:\.0*)?)")
 """Form of ``keep``, with the lowest confidence."""
@@ -137,11 +137,15 @@ class ScoredTask(Task):
         return self.gold in ("evaluation", "none")
 
     def spec(self) -> dict[str, Any]:
-        """Return the spec of every task, with the options on scores only if they are set."""
+        """Return the spec of every task, with the options on scores only if they are set.
+
+        ``fitted_on`` is the split that calibrates: ``validation`` does not tell which of its splits is the first.
+        """
         unset = {"no_answer"} if not self.no_answer else set()
         unset |= {"gold"} if self.gold == "all" else set()
         unset |= set() if self.calibrate else {"calibrate"}
-        return {name: value for name, value in super().spec().items() if name not in unset}
+        fit = {"fitted_on": next(iter(self.validation.values()))} if self.calibrate else {}
+        return {name: value for name, value in super().spec().items() if name not in unset} | fit
 
     @property
     def data_summary(self) -> dict[str, Any]:
@@ -268,7 +272,7 @@ class ScoredTask(Task):
         Raises:
             UserError: no row has a score, or a value is none.
         """
-        outputs, remarks = self._answered(table, split) if self.answers else self._scored(table, split)
+        outputs, remarks = self.raw_outputs(table, split)
         if self.calibrate:
             temperature = self.temperature
             outputs = outputs / temperature
@@ -290,18 +294,25 @@ class ScoredTask(Task):
             raise UserError("task.keep", self.keep, problem, "Take a lower probability.")
         return Scores(outputs.astype(np.float32), has_score, is_used, remarks)
 
+    def raw_outputs(self, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
+        """Return the scores (N, C) before calibration, NaN in rows without a score, and remarks on them."""
+        return self._answered(table, split) if self.answers else self._scored(table, split)
+
     @cached_property
     def temperature(self) -> float:
         """The temperature that calibrates the scores, fitted on the first validation split.
 
         Raises:
-            UserError: it lacks the columns or gold labels.
+            UserError: it lacks the columns, scores or gold labels.
         """
         name, split = next(iter(self.validation.items()))
         with recorded_tables():  # not among what is read of the split whose scores are scaled
             table = self.score_table(split)
         outputs, _ = self._scored(table, split)
         has_score = ~np.isnan(outputs).any(axis=1)
+        if not has_score.any():
+            problem = f"no row of task.validation.{name} has a score to fit a temperature on"
+            raise UserError("task.calibrate", True, problem, "Leave it out.")
         labels = self.gold_labels(selected_rows(table, has_score), None, split)
         if labels is None or (np.issubdtype(labels.dtype, np.floating) and labels.ndim == 1):
             problem = f"task.validation.{name} has no classes to fit a temperature on"

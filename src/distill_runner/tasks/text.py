@@ -191,6 +191,9 @@ class TextTask(ScoredTask):
         values = self.label_values(table)
         if self.is_test(split) and all(is_empty(value) or value == -1 for value in values):
             return None
+        if not values:
+            problem = f"split '{split}' has no labels (task.gold={self.gold})"
+            raise UserError("task.label", format_list(self.label_columns), problem, "Validate on a labeled split.")
         if missing := sum(self.is_unlabeled(value) for value in values):
             problem = f"{missing} of {len(values)} rows of split '{split}' have no label (empty, -1 or -)"
             key = format_list(self.label_columns) if len(self.label_columns) > 1 else self.label_columns[0]
