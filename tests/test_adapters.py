@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
 
+from distill_runner.common import hub
 from distill_runner.common.errors import UserError
-from distill_runner.models import adapters
 from distill_runner.models.build import build
 from distill_runner.models.config import Head, ModelConfig
-from distill_runner.models.sources import resolve_source
+from distill_runner.models.sources import ModelSource, resolve_source
 from distill_runner.models.weights import read_report
 from helpers.command import distill_run
 from helpers.lora import has_peft, merged_query, peft, save_adapter
@@ -40,7 +41,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def with_peft() -> Iterator[None]:
-    adapters.merged_folder.cache_clear()
     with peft():
         yield
 
@@ -133,6 +133,29 @@ def test_an_adapter_that_does_not_fit_is_refused(base: Path, tmp_path: Path, wit
     with pytest.raises(UserError, match=words) as caught:
         built(folder)
     assert len(str(caught.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])
+def test_weights_beside_an_adapter_count_before_they_are_downloaded(
+    base: Path, tmp_path: Path, with_peft: None, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    folder = adapter(tmp_path / "adapter", base)
+    names = [path.name for path in folder.iterdir()]
+    monkeypatch.setattr(hub, "download", lambda *_: folder)
+    monkeypatch.setattr(hub, "file_names", lambda _: [*names, file])
+    commit = hub.Commit("model", "acme/both", "0" * 40)
+    with pytest.raises(UserError, match=f"the weights of a model \\({file}\\): either could be meant"):
+        _ = ModelSource("acme/both", folder, commit).base
+    assert ModelSource("here", folder).base == resolve_source(str(base))
+
+
+def test_a_merged_model_leaves_no_files(
+    base: Path, tmp_path: Path, with_peft: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ends at once, as those of torchrun do, would leave a copy of the model each time."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    built(adapter(tmp_path / "adapter", base))
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 
 
 @pytest.mark.skipif(has_peft(), reason="peft is installed")

@@ -7,8 +7,8 @@ it into its base first, so that everything after it sees a plain folder of weigh
 import importlib.util
 import json
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,17 +36,18 @@ PREFIX = "base_model.model."
 REMEDY = "pip install peft, or merge it: AutoPeftModel....merge_and_unload().save_pretrained(<new folder>)."
 
 
-def base_name(folder: Path, name: str) -> str | None:
+def base_name(folder: Path, name: str, model_weights: Sequence[str]) -> str | None:
     """Return the name of the model that the adapter in ``folder`` changes; None if the folder holds no adapter.
 
     Args:
         name: name of the source, for messages.
+        model_weights: the source's files with a model's weights, also those that are not downloaded.
     Raises:
         UserError: the adapter has no weights or no base, lies beside a model's weights, or ``peft`` is not installed.
     """
     if not (folder / ADAPTER).is_file():
         return None
-    if model_weights := [file for file in ("model.safetensors", "pytorch_model.bin") if (folder / file).is_file()]:
+    if model_weights:
         problem = f"holds a PEFT adapter and the weights of a model ({model_weights[0]}): either could be meant"
         raise UserError(".model.source", name, problem, f"Remove {ADAPTER}, or {model_weights[0]} if it is the base.")
     spec = importlib.util.find_spec("peft")
@@ -69,16 +70,17 @@ def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name.removeprefix(PREFIX): shape for name, shape in _adapter_shapes(folder).items() if "lora_" not in name}
 
 
-@lru_cache(maxsize=8)
-def merged_folder(base: Path, folder: Path, fingerprint: str, name: str) -> Path:
-    """Return a folder with the base's weights after the adapter's changes; it is removed when the process ends.
+@contextmanager
+def merged_folder(base: Path, folder: Path, name: str) -> Iterator[Path]:
+    """Yield a folder with the base's weights after the adapter's changes, and remove it at the end of the context.
+
+    It lasts no longer, since a process of a group or a sweep may end without any cleanup.
 
     Tensors that neither the base nor the adapter holds are left out, so that they are reported as missing.
 
     Args:
         base: folder of the base with its weights.
         folder: folder of the adapter.
-        fingerprint: of both, so that changed files are merged again.
         name: name of the adapter's source, for messages.
     Raises:
         UserError: the adapter does not fit the base.
@@ -105,17 +107,10 @@ def merged_folder(base: Path, folder: Path, fingerprint: str, name: str) -> Path
         problem = f"{len(unused)} of the {len(shapes)} tensors of its adapter fit nothing in {base.name} ({unused[0]})"
         raise UserError(".model.source", name, problem, f"Name its own base in {ADAPTER}.")
     absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])} - saved_shapes(folder).keys()
-    target = _temporary_folder(fingerprint) / folder.name
-    merged.save_pretrained(target, state_dict={k: v for k, v in merged.state_dict().items() if k not in absent})
-    return target
-
-
-_FOLDERS: dict[str, TemporaryDirectory[str]] = {}
-
-
-def _temporary_folder(fingerprint: str) -> Path:
-    _FOLDERS[fingerprint] = folder = TemporaryDirectory(prefix="distill-adapter-")
-    return Path(folder.name)
+    with TemporaryDirectory(prefix="distill-adapter-", ignore_cleanup_errors=True) as scratch:
+        target = Path(scratch) / folder.name
+        merged.save_pretrained(target, state_dict={k: v for k, v in merged.state_dict().items() if k not in absent})
+        yield target
 
 
 def _unused(read: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -118,12 +118,18 @@ class ModelSource:
         Raises:
             UserError: the adapter or its base cannot be read.
         """
-        name = base_name(self.download(), self.name)
+        folder = self.download()
+        names = [name for name in self._file_names(folder) if "/" not in name]
+        name = base_name(folder, self.name, [name for group in WEIGHTS for name in hub.matching_files(names, group)])
         base = None if name is None else resolve_source(name)
         if base is not None and base.base is not None:
             problem = f"the base of its adapter, {base.name}, is an adapter too"
             raise UserError(".model.source", self.name, problem, "Merge the first one into its base.")
         return base
+
+    def _file_names(self, folder: Path) -> list[str]:
+        """Return the names of all files, also of those of a commit that are not downloaded, where they are known."""
+        return (self.commit and hub.file_names(self.commit)) or os.listdir(folder)
 
     def _commit_fingerprint(self, commit: hub.Commit) -> str:
         self.download()
@@ -198,7 +204,7 @@ class ModelSource:
             small = SMALL_FILES + MODULE_FILES + (CODE if trusts_code() else ())
             folder = hub.download(self.commit, small, revision)
             if weights:
-                names = hub.file_names(self.commit) or [file.name for file in folder.iterdir()]
+                names = self._file_names(folder)
                 patterns = next((patterns for patterns in WEIGHTS if hub.matching_files(names, patterns)), None)
                 if patterns is None:
                     problem = "the repository holds no weights that torch can read"
@@ -239,10 +245,15 @@ class ModelSource:
         Raises:
             UserError: the source is not available or cannot be loaded; the message names a remedy.
         """
+        loaded_folder: AbstractContextManager[Path]
         if weights and self.base is not None:
-            folder = merged_folder(self.base.download(True), self.download(), self.fingerprint, self.name)
+            loaded_folder = merged_folder(self.base.download(True), self.download(), self.name)
         else:
-            folder = self.download(weights)
+            loaded_folder = nullcontext(self.download(weights))
+        with loaded_folder as folder:
+            return self._load(from_pretrained, folder, **options)
+
+    def _load(self, from_pretrained: Any, folder: Path, **options: Any) -> Any:
         if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
             problem = "cannot be loaded: the folder holds no config.json"
             raise UserError(".model.source", self.name, problem, FOLDER_REMEDY)
