@@ -1,12 +1,15 @@
 """Processes that torchrun or srun start: what their environment says, what they agree on, and a run on two machines."""
 
 import os
+import pickle
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,12 +24,20 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.launch import Launch, first_host
 from distill_runner.models.vocabulary import row_table
 from distill_runner.running import _launched_runtime, num_threads
+from distill_runner.training import launched
 from distill_runner.training.config import Runtime
 from distill_runner.training.devices import Device
-from distill_runner.training.launched import admit_others, enter_attempt
-from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, UnequalStart
+from distill_runner.training.launched import Peers, admit_others, enter_attempt
+from distill_runner.training.processes import (
+    SINGLE_PROCESS,
+    ProcessGroup,
+    UnequalStart,
+    WorkerLost,
+    join_group,
+    take_part,
+)
 from distill_runner.training.train import Training
-from distill_runner.training.workers import spawn_group
+from distill_runner.training.workers import _Worker, spawn_group
 from helpers.training_runs import METHODS
 from test_distributed import Case, parts, tokens  # noqa: F401 (a fixture)
 
@@ -55,6 +66,9 @@ def test_the_environment_of_a_launcher() -> None:
     assert Launch.from_environment(TORCHRUN) is None, "without a port, nobody has started this process with others"
     with pytest.raises(UserError, match="LOCAL_RANK=x: is not a number"):
         Launch.from_environment(TORCHRUN | {"MASTER_PORT": "1", "LOCAL_RANK": "x"})
+    for port, problem in (("tcp", "is not a number"), ("99999", "must be between 1 and 65535")):
+        with pytest.raises(UserError, match=f"MASTER_PORT={port}: {problem}"):
+            Launch.from_environment(SRUN | {"MASTER_PORT": port})
 
 
 @pytest.mark.parametrize(
@@ -74,6 +88,7 @@ def test_the_first_host_of_a_list(nodes: str, host: str) -> None:
 
 @given(marks=st.lists(st.booleans(), min_size=1, max_size=40))
 def test_one_process_agrees_with_itself(marks: list[bool]) -> None:
+    SINGLE_PROCESS.require_equal(lambda: pytest.fail("a checksum of all weights takes time"))
     padded = torch.tensor([*marks, *[False] * (-len(marks) % 8)]).to(torch.uint8)
     counts, flags, ids = SINGLE_PROCESS.agree(torch.tensor([3, 4]), [True, False], padded)
     assert (counts.tolist(), flags) == ([3, 4], [True, False])
@@ -81,9 +96,8 @@ def test_one_process_agrees_with_itself(marks: list[bool]) -> None:
     assert ids.tolist() == [number for number, mark in enumerate(marks) if mark]
 
 
-def test_processes_meet_those_of_their_own_attempt() -> None:
+def test_processes_meet_those_of_their_own_attempt(server: Any) -> None:
     """torchrun keeps one store for all attempts; a process may come before the main one of its attempt does."""
-    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
 
     def enter(rank: int) -> int:
         time.sleep(0.2 * (rank != 1))
@@ -93,6 +107,72 @@ def test_processes_meet_those_of_their_own_attempt() -> None:
     for attempt in (1, 2, 3):
         with ThreadPoolExecutor(3) as threads:
             assert list(threads.map(enter, range(3))) == [attempt] * 3
+
+
+@pytest.fixture
+def server() -> Any:
+    return dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def join_peers(server: Any, rank: int) -> Peers:
+    store = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)  # type: ignore[attr-defined]
+    return Peers(Launch(rank, 2, rank, 2), dist.PrefixStore("attempt/1", store))  # type: ignore[attr-defined]
+
+
+def fail(*_: Any) -> None:
+    raise RuntimeError("invalid device ordinal")
+
+
+def test_a_process_without_a_gpu_ends_the_job_before_anyone_waits(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its peers would wait for it in a call that cannot be interrupted."""
+    monkeypatch.setattr(torch.cuda, "set_device", fail)
+    main, other = join_peers(server, 0), join_peers(server, 1)
+    job = main.start(Votes(), "cuda")  # type: ignore[arg-type]
+    other._run(0)
+    assert main.store.add("ready/0", 0) == 0
+    with pytest.raises(WorkerLost, match="did not start"):
+        job.join()
+    assert str(job.cause()) == "invalid device ordinal"
+    for peers in (other, main):
+        peers.store.add("gone", 1)
+        peers.finish(0)
+
+
+def test_a_worker_without_a_gpu_ends_the_job_before_anyone_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", fail)
+    worker = _Worker.__new__(_Worker)
+    worker.connection, worker_end = Pipe(duplex=False)
+    unused: Any = None
+
+    def join() -> ProcessGroup:
+        return join_group(1, 2, torch.device("cuda", 1), unused, lambda: worker_end.send(None))
+
+    take_part(join, unused, worker_end.send)
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        worker.wait_until_ready()
+
+
+def test_the_main_process_prints_the_error_that_it_is_stuck_with(
+    server: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(launched, "SILENCE_SECONDS", -1.0)
+    monkeypatch.setattr(launched, "BEAT_SECONDS", 0.01)
+    main = join_peers(server, 0)
+    monkeypatch.setattr(launched, "end_process", lambda code: main._has_ended.set())
+    main.num_jobs = 1
+    main.store.set("error/0/1", pickle.dumps(ValueError("no labels")))  # type: ignore[arg-type]
+    main.in_job = True
+    main._watcher.join(10)
+    assert "is stuck without it: ValueError: no labels" in caplog.text
+
+
+def test_a_process_ends_without_a_traceback_when_the_store_does(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    other = join_peers(server, 1)
+    other._has_ended.set()
+    other._watcher.join(10)
+    other.store = SimpleNamespace(check=fail)  # type: ignore[assignment]
+    assert other.follow() == 1
+    assert "process 1 of 2 ends with process 0" in caplog.text
 
 
 def test_what_the_options_of_a_launched_run_may_say() -> None:
@@ -123,9 +203,9 @@ class Votes:
         counts, flags, ids = group.agree(torch.tensor([10**12 + group.rank, 1]), [group.is_main, False], marks)
         assert ids is not None
         heard = [counts.tolist(), flags, ids.tolist()]
-        group.require_equal("the same")
+        group.require_equal(lambda: "the same")
         with pytest.raises(UnequalStart, match=r"process 1 on .* starts from step 1, process 0 from step 0"):
-            group.require_equal(f"step {group.rank}")
+            group.require_equal(lambda: f"step {group.rank}")
         return heard
 
 

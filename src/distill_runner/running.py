@@ -48,7 +48,7 @@ from distill_runner.tracking import Tracker, TrackerConfig, open_tracker
 from distill_runner.training.config import Runtime
 from distill_runner.training.devices import available_cpus, memory_errors
 from distill_runner.training.history import Log
-from distill_runner.training.launched import connected
+from distill_runner.training.launched import launched_peers
 from distill_runner.training.train import PREDICTIONS
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def run_stage(
     if run.plan:
         for row in paper_comparison(settings):
             log.info("%s", row)
-    if (peers := connected()) is not None:
+    if (peers := launched_peers()) is not None:
         run = run.model_copy(update={"runtime": _launched_runtime(run.runtime, peers.launch)})
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     store = Store(run.store.dir)

@@ -10,6 +10,7 @@ from distill_runner.common.errors import UserError
 
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
 """Ports of the store that the tasks of a Slurm step share; the step decides, so that steps on one machine differ."""
+LAST_PORT = 65_535
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,11 @@ def _slurm_task(environment: Mapping[str, str]) -> Launch:
     local_size = tasks[node] if node < len(tasks) else 1
     host = environment.get("MASTER_ADDR") or first_host(environment.get("SLURM_STEP_NODELIST", "localhost"))
     port = FIRST_PORT + (7 * job + step) % NUM_PORTS
-    return Launch(rank, size, local_rank, local_size, (host, int(environment.get("MASTER_PORT") or port)))
+    if environment.get("MASTER_PORT"):
+        port = _number(environment, "MASTER_PORT")
+        if not 1 <= port <= LAST_PORT:
+            raise UserError("MASTER_PORT", port, f"must be between 1 and {LAST_PORT}", "Leave it out.")
+    return Launch(rank, size, local_rank, local_size, (host, port))
 
 
 def _tasks_per_node(text: str) -> list[int]:

@@ -245,12 +245,12 @@ class ModelSource:
         Raises:
             UserError: the source is not available or cannot be loaded; the message names a remedy.
         """
-        loaded_folder: AbstractContextManager[Path]
+        opener: AbstractContextManager[Path]
         if weights and self.base is not None:
-            loaded_folder = merged_folder(self.base.download(True), self.download(), self.name)
+            opener = merged_folder(self.base.download(True), self.download(), self.name)
         else:
-            loaded_folder = nullcontext(self.download(weights))
-        with loaded_folder as folder:
+            opener = nullcontext(self.download(weights))
+        with opener as folder:
             return self._load(from_pretrained, folder, **options)
 
     def _load(self, from_pretrained: Any, folder: Path, **options: Any) -> Any:

@@ -28,7 +28,7 @@ from distill_runner.training.config import Runtime
 from distill_runner.training.data import Data
 from distill_runner.training.devices import Device
 from distill_runner.training.history import Log
-from distill_runner.training.launched import connected
+from distill_runner.training.launched import launched_peers
 from distill_runner.training.processes import ProcessGroup
 from distill_runner.training.teachers import TeacherTargets
 from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
@@ -68,7 +68,7 @@ class Pipeline:
     def devices(self) -> list[Device]:
         """Device of each process."""
         runtime = self.runtime
-        if peers := connected():
+        if peers := launched_peers():
             device = Device.of_launched_process(runtime.device, runtime.precision, peers.device)
             devices = [device] * runtime.num_processes  # the others choose theirs themselves
         else:
@@ -295,7 +295,7 @@ def _join_training(
 ) -> None:
     """Take part in the training of a stage as another process: the same work as the main process, without output."""
     quiet_transformers()
-    device = group.device.type if connected() else str(group.device)
+    device = group.device.type if launched_peers() else str(group.device)
     local_runtime = runtime.model_copy(update={"device": device, "num_processes": 1})
     pipeline = Pipeline(Store(store), local_runtime)
     data, targets = pipeline.inputs.data(stage), teacher_targets(stage, pipeline)

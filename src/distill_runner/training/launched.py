@@ -22,6 +22,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
+from distill_runner.common.errors import root_cause
 from distill_runner.common.launch import Launch
 from distill_runner.common.process import computation_mode, end_process, ignore_interrupts, limit_threads
 from distill_runner.training.processes import ProcessGroup, WorkerLost, join_group, take_part
@@ -40,7 +41,7 @@ _PEERS: list[Peers] = []
 """The processes of this run, as ``connect`` has met them; empty if no launcher has started this process."""
 
 
-def connected() -> Peers | None:
+def launched_peers() -> Peers | None:
     """Return the processes that a launcher has started together with this one; None if there are none."""
     return _PEERS[0] if _PEERS else None
 
@@ -59,9 +60,9 @@ def connect(launch: Launch) -> Peers:
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 host, port, launch.size, launch.rank == 0, MEETING
             )
+        attempt = admit_others(launch, store) if launch.rank == 0 else enter_attempt(launch, store)
     except (RuntimeError, ValueError) as error:  # ValueError: an address that torch cannot read
         raise WorkerLost(f"process {launch.rank} of {launch.size} has not met the others: {error}") from error
-    attempt = admit_others(launch, store) if launch.rank == 0 else enter_attempt(launch, store)
     peers = Peers(launch, dist.PrefixStore(f"attempt/{attempt}", store))  # type: ignore[attr-defined]
     _PEERS[:] = [peers]
     return peers
@@ -146,17 +147,21 @@ class Peers:
     # The other processes
 
     def follow(self) -> int:
-        """Run the jobs of the main process, and return its exit code when it ends."""
+        """Run the jobs of the main process, and return its exit code when it ends; 1 if it has died with the store."""
         ignore_interrupts()
-        with computation_mode():
-            while not self.store.check([_END]):
-                if self.store.check([f"job/{self.num_jobs}"]):
-                    number, self.num_jobs = self.num_jobs, self.num_jobs + 1
-                    self._run(number)
-                else:
-                    time.sleep(POLL_SECONDS)
-        code = int(self.store.get(_END))
-        self.store.add("gone", 1)
+        try:
+            with computation_mode():
+                while not self.store.check([_END]):
+                    if self.store.check([f"job/{self.num_jobs}"]):
+                        number, self.num_jobs = self.num_jobs, self.num_jobs + 1
+                        self._run(number)
+                    else:
+                        time.sleep(POLL_SECONDS)
+            code = int(self.store.get(_END))
+            self.store.add("gone", 1)
+        except RuntimeError as error:  # of the store: those of a job are sent
+            log.error("process %d of %d ends with process 0: %s", self.launch.rank, self.launch.size, root_cause(error))
+            return 1
         return code
 
     def _run(self, number: int) -> None:
@@ -166,9 +171,7 @@ class Peers:
             self.store.set(f"error/{number}/{rank}", pickle.dumps(error))  # type: ignore[arg-type]
 
         def join() -> ProcessGroup:
-            device = self.device(device_type)
-            self.store.add(f"ready/{number}", 1)
-            return self.join(number, device)
+            return self.join(number, self.device(device_type), lambda: self.store.add(f"ready/{number}", 1))
 
         try:
             job, device_type, threads = pickle.loads(self.store.get(f"job/{number}"))
@@ -182,16 +185,19 @@ class Peers:
 
     # All processes
 
-    def join(self, number: int, device: torch.device) -> ProcessGroup:
+    def join(
+        self, number: int, device: torch.device, report_ready: Callable[[], object] = lambda: None
+    ) -> ProcessGroup:
         """Join the group of job ``number``."""
         store = dist.PrefixStore(f"group/{number}", self.store)  # type: ignore[attr-defined]
-        return join_group(self.launch.rank, self.launch.size, device, store)
+        return join_group(self.launch.rank, self.launch.size, device, store, report_ready)
 
-    def errors(self, number: int) -> Iterator[BaseException]:
-        """Yield the errors of all processes in job ``number``."""
+    def errors(self, number: int, store: Store | None = None) -> Iterator[BaseException]:
+        """Yield the errors of all processes in job ``number``; another thread needs its own clone of the store."""
+        store = store or self.store
         for rank in range(1, self.launch.size):
-            if self.store.check([key := f"error/{number}/{rank}"]):
-                yield pickle.loads(self.store.get(key))
+            if store.check([key := f"error/{number}/{rank}"]):
+                yield pickle.loads(store.get(key))
 
     def _watch(self, store: Store) -> None:
         """Give signs of life, and end this process when one that it needs gives none.
@@ -211,20 +217,17 @@ class Peers:
                         last_beats[rank] = beats, now
                     elif now - last_beats[rank][1] > SILENCE_SECONDS and not store.check([_END]):
                         self._abort(f"process {rank} gives no sign of life")
-                if self.launch.rank == 0 and self.in_job and any(self.errors_in(store)):
+                in_job = self.launch.rank == 0 and self.in_job
+                if in_job and (error := next(self.errors(self.num_jobs - 1, store), None)):
                     errors_since = errors_since or now
                     if now - errors_since > SILENCE_SECONDS:
-                        self._abort("a process has failed, and this one is stuck without it")
+                        self._abort(f"a process has failed, and this one is stuck without it: {root_cause(error)}")
                 if self._has_ended.wait(BEAT_SECONDS):
                     return
         except RuntimeError:
             if self.launch.rank:  # the store has ended, and the main process with it
                 time.sleep(GRACE_SECONDS)
                 end_process(1)
-
-    def errors_in(self, store: Store) -> Iterator[bool]:
-        """Yield for each other process whether it has failed in the current job; for the thread that owns ``store``."""
-        return (store.check([f"error/{self.num_jobs - 1}/{rank}"]) for rank in range(1, self.launch.size))
 
     def _abort(self, problem: str) -> None:
         log.error("process %d of %d ends: %s", self.launch.rank, self.launch.size, problem)

@@ -118,8 +118,8 @@ class ProcessGroup:
         sums, votes, rest = message.split([len(counts), len(flags), len(message) - len(counts) - len(flags)])
         return sums, [bool(vote) for vote in votes], rest.view(torch.uint8).nonzero().squeeze(-1) if marks else None
 
-    def require_equal(self, state: str) -> None:
-        """Compare a description of the state of each process with that of the main one.
+    def require_equal(self, describe: Callable[[], str]) -> None:
+        """Compare a description of the state of each process with that of the main one; a single one describes none.
 
         Raises:
             UnequalStart: they differ.
@@ -128,7 +128,7 @@ class ProcessGroup:
             return
         states: list[Any] = [None] * self.size
         with worker_errors():
-            dist.all_gather_object(states, (socket.gethostname(), state))
+            dist.all_gather_object(states, (socket.gethostname(), describe()))
         for rank, (host, other) in enumerate(states):
             if other != states[0][1]:
                 raise UnequalStart(f"process {rank} on {host} starts from {other}, process 0 from {states[0][1]}")
@@ -160,9 +160,13 @@ class ProcessGroup:
 SINGLE_PROCESS = ProcessGroup()
 
 
-def join_group(rank: int, size: int, device: torch.device, store: Store) -> ProcessGroup:
+def join_group(
+    rank: int, size: int, device: torch.device, store: Store, report_ready: Callable[[], object] = lambda: None
+) -> ProcessGroup:
     """Join ``size`` processes that meet in ``store``; returns when all have come.
 
+    Args:
+        report_ready: called when this process has its device, before it waits. An earlier error keeps no one waiting.
     Raises:
         WorkerLost: another process has died.
     """
@@ -170,6 +174,7 @@ def join_group(rank: int, size: int, device: torch.device, store: Store) -> Proc
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
+    report_ready()
     with worker_errors():
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     return ProcessGroup(rank, size, device)

@@ -61,7 +61,7 @@ def fit(training: Training) -> History:
         KeyboardInterrupt, TrainingPaused: training has stopped early, after writing the checkpoint.
     """
     group = training.group
-    group.require_equal(training.state)  # by then, all processes have read the checkpoint
+    group.require_equal(lambda: training.state)  # by then, all processes have read the checkpoint
     if training.num_steps and not training.history.step:
         training.fit_method()
     if not training.num_steps and not training.history.epochs:

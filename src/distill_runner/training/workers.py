@@ -18,7 +18,7 @@ from distill_runner.common.process import (
     limit_threads,
     use_forkserver,
 )
-from distill_runner.training.launched import Job, StartedJob, connected
+from distill_runner.training.launched import Job, StartedJob, launched_peers
 from distill_runner.training.processes import (
     SINGLE_PROCESS,
     ProcessGroup,
@@ -46,7 +46,7 @@ def spawn_group(devices: Sequence[torch.device], job: Callable[[ProcessGroup], N
         yield SINGLE_PROCESS
         return
     with TemporaryDirectory() as folder:
-        peers = connected()
+        peers = launched_peers()
         workers: StartedJob | _Workers
         workers = peers.start(job, devices[0].type) if peers else _Workers(devices, Path(folder), job)
         try:
@@ -97,9 +97,11 @@ class _Worker:
     def wait_until_ready(self) -> None:
         """Wait until the process is about to join, so that no process waits for one that could not start."""
         try:
-            self.connection.recv()
+            message: BaseException | None = self.connection.recv()
         except EOFError as error:
             raise WorkerLost("a training process did not start") from error
+        if message is not None:
+            raise message
 
     def error(self) -> BaseException | None:
         """Return the error that ended the process; None if it only lost the other processes."""
@@ -129,8 +131,7 @@ def _run_worker(
     limit_threads(threads)
 
     def join() -> ProcessGroup:
-        connection.send(None)
-        return _join(rank, devices, folder)
+        return _join(rank, devices, folder, lambda: connection.send(None))
 
     try:
         take_part(join, job, connection.send)
@@ -138,6 +139,8 @@ def _run_worker(
         connection.close()
 
 
-def _join(rank: int, devices: Sequence[torch.device], folder: Path) -> ProcessGroup:
+def _join(
+    rank: int, devices: Sequence[torch.device], folder: Path, report_ready: Callable[[], object] = lambda: None
+) -> ProcessGroup:
     store = dist.FileStore(str(folder / "meeting"), len(devices))  # type: ignore[attr-defined]
-    return join_group(rank, len(devices), devices[rank], store)
+    return join_group(rank, len(devices), devices[rank], store, report_ready)
