@@ -18,6 +18,7 @@ from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, P
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.readers.tables import open_split
 from distill_runner.tasks.account import data_line
+from distill_runner.tasks.scores import SCORE_FIELDS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -199,6 +200,6 @@ def _fields_of_result(folder: Path, fields: Mapping[str, Any], schema: "type[Tas
     inferred |= {name: data[name] for name in schema.inferred_fields if fields.get(name) is None and name in data}
     if schema.has_classes and not fields.get("labels"):
         inferred["labels"] = names
-    only_training = {"class_weights", "probabilities", "logits", "answers", "keep", "calibrate", "gold"}
+    only_training = SCORE_FIELDS | {"class_weights"}
     defaults = {name: field.default for name, field in schema.model_fields.items() if name in only_training}
     return inferred | {name: value for name, value in defaults.items() if fields.get(name)}
