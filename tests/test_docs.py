@@ -50,6 +50,9 @@ REFUSED = {
     "eval": "completes commands in the reader's shell; tests/test_subcommands.py types into shells",
     "mutmut": "takes hours",
     "wandb": "needs an account or a terminal; tests/test_wandb.py runs its agent",
+    "cd": "enters a folder of the reader",
+    "docker": "needs its daemon",
+    "curl": "asks a server; tests/test_frontier.py asks one",
     "ray": "starts a cluster; tests/test_ray.py starts one",
 }
 """Programs whose commands no test runs, and why."""
