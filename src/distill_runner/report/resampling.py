@@ -133,7 +133,8 @@ class PairedScores(ABC):
         Args:
             margin: positive, in the unit of the score.
         Returns:
-            1 if too few units differ to estimate a variance.
+            1 if too few units differ to estimate a variance, or all samples have the same difference: the variance 0
+            says that it cannot be estimated, not that the difference is certain.
         """
         from scipy.special import ndtr
 
@@ -141,6 +142,8 @@ class PairedScores(ABC):
         if not least and self.is_different.sum() < FEW_UNITS:
             return 1.0
         variance = max(float(self.difference(self.resampled).var(ddof=1)), least)
+        if not variance:
+            return 1.0
         return float(ndtr(-(float(self.difference(self.observed)) + margin) / variance**0.5))
 
     def score_interval(self, runs: slice) -> tuple[float, float]:
