@@ -5,7 +5,8 @@ A sweep that was interrupted finds them again, and no model is exported or score
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from distill_runner.deploy.onnx import (
     quantize,
     quantize_static,
 )
+from distill_runner.pipeline.code_version import source_hash
 from distill_runner.report.compare import Predictions
 
 if TYPE_CHECKING:
@@ -36,6 +38,10 @@ INT8, STATIC = "ONNX int8", "ONNX int8 static"
 CHECKED, CALIBRATION = 64, 128
 """Numbers of validation examples on which ONNX is compared with torch, and of training examples that calibrate."""
 PREDICTIONS = "predictions.npz"
+PROGRAMS = ("onnx", "onnxruntime", "onnxscript", "torch", "transformers")
+"""Packages that write and run the files."""
+MODULES = ("exported.py", "measure.py", "onnx.py")
+"""Modules of this package that write and score the files."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,8 @@ class Exporter:
             "tokens": self.stage.data.split_spec(self.split),
             "metrics": self.task.metrics[:1],
             "form": form,
+            "versions": {name: version(name) for name in PROGRAMS},
+            "code": _code(),
             "processor": None if form == EXACT else list(processor()),
         }
 
@@ -128,3 +136,9 @@ class Exporter:
     def _padded(self, split: str) -> PaddedSplit:
         tokenizer: Any = self.pipeline.inputs.tokenizer(self.stage)
         return PaddedSplit(self.pipeline.inputs.split(self.stage, split).teacher_inputs, tokenizer)
+
+
+@cache
+def _code() -> list[str]:
+    """Return the hashes of ``MODULES``."""
+    return [source_hash(Path(__file__).with_name(name).read_text(encoding="utf-8")) for name in MODULES]
