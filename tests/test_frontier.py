@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from benchmarks import frontier_errors
 from distill_runner.common.errors import UserError
 from distill_runner.common.process import pinned_cpus
-from distill_runner.deploy.frontier import FrontierRow, choice, conclusion, disordered, pareto, table, with_tests
+from distill_runner.deploy.frontier import FrontierRow, choice, conclusion, find_slower_pairs, pareto, table, with_tests
 from distill_runner.deploy.machine import MachineState, conditions
 from distill_runner.deploy.measure import RunningCost, median_interval
 from distill_runner.report.resampling import clustered_scores, paired_scores
+from distill_runner.tasks import make_task
 from helpers.command import distill_run
 
 PAGE = Path(__file__).parents[1] / "docs" / "frontier.md"
@@ -85,6 +86,12 @@ def test_the_test_is_normal_with_the_variance_of_the_difference() -> None:
     assert scores.p_not_worse(0.001) > 0.5, "a student that lacks more than the margin"
 
 
+def test_a_variance_of_zero_shows_nothing() -> None:
+    """All 40 examples differ by -0.5, which is no share of right answers, so the variance has no floor."""
+    scores = clustered_scores([np.full(40, -0.5)], [np.zeros(40)], np.arange(40))
+    assert scores.p_not_worse(0.6) == 1
+
+
 def test_the_simulated_test_is_that_of_a_frontier() -> None:
     """Otherwise the rates of the page would be those of another test."""
     differences = frontier_errors.differences(np.random.default_rng(0), (1.0, 2.0), 872)
@@ -92,7 +99,7 @@ def test_the_simulated_test_is_that_of_a_frontier() -> None:
         for of_examples, p in zip(form, p_values, strict=True):
             scores = clustered_scores([of_examples], [np.zeros(872)], np.arange(872))
             margin = frontier_errors.MARGIN
-            assert scores.is_mean_of_examples or margin  # a difference of -1 is outside 0 to 1, which has no floor
+            assert not scores.is_mean_of_examples  # a difference of -1 is outside 0 to 1, which has no floor
             assert scores.p_not_worse(margin) == pytest.approx(p, abs=0.02)
 
 
@@ -162,8 +169,8 @@ def test_rows_whose_latencies_overlap_name_each_other() -> None:
 
 def test_a_shallow_student_that_is_slower_than_a_deeper_one_is_noticed() -> None:
     rows = [row(f"{n}", num_layers=n, cost=cost(time)) for n, time in ((3, 2.0), (1, 1.0), (2, 2.5))]
-    assert [(one.name, other.name) for one, other in disordered(rows)] == [("2", "3")]
-    assert disordered([row("1", cost=cost(2)), row("2", cost=cost(1))]) == [], "no students cut from a teacher"
+    assert [(one.name, other.name) for one, other in find_slower_pairs(rows)] == [("2", "3")]
+    assert find_slower_pairs([row("1", cost=cost(2)), row("2", cost=cost(1))]) == [], "no students cut from a teacher"
 
 
 @pytest.mark.parametrize(("count", "skipped"), [(2, 0), (6, 0), (8, 0), (9, 1), (12, 2), (24, 6)])
@@ -203,6 +210,55 @@ def test_students_that_cannot_be_exported_are_refused_before_training() -> None:
     stage = SimpleNamespace(config=SimpleNamespace(task=task), first_teacher=None)
     with pytest.raises(UserError, match=r"task\.type=images cannot be exported"):
         require_frontier(SimpleNamespace(points=[SimpleNamespace(stage=stage)]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "served"),
+    [
+        ({"type": "embeddings", "prompt": "query: "}, ["query: ", "['query: ' + text for text in inputs]"]),
+        ({"type": "embeddings", "include_prompt": False}, ["", "encode_batch(inputs)"]),
+        ({"type": "retrieval", "prompt": "a ", "query_prompt": "a "}, ["a ", "['a ' + text for text in inputs]"]),
+        ({"type": "embeddings", "prompt": "query: ", "include_prompt": False}, None),
+        ({"type": "retrieval", "query_prompt": "query: "}, None),
+    ],
+)
+def test_a_service_puts_the_prompt_before_texts_or_is_refused(
+    fields: dict[str, Any], served: list[str] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from distill_runner.deploy import frontier_sweep, serving
+
+    metric = "ndcg_at_10" if fields["type"] == "retrieval" else "spearman"
+    task = make_task(name="t", dataset="d", epochs=1, max_length=16, metrics=[metric], validation={"v": "v"}, **fields)
+    monkeypatch.setattr(frontier_sweep, "require_onnx", lambda: None)
+    monkeypatch.setattr(serving, "OnnxEngine", lambda *_: SimpleNamespace(names=["input_ids"], output="o"))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    teacher = SimpleNamespace(key="k", has_head=True, config=SimpleNamespace(prediction_source=None))
+    stage = SimpleNamespace(config=SimpleNamespace(task=task), first_teacher=teacher)
+    grid: Any = SimpleNamespace(points=[SimpleNamespace(stage=stage)])
+    if served is None:
+        with pytest.raises(UserError, match=r"task\.(include|query)_prompt"):
+            frontier_sweep.require_frontier(grid)
+        return
+    frontier_sweep.require_frontier(grid)
+    service = serving.Service(tmp_path, "f", task)
+    assert task.served_prompt() == served[0]
+    assert served[1] in service.program
+    compile(service.program, "serve.py", "exec")
+    assert ("text-embeddings-inference" in service.commands[1]) == (not served[0])
+
+
+def test_an_export_has_another_key_with_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from distill_runner.deploy import exported
+
+    stage = SimpleNamespace(key="k", data=SimpleNamespace(split_spec=lambda split: {}))
+    exporter: Any = exported.Exporter(stage, None, SimpleNamespace(metrics=["accuracy"]), "validation")  # type: ignore
+    specs = []
+    for number in ("1.20", "1.21"):
+        monkeypatch.setattr(exported, "version", lambda name, number=number: number)
+        specs.append(exporter._spec(exported.INT8))
+    monkeypatch.setattr(exported, "_code", lambda: ["other"])
+    specs.append(exporter._spec(exported.INT8))
+    assert len({json.dumps(spec) for spec in specs}) == 3
 
 
 # --- End to end

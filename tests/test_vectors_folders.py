@@ -53,6 +53,18 @@ def reference(folder: Path, mode: str, skip: int, dense: bool, normalize: bool, 
 CASES = list(product(["mean", "cls", "lasttoken"], [True, False], [False, True], [True, False]))
 
 
+def test_a_model_that_leaves_out_its_prompt_is_not_exported(tmp_path: Path) -> None:
+    """Padded texts, which ONNX gets, do not say where the prompt ends."""
+    from distill_runner.deploy.onnx import export
+
+    pooling = {"pooling_mode_mean_tokens": True, "include_prompt": False}
+    folder = folder_with(tmp_path / "model", pooling)
+    model, _ = own_vectors(folder, tmp_path / "texts", "query: ")
+    assert not own_vectors(folder, tmp_path / "plain")[0].skips_prompt
+    with pytest.raises(UserError, match=r"task\.include_prompt=false: .* leaves out tokens of the prompt"):
+        export(model, {}, tmp_path / "model.onnx")
+
+
 @pytest.mark.parametrize(("mode", "include_prompt", "dense", "normalize"), CASES)
 def test_vectors_are_those_of_the_modules(
     mode: str, include_prompt: bool, dense: bool, normalize: bool, tmp_path: Path

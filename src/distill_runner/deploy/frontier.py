@@ -2,7 +2,9 @@
 
 The choice is made on one validation split. Each chain of students, from the largest to the smallest, is tested in that
 order until one fails; the chains share the error rate. So a student that is worse than its teacher by the margin or
-more is chosen in at most 5% of all frontiers (fixed-sequence testing, Westfall & Krishen 2001).
+more is chosen in at most 5% of all frontiers (fixed-sequence testing, Westfall & Krishen 2001), if the split has chosen
+nothing else. The split has: epochs, the best of several settings, and whether a chain of static int8 exists. And the
+test is of the mean over seeds, while the best seed is served.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -170,7 +172,7 @@ def pareto(rows: Iterable[FrontierRow], smallest: str) -> list[FrontierRow]:
     return best
 
 
-def disordered(rows: Sequence[FrontierRow]) -> list[tuple[FrontierRow, FrontierRow]]:
+def find_slower_pairs(rows: Sequence[FrontierRow]) -> list[tuple[FrontierRow, FrontierRow]]:
     """Return the pairs of a student cut to fewer layers that is slower than the next deeper one of the same form."""
     chains: dict[Hashable, list[FrontierRow]] = {}
     for row in rows:

@@ -48,8 +48,8 @@ def require_frontier(grid: Grid) -> None:
     """Check before any training that the students can be exported and compared with a teacher.
 
     Raises:
-        UserError: a package is missing, a task cannot be exported, a point has no teacher that is one model, or the
-            points of a task have several teachers.
+        UserError: a package is missing, a task cannot be exported or served, a point has no teacher that is one model,
+            or the points of a task have several teachers.
     """
     require_onnx()
     teachers: dict[str, str] = {}
@@ -60,6 +60,7 @@ def require_frontier(grid: Grid) -> None:
         if task is None or not task.exportable:
             problem = f"students of task.type={task.type if task else None} cannot be exported to ONNX"
             raise UserError("sweep", "frontier", problem, "It takes texts with classes, scores, tokens or vectors.")
+        task.served_prompt()
         if teacher is None or teacher.config.prediction_source is not None or not teacher.has_head:
             problem = "compares students with a teacher that is one model, trained for the task"
             raise UserError("sweep", "frontier", problem, "Take a method with a teacher, such as method=rkd.")
@@ -225,11 +226,11 @@ class FrontierSweep:
             start = MachineState.read()
             stopwatch, rounds = Stopwatch(engines, splits, self.settings.examples), ROUNDS
             costs = stopwatch.measure()
-            while frontier.disordered(frontier.with_costs(rows, costs)) and rounds < ROUNDS * (1 + AGAIN):
+            while frontier.find_slower_pairs(frontier.with_costs(rows, costs)) and rounds < ROUNDS * (1 + AGAIN):
                 log.info("a student with fewer layers seems slower than a deeper one: measuring again")
                 costs, rounds = stopwatch.measure(), rounds + ROUNDS
             end = MachineState.read()
-        pairs = frontier.disordered(frontier.with_costs(rows, costs))
+        pairs = frontier.find_slower_pairs(frontier.with_costs(rows, costs))
         disturbances = [
             *start.disturbances(end),
             *(f"{one.label} stayed slower than {other.label}" for one, other in pairs),

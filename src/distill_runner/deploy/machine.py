@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distill_runner.common.errors import quantity
+
 WAITING = 0.02
 """Share of the time that a thread may wait for a CPU before a measurement counts as disturbed."""
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.stat")
@@ -60,7 +62,7 @@ def conditions(threads: int, cpus: Sequence[int], load: float | None, disturbanc
     names = re.findall(r"model name\s*:\s*(.*)", _text(Path("/proc/cpuinfo")))
     name = names[0] if names else platform.processor() or platform.machine()
     pinned = f"pinned to CPU {', '.join(map(str, cpus))}" if cpus else "not pinned"
-    text = f"{name}, {threads} {'thread' if threads == 1 else 'threads'} {pinned}"
+    text = f"{name}, {quantity(threads, 'thread')} {pinned}"
     text += "" if load is None else f"; load {load:.1f} on {os.cpu_count()} CPUs"
     return f"{text}. The machine was busy: {'; '.join(disturbances)}." if disturbances else f"{text}."
 

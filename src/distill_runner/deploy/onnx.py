@@ -44,9 +44,13 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
     Args:
         inputs: tokenized batch of a few examples of different lengths, which the exporter traces.
     Raises:
-        UserError: the exporter cannot export this type of model.
+        UserError: the exporter cannot export this type of model, or its pooling leaves out the prompt.
     """
     import torch
+
+    if getattr(model, "skips_prompt", False):
+        problem = "the pooling leaves out tokens of the prompt, which an exported model cannot tell from the text"
+        raise UserError("task.include_prompt", False, problem, "Train it with task.include_prompt=true.")
 
     with suppressed_output():
         import onnx_ir

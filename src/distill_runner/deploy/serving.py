@@ -27,7 +27,7 @@ tokenizer.enable_truncation({max_length}), tokenizer.enable_padding(pad_id={padd
 session = onnxruntime.InferenceSession("{file}", providers=["CPUExecutionProvider"])
 @app.post("/predict")
 def predict(inputs: list[str | tuple[str, str]] = fastapi.Body(embed=True)):
-    texts, fields = tokenizer.encode_batch(inputs), {fields}
+    texts, fields = tokenizer.encode_batch({texts}), {fields}
     feeds = {{name: numpy.array([getattr(text, field) for text in texts]) for name, field in fields.items()}}
     return [{reply} for text, row in zip(texts, session.run({outputs}, feeds)[0])]
 """
@@ -65,13 +65,14 @@ class Service:
     @property
     def program(self) -> str:
         """The program that answers requests: ten lines for fastapi."""
-        engine = OnnxEngine(self.folder / self.file, 1)
+        engine, prompt = OnnxEngine(self.folder / self.file, 1), self.task.served_prompt()
         return PYTHON.format(
             max_length=self.task.num_positions,
             padding=self._config.get("pad_token_id") or 0,
             file=self.file,
             fields={name: field for name, field in FIELDS.items() if name in engine.names},
             outputs=[engine.output],
+            texts=f"[{prompt!r} + text for text in inputs]" if prompt else "inputs",
             reply=self.task.served_reply,
         )
 
@@ -100,8 +101,11 @@ class Service:
 
     @property
     def commands(self) -> list[str]:
-        """How to serve the folder, as Markdown: with its own files and, where they load it, with two servers."""
-        kind, tag = self._config.get("model_type"), self.task.pipeline_tag
+        """How to serve the folder, as Markdown: with its own files and, where they load it, with two servers.
+
+        The servers get no prompt from these commands, so they are not named for a task with one.
+        """
+        kind, tag = self._config.get("model_type"), None if self.task.served_prompt() else self.task.pipeline_tag
         lines = ["pip install fastapi uvicorn numpy onnxruntime tokenizers && uvicorn serve:app"]
         lines += ["docker build -t student . && docker run -p 8000:8000 student"]
         lines += ["curl localhost:8000/predict -H 'Content-Type: application/json' -d '{\"inputs\": [\"a text\"]}'"]

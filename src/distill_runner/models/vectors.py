@@ -100,6 +100,12 @@ class SentenceEncoder(nn.Module):
         return states_BLH.gather(1, last_B[:, None, None].expand(-1, 1, states_BLH.shape[-1])).squeeze(1)
 
     @property
+    def skips_prompt(self) -> bool:
+        """Whether the pooling leaves out tokens of a prompt; padded texts then give other vectors than packed ones."""
+        is_skipped = not self.modules_after.include_prompt and self.modules_after.pooling != "last"
+        return is_skipped and any(self.settings.get("prompts", {}).values())
+
+    @property
     def reads_first_only(self) -> bool:
         """Whether the pooling reads the first token alone."""
         return self.modules_after.pooling == "cls" and self.modules_after.include_prompt

@@ -244,6 +244,14 @@ class Task(Splits):
             problem = f"a model of type {shape.model_type} reads images, but {self.name} has texts"
             raise UserError(".model", None, problem, "Take a text encoder, or a task of images: task=cifar10.")
 
+    def served_prompt(self) -> str:
+        """Return the text that a program that serves an exported model puts before each text.
+
+        Raises:
+            UserError: texts have several prompts, or outputs depend on which tokens are those of the prompt.
+        """
+        return ""
+
     def save_preprocessor(self, folder: Path) -> None:
         """Save preprocessing files other than the tokenizer's in the folder of a model, such as those for images."""
 

@@ -94,6 +94,13 @@ class RetrievalTask(VectorTask):
     def prompts(self) -> dict[str, str]:
         return {name: text for name, text in (("document", self.prompt), ("query", self.query_prompt)) if text}
 
+    def served_prompt(self) -> str:
+        if self.prompt != self.query_prompt:
+            problem = f"differs from task.prompt={self.prompt!r}, and serve.py cannot tell queries from documents"
+            remedy = "Take one prompt for both, or a sweep without a frontier."
+            raise UserError("task.query_prompt", repr(self.query_prompt), problem, remedy)
+        return super().served_prompt()
+
     def resolved(self) -> Self:
         return self.with_existing_tests().model_copy(update={"columns": [TEXT]})
 

@@ -28,7 +28,8 @@ from transformers import AutoTokenizer
 
 session = onnxruntime.InferenceSession("{folder}/onnx/{file}")
 names = [node.name for node in session.get_inputs()]
-tokens = AutoTokenizer.from_pretrained("{folder}")(["a text"], padding=True, truncation=True, return_tensors="np")
+texts = ["a text"]  # behind its prompt, where config_sentence_transformers.json has prompts
+tokens = AutoTokenizer.from_pretrained("{folder}")(texts, padding=True, truncation=True, return_tensors="np")
 vectors = session.run(["sentence_embedding"], {{name: tokens[name] for name in names}})[0]
 ```"""
 CHARACTERS = 60
@@ -75,6 +76,12 @@ class VectorTask(TextTask):
     def prompts(self) -> dict[str, str]:
         """Prompts by name, as a folder of sentence-transformers lists them; ``text`` is the default one."""
         return {"text": self.prompt} if self.prompt else {}
+
+    def served_prompt(self) -> str:
+        if self.prompts and self.include_prompt is False and self.pooling != "last":
+            problem = "an exported model cannot tell the tokens of the prompt from the text"
+            raise UserError("task.include_prompt", False, problem, "Set task.include_prompt=true.")
+        return self.prompt
 
     @property
     def head(self) -> Head:
