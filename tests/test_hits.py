@@ -5,10 +5,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from distill_runner.pipeline import hits
 from distill_runner.pipeline.hits import HIT, HitRecord
 
 SETTINGS = {"stages": {"student": {"seed": 1}}}
@@ -87,6 +89,76 @@ def test_other_settings_or_variables_take_the_usual_way(root: Path, monkeypatch:
     assert replay(root, {"stages": {"student": {"seed": 2}}}) is None
     monkeypatch.setenv("HF_HOME", "/elsewhere")
     assert replay(root) is None
+
+
+def with_record(root: Path, during: Callable[[], object]) -> object:
+    """What a repetition gives after one that did ``during``."""
+    record = HitRecord(root / RUN, SETTINGS)
+    record.start()
+    during()
+    record.save("the result", root / "store")
+    record.stop()
+    return replay(root)
+
+
+def test_a_file_that_changes_after_it_was_read_counts(root: Path) -> None:
+    def read_and_change(change: Callable[[Path], object]) -> Callable[[], object]:
+        return lambda: ((root / "data/train.csv").read_text(), change(root))
+
+    assert with_record(root, read_and_change(lambda root: None)) is not None
+    assert with_record(root, read_and_change(edited("data/train.csv"))) is None
+
+    def swap(root: Path) -> None:
+        """Another content of the same size and with the same time."""
+        file = root / "data/train.csv"
+        time = file.stat().st_mtime_ns
+        file.write_text(file.read_text()[::-1])
+        os.utime(file, ns=(time, time))
+
+    assert with_record(root, read_and_change(swap)) is None
+
+
+def test_a_file_that_was_missing_counts_when_it_is_there(root: Path) -> None:
+    def read() -> None:
+        with suppress(FileNotFoundError):
+            (root / "absent" / "options.json").read_text()
+
+    assert with_record(root, read) is not None
+    (root / "absent").mkdir()
+    assert replay(root) is not None
+    (root / "absent" / "options.json").write_text("{}")
+    assert replay(root) is None
+
+
+def test_compiled_code_counts_as_its_source(root: Path) -> None:
+    cache = root / "code" / "__pycache__"
+    cache.mkdir(parents=True)
+    (root / "code" / "one.py").write_text("x = 1")
+    compiled = [cache / "one.cpython-311.pyc", root / "code" / "alone.pyc"]
+    for file in compiled:
+        file.write_bytes(b"1")
+    assert with_record(root, lambda: [file.read_bytes() for file in compiled]) is not None
+    compiled[0].write_bytes(b"22")
+    assert replay(root) is not None, "Python may compile anew"
+    edited("code/one.py")(root)
+    assert replay(root) is None
+
+
+def test_files_that_are_opened_to_write_do_not_count(root: Path) -> None:
+    lock = root / "locks" / "run.lock"
+    lock.parent.mkdir()
+    assert with_record(root, lambda: os.close(os.open(lock, os.O_RDWR | os.O_CREAT))) is not None
+
+
+def test_caches_of_python_are_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hits, "PACKAGE", tmp_path)
+    (tmp_path / "one.py").write_text("x = 1")
+    digest = hits._code_digest()
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "one.cpython-311.pyc").write_bytes(b"1")
+    assert hits._code_digest() == digest
+    (tmp_path / "two.py").write_text("")
+    assert hits._code_digest() != digest
 
 
 def test_a_process_that_has_run_before_records_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ PACKAGE = Path(__file__).parents[1]
 
 Line = tuple[str, int, str]
 """Logger, level and text of a line."""
-Stat = tuple[int, int]
-"""Size in bytes, and time of the last change in nanoseconds."""
+Stat = tuple[int, int, int]
+"""Size in bytes, and times of the last changes of content and of the inode in nanoseconds."""
 
 
 class HitRecord(logging.Handler):
@@ -49,7 +49,8 @@ class HitRecord(logging.Handler):
         conditions = [settings, variables, str(Path.cwd()), sys.version, sys.path[1:], sys.argv[1:]]
         text = json.dumps(conditions, sort_keys=True, default=str)
         self.digest = hashlib.sha256(text.encode()).hexdigest()
-        self._paths: set[str] | None = None
+        self._paths: dict[str, Stat | None] | None = None
+        self._code = ""
         self._lines: list[Line] = []
 
     def replay(self) -> Mapping[str, Any] | None:
@@ -58,7 +59,7 @@ class HitRecord(logging.Handler):
             record = json.loads(self.file.read_text(encoding="utf-8"))
             if record["digest"] != self.digest or record["code"] != _code_digest():
                 return None
-            if any(_stat(path) != tuple(stat) for path, stat in record["files"].items()):
+            if any(_stat(path) != (stat and tuple(stat)) for path, stat in record["files"].items()):
                 return None
             lines, text = [(str(name), int(level), str(line)) for name, level, line in record["lines"]], record["text"]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):  # none, or damaged
@@ -74,7 +75,7 @@ class HitRecord(logging.Handler):
         A process that has run before does not open again what it keeps in memory, so it notes nothing.
         """
         if (self.folder / RESULT).is_file() and "torch" not in sys.modules:
-            self._paths = set()
+            self._paths, self._code = {}, _code_digest()
             audit_events(self._note)
             logging.getLogger("distill_runner").addHandler(self)
 
@@ -93,15 +94,13 @@ class HitRecord(logging.Handler):
             return
         store = store.absolute()
         ignored = (*map(Path, _installed()), PACKAGE, self.folder, store / HOLDS, *map(Path, ("/dev", "/proc", "/sys")))
-        opened = [Path(path).absolute() for path in self._paths]
-        opened += [Path(source_from_cache(path)) for path in opened if path.suffix == ".pyc"]
-        paths = {path for path in opened if not _is_within(path, ignored)}
-        paths |= {path.parent for path in paths if path.is_file()}  # a new file changes the time of its folder
+        paths = {path for path in map(Path, self._paths) if not _is_within(path, ignored)}
         paths -= {path for path in paths if path.is_relative_to(store) and path.is_dir()}
         paths -= {*self.folder.parents[:2]}  # those of all runs
         paths |= {file for file in self.folder.rglob("*") if file.is_file() and not {*VOLATILE} & {*file.parts}}
-        files = {str(path): stat for path in [*paths, *map(Path, _installed())] if (stat := _stat(str(path)))}
-        content = {"digest": self.digest, "code": _code_digest(), "files": files, "lines": self._lines, "text": text}
+        names = [*map(str, paths), *_installed()]
+        files = {name: self._paths[name] if name in self._paths else _stat(name) for name in names}
+        content = {"digest": self.digest, "code": self._code, "files": files, "lines": self._lines, "text": text}
         with suppress(OSError):  # the next repetition then takes the usual way
             write_json(self.file, content)
 
@@ -109,20 +108,46 @@ class HitRecord(logging.Handler):
         self._lines.append((record.name, record.levelno, record.getMessage()))
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._paths is None or event not in ("open", "os.scandir", "os.listdir"):
+        paths = self._paths  # another thread may end the record meanwhile
+        if paths is None or event not in ("open", "os.scandir", "os.listdir"):
             return
-        path, mode = arguments[0], arguments[1] if event == "open" else "r"
-        if isinstance(path, str | os.PathLike) and not {*str(mode or "r")} & {*"wax+"}:
-            self._paths.add(os.fsdecode(path))
+        if not isinstance(arguments[0], str | os.PathLike) or (event == "open" and _is_writing(*arguments[1:3])):
+            return
+        with suppress(OSError, ValueError):  # of paths that cannot be read either
+            _add(paths, _source(Path(os.fsdecode(arguments[0])).absolute()), event == "open")
+
+
+def _add(paths: dict[str, Stat | None], path: Path, is_file: bool) -> None:
+    """Note the state of a path before it is read: a change after that must count."""
+    if str(path) in paths:
+        return
+    stat = paths[str(path)] = _stat(str(path))
+    if is_file and stat:
+        _add(paths, path.parent, False)  # a new file changes the time of its folder
+
+
+def _is_writing(mode: str | None, flags: int | None) -> bool:
+    """Whether a file is opened to write, by its mode or, without one (``os.open``), by its flags."""
+    return bool({*mode} & {*"wax+"}) if mode else bool((flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
+def _source(path: Path) -> Path:
+    """Return the source of compiled code in its cache, which Python may write anew; other paths as they are."""
+    return Path(source_from_cache(path)) if path.suffix == ".pyc" and path.parent.name == "__pycache__" else path
 
 
 def _stat(path: str) -> Stat | None:
-    """Return size and time of a file, the time alone of a folder; None if it does not exist."""
+    """Return size and times of a file, the time alone of a folder; None if it does not exist.
+
+    A hard link to a file in the store changes the time of the inode, not the content.
+    """
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return (0 if os.path.isdir(path) else status.st_size), status.st_mtime_ns
+    if os.path.isdir(path):
+        return 0, status.st_mtime_ns, 0
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns if status.st_nlink == 1 else 0
 
 
 def _installed() -> Iterator[str]:
@@ -135,6 +160,7 @@ def _is_within(path: Path, folders: tuple[Path, ...]) -> bool:
 
 
 def _code_digest() -> str:
-    """Return a hash of names, sizes and times of the files of this program."""
-    entries = sorted((str(file), _stat(str(file))) for file in PACKAGE.rglob("*") if file.suffix != ".pyc")
+    """Return a hash of names, sizes and times of the files of this program; caches of Python do not count."""
+    files = sorted(str(file) for file in PACKAGE.rglob("*") if file.suffix != ".pyc" and file.is_file())
+    entries = [(file, _stat(file)) for file in files]
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
