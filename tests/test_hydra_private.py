@@ -28,7 +28,7 @@ def test_the_version_that_the_file_is_written_against() -> None:
 
 @pytest.mark.parametrize("folder", [PACKAGE, PACKAGE.parent / "hydra_plugins"])
 def test_one_file_uses_private_names(folder: Path) -> None:
-    private = re.compile(r"hydra\._internal|ConfigLoaderImpl|ConfigRepository|_apply_overrides|_value=")
+    private = re.compile(r"hydra\._internal|ConfigLoaderImpl|ConfigRepository|_apply_overrides|\b_value=")
     using = [file.name for file in folder.rglob("*.py") if private.search(file.read_text())]
     assert using == (["hydra_private.py"] if folder == PACKAGE else [])
 

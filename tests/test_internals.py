@@ -123,7 +123,7 @@ def test_seeds_are_one_entry_and_a_student_that_two_folders_hold_counts_once(
 ) -> None:
     seeds, pipeline = {"run0": 1, "run1": 2, "run2": 1}, cast(Any, None)
 
-    def read(folder: Path) -> FinishedRun:
+    def read(folder: Path, *_: Any) -> FinishedRun:
         student: Any = SimpleNamespace(spec={"lr": 1e-4, "seed": seeds[folder.name]}, key=f"{seeds[folder.name]}")
         return FinishedRun(folder, "nkd", student, pipeline)
 

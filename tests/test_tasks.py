@@ -263,7 +263,7 @@ def test_a_changed_file_is_read_anew_even_if_its_time_is_old(tmp_path: Path) -> 
 
 
 def test_fingerprint_of_hub_and_demo_needs_no_library() -> None:
-    assert data_fingerprint(shipped("rte", f"task.revision={'a' * 40}")) == f"hub:{'a' * 40}/rte"
+    assert data_fingerprint(shipped("rte", f"task.revision={'a' * 40}")).startswith(f"hub:{'a' * 40}/rte/")
     pairs, sentences = data_fingerprint(shipped("demo_pairs")), data_fingerprint(shipped("demo_sentences"))
     assert pairs != sentences
     assert pairs.startswith("embedded:pairs:")
@@ -274,7 +274,7 @@ def test_fingerprint_of_hub_and_demo_needs_no_library() -> None:
         fields = dict(name="x", columns=["s"], max_length=8, epochs=1, metrics=["f1"], validation={"v": "v"})
         for dataset in ("a/b", "embedded:pairs"):
             data_fingerprint(make_task(dataset=dataset, revision="a" * 40, **fields))
-        print({"torch", "datasets", "transformers", "sklearn", "huggingface_hub"} & set(sys.modules))"""
+        print({"torch", "datasets", "transformers", "sklearn"} & set(sys.modules))"""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

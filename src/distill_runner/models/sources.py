@@ -104,6 +104,12 @@ class ModelSource:
         Code that comes with the model is part of it where the program may run that code.
         """
         if self.commit is not None:
+            try:
+                self.download()
+            except UserError as error:
+                if not hub.is_offline(error):
+                    raise
+                return self._whole_commit(self.commit)  # a plan may name it, though nothing of it is here
             own = self._commit_fingerprint(self.commit)
         else:
             files = _fingerprinted_files(self.folder)
@@ -131,10 +137,13 @@ class ModelSource:
         """Return the names of all files, also of those of a commit that are not downloaded, where they are known."""
         return (self.commit and hub.file_names(self.commit)) or os.listdir(folder)
 
+    @staticmethod
+    def _whole_commit(commit: hub.Commit) -> str:
+        return f"hub:{commit.sha}" + ("+code" if trusts_code() else "")
+
     def _commit_fingerprint(self, commit: hub.Commit) -> str:
-        self.download()
         if (ids := hub.file_ids(commit)) is None:  # a cache of an older huggingface_hub, offline
-            return f"hub:{commit.sha}" + ("+code" if trusts_code() else "")
+            return self._whole_commit(commit)
         weights = next((patterns for patterns in WEIGHTS if hub.matching_files(ids, patterns)), ())
         return f"hub-files:{hub.content_hash(ids, _determining_names(ids, weights))}"
 

@@ -91,7 +91,7 @@ class ClassesTask(TextTask):
             return names_of_columns(columns) if len(columns) > 1 else []
         if self.gold != "none":
             return []  # gold labels of an evaluation split name the classes; answers may lack some
-        table, skipped = self.score_table(self.train), {word.casefold() for word in self.no_answer}
+        table, skipped = self.score_table(self.train), {word.casefold() for word in self.no_answer or ()}
         names = set[str]()
         for column in columns:
             task = self.model_copy(update={"label": column})

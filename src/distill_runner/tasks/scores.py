@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from distill_runner.common.errors import UserError, format_list, quantity, root_cause
 from distill_runner.datasets.readers.dataset import parse_split
@@ -84,9 +84,9 @@ class ScoredTask(Task):
     probabilities: list[str] | None = None
     logits: list[str] | None = None
     answers: list[str] | None = None
-    no_answer: list[str] = Field(default_factory=list)
+    no_answer: list[str] | None = None
     keep: str | None = None
-    calibrate: bool = False
+    calibrate: bool | None = None
     gold: Gold | None = None
 
     score_kinds: ClassVar[tuple[str, ...]] = ("probabilities", "logits", "answers")
@@ -117,7 +117,7 @@ class ScoredTask(Task):
 
     @property
     def reads_labels_for_transfer(self) -> bool:
-        return self.calibrate
+        return bool(self.calibrate)
 
     @property
     def prediction_key(self) -> str:
@@ -359,7 +359,7 @@ class ScoredTask(Task):
         """Return the outputs for the shares of the labels that the answers of each row name."""
         total = np.zeros((len(table.columns[self.prediction_columns[0]]), self.head.num_labels))
         counts = np.zeros(len(total), dtype=np.int64)
-        skipped = {word.casefold() for word in self.no_answer}
+        skipped = {word.casefold() for word in self.no_answer or ()}
         for name in self.prediction_columns:
             task = self.model_copy(update={"label": name, "gold": "all", "class_weights": None})
             own = SplitTable({name: table.columns[name]}, None, table.untyped)

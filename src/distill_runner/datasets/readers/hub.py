@@ -172,16 +172,22 @@ def fingerprint(data: Dataset, splits: Iterable[str]) -> str:
     """Return a hash of what a commit holds of some splits: their files, and what the card says of how to read them.
 
     Another commit with the same files has the same hash, whatever else its card says. Without a list of the commit's
-    files, as in a cache of an older ``huggingface_hub``, the hash stands for the whole commit.
+    files, as in a cache of an older ``huggingface_hub`` or offline, the hash stands for the whole commit.
 
     Raises:
         UserError: as ``load_from_hub``, as far as it is known before any file with rows is downloaded.
     """
     commit, total = dataset_commit(data), hashlib.sha256()
+    whole_commit = f"hub:{commit.sha}/{data.config or ''}"
     with _hub_errors(data):
-        card = _card_metadata(hub.download(commit, FILES_WITHOUT_ROWS, data.revision or "main"))
+        try:
+            card = _card_metadata(hub.download(commit, FILES_WITHOUT_ROWS, data.revision or "main"))
+        except HubError as error:
+            if not hub.is_offline(error):
+                raise
+            return whole_commit
     if (ids := hub.file_ids(commit)) is None:
-        return f"hub:{commit.sha}/{data.config or ''}"
+        return whole_commit
     for split in sorted({parse_split(split)[0] for split in splits}):
         config, patterns = _split_patterns(data, split, card)
         names = set(hub.matching_files(ids, patterns)) - set(FILES_WITHOUT_ROWS)
