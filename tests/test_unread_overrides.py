@@ -133,7 +133,7 @@ def test_every_value_that_a_run_leaves_unread_is_checked(method: str, groups: Se
     run = typed_run(config)
     read_keys = ReadKeys(config, run)
     raw: Any = OmegaConf.to_container(config, resolve=False)
-    for key in [key for group in groups for key, _ in _flat({group: raw[group]})]:
+    for key in [key for group in groups if group in raw for key, _ in _flat({group: raw[group]})]:
         if key in read_keys or any(name in key for name in UNTYPED):
             continue
         changed = OmegaConf.create(raw)

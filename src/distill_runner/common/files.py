@@ -21,6 +21,7 @@ DISK_FULL_MESSAGES = (
     "No space left on device",
     "os error 28",
     "Disk quota exceeded",
+    "os error 27",
     "inline_container.cc",
     "iostream error",
 )

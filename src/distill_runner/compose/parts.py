@@ -59,6 +59,8 @@ def check_values(parts: Mapping[str, Any]) -> None:
     Raises:
         UserError: a schema refuses a value.
     """
+    if not isinstance((parts.get("teacher") or {}).get("fine_tuned", False), bool):
+        return  # the head that it selects would be refused instead of it
     for name, stage in parts["stages"].items():
         if isinstance(stage, Mapping):
             with error_context(f"stages.{name}"):
