@@ -155,8 +155,12 @@ class Training:
         """Step and checksum of all weights: equal in all processes, or they would train different models."""
         checksum = 0
         for part in (self.model, self.method):
-            for tensor in part.state_dict().values():
-                checksum = crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
+            for value in part.state_dict().values():
+                if isinstance(value, torch.Tensor):
+                    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+                else:  # where a schedule stands
+                    content = repr(value).encode()
+                checksum = crc32(content, checksum)
         return f"step {self.history.step} with weights {checksum:08x}"
 
     @property
