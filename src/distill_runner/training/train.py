@@ -157,7 +157,7 @@ class Training:
         for part in (self.model, self.method):
             for value in part.state_dict().values():
                 if isinstance(value, torch.Tensor):
-                    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+                    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
                 else:  # where a schedule stands
                     content = repr(value).encode()
                 checksum = crc32(content, checksum)
