@@ -12,15 +12,8 @@ from scipy.stats import rankdata, zscore
 
 from distill_runner.datasets.metrics import METRICS, REGRESSION_METRICS
 from distill_runner.report import resampling
-from distill_runner.report.resampling import (
-    RANKED,
-    SUMMED,
-    PairedScores,
-    SummedScores,
-    clustered_scores,
-    f1_of_counts,
-    paired_scores,
-)
+from distill_runner.report.resampling import PairedScores, SummedScores, clustered_scores, paired_scores
+from distill_runner.report.sample_scores import RANKED, SUMMED, f1_of_counts
 
 MULTILABEL = ("f1_micro", "subset_accuracy")
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
-from distill_runner.report.resampling import SummedScores, mean_f1_of_counts
+from distill_runner.report.resampling import SummedScores
+from distill_runner.report.sample_scores import mean_f1_of_counts
 from distill_runner.tasks.tokens.entities import (
     BOUNDARY,
     INVENTED,

@@ -13,16 +13,10 @@ from distill_runner.datasets.evaluate_metrics import is_external
 from distill_runner.datasets.metrics import metric_function
 from distill_runner.report.collect import TEST_PREDICTIONS, Result, scored_on, tested_on
 from distill_runner.report.identity import shared_stages
-from distill_runner.report.resampling import (
-    ExampleTest,
-    PairedScores,
-    SummedScores,
-    clustered_scores,
-    mean_f1_of_counts,
-    paired_scores,
-)
+from distill_runner.report.resampling import ExampleTest, PairedScores, SummedScores, clustered_scores, paired_scores
 from distill_runner.report.row_names import differences
 from distill_runner.report.rows import GRID, GRID_MEAN, ResultCell, ResultTable, Row, SettingScores, held_out_column
+from distill_runner.report.sample_scores import mean_f1_of_counts
 from distill_runner.report.statistics import ALPHA, MethodTest, holm
 
 PREDICTIONS = "predictions-*.npz"

@@ -19,6 +19,15 @@ from math import lcm
 import numpy as np
 
 from distill_runner.datasets.metrics import metric_function
+from distill_runner.report.sample_scores import (
+    RANKED,
+    SUMMED,
+    ScoreOfSums,
+    mean_of_sums,
+    middle_ranks,
+    standardized,
+    weighted_correlation,
+)
 from distill_runner.report.statistics import CONFIDENCE, CRITICAL
 
 SEED = 0
@@ -31,9 +40,6 @@ FEW_EXAMPLES, FEW_UNITS = 6, 10
 
 With fewer than six, no paired test can have p < 0.05.
 """
-
-ScoreOfSums = Callable[[np.ndarray], np.ndarray]
-"""Maps sums (..., S) of the statistics of a sample of units to its scores (...)."""
 
 
 @dataclass(frozen=True)
@@ -338,15 +344,15 @@ class RankedScores(ScoresOfOutputs):
         super().__init__(first, second, labels)
         self.with_pearson = with_pearson
         everything = np.ones((1, self.units))
-        self.outputs = np.stack([_standardized(run.reshape(-1)) for run in self.outputs])
-        self.ranks = np.concatenate([_middle_ranks(run, everything) for run in self.outputs])
+        self.outputs = np.stack([standardized(run.reshape(-1)) for run in self.outputs])
+        self.ranks = np.concatenate([middle_ranks(run, everything) for run in self.outputs])
         self.is_different = np.any([self.ranks[one] != self.ranks[other] for one, other in self.pairs], axis=0)
         if with_pearson:
             self.is_different |= np.any([self.outputs[one] != self.outputs[other] for one, other in self.pairs], axis=0)
 
     def scores(self, counts: np.ndarray) -> np.ndarray:
         def of_block(weights: np.ndarray) -> np.ndarray:
-            ranks = _middle_ranks(self.labels, weights)
+            ranks = middle_ranks(self.labels, weights)
             runs = zip(self.outputs, self.ranks, strict=True)
             return np.stack([self._correlations(*run, self.labels, ranks, weights) for run in runs], axis=1)
 
@@ -354,7 +360,7 @@ class RankedScores(ScoresOfOutputs):
 
     def swapped_difference(self, masks: np.ndarray) -> np.ndarray:
         labels = np.concatenate([self.labels, self.labels])
-        ranks = np.tile(_middle_ranks(self.labels, np.ones((1, self.units))), 2)  # a swap changes no label
+        ranks = np.tile(middle_ranks(self.labels, np.ones((1, self.units))), 2)  # a swap changes no label
         pairs = [
             (
                 np.concatenate([self.outputs[one], self.outputs[other]]),
@@ -381,10 +387,10 @@ class RankedScores(ScoresOfOutputs):
         weights: np.ndarray,
     ) -> np.ndarray:
         """Correlations (R,) of outputs with labels, all (N,) but the labels' ranks (R or 1, N); weights are (R, N)."""
-        correlations = _weighted_correlation(_middle_ranks(output_ranks, weights), label_ranks, weights)
+        correlations = weighted_correlation(middle_ranks(output_ranks, weights), label_ranks, weights)
         if not self.with_pearson:
             return correlations
-        return (correlations + _weighted_correlation(outputs[None], _standardized(labels)[None], weights)) / 2
+        return (correlations + weighted_correlation(outputs[None], standardized(labels)[None], weights)) / 2
 
 
 def paired_scores(
@@ -422,131 +428,3 @@ def _blocks(draws: int, units: int) -> list[int]:
     """Numbers of draws of blocks of at most ``CHUNK`` numbers."""
     size = max(1, CHUNK // units)
     return list(chain([size] * (draws // size), [draws % size] if draws % size else []))
-
-
-# --- Metrics as functions of sums
-
-
-def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Return the ratio, and 0 where ``denominator`` is not positive, as in ``datasets.metrics``."""
-    return np.divide(numerator, denominator, out=np.zeros(np.shape(numerator)), where=denominator > 0)
-
-
-def mean_of_sums(sums: np.ndarray) -> np.ndarray:
-    """Return the mean of scores, of the sum of scores and their number."""
-    return _ratio(sums[..., 0], sums[..., 1])
-
-
-def f1_of_counts(counts: np.ndarray) -> np.ndarray:
-    """Return F1 of the numbers of true positives, predicted positives and actual positives."""
-    return _ratio(2 * counts[..., 0], counts[..., 1] + counts[..., 2])
-
-
-def mean_f1_of_counts(counts: np.ndarray) -> np.ndarray:
-    """Return the mean over T classes of F1, of their counts (..., 3 T) as for ``f1_of_counts``."""
-    means: np.ndarray = f1_of_counts(counts.reshape(*counts.shape[:-1], -1, 3)).mean(axis=-1)
-    return means
-
-
-def _is_correct(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    is_multilabel = labels.ndim == 2
-    correct = ((outputs > 0) == (labels > 0)).all(axis=1) if is_multilabel else outputs.argmax(axis=1) == labels
-    return np.stack([correct, np.ones_like(correct)], axis=1).astype(np.float64)
-
-
-def _class_counts(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return, for each example and class, whether it is correctly predicted, predicted, and the label: (N, 3C)."""
-    classes = np.arange(outputs.shape[1])
-    predicted = outputs > 0 if labels.ndim == 2 else outputs.argmax(axis=1)[:, None] == classes
-    actual = labels > 0 if labels.ndim == 2 else labels[:, None] == classes
-    return np.concatenate([predicted & actual, predicted, actual], axis=1).astype(np.float64)
-
-
-def _by_class(sums: np.ndarray) -> np.ndarray:
-    """Return the counts of each class (..., C, 3)."""
-    return np.moveaxis(sums.reshape(*sums.shape[:-1], 3, -1), -2, -1)
-
-
-def _f1(sums: np.ndarray) -> np.ndarray:
-    return f1_of_counts(_by_class(sums)[..., 1, :])
-
-
-def _f1_micro(sums: np.ndarray) -> np.ndarray:
-    return f1_of_counts(_by_class(sums).sum(axis=-2))
-
-
-def _f1_macro(sums: np.ndarray) -> np.ndarray:
-    return f1_of_counts(_by_class(sums)).mean(axis=-1)
-
-
-def _f1_weighted(sums: np.ndarray) -> np.ndarray:
-    counts = _by_class(sums)
-    return (counts[..., 2] * f1_of_counts(counts)).sum(axis=-1) / counts[..., 2].sum(axis=-1)
-
-
-def _accuracy_f1(sums: np.ndarray) -> np.ndarray:
-    counts = _by_class(sums).sum(axis=-2)
-    return (_ratio(counts[..., 0], counts[..., 2]) + _f1(sums)) / 2
-
-
-def _matthews(sums: np.ndarray) -> np.ndarray:
-    """Gorodkin's correlation for K classes, which equals Matthews' correlation for two classes."""
-    correct, predicted, actual = np.moveaxis(_by_class(sums), -1, 0)
-    total = actual.sum(axis=-1)
-    variances = (total**2 - (actual**2).sum(axis=-1)) * (total**2 - (predicted**2).sum(axis=-1))
-    return _ratio(correct.sum(axis=-1) * total - (actual * predicted).sum(axis=-1), np.sqrt(variances))
-
-
-def _moments(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    x, y = _standardized(outputs.reshape(len(labels))), _standardized(labels)
-    return np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)
-
-
-def _pearson(sums: np.ndarray) -> np.ndarray:
-    x, y, xx, yy, xy = np.moveaxis(sums[..., 1:] / sums[..., :1], -1, 0)
-    variances = np.maximum(xx - x**2, 0) * np.maximum(yy - y**2, 0)
-    return _ratio(xy - x * y, np.sqrt(variances))
-
-
-def _standardized(values: np.ndarray) -> np.ndarray:
-    """Return values of mean 0 and standard deviation 1; zeros if all are equal."""
-    centered = values.astype(np.float64) - values.astype(np.float64).mean()
-    return centered / (centered.std() or 1.0)
-
-
-def _middle_ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the middle ranks (R, N) of values (N,) that occur ``weights`` (R, N) times."""
-    _, value, counts = np.unique(values, return_inverse=True, return_counts=True)
-    of_value = weights[:, np.argsort(value, kind="stable")]
-    if len(counts) < len(values):
-        of_value = np.add.reduceat(of_value, np.cumsum(counts) - counts, axis=1)
-    ranks: np.ndarray = (np.cumsum(of_value, axis=1) - of_value / 2)[:, value]
-    return ranks
-
-
-def _weighted_correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the Pearson correlations (R,) of x and y, each (R or 1, N), weighted by (R, N); 0 for constants."""
-    total = weights.sum(axis=1, keepdims=True)
-    x, y = (
-        one - np.einsum("rn,rn->r", weights, np.broadcast_to(one, weights.shape))[:, None] / total for one in (x, y)
-    )
-    weighted = weights * x
-    products = [np.einsum("rn,rn->r", one, other) for one, other in ((weighted, y), (weighted, x), (weights * y, y))]
-    return _ratio(products[0], np.sqrt(products[1] * products[2]))
-
-
-RANKED = {"spearman": False, "pearson_spearman": True}
-"""Metrics of ranks, and whether the score is their mean with Pearson's correlation."""
-
-SUMMED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ScoreOfSums]] = {
-    "accuracy": (_is_correct, mean_of_sums),
-    "subset_accuracy": (_is_correct, mean_of_sums),
-    "f1": (_class_counts, _f1),
-    "f1_micro": (_class_counts, _f1_micro),
-    "f1_macro": (_class_counts, _f1_macro),
-    "f1_weighted": (_class_counts, _f1_weighted),
-    "accuracy_f1": (_class_counts, _accuracy_f1),
-    "matthews": (_class_counts, _matthews),
-    "pearson": (_moments, _pearson),
-}
-"""Statistics of outputs and labels, and the score of their sums, equal to ``METRICS``."""
