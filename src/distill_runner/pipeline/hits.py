@@ -97,9 +97,9 @@ class HitRecord(logging.Handler):
         paths = {path for path in map(Path, self._paths) if not _is_within(path, ignored)}
         paths -= {path for path in paths if path.is_relative_to(store) and path.is_dir()}
         paths -= {*self.folder.parents[:2]}  # those of all runs
-        paths |= {file for file in self.folder.rglob("*") if file.is_file() and not {*VOLATILE} & {*file.parts}}
-        names = [*map(str, paths), *_installed()]
-        files = {name: self._paths[name] if name in self._paths else _stat(name) for name in names}
+        own = [str(file) for file in self.folder.rglob("*") if file.is_file() and not {*VOLATILE} & {*file.parts}]
+        files = {str(path): self._paths[str(path)] for path in paths}
+        files |= {name: _stat(name) for name in (*own, *_installed())}  # a hit writes its own files anew
         content = {"digest": self.digest, "code": self._code, "files": files, "lines": self._lines, "text": text}
         with suppress(OSError):  # the next repetition then takes the usual way
             write_json(self.file, content)

@@ -15,7 +15,6 @@ from distill_runner.report.collect import (
     tested_on,
     upstream_keys,
 )
-from distill_runner.tasks.scores import SCORE_FIELDS
 
 if TYPE_CHECKING:
     from distill_runner.pipeline.stages import Stage
@@ -31,9 +30,7 @@ BUDGET = ("optim.epochs", "optim.max_steps")
 """Options of the optimizer that end training. Runs of different budgets are never points of one grid."""
 PARTS = ("model", "data", "share", "teacher", "teacher_outputs", "route", "views", "precision", "method", "select")
 """Parts of a stage's spec in the order in which a reader wants to know them; all others follow."""
-SCORES = SCORE_FIELDS - {"keep", "gold"}
-"""Options of a task that only the stage of a teacher in columns of the data reads."""
-UNREAD = SCORES | {"test", "by_split", "split_off"}
+UNREAD = frozenset({"test", "by_split", "split_off"})
 """Options of a task that affect neither training nor the score. ``train`` holds the effect of the last one."""
 
 
@@ -200,8 +197,7 @@ def _data_settings(spec: Spec, result: Result) -> Iterator[tuple[str, Any]]:
     elif scored != selecting:
         yield "task.select_on", _splits(selecting, splits)
     yield "task.metric", data.pop("metrics")[0]
-    unread = UNREAD - SCORES if spec["kind"] == "labels" else UNREAD
-    yield from flat({name: value for name, value in data.items() if name not in unread}, "task.")
+    yield from flat({name: value for name, value in data.items() if name not in UNREAD}, "task.")
     yield from flat(transfer, "transfer.")
 
 
