@@ -1,6 +1,5 @@
 """Tasks on labels of words: their examples, head, losses, scores and predictions."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,13 @@ from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import ExamplePredictions, Task, names_as_text
 from distill_runner.tasks.tokens.data import TEXTS, WORDS, Offsets, Sentences, infer_columns, read_sentences
 from distill_runner.tasks.tokens.entities import TAG_METRICS, TagScores, first_words, summed_counts
+from distill_runner.tasks.tokens.prediction_files import (
+    CONLL_SUFFIXES,
+    PredictedSpan,
+    conll,
+    json_lines,
+    predicted_spans,
+)
 from distill_runner.tasks.tokens.schemes import OUTSIDE, Scheme, TagSet, complete_names, recognize, viterbi
 
 if TYPE_CHECKING:
@@ -29,9 +35,6 @@ if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
     from distill_runner.methods.outputs import Outputs
     from distill_runner.tasks.tokens.words import Cutting
-
-CONLL_SUFFIXES = (".conll", ".bio", ".iob")
-"""Names of files that get a word and its tag in each line instead of JSON lines."""
 
 
 class TokensTask(Task):
@@ -397,53 +400,22 @@ class TokensTask(Task):
         """Return the most probable tag of each output, without decoding."""
         return [self.tagset.names[number] if names else str(number) for number in outputs.argmax(axis=1)]
 
-    def spans(self, outputs: np.ndarray, split: Any) -> list[list[dict[str, Any]]]:
-        """Return the predicted entities of each sentence: start, end, label, and mean probability of their words."""
+    def spans(self, outputs: np.ndarray, split: Any) -> list[list[PredictedSpan]]:
+        """Return the predicted entities of each sentence."""
         logs = self.log_probabilities(outputs, split)
-        tagset, tags = self.tagset, self.decode(logs, split)
-        sentences = np.asarray(split.sentences)
-        probability = np.exp(logs[np.arange(len(tags)), tags])
-        spans: list[list[dict[str, Any]]] = [[] for _ in range(split.num_examples)]
-        for begin, end, kind in tagset.entities(tags, first_words(sentences)).tolist():
-            number = int(np.searchsorted(sentences, begin, side="right")) - 1
-            spans[number].append(
-                {
-                    "start": int(split.begins[begin]),
-                    "end": int(split.ends[end - 1]),
-                    "label": tagset.type_names[kind],
-                    "probability": round(float(probability[begin:end].mean()), 6),
-                }
-            )
-        return spans
+        tags = self.decode(logs, split)
+        return predicted_spans(split, tags, np.exp(logs[np.arange(len(tags)), tags]), self.tagset)
 
     def prediction_content(self, outputs: np.ndarray, split: Any, examples: Any, suffix: str) -> str:
         """Return words with their tags for a ``.conll`` file, and else ``prediction_file``."""
-        is_conll = suffix.lower() in CONLL_SUFFIXES
-        return (self._conll if is_conll else self.prediction_file)(outputs, split, examples)
+        if suffix.lower() not in CONLL_SUFFIXES:
+            return self.prediction_file(outputs, split, examples)
+        tags = self.decode(self.log_probabilities(outputs, split), split)
+        return conll(examples.items, split, tags, self.tagset.names)
 
     def prediction_file(self, outputs: np.ndarray, split: Any, examples: Any) -> str:
-        """Return the predicted entities as JSON lines.
-
-        A line has the ``text`` and its ``spans``: ``start`` and ``end`` in characters, ``label``, ``text`` and
-        ``probability``. It can be read as data of this task type again.
-        """
-        lines = []
-        for sentence, spans in zip(examples.items, self.spans(outputs, split), strict=True):
-            of_text = [{**span, "text": sentence.text[span["start"] : span["end"]]} for span in spans]
-            lines.append(json.dumps({"text": sentence.text, "spans": of_text}, ensure_ascii=False) + "\n")
-        return "".join(lines)
-
-    def _conll(self, outputs: np.ndarray, split: Any, examples: Any) -> str:
-        tags, names = self.decode(self.log_probabilities(outputs, split), split), self.tagset.names
-        blocks = []
-        for number, sentence in enumerate(examples.items):
-            words = range(*split.words(number).indices(len(tags)))
-            if not words:  # the format has no sentences without words
-                continue
-            texts = (sentence.text[int(split.begins[word]) : int(split.ends[word])] for word in words)
-            lines = (f"{text or '_'}\t{names[tags[word]]}\n" for text, word in zip(texts, words, strict=True))
-            blocks.append("".join(lines) + "\n")
-        return "".join(blocks)
+        """Return the predicted entities as JSON lines, which can be read as data of this task type again."""
+        return json_lines(examples.items, self.spans(outputs, split))
 
 
 def _with_class_names(table: Any, label: str | None, names: Sequence[str]) -> Any:
