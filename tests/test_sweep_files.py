@@ -17,7 +17,7 @@ from distill_runner.pipeline.planning import position_warnings
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.result import describe_run
 from distill_runner.sweeping import points as points_of_a_grid
-from distill_runner.sweeping.points import Grid, GridPoint, expand
+from distill_runner.sweeping.points import Composer, Grid, GridPoint, expand
 
 ROOT = config_folder() / "sweep"
 
@@ -70,6 +70,53 @@ def test_points_are_what_hydra_composes(deep_bert_folder: Path) -> None:
     assert len(every) == 9
     for point in every:
         assert_composed(point)
+
+
+@pytest.fixture
+def composed(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """The overrides of the points that are composed, without a hub."""
+
+    def unreachable(kind: str, name: str, revision: str) -> hub.Commit:
+        raise hub.HubError("the hub cannot be reached", temporary=True)
+
+    monkeypatch.setattr(hub, "request_commit", unreachable)
+    calls = list[Sequence[str]]()
+    compose = Composer.__call__
+    monkeypatch.setattr(
+        Composer, "__call__", lambda self, overrides: (calls.append(overrides), compose(self, overrides))[1]
+    )
+    return calls
+
+
+GRID = ("method=rkd,alp", "optim.lr=1e-4,1e-3,1e-2", "seed=range(500)")
+
+
+@pytest.mark.parametrize(
+    ("missing", "key"),
+    [
+        ("task=demo_sentences teacher.source=acme/none", "teacher.source=acme/none"),
+        ("task=custom task.dataset=acme/none teacher=demo", "task.dataset=acme/none"),
+    ],
+)
+def test_a_source_that_all_points_need_and_cannot_be_had_is_refused_at_once(
+    missing: str, key: str, composed: list[Sequence[str]]
+) -> None:
+    """All 3,000 points were composed, to say the same."""
+    with pytest.raises(UserError, match=rf"^{key}: .*the hub cannot be reached\n  .*[^\n]$"):
+        grid_of(missing.split(), *GRID)
+    assert len(composed) == 4  # the first point, and one for each other value except seeds
+
+
+def test_a_source_that_only_some_points_need_refuses_no_grid(
+    deep_bert_folder: Path, composed: list[Sequence[str]]
+) -> None:
+    fixed = ["task=demo_sentences", "teacher=base"]
+    grid = grid_of(fixed, f"teacher.source=acme/none,{deep_bert_folder}", "method=rkd,alp")
+    assert [point.error is None for point in grid.points] == [False, False, True, True]
+    grid = grid_of(fixed, f"teacher.source=acme/one,acme/two,{deep_bert_folder}", "task=custom,demo_sentences")
+    assert [point.error is None for point in grid.points] == [False, False, False, False, False, True]
+    keys = [str(point.error).partition("=")[0] for point in grid.points]
+    assert (keys[0], keys[-2]) == ("task.dataset", "teacher.source")
 
 
 def assert_composed(point: GridPoint) -> None:

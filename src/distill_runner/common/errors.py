@@ -34,8 +34,10 @@ class UserError(Exception):
         return f"{subject}: {self.problem}" + (f"\n  {self.remedy}" if self.remedy else "")
 
     def with_key(self, key: str) -> "UserError":
-        """Return the same error for another key."""
-        return type(self)(key, self.value, self.problem, self.remedy)
+        """Return the same error for another key, caused by this one."""
+        error = type(self)(key, self.value, self.problem, self.remedy)
+        error.__cause__ = self
+        return error
 
 
 class Unavailable(UserError):

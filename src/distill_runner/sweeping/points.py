@@ -20,7 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
-from distill_runner.common.errors import UserError, first_line
+from distill_runner.common.errors import UserError, causes, first_line
+from distill_runner.common.hub import HubError
 from distill_runner.common.process import manual_garbage_collection
 from distill_runner.common.schema import Schema
 from distill_runner.compose.explain import user_facing_error
@@ -246,6 +247,7 @@ def expand(
         where: conditions that a point must meet.
         students: further students, as overrides in one text each, with every combination of the other arguments.
     Raises:
+        UserError: no point can run without a model or dataset that cannot be had (``_common_refusal``).
         UserError, HydraException: ``arguments`` or ``where`` cannot be read.
     """
     parser = OverridesParser.create(config_loader=loader)
@@ -254,9 +256,16 @@ def expand(
     grid_overrides = [overrides for part in parts for overrides in combinations(parser.parse_overrides(part))]
     compose = Composer(master, loader, parser)
     grid, first = Grid(lambda overrides: _point(overrides, compose(overrides))), dict[str, GridPoint]()
-    for overrides in _with_progress(list(dict.fromkeys(map(tuple, grid_overrides)))):  # a repeated value counts once
+    distinct = list(dict.fromkeys(map(tuple, grid_overrides)))  # a repeated value counts once
+
+    def is_dropped(composed: Composed) -> bool:
+        return not all(holds(condition, composed.config) for condition in where)
+
+    if refusal := _common_refusal(distinct, compose, is_dropped):
+        raise refusal
+    for overrides in _with_progress(distinct):
         composed = compose(overrides)
-        if not all(holds(condition, composed.config) for condition in where):
+        if is_dropped(composed):
             grid.dropped.append(overrides)
             continue
         point = _point(overrides, composed)
@@ -266,6 +275,33 @@ def expand(
             first[point.key] = point
             grid.points.append(point)
     return grid
+
+
+def _common_refusal(
+    combinations: Sequence[tuple[str, ...]], compose: Composer, is_dropped: Callable[[Composed], bool]
+) -> UserError | None:
+    """Return the error of a model or dataset that cannot be had and that all points need; None if there is none.
+
+    To compose all points of a large grid, only to refuse them all, would take minutes. So one point is composed for
+    each value of each axis except seeds, which need no files of their own. All must fail for the same key and value.
+    """
+    refusal: UserError | None = None
+    visited = set[str]()
+    for overrides in combinations:
+        values = {override for override in overrides if not override.partition("=")[0].endswith("seed")}
+        if refusal and values <= visited:
+            continue
+        composed = compose(overrides)
+        if is_dropped(composed):
+            continue
+        error = _point(overrides, composed).error
+        if not isinstance(error, UserError) or not any(isinstance(cause, HubError) for cause in causes(error)):
+            return None
+        if refusal and (error.key, error.value) != (refusal.key, refusal.value):
+            return None
+        refusal = refusal or error
+        visited |= values
+    return refusal
 
 
 def _with_progress(combinations: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
