@@ -1,9 +1,7 @@
 """A finished run's student as ONNX: files, outputs, table and card; uploading it, to a server of this test."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +26,7 @@ from distill_runner.deploy.measure import (
 )
 from distill_runner.report.result import with_license
 from helpers.command import distill_run
+from helpers.upload_hub import Hub, upload_hub
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow
@@ -151,54 +150,10 @@ def test_numbers_out_of_bounds_are_told(tmp_path: Path, option: str) -> None:
             run_subcommand("export", [str(tmp_path), option, str(value)])
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's interface as an upload of small files needs."""
-
-    seen: list[tuple[str, bytes]]
-    is_private = True
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.seen.append((self.path, body))
-        if self.path.endswith("/repos/create"):
-            answer = {"url": "https://huggingface.co/me/student", "name": "me/student", "id": "1"}
-        elif "/preupload/" in self.path:
-            files = [
-                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
-            ]
-            answer = {"files": files}  # type: ignore[dict-item]
-        elif "/commit/" in self.path:
-            at = "https://huggingface.co/me/student/commit/1"
-            answer = {"commitUrl": at, "commitOid": "1", "pullRequestUrl": None}  # type: ignore[dict-item]
-        else:
-            answer = {}
-        self._say(200, answer)
-
-    def do_GET(self) -> None:
-        self.seen.append((self.path, b""))
-        info = {"sha": "0", "id": "me/student", "siblings": [], "name": "me", "type": "user"}
-        self._say(200, {**info, "private": self.is_private})
-
-    def _say(self, code: int, answer: object) -> None:
-        content = json.dumps(answer).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def hub() -> Iterator[type[Hub]]:
-    Hub.seen = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    Hub.address = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
-    yield Hub
-    server.shutdown()
+    with upload_hub() as hub:
+        yield hub
 
 
 def test_a_push_uploads_model_card_and_onnx(exported: Path, hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,13 +163,10 @@ def test_a_push_uploads_model_card_and_onnx(exported: Path, hub: type[Hub], monk
     from distill_runner.commands import export
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    address = hub.address  # type: ignore[attr-defined]
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint=address, token="hf_none"))
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint=hub.address, token="hf_none"))
     said = export._push(exported / "model", "me/student")
     assert "commit/1" in said
-    (commit,) = [body for path, body in hub.seen if "/commit/" in path]
-    paths = {json.loads(line)["value"].get("path") for line in commit.splitlines() if b'"file"' in line}
-    assert {"README.md", "config.json", "model.safetensors", "onnx/model.onnx", "tokenizer.json"} <= paths
+    assert {"README.md", "config.json", "model.safetensors", "onnx/model.onnx", "tokenizer.json"} <= hub.files().keys()
 
 
 @pytest.mark.parametrize(
@@ -230,9 +182,8 @@ def test_a_student_is_pushed_to_a_private_repository(
     from distill_runner.commands import export
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(Hub, "is_private", is_private)
-    address = hub.address  # type: ignore[attr-defined]
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint=address, token="hf_none"))
+    monkeypatch.setattr(hub, "is_private", is_private)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint=hub.address, token="hf_none"))
     if refused:
         with pytest.raises(UserError, match="is a public repository"):
             export._create_repository("me/student", public)

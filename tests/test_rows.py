@@ -249,7 +249,11 @@ HELD: dict[str, Any] = {"select_on": "held_out", "hold_out": 0.1}
         (data(), data(), [""]),
         (data(), data(validation={"en": "validation"}), [""]),
         (data(test={"test": "test"}), data(by_split=True), [""]),
-        (data(probabilities=["p", "q"]), data(), ["task.probabilities [p, q]", ""]),  # rows without a score are left out
+        (
+            data(probabilities=["p", "q"]),
+            data(),
+            ["task.probabilities [p, q]", ""],
+        ),  # rows without a score are left out
     ],
 )
 def test_runs_on_other_data_have_rows_of_their_own(

@@ -12,6 +12,7 @@ from scipy.stats import spearmanr
 from distill_runner.tasks.vectors.texts import TextRows, write_texts
 from helpers.command import distill_run
 from helpers.sentence_folders import folder_with
+from helpers.upload_hub import upload_hub
 from test_vectors_search import beir
 
 WIDTH = 16
@@ -78,6 +79,26 @@ def test_a_run_and_its_use(place: Path) -> None:
     assert result["metrics"]["spearman"] == pytest.approx(expected, abs=1e-6)  # type: ignore[index]
     ended = distill_run(place, "predict", str(folder), str(texts), "--out", "vectors.csv", "--device", "cpu")
     assert "vectors are not written in this format" in ended.err
+
+
+def test_a_pushed_student_is_a_folder_of_sentence_transformers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever downloads it gets the vectors of the run, pooling and normalization included."""
+    import huggingface_hub.constants
+    from huggingface_hub import HfApi
+
+    from distill_runner.commands import export
+
+    folder, _ = run(place)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with upload_hub() as hub:
+        monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint=hub.address, token="hf_none"))
+        export._push(folder / "model", "me/student")
+        files = hub.files()
+    model = folder / "model"
+    assert files == {str(file.relative_to(model)): file.read_bytes() for file in model.rglob("*") if file.is_file()}
+    modules = json.loads(files["modules.json"])
+    assert [module["type"].rpartition(".")[2] for module in modules][:2] == ["Transformer", "Pooling"]
+    assert all(not module["path"] or f"{module['path']}/config.json" in files for module in modules[:2])
 
 
 @pytest.mark.parametrize("outputs", ["float32", "float16"])
