@@ -24,7 +24,7 @@ from distill_runner.deploy.measure import (
     section,
     with_section,
 )
-from distill_runner.report.result import with_license
+from distill_runner.report.card import with_license
 from helpers.command import distill_run
 from helpers.upload_hub import Hub, upload_hub
 
@@ -231,5 +231,5 @@ def test_the_card_names_labels_and_licence(exported: Path) -> None:
     assert "Labels, in the order of the outputs: no, yes." in card
     assert "License: not given." in card
     licensed = with_license(card, "mit")
-    assert licensed.startswith("---\nlicense: mit\n")
+    assert "\nlicense: mit\n" in licensed.split("---")[1]
     assert "License: mit." in licensed

@@ -1,5 +1,6 @@
 """What a terminal shows of results, and the card beside a student."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill_runner import api
+from distill_runner.report.card import model_card, score_files, with_additions, with_license, write_card
 from distill_runner.report.formats import result_row, terminal
-from distill_runner.report.result import model_card, with_additions, with_license
 from distill_runner.report.rows import tabulate
 from helpers.fake_results import failed, result
 
@@ -248,7 +249,7 @@ def test_an_undefined_score_is_no_plain_zero(style: str) -> None:
 def test_a_repeated_run_keeps_what_was_added_to_its_card() -> None:
     """The same command again erased the license and the table of the deployment."""
     card = model_card(result())
-    added = with_license(card, "mit").replace("---\nlicense", "---\nlanguage: en\nlicense")
+    added = with_license(card, "mit").replace("---\n", "---\nlanguage: en\n", 1)
     added += "\n## Deployment\n\na table\n\n## Mine\n\nwords\n"
     again = with_additions(model_card(result(seconds=9)), added)
     front, body = card_parts(again)
@@ -289,6 +290,22 @@ def test_the_hub_reads_the_model_card() -> None:
     (first, second) = cards.ModelCard(model_card(result()), ignore_metadata_errors=False).data.eval_results
     assert (first.metric_type, first.metric_value, first.dataset_type) == ("accuracy", 0.6643, "nyu-mll/glue")
     assert second.metric_type == "f1"
+
+
+def test_the_hub_reads_the_scores_beside_the_card(tmp_path: Path) -> None:
+    from huggingface_hub import parse_eval_result_entries
+
+    test = {"metric": "f1", "score": 0.5, "metrics": {"f1": 0.5}}
+    made = result(data={"config": "rte"}, hub={"nyu-mll/glue": "a" * 40}, test=test)
+    write_card(tmp_path, made)
+    (file,) = (tmp_path / ".eval_results").iterdir()
+    (entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text()))
+    assert (file.name, entry.dataset_id, entry.task_id, entry.value) == ("rte.yaml", "nyu-mll/glue", "rte", 0.5)
+    assert (entry.dataset_revision, entry.notes) == ("a" * 40, "f1 on the test set, alp all, seed 1")
+    (text,) = score_files(result(dataset="owner/name")).values()
+    (entry,) = parse_eval_result_entries(yaml.safe_load(text))
+    assert (entry.task_id, entry.value, entry.dataset_revision) == ("default", 0.6643, None)
+    assert score_files(result(dataset="/home/me/data")) == score_files(result(dataset=None)) == {}
 
 
 @pytest.mark.parametrize("style", ["markdown", "latex", "terminal"])

@@ -31,16 +31,15 @@ from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, is_taken_over, locked_run, read_run, write_json, write_status
 from distill_runner.pipeline.store import Store, copy_tree
+from distill_runner.report.card import write_card
 from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS
 from distill_runner.report.formats import result_row
 from distill_runner.report.identity import recorded_identity
 from distill_runner.report.result import (
     describe_run,
     environment,
-    model_card,
     run_result,
     stage_assumptions,
-    with_additions,
 )
 from distill_runner.report.scores import TEACHER, scores_of_teacher
 from distill_runner.tasks.splits import OPTIONAL
@@ -288,9 +287,7 @@ class _Run:
         scores = list(self._score_lines(artifact)) if is_new else self._recorded_score_lines()
         log_account(scores if is_new else [*account, *scores])
         result["account"] = account_entries([*account, *scores])
-        card = folder / "model" / "README.md"
-        previous = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-        card.write_text(with_additions(model_card(result), previous), encoding="utf-8")
+        write_card(folder / "model", result)
         self._save_outputs(artifact)
         write_json(folder / RESULT, result)
         print(result_row(result))

@@ -15,7 +15,7 @@ from distill_runner.common.schema import LARGEST
 from distill_runner.deploy.measure import Evaluation, as_json, section, table, with_section
 from distill_runner.deploy.onnx import FOLDER, PLAIN, require_onnx
 from distill_runner.deploy.student import Student
-from distill_runner.report.result import with_license
+from distill_runner.report.card import CARD, with_license
 from distill_runner.training.config import MAX_THREADS
 
 
@@ -57,7 +57,7 @@ def export_run(options: Namespace) -> None:
     )
     metric = task.metrics[0]
     (options.run / "deploy.json").write_text(json.dumps(as_json(rows, conditions), indent=1), encoding="utf-8")
-    file = student.model / "README.md"
+    file = student.model / CARD
     card = file.read_text(encoding="utf-8") if file.is_file() else ""
     if options.license:
         card = with_license(card, options.license)

@@ -108,8 +108,8 @@ def hub_error(error: Exception, repo_type: RepoType, name: str, revision: str | 
 def _with_retries(request: Callable[[], Value], progress: Callable[[], int] = lambda: 0) -> Value:
     """Return the result of ``request``, and repeat it after temporary failures, as late as the hub asks for.
 
-    ``huggingface_hub`` itself retries only some of its requests: it gives up when it looks up a revision, at the first
-    503 of a file, and when a connection is reset.
+    ``huggingface_hub`` itself retries some of its requests only (seen in 2.4): not the look-up of a revision
+    (``HfApi.repo_info``), nor a file at a 5xx status or a reset connection (``http_get``).
 
     Args:
         progress: number of bytes downloaded so far. After progress, the count of tries starts again.
@@ -152,11 +152,18 @@ def _seconds_to_wait(error: Exception, tries: int) -> float | None:
 
 def _requested_wait(headers: Any) -> float | None:
     """Return the seconds to wait, from ``Retry-After`` or the hub's own rate limit header; None if neither is there."""
-    seconds, limit = headers.get("Retry-After", ""), re.search(r";t=(\d+)", headers.get("RateLimit", ""))
-    return float(seconds) if re.fullmatch(r"\d+", seconds) else float(limit[1]) if limit else None
+    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
+
+    seconds, limit = headers.get("Retry-After", ""), parse_ratelimit_headers(headers)
+    return float(seconds) if re.fullmatch(r"\d+", seconds) else float(limit.reset_in_seconds) if limit else None
 
 
-# Commits
+# Repositories and commits
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a model or dataset is one of the hub: ``owner/name``, perhaps with a revision, and no folder."""
+    return re.fullmatch(r"\w[\w.-]*/[\w.-]+(?:@\w+)?", name) is not None and not Path(name).exists()
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 from distill_runner.deploy.measure import HEADING, with_section
 from distill_runner.deploy.onnx import FOLDER, OnnxEngine
-from distill_runner.report.result import with_additions
+from distill_runner.report.card import CARD, with_additions
 from distill_runner.tasks import Task
 
-SERVE, DOCKERFILE, CARD = "serve.py", "Dockerfile", "README.md"
+SERVE, DOCKERFILE = "serve.py", "Dockerfile"
 FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 """Inputs of a model, by what the library tokenizers calls them."""
 PYTHON = """\

@@ -1,29 +1,22 @@
-"""What a run leaves: the content of ``result.json``, versions of packages, and the model card."""
+"""What a run leaves: the content of ``result.json``, and versions of packages."""
 
 import platform
-import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from distill_runner.common.assumptions import applied_assumptions
-from distill_runner.common.errors import format_value, quantity
-from distill_runner.common.sharing import without_paths
-from distill_runner.common.terminal import markdown_table
+from distill_runner.common.errors import format_value
+from distill_runner.common.hub import is_hub_id
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.datasets.evaluate_metrics import hub_name
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.inputs import hub_commits
 from distill_runner.pipeline.stages import STAGE, Stage
-from distill_runner.report.collect import Result, label
 from distill_runner.report.identity import flat, recorded_identity
-from distill_runner.report.published import NOT_COMPARABLE
 from distill_runner.report.scores import (
     mapping_and_attention,
     measured_stage,
@@ -46,21 +39,6 @@ PACKAGES = (
     "wandb",
 )
 """Packages whose versions a run records."""
-LOADING = """\
-```python
-from transformers import pipeline
-model = pipeline("{tag}", model=".")  # this folder, or its id on the hub
-print(model("a text"))
-```"""
-LOADING_VECTORS = """\
-```python
-from sentence_transformers import SentenceTransformer
-model = SentenceTransformer(".")  # this folder, or its id on the hub
-print(model.similarity(*model.encode(["a text", "another text"])))
-```"""
-VECTORS = "sentence-similarity"
-"""The hub's name of what a model of vectors does."""
-NO_LICENSE = "License: not given. It depends on the licenses of the base model and of the data."
 
 
 def run_result(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -> dict[str, Any]:
@@ -128,14 +106,9 @@ def _base_model(stage: Stage) -> str | None:
     first = stage.first_teacher
     for root in (stage.root, first.root if first else stage.root):
         source = root.config.model.source
-        if source and _is_hub_id(source):
+        if source and is_hub_id(source):
             return source.partition("@")[0]
     return None
-
-
-def _is_hub_id(name: str) -> bool:
-    """Whether a model or dataset is one of the hub: ``owner/name``, perhaps with a revision, and no folder."""
-    return re.fullmatch(r"\w[\w.-]*/[\w.-]+(?:@\w+)?", name) is not None and not Path(name).exists()
 
 
 def describe_run(run: RunConfig) -> dict[str, Any]:
@@ -247,142 +220,3 @@ def _commit() -> str | None:
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-# --- Model card
-
-
-def model_card(result: Result) -> str:
-    """Return the card of the student of a finished run.
-
-    The front matter holds all metrics as they are defined. The text shows them times 100, without perplexity.
-    """
-    student = result["student"]
-    front = yaml.safe_dump(_front_matter(result), sort_keys=False, allow_unicode=True)
-    sections = [
-        f"---\n{front}---",
-        f"# {result['task']} by {label(result)}",
-        f"A student of {quantity(student['num_layers'], 'layer')} of width {student['width']} "
-        f"({result['num_params'] / 1e6:.1f}M parameters, init `{without_paths(student['init'])}`), trained with "
-        f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
-        "## Scores on the validation set\n\n" + _scores(result),
-        *(["## Scores on the test set\n\n" + _scores(result["test"])] if result.get("test") else []),
-        *(f"## Scores of each label, {split}\n\n{_by_class(rows)}" for split, rows in _classes(result)),
-        *([f"Labels, in the order of the outputs: {', '.join(result['labels'])}."] if result.get("labels") else []),
-        NO_LICENSE,
-        "## Loading\n\n" + _loading(result),
-        f"## Training\n\n```sh\n{without_paths(result['command'])}\n```\n\n"
-        f"Seed {result['seed']}, best epoch "
-        f"{result['best_epoch']} of {result['epochs']}, {result['seconds']:.0f} s, "
-        f"{result['examples_per_second']:.0f} examples/s. Artifact `{result['key']}`.",
-    ]
-    if assumptions := result.get("assumptions"):
-        items = "\n".join(f"- {without_paths(assumption)}" for assumption in assumptions)
-        sections.append(f"## Assumptions\n\nChoices of this run where the paper is silent:\n\n{items}")
-    return "\n\n".join(sections) + "\n"
-
-
-def with_license(card: str, name: str) -> str:
-    """Return the model card with a license, given by its name on the hub."""
-    return card.replace("---\n", f"---\nlicense: {name}\n", 1).replace(NO_LICENSE, f"License: {name}.")
-
-
-def with_additions(card: str, previous: str) -> str:
-    """Return the model card with what was added to the previous card of the folder.
-
-    These are keys of its front matter such as the license, and, if it is the card of the same artifact, its other
-    sections, such as the one on deployment.
-    """
-    _, _, rest = previous.partition("---\n")
-    front, _, body = rest.partition("\n---")
-    try:
-        added = yaml.safe_load(front)
-    except yaml.YAMLError:
-        added = None
-    own_front, _, own_body = card.removeprefix("---\n").partition("\n---")
-    own_keys = yaml.safe_load(own_front)
-    if isinstance(added, dict) and (added := {key: value for key, value in added.items() if key not in own_keys}):
-        lines = yaml.safe_dump(added, sort_keys=False, allow_unicode=True)
-        card = f"---\n{lines}{own_front}\n---{own_body}"
-        if "license" in added:
-            card = card.replace(NO_LICENSE, f"License: {added['license']}.")
-    artifact = re.search(r"Artifact `\w+`", card)
-    if artifact is not None and artifact[0] in body:
-        headings = {section.partition("\n")[0] for section in own_body.split("\n## ")}
-        sections = [section for section in body.split("\n## ")[1:] if section.partition("\n")[0] not in headings]
-        card = card.rstrip("\n") + "".join(f"\n\n## {section.rstrip()}" for section in sections) + "\n"
-    return card
-
-
-def _loading(result: Result) -> str:
-    tag = _pipeline_tag(result)
-    return LOADING_VECTORS if tag == VECTORS else LOADING.format(tag=tag)
-
-
-def _pipeline_tag(result: Result) -> str:
-    """Return the hub's name of what the model does; results of earlier versions do not have it."""
-    return result.get("pipeline_tag") or ("text-classification" if result["dataset"] else "fill-mask")
-
-
-def _front_matter(result: Result) -> dict[str, Any]:
-    """Return the data of the card as the hub reads them: ``huggingface_hub`` names and nests them."""
-    from huggingface_hub import ModelCardData
-
-    base, test = result.get("base_model"), result.get("test")
-    data = ModelCardData(
-        library_name="sentence-transformers" if _pipeline_tag(result) == VECTORS else "transformers",
-        base_model=base,
-        base_model_relation="finetune" if base else None,
-        datasets=[result["dataset"]] if _is_hub_id(result["dataset"] or "") else None,
-        pipeline_tag=_pipeline_tag(result),
-        tags=["knowledge-distillation", "distill-run", result["method"]],
-        model_name=f"{label(result)} {result['task']}",
-        eval_results=[
-            *_evaluations(result, "validation", result["metrics"]),
-            *(_evaluations(result, "test", test["metrics"]) if test else ()),
-        ],
-    )
-    entries: dict[str, Any] = data.to_dict()
-    return entries
-
-
-def _evaluations(result: Result, split: str, metrics: Mapping[str, float]) -> Iterator[Any]:
-    """Yield the metrics on one split as entries of the hub's index."""
-    from huggingface_hub import EvalResult
-
-    dataset = without_paths(result["dataset"] or result["task"])
-    for name, value in metrics.items():
-        yield EvalResult(
-            task_type=_pipeline_tag(result),
-            dataset_type=dataset,
-            dataset_name=result["task"],
-            dataset_split=split,
-            metric_type=hub_name(name),
-            metric_name=name,
-            metric_value=float(value),
-        )
-
-
-def _classes(result: Result) -> Iterable[tuple[str, Mapping[str, Mapping[str, float]]]]:
-    return (result.get("by_class") or {}).items()
-
-
-def _by_class(rows: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a table of the metrics of each class, with the number of its examples."""
-    metrics = [name for name in next(iter(rows.values())) if name != "support"]
-    cells = [
-        [name, *(f"{100 * row[metric]:.2f}" for metric in metrics), f"{int(row['support']):,}"]
-        for name, row in rows.items()
-    ]
-    return markdown_table(["label", *(f"{metric} ×100" for metric in metrics), "number"], cells)
-
-
-def _scores(result: Mapping[str, Any]) -> str:
-    """Return a table of the metrics on the validation or the test splits, with the teacher's and the paper's."""
-    rows = [(name, 100 * value) for name, value in result["metrics"].items() if name != "perplexity"]
-    if result.get("teacher_score") is not None:
-        rows.append((f"{result['metric']} of the teacher", 100 * result["teacher_score"]))
-    if number := result.get("published"):
-        remark = "" if number["comparable"] else f"; {NOT_COMPARABLE}"
-        rows.append((f"published ({number['source']}{remark})", number["value"]))
-    return markdown_table(["", "×100"], [[name, f"{value:.2f}"] for name, value in rows])

@@ -1,0 +1,219 @@
+"""The card of a student, and its scores as the hub lists them; classes of ``huggingface_hub`` name and nest both."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from distill_runner.common.errors import quantity
+from distill_runner.common.hub import is_hub_id
+from distill_runner.common.sharing import without_paths
+from distill_runner.common.terminal import markdown_table
+from distill_runner.datasets.evaluate_metrics import hub_name
+from distill_runner.report.collect import Result, label
+from distill_runner.report.published import NOT_COMPARABLE
+
+CARD, SCORES = "README.md", ".eval_results"
+"""Of a model's folder on the hub: its card, and the folder with its scores on benchmarks."""
+LOADING = """\
+```python
+from transformers import pipeline
+model = pipeline("{tag}", model=".")  # this folder, or its id on the hub
+print(model("a text"))
+```"""
+LOADING_VECTORS = """\
+```python
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(".")  # this folder, or its id on the hub
+print(model.similarity(*model.encode(["a text", "another text"])))
+```"""
+VECTORS = "sentence-similarity"
+"""The hub's name of what a model of vectors does."""
+NO_LICENSE = "License: not given. It depends on the licenses of the base model and of the data."
+
+
+def model_card(result: Result) -> str:
+    """Return the card of the student of a finished run.
+
+    The front matter holds all metrics as they are defined. The text shows them times 100, without perplexity.
+    """
+    student = result["student"]
+    sections = [
+        f"---\n{_front_matter(result).to_yaml()}\n---",
+        f"# {result['task']} by {label(result)}",
+        f"A student of {quantity(student['num_layers'], 'layer')} of width {student['width']} "
+        f"({result['num_params'] / 1e6:.1f}M parameters, init `{without_paths(student['init'])}`), trained with "
+        f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
+        "## Scores on the validation set\n\n" + _scores(result),
+        *(["## Scores on the test set\n\n" + _scores(result["test"])] if result.get("test") else []),
+        *(f"## Scores of each label, {split}\n\n{_by_class(rows)}" for split, rows in _classes(result)),
+        *([f"Labels, in the order of the outputs: {', '.join(result['labels'])}."] if result.get("labels") else []),
+        NO_LICENSE,
+        "## Loading\n\n" + _loading(result),
+        f"## Training\n\n```sh\n{without_paths(result['command'])}\n```\n\n"
+        f"Seed {result['seed']}, best epoch "
+        f"{result['best_epoch']} of {result['epochs']}, {result['seconds']:.0f} s, "
+        f"{result['examples_per_second']:.0f} examples/s. Artifact `{result['key']}`.",
+    ]
+    if assumptions := result.get("assumptions"):
+        items = "\n".join(f"- {without_paths(assumption)}" for assumption in assumptions)
+        sections.append(f"## Assumptions\n\nChoices of this run where the paper is silent:\n\n{items}")
+    return "\n\n".join(sections) + "\n"
+
+
+def score_files(result: Result) -> dict[str, str]:
+    """Return the files for ``SCORES`` by name, with the student's score on a dataset of the hub; none without one.
+
+    The hub shows a score where the dataset is a benchmark. Its tasks have names of their own, which are not known here:
+    they are taken to be the names of the dataset's configurations. The score is that of the test split, if it has
+    labels, else that of the validation split.
+    """
+    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+    dataset, data = _repository(result), result.get("data") or {}
+    if dataset is None:
+        return {}
+    split, part = ("test", result["test"]) if result.get("test") else ("validation", result)
+    entry = EvalResultEntry(
+        dataset_id=dataset,
+        task_id=data.get("config") or "default",
+        value=float(part["score"]),
+        dataset_revision=(result.get("hub") or {}).get(dataset),
+        notes=f"{part['metric']} on the {split} set, {label(result)}, seed {result['seed']}",
+    )
+    text = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True)
+    return {f"{without_paths(result['task'])}.yaml": text}
+
+
+def write_card(folder: Path, result: Result) -> None:
+    """Write the card and the scores of a student into the folder of its model, keeping additions to an earlier card."""
+    file = folder / CARD
+    previous = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    file.write_text(with_additions(model_card(result), previous), encoding="utf-8")
+    for name, text in score_files(result).items():
+        (folder / SCORES).mkdir(exist_ok=True)
+        (folder / SCORES / name).write_text(text, encoding="utf-8")
+
+
+def with_license(card: str, name: str) -> str:
+    """Return the model card with a license, given by its name on the hub."""
+    parsed = _parsed(card)
+    if parsed is None:
+        return card
+    parsed.data["license"] = name
+    parsed.text = parsed.text.replace(NO_LICENSE, f"License: {name}.")
+    return str(parsed)
+
+
+def with_additions(card: str, previous: str) -> str:
+    """Return the model card with what was added to the previous card of the folder.
+
+    These are keys of its front matter such as the license, and, if it is the card of the same artifact, its other
+    sections, such as the one on deployment.
+    """
+    own, old = _parsed(card), _parsed(previous)
+    if own is None or old is None:
+        return card
+    entries = own.data.to_dict()
+    for key, value in old.data.to_dict().items():
+        if key not in entries:
+            own.data[key] = value
+    if license_name := old.data.get("license"):
+        own.text = own.text.replace(NO_LICENSE, f"License: {license_name}.")
+    artifact = re.search(r"Artifact `\w+`", own.text)
+    if artifact is not None and artifact[0] in old.text:
+        headings = {section.partition("\n")[0] for section in own.text.split("\n## ")}
+        sections = [section for section in old.text.split("\n## ")[1:] if section.partition("\n")[0] not in headings]
+        own.text = own.text.rstrip("\n") + "".join(f"\n\n## {section.rstrip()}" for section in sections) + "\n"
+    return str(own)
+
+
+def _parsed(card: str) -> Any:
+    """Return a text as a ``ModelCard``; None if it has no front matter or a malformed one."""
+    from huggingface_hub import ModelCard
+
+    if card.startswith("---"):
+        with suppress(ValueError, TypeError, yaml.YAMLError):
+            return ModelCard(card, ignore_metadata_errors=True)
+    return None
+
+
+def _repository(result: Result) -> str | None:
+    """Return the dataset's id on the hub; None if it is a folder."""
+    dataset = result["dataset"] or ""
+    return dataset.partition("@")[0] if is_hub_id(dataset) else None
+
+
+def _loading(result: Result) -> str:
+    tag = _pipeline_tag(result)
+    return LOADING_VECTORS if tag == VECTORS else LOADING.format(tag=tag)
+
+
+def _pipeline_tag(result: Result) -> str:
+    """Return the hub's name of what the model does; results of earlier versions do not have it."""
+    return result.get("pipeline_tag") or ("text-classification" if result["dataset"] else "fill-mask")
+
+
+def _front_matter(result: Result) -> Any:
+    """Return the data of the card as the hub reads them."""
+    from huggingface_hub import ModelCardData
+
+    base, test, dataset = result.get("base_model"), result.get("test"), _repository(result)
+    return ModelCardData(
+        library_name="sentence-transformers" if _pipeline_tag(result) == VECTORS else "transformers",
+        base_model=base,
+        base_model_relation="finetune" if base else None,
+        datasets=[dataset] if dataset else None,
+        pipeline_tag=_pipeline_tag(result),
+        tags=["knowledge-distillation", "distill-run", result["method"]],
+        model_name=f"{label(result)} {result['task']}",
+        eval_results=[
+            *_evaluations(result, "validation", result["metrics"]),
+            *(_evaluations(result, "test", test["metrics"]) if test else ()),
+        ],
+    )
+
+
+def _evaluations(result: Result, split: str, metrics: Mapping[str, float]) -> Iterator[Any]:
+    """Yield the metrics on one split as entries of the hub's index."""
+    from huggingface_hub import EvalResult
+
+    dataset = without_paths(result["dataset"] or result["task"])
+    for name, value in metrics.items():
+        yield EvalResult(
+            task_type=_pipeline_tag(result),
+            dataset_type=dataset,
+            dataset_name=result["task"],
+            dataset_split=split,
+            metric_type=hub_name(name),
+            metric_name=name,
+            metric_value=float(value),
+        )
+
+
+def _classes(result: Result) -> Iterable[tuple[str, Mapping[str, Mapping[str, float]]]]:
+    return (result.get("by_class") or {}).items()
+
+
+def _by_class(rows: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a table of the metrics of each class, with the number of its examples."""
+    metrics = [name for name in next(iter(rows.values())) if name != "support"]
+    cells = [
+        [name, *(f"{100 * row[metric]:.2f}" for metric in metrics), f"{int(row['support']):,}"]
+        for name, row in rows.items()
+    ]
+    return markdown_table(["label", *(f"{metric} ×100" for metric in metrics), "number"], cells)
+
+
+def _scores(result: Mapping[str, Any]) -> str:
+    """Return a table of the metrics on the validation or the test splits, with the teacher's and the paper's."""
+    rows = [(name, 100 * value) for name, value in result["metrics"].items() if name != "perplexity"]
+    if result.get("teacher_score") is not None:
+        rows.append((f"{result['metric']} of the teacher", 100 * result["teacher_score"]))
+    if number := result.get("published"):
+        remark = "" if number["comparable"] else f"; {NOT_COMPARABLE}"
+        rows.append((f"published ({number['source']}{remark})", number["value"]))
+    return markdown_table(["", "×100"], [[name, f"{value:.2f}"] for name, value in rows])
