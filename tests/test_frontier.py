@@ -208,7 +208,7 @@ def test_students_that_cannot_be_exported_are_refused_before_training() -> None:
     pytest.importorskip("onnxruntime")
     task = SimpleNamespace(exportable=False, type="images")
     stage = SimpleNamespace(config=SimpleNamespace(task=task), first_teacher=None)
-    with pytest.raises(UserError, match=r"task\.type=images cannot be exported"):
+    with pytest.raises(UserError, match=r"task\.type=images are not exported"):
         require_frontier(SimpleNamespace(points=[SimpleNamespace(stage=stage)]))  # type: ignore[arg-type]
 
 
@@ -230,7 +230,7 @@ def test_a_service_puts_the_prompt_before_texts_or_is_refused(
     metric = "ndcg_at_10" if fields["type"] == "retrieval" else "spearman"
     task = make_task(name="t", dataset="d", epochs=1, max_length=16, metrics=[metric], validation={"v": "v"}, **fields)
     monkeypatch.setattr(frontier_sweep, "require_onnx", lambda: None)
-    monkeypatch.setattr(serving, "OnnxEngine", lambda *_: SimpleNamespace(names=["input_ids"], output="o"))
+    monkeypatch.setattr(serving, "OnnxEngine", lambda *_: SimpleNamespace(names=["input_ids"], outputs=["o"]))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     teacher = SimpleNamespace(key="k", has_head=True, config=SimpleNamespace(prediction_source=None))
     stage = SimpleNamespace(config=SimpleNamespace(task=task), first_teacher=teacher)

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -228,3 +229,34 @@ def test_a_part_of_a_split_has_its_rows(squad: Path, placed: str) -> None:
     whole, first, rest = (ids(f"{of}{part}") for part in ("validation", "validation[:40%]", "validation[40%:]"))
     assert first + rest == whole
     assert len(first) == round(0.4 * len(whole))
+
+
+@pytest.mark.slow
+def test_a_frontier_of_questions_serves_the_answers_of_the_student(
+    arguments: list[str], squad: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program reads windows, as the student does, and a question that is longer than half of a window."""
+    for package in ("onnxruntime", "fastapi"):
+        pytest.importorskip(package)
+    from distill_runner.deploy.student import Student
+
+    ended = distill_run(tmp_path, "sweep=frontier", *arguments, "frontier.int8=false", "optim.epochs=1", "seed=1")
+    assert ended.code == 0, ended.err
+    (folder,) = tmp_path.glob("outputs/frontier/*")
+    assert "f1 ×100" in (folder / "frontier.md").read_text()
+    rows = [*made_rows(12, 5, longest=120)]
+    rows[0]["question"] = " ".join([rows[0]["question"]] * 20)
+    (tmp_path / "more.json").write_text(json.dumps(as_json(rows)))
+    monkeypatch.chdir(tmp_path)
+    run = Path(json.loads((folder / "frontier.json").read_text())["run"])
+    content, _ = Student.read(run).predict_file(Path("more.json"), "cpu")
+    monkeypatch.chdir(folder / "best")
+    program: dict[str, Any] = {}
+    exec((folder / "best" / "serve.py").read_text(), program)
+    answers = program["predict"]([(row["question"], row["context"]) for row in rows])
+    assert [answer["answer"] for answer in answers] == [*json.loads(content).values()]
+    exported = distill_run(tmp_path, "export", str(run), "--examples", "8")
+    assert exported.code == 0, exported.err
+    assert "same answer" in exported.out
+    assert exported.out.count("100.00 %") >= 2, "float32, of teacher and student"
+    assert '[["question", "context"]]' in (folder / "best" / "README.md").read_text()

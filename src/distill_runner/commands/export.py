@@ -13,7 +13,7 @@ from distill_runner.common.errors import Unavailable, UserError, first_line
 from distill_runner.common.process import limit_threads, quiet_transformers
 from distill_runner.common.schema import LARGEST
 from distill_runner.deploy.measure import Evaluation, as_json, section, table, with_section
-from distill_runner.deploy.onnx import FOLDER, PLAIN, require_onnx
+from distill_runner.deploy.onnx import FOLDER, NOT_EXPORTED, PLAIN, require_onnx
 from distill_runner.deploy.student import Student
 from distill_runner.report.card import CARD, with_license
 from distill_runner.training.config import MAX_THREADS
@@ -35,8 +35,8 @@ def export_run(options: Namespace) -> None:
     student = Student.read(options.run)
     task = student.task
     if not task.exportable:
-        problem = f"its student is for task.type={task.type}, which cannot be exported"
-        raise UserError("folder", options.run, problem, "Only students for texts with classes or scores can.")
+        problem = f"its student is for task.type={task.type}, which is not exported"
+        raise UserError("folder", options.run, problem, NOT_EXPORTED)
     if options.public and not options.push:
         raise UserError("--public", None, "says how a student is pushed, but --push names no repository")
     if options.push:

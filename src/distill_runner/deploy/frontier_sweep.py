@@ -22,7 +22,7 @@ from distill_runner.deploy.frontier import TEACHER, Candidate, FrontierRow
 from distill_runner.deploy.frontier_picture import frontier_figure
 from distill_runner.deploy.machine import MachineState, conditions
 from distill_runner.deploy.measure import EXACT, ROUNDS, RunningCost, Stopwatch
-from distill_runner.deploy.onnx import OnnxEngine, require_onnx
+from distill_runner.deploy.onnx import NOT_EXPORTED, OnnxEngine, require_onnx
 from distill_runner.deploy.serving import write_service
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.stages import Stage
@@ -58,8 +58,8 @@ def require_frontier(grid: Grid) -> None:
             continue
         task, teacher = point.stage.config.task, point.stage.first_teacher
         if task is None or not task.exportable:
-            problem = f"students of task.type={task.type if task else None} cannot be exported to ONNX"
-            raise UserError("sweep", "frontier", problem, "It takes texts with classes, scores, tokens or vectors.")
+            problem = f"students of task.type={task.type if task else None} are not exported to ONNX"
+            raise UserError("sweep", "frontier", problem, NOT_EXPORTED)
         task.served_prompt()
         if teacher is None or teacher.config.prediction_source is not None or not teacher.has_head:
             problem = "compares students with a teacher that is one model, trained for the task"
@@ -124,7 +124,9 @@ class FrontierSweep:
         best = next(candidate for candidate in candidates if candidate.label == row.label)
         number = best.best(metric)
         point = self.points[str(self.students[best.name].runs[number]["key"])]
-        words = frontier.conclusion(rows, row, settings.margin, len(self._exporter(self.reference).examples))
+        words = frontier.conclusion(
+            rows, row, settings.margin, self._exporter(self.reference).examples.split.num_examples
+        )
         seeds = f"seed {best.seeds[number]}, the best of {len(best.seeds)}" if len(best.seeds) > 1 else ""
         notes = [words, *([f"served: {seeds} on validation"] if seeds else []), *notes, circumstances]
         text = frontier.table(rows, metric, row, settings.margin, settings.smallest)

@@ -249,7 +249,7 @@ class Evaluation:
             if form == EXACT and difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
                 problem = f"{form} of its {model} gives outputs that differ from torch's by up to {difference:.1e}"
                 raise UserError("distill-run export", None, problem, "Do not deploy it; please report this.")
-            agreement = self.task.agreement(form_outputs, reference)
+            agreement = self.task.agreement(form_outputs, reference, self.scored[model])
             comparison = (None, None) if form == "torch" else (difference, agreement)
             score = self.task.score(form_outputs, self.scored[model])[self.task.metrics[0]]
             num_bytes, cost = (self.engines[model, form].num_bytes, costs[f"{model} {form}"])

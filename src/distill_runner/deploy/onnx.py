@@ -4,7 +4,7 @@ The files are named as sentence-transformers names them on the hub.
 """
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,8 +15,9 @@ from distill_runner.common.errors import UserError, root_cause
 from distill_runner.common.process import suppressed_output
 
 FOLDER, PLAIN = "onnx", "model.onnx"
-OUTPUTS = ("logits", "sentence_embedding")
-"""Names that the output of a model has; the second is that of sentence-transformers for vectors."""
+OUTPUTS = (("logits",), ("sentence_embedding",), ("start_logits", "end_logits"))
+"""Names that the outputs of a model have; the second is that of sentence-transformers for vectors."""
+NOT_EXPORTED = "Only students that read texts are: checking, timing and serving them here needs a tokenizer's inputs."
 EXTRA = "pip install 'distill-run[export]'"
 Inputs = Mapping[str, np.ndarray]
 
@@ -173,13 +174,12 @@ class OnnxEngine:
         options.log_severity_level = 3
         self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.names = {node.name for node in self.session.get_inputs()}
-        self.output = next(node.name for node in self.session.get_outputs() if node.name in OUTPUTS)
+        self.outputs = _output_names({node.name for node in self.session.get_outputs()})
         self.num_bytes = path.stat().st_size
 
     def __call__(self, inputs: Inputs) -> np.ndarray:
         arrays = {name: values for name, values in inputs.items() if name in self.names}
-        outputs: np.ndarray = self.session.run([self.output], arrays)[0]
-        return outputs
+        return _as_one(self.session.run(self.outputs, arrays))
 
 
 class TorchEngine:
@@ -195,5 +195,13 @@ class TorchEngine:
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
             output = self.model(**tensors)
-            outputs: np.ndarray = next(output[name] for name in OUTPUTS if name in output).numpy()
-        return outputs
+        return _as_one([output[name].numpy() for name in _output_names(output)])
+
+
+def _output_names(names: Container[str]) -> list[str]:
+    return next(list(group) for group in OUTPUTS if group[0] in names)
+
+
+def _as_one(outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the outputs of a head; several, such as those of start and end, are along a new last axis."""
+    return outputs[0] if len(outputs) == 1 else np.stack(outputs, axis=-1)

@@ -1,4 +1,4 @@
-"""A folder that serves a student: model, ONNX files, model card, and ten lines each of Python and of Docker.
+"""A folder that serves a student: model, ONNX files, model card, and a few lines each of Python and of Docker.
 
 ``serve.py`` needs fastapi, onnxruntime and tokenizers, not torch.
 """
@@ -19,18 +19,6 @@ from distill_runner.tasks import Task
 SERVE, DOCKERFILE = "serve.py", "Dockerfile"
 FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 """Inputs of a model, by what the library tokenizers calls them."""
-PYTHON = """\
-import json, fastapi, numpy, onnxruntime, tokenizers
-app, labels = fastapi.FastAPI(), [*json.load(open("config.json")).get("id2label", {{}}).values()]
-tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-tokenizer.enable_truncation({max_length}), tokenizer.enable_padding(pad_id={padding})
-session = onnxruntime.InferenceSession("{file}", providers=["CPUExecutionProvider"])
-@app.post("/predict")
-def predict(inputs: list[str | tuple[str, str]] = fastapi.Body(embed=True)):
-    texts, fields = tokenizer.encode_batch({texts}), {fields}
-    feeds = {{name: numpy.array([getattr(text, field) for text in texts]) for name, field in fields.items()}}
-    return [{reply} for text, row in zip(texts, session.run({outputs}, feeds)[0])]
-"""
 DOCKER = """\
 FROM python:3.12-slim
 RUN pip install --no-cache-dir fastapi uvicorn numpy {packages}
@@ -64,16 +52,15 @@ class Service:
 
     @property
     def program(self) -> str:
-        """The program that answers requests: ten lines for fastapi."""
-        engine, prompt = OnnxEngine(self.folder / self.file, 1), self.task.served_prompt()
-        return PYTHON.format(
+        """The program that answers requests, for fastapi."""
+        engine = OnnxEngine(self.folder / self.file, 1)
+        return self.task.served_program.format(
             max_length=self.task.num_positions,
             padding=self._config.get("pad_token_id") or 0,
             file=self.file,
             fields={name: field for name, field in FIELDS.items() if name in engine.names},
-            outputs=[engine.output],
-            texts=f"[{prompt!r} + text for text in inputs]" if prompt else "inputs",
-            reply=self.task.served_reply,
+            outputs=engine.outputs,
+            **self.task.served_fields(),
         )
 
     @property
@@ -108,7 +95,8 @@ class Service:
         kind, tag = self._config.get("model_type"), None if self.task.served_prompt() else self.task.pipeline_tag
         lines = ["pip install fastapi uvicorn numpy onnxruntime tokenizers && uvicorn serve:app"]
         lines += ["docker build -t student . && docker run -p 8000:8000 student"]
-        lines += ["curl localhost:8000/predict -H 'Content-Type: application/json' -d '{\"inputs\": [\"a text\"]}'"]
+        body = json.dumps({"inputs": [self.task.served_input]})
+        lines += [f"curl localhost:8000/predict -H 'Content-Type: application/json' -d '{body}'"]
         notes = [f"`{SERVE}` serves `{self.file}`; in this folder:"]
         if kind in TEI_MODELS and tag in TEI_PATHS:
             lines += [f"{TEI}  # POST /{TEI_PATHS[tag]}"]

@@ -20,6 +20,7 @@ from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
 from distill_runner.tasks.account import SplitAccount, account_of_tables, count_labels
+from distill_runner.tasks.programs import ROWS
 from distill_runner.tasks.splits import Splits
 
 if TYPE_CHECKING:
@@ -87,12 +88,14 @@ class Task(Splits):
     has_ids: ClassVar[bool] = False
     """Whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them."""
     exportable: ClassVar[bool] = True
-    """Whether ``distill-run export`` can run an exported model: on padded tokens, with ``logits`` as its output."""
+    """Whether ``distill-run export`` can run an exported model: on padded tokens, with outputs of ``onnx.OUTPUTS``."""
 
     onnx_loading: ClassVar[str] = ONNX_LOADING
     """Code block for model cards that loads an exported model; the fields are ``model``, ``folder`` and ``file``."""
+    served_program: ClassVar[str] = ROWS
+    """Program that serves an exported model, with the fields of ``deploy.serving`` and of ``served_fields``."""
     served_reply: ClassVar[str]
-    """Python expression of the answer to one text, for a program that serves an exported model (``deploy.serving``).
+    """Python expression of the answer to one text in ``ROWS``.
 
     It reads ``row``, the outputs for the text, ``labels``, the names of the classes, and ``text``, its tokens.
     """
@@ -252,6 +255,19 @@ class Task(Splits):
         """
         return ""
 
+    def served_fields(self) -> dict[str, Any]:
+        """Return the fields of ``served_program`` that depend on the task."""
+        prompt = self.served_prompt()
+        return {
+            "texts": f"[{prompt!r} + text for text in inputs]" if prompt else "inputs",
+            "reply": self.served_reply,
+        }
+
+    @property
+    def served_input(self) -> str | list[str]:
+        """One input of a request, as an example for users: a text, or several texts under the columns' names."""
+        return "a text" if len(self.columns) == 1 or self.single_texts else self.columns
+
     def save_preprocessor(self, folder: Path) -> None:
         """Save preprocessing files other than the tokenizer's in the folder of a model, such as those for images."""
 
@@ -320,8 +336,8 @@ class Task(Splits):
         """Return what would surprise in the outputs for a split, such as one class predicted for all examples."""
         return []
 
-    def agreement(self, outputs: np.ndarray, reference: np.ndarray) -> float:
-        """Return how far two outputs for the same examples agree, 0 to 1: the share of equal predictions."""
+    def agreement(self, outputs: np.ndarray, reference: np.ndarray, split: "Split") -> float:
+        """Return how far two outputs for the examples of a split agree, 0 to 1: the share of equal predictions."""
         predictions = np.array(self.prediction_texts(outputs))
         return float((predictions == self.prediction_texts(reference)).mean())
 

@@ -16,6 +16,7 @@ from distill_runner.common.errors import UserError, suggestion
 from distill_runner.datasets.evaluate_metrics import answer_items, as_items, external_metric, is_external
 from distill_runner.datasets.metrics import NonFiniteOutputs
 from distill_runner.models.config import Head
+from distill_runner.tasks.programs import SPANS
 from distill_runner.tasks.questions.answers import (
     LANGUAGES,
     MAX_ANSWER,
@@ -114,7 +115,8 @@ class QuestionsTask(Task):
     pipeline_tag = "question-answering"
     has_token_outputs = True
     has_ids = True
-    exportable = False
+    served_program = SPANS
+    agreement_name = "same answer"
     metric_functions = METRICS
     output_kind = "answers"
     example_fields = frozenset({"columns", "label", "type", "max_length", "version", "unanswerable", "windowing"})
@@ -210,6 +212,16 @@ class QuestionsTask(Task):
     def head(self) -> Head:
         return Head("AutoModelForQuestionAnswering", ("start", "end"), 2, None, self.name, keeps_order=True)
 
+    def served_fields(self) -> dict[str, Any]:
+        """Return the fields of ``SPANS``; neighboring windows overlap by at most a third of a window."""
+        half = (self.max_length - 3) // 2  # of the tokens that are not special
+        return {
+            "overlap": min(self.windowing.tokens, self.max_length // 3),
+            "max_question": min(half, self.windowing.max_question or half),
+            "max_answer": self.max_answer,
+            "threshold": "1e9" if self._threshold is None else self._threshold,
+        }
+
     @property
     def outputs(self) -> "Outputs":
         from distill_runner.tasks.questions.losses import Spans
@@ -255,6 +267,11 @@ class QuestionsTask(Task):
             for question, text in zip(map(split.question, range(split.num_questions)), texts, strict=True)
         ]
         return as_items([one for one, _ in pairs])[:, None], as_items([other for _, other in pairs])
+
+    def agreement(self, outputs: np.ndarray, reference: np.ndarray, split: Any) -> float:
+        """Return the share of questions with the same answer."""
+        first, second = (answer_texts(self.spans(one, split), split, self._threshold) for one in (outputs, reference))
+        return _mean(np.array(first) == np.array(second))
 
     def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
         """Save the n best spans, scores and context of each question; paired tests resample whole contexts."""

@@ -102,7 +102,7 @@ class VectorTask(TextTask):
     def leak_warnings(self, examples: Examples) -> list[str]:
         return []
 
-    def agreement(self, outputs: np.ndarray, reference: np.ndarray) -> float:
+    def agreement(self, outputs: np.ndarray, reference: np.ndarray, split: Any) -> float:
         """Return the mean cosine of vectors of the same texts."""
         return float(cosines(outputs, reference).mean())
 
