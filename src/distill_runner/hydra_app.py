@@ -116,10 +116,10 @@ def run(config: DictConfig) -> Mapping[str, Any]:
             record.start()
         with fast_imports():
             from distill_runner.compose.groups import check_unread
-            from distill_runner.compose.run_config import typed_run
+            from distill_runner.compose.run_config import typed_parts
             from distill_runner.compose.unread import unread_settings
             from distill_runner.running import run_stage
-        typed = typed_run(config, overrides, resolved)
+        typed = typed_parts(resolved, overrides)
         check_unread(config, typed)
         for line in unread_settings(config, typed, overrides, hydra.runtime.choices):
             log.warning("warning: %s", line)

@@ -17,23 +17,39 @@ from distill_runner.tracking.tracker import TrackerConfig
 from distill_runner.training.config import Optim, Runtime
 
 PARTS = ("stages", "template", "teacher", "runtime", "store", "tracker", "seed", "stage", "plan")
-"""Top-level keys of the configuration that a run is made of, in addition to names."""
+"""Top-level keys of the configuration that a run is made of."""
+NAMES = ("task.name", "method.name")
+"""Keys of the names of a run; the task may have none."""
 SCHEMAS: dict[str, type[Schema]] = {"runtime": Runtime, "tracker": TrackerConfig}
 STAGE_SCHEMAS: dict[str, type[Schema]] = {"model": ModelConfig, "optim": Optim}
 
 
 def resolved_parts(config: DictConfig) -> dict[str, Any]:
-    """Return the resolved ``PARTS`` of ``config``, with all that the stages inherit.
+    """Return the resolved ``PARTS`` and ``NAMES`` of ``config``, with all that the stages inherit.
 
     Raises:
         UserError: a stage inherits from a name that does not exist.
     """
-    nodes = {key: config[key] for key in PARTS if key in config}
-    parts: dict[str, Any] = {
-        key: OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        for key, node in nodes.items()
-    }
+    return with_complete_stages(own_parts(config))
+
+
+def own_parts(config: DictConfig) -> dict[str, Any]:
+    """Return the resolved ``PARTS`` and ``NAMES`` of ``config``, without what the stages inherit."""
+    parts = {key: plain(config[key]) for key in PARTS if key in config}
+    for name in NAMES:
+        group, key = name.split(".")
+        parts[group] = {key: OmegaConf.select(config, name)}
+    return parts
+
+
+def with_complete_stages(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``parts`` with all that the stages inherit."""
     return {**parts, "stages": complete_stages(parts)}
+
+
+def plain(node: Any) -> Any:
+    """Return a node of a configuration as plain resolved values."""
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
 
 
 def resolved_settings(config: DictConfig) -> dict[str, Any]:

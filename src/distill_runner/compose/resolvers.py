@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from inspect import signature
 from math import isfinite
@@ -154,30 +154,32 @@ def recipe(key: str, default: Any, entry: str | None = None, *, _root_: DictConf
     return OmegaConf.create(default) if isinstance(default, list) else default  # --resolve takes no plain lists
 
 
-def run_key(*, _root_: DictConfig, stages: Any = None) -> str:
-    """Return the name of the run's folder: task, method, and a hash of the configuration of the run's stages.
+def run_key(*, _root_: DictConfig) -> str:
+    """Return the name of the run's folder."""
+    try:
+        parts = {key: OmegaConf.to_container(_root_[key], resolve=True) for key in ("stages", "template", "teacher")}
+        stages: Any = complete_stages(parts)
+    except (OmegaConfBaseException, UserError):  # the run itself reports the error, in a separate folder
+        stages = OmegaConf.to_container(_root_, resolve=False)
+    keys = ("stage", "runtime.precision", "task.name", "method.name")
+    return folder_name(stages, *(OmegaConf.select(_root_, key) for key in keys))
+
+
+def folder_name(stages: Mapping[str, Any], stage: Any, precision: Any, task: Any, method: Any) -> str:
+    """Return the name of a run's folder: task, method, and a hash of the configuration of the run's stages.
 
     Test splits do not change the name: a finished run gets its test score in the same folder.
     If the run ends with another stage than the student, the stage's name takes the place of the method.
 
     Args:
-        stages: resolved stages of the configuration; None if they are not resolved yet.
+        stages: configuration of all stages, with all that they inherit.
+        stage: name of the last stage.
+        task, method: their names; the task may have none.
     """
-    try:
-        keys = ("stages", "template", "teacher")
-        parts = {} if stages else {key: OmegaConf.to_container(_root_[key], resolve=True) for key in keys}
-        stages = stages or complete_stages(parts)
-    except (OmegaConfBaseException, UserError):  # the run itself reports the error, in a separate folder
-        stages = OmegaConf.to_container(_root_, resolve=False)
-    stage = OmegaConf.select(_root_, "stage")
-    parts = {
-        "stages": {name: _without_test(part) for name, part in stages.items()},
-        "precision": OmegaConf.select(_root_, "runtime.precision"),
-        "stage": stage,
-    }
+    stages = {name: _without_test(part) for name, part in stages.items()}
+    parts = {"stages": stages, "precision": precision, "stage": stage}
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    method = OmegaConf.select(_root_, "method.name") if stage == "student" else stage
-    names = (OmegaConf.select(_root_, "task.name"), method)
+    names = (task, method if stage == "student" else stage)
     # A long name, or one with a slash, is refused later; until then, it must not name a folder elsewhere.
     return "-".join([*(re.sub(r"[/\\\0-\x1f]|^\.+", "_", str(name)[:100]) for name in names if name), digest])
 
@@ -190,6 +192,22 @@ def _without_test(stage: Any) -> Any:
 def plan_suffix(plan: Any) -> str:
     """Return the suffix of a plan's folder. The folder is removed afterwards, so it must not be that of the run."""
     return f"-plan-{os.getpid()}" if plan is True else ""
+
+
+KEYS_READ: dict[Callable[..., Any], tuple[str, ...]] = {
+    beta: (),
+    choose: (),
+    count: (),
+    divide: (),
+    equal_weight: ("method.terms",),
+    multiply: (),
+    own_task_name: (),
+    phase_epochs: (),
+    plan_suffix: (),
+    recipe: ("recipe", "task.name", "method.name", "method.recipe"),
+    single_stage: (),
+}
+"""Resolvers, and the keys of the configuration that they read besides their arguments."""
 
 
 def _register(name: str, resolver: Any, replace: bool) -> None:
@@ -209,20 +227,7 @@ def register() -> None:
     for node in (open_options.stages, open_options.task.test):
         OmegaConf.set_struct(node, False)
     ConfigStore.instance().store(name="open_options", node=open_options)
-    resolvers = (
-        beta,
-        choose,
-        count,
-        divide,
-        equal_weight,
-        multiply,
-        own_task_name,
-        phase_epochs,
-        plan_suffix,
-        recipe,
-        run_key,
-    )
-    for resolver in (*resolvers, single_stage):
+    for resolver in (*KEYS_READ, run_key):
         _register(resolver.__name__, resolver, replace=True)
 
 

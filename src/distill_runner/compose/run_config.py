@@ -12,7 +12,7 @@ from distill_runner.common.assumptions import values_at
 from distill_runner.common.errors import error_context, format_value
 from distill_runner.common.schema import Schema, validate_config
 from distill_runner.compose.folders import config_dir_option
-from distill_runner.compose.parts import resolved_parts
+from distill_runner.compose.parts import PARTS, resolved_parts
 from distill_runner.pipeline.config import StageConfig, StoreConfig, TeacherConfig
 from distill_runner.tracking import TrackerConfig
 from distill_runner.training.config import Runtime
@@ -45,25 +45,26 @@ class RunConfig(Schema):
         return typed_stages
 
 
-def typed_run(
-    config: DictConfig, overrides: Sequence[str] = (), resolved: Mapping[str, Any] | None = None
-) -> RunConfig:
+def typed_run(config: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the typed configuration of the run that ``config`` describes.
 
     Args:
         overrides: overrides as typed, for the command that repeats the run.
-        resolved: resolved ``PARTS`` of ``config``, with all that the stages inherit; None if they are not known yet.
     Raises:
         UserError: the schema refuses a value.
     """
-    resolved = resolved_parts(config) if resolved is None else resolved
+    return typed_parts(resolved_parts(config), overrides)
+
+
+def typed_parts(parts: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
+    """Return the typed configuration of the run with these ``resolved_parts``, as ``typed_run`` does."""
     return validate_config(
         RunConfig,
         {
-            "teacher": {key: config.teacher[key] for key in ("name", "source", "fine_tuned")},
-            "method": config.method.name,
+            **{key: parts[key] for key in PARTS if key in parts and key not in ("template", "teacher")},
+            "teacher": {key: parts["teacher"][key] for key in ("name", "source", "fine_tuned")},
+            "method": parts["method"]["name"],
             "command": repeat_command(overrides),
-            **{key: value for key, value in resolved.items() if key not in ("template", "teacher")},
         },
     )
 

@@ -6,9 +6,9 @@ import pickle
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from distill_runner.common.schema import Schema
 from distill_runner.compose.explain import user_facing_error
 from distill_runner.compose.hydra_private import apply_overrides, cache_files, combinations
 from distill_runner.compose.parts import resolved_parts
-from distill_runner.compose.resolvers import run_key
-from distill_runner.compose.run_config import RunConfig, typed_run
+from distill_runner.compose.resolvers import folder_name, run_key
+from distill_runner.compose.run_config import RunConfig, typed_parts, typed_run
+from distill_runner.compose.varying import VaryingConfig, sets_plain_values
 from distill_runner.pipeline import status
 from distill_runner.pipeline.build import training_conditions
 from distill_runner.pipeline.resolving import resolve
@@ -45,6 +46,7 @@ POINTS_BETWEEN_SEARCHES = 200
 _KEY = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])[A-Za-z_]\w*(?:\.\w+)*""")
 _WORDS = {"and", "or", "not", "in", "is", "if", "else", "True", "False", "None"}
 _ABSENT = object()
+_WHOLE_NUMBER = re.compile(r"0|[1-9]\d{0,17}")
 MAX_CONDITION = 500
 """Maximum number of characters of a condition: a longer one could be nested too deeply for Python's parser."""
 
@@ -77,37 +79,52 @@ class Composed:
     """Composed configuration of a point.
 
     Attributes:
-        config: configuration without the node ``hydra``.
+        compose: function that returns the configuration without the node ``hydra``.
         overrides: all overrides of the point, including those of the sweep.
         sweep: Hydra's node ``hydra.sweep``, which determines the folder.
         resolved: values of ``resolved_parts``; None if they cannot be resolved.
     """
 
-    config: DictConfig
+    compose: Callable[[], DictConfig]
     overrides: Sequence[str]
     sweep: Any
     resolved: Mapping[str, Any] | None = None
 
+    @cached_property
+    def config(self) -> DictConfig:
+        """Configuration without the node ``hydra``, made when it is first read: most points only need ``resolved``."""
+        return self.compose()
+
     @property
     def folder(self) -> Path:
-        stages = self.resolved["stages"] if self.resolved else None
-        key = run_key(_root_=self.config, stages=stages)
+        if parts := self.resolved:
+            names = parts["runtime"]["precision"], parts["task"]["name"], parts["method"]["name"]
+            key = folder_name(parts["stages"], parts["stage"], *names)
+        else:
+            key = run_key(_root_=self.config)
         return Path(self.sweep.dir, self.sweep._get_node("subdir")._value().replace("${run_key:}", key)).absolute()
 
 
 class Composer:
     """Composes the configurations of points.
 
-    Hydra composes each choice of groups once. Other values are then set on copies of that configuration.
+    Hydra composes each choice of groups once. Other values are then set on copies of that configuration, and points
+    that set plain values for the same keys resolve only what depends on these keys.
+
+    Args:
+        constant: overrides that all points have in common.
     """
 
-    def __init__(self, master: DictConfig, loader: ConfigLoader, parser: OverridesParser) -> None:
+    def __init__(
+        self, master: DictConfig, loader: ConfigLoader, parser: OverridesParser, constant: Set[str] = frozenset()
+    ) -> None:
         cache_files(loader)
-        self.master, self.loader, self.parser = master, loader, parser
+        self.master, self.loader, self.parser, self.constant = master, loader, parser, constant
         # A group that holds only other groups counts too, as in sweep=alp_kd/table1.
         self.is_group = cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
         self.composed: dict[tuple[str, ...], tuple[bytes, DictConfig]] = {}  # pickled: a copy takes a sixth of the time
         self.parsed: dict[str, Override] = {}
+        self.varying: dict[tuple[tuple[str, ...], ...], VaryingConfig] = {}
 
     def __call__(self, overrides: Sequence[str]) -> Composed:
         parsed = list(map(self._parsed, overrides))
@@ -119,18 +136,41 @@ class Composer:
                 hydra = composed.pop("hydra")
             self.composed[choices] = pickle.dumps(composed), hydra
         pickled, hydra = self.composed[choices]
+
+        def compose() -> DictConfig:
+            config: DictConfig = pickle.loads(pickled)
+            apply_overrides(values, config)
+            return config
+
         all_overrides = [*hydra.overrides.task, *(str(value.input_line) for value in values)]
-        config = pickle.loads(pickled)
-        apply_overrides(values, config)
         try:
-            resolved = resolved_parts(config)
+            resolved = self._resolved(choices, values, compose)
         except (UserError, OmegaConfBaseException):  # raised again and recorded where the point is made
             resolved = None
-        return Composed(config, all_overrides, hydra.sweep, resolved)
+        return Composed(compose, all_overrides, hydra.sweep, resolved)
+
+    def _resolved(
+        self, choices: tuple[str, ...], values: Sequence[Override], compose: Callable[[], DictConfig]
+    ) -> Mapping[str, Any]:
+        varying = [value for value in values if value.input_line not in self.constant]
+        if not varying or not sets_plain_values(varying, values):
+            return resolved_parts(compose())
+        others = tuple(str(value.input_line) for value in values if value.input_line in self.constant)
+        keys = tuple(value.key_or_group for value in varying)
+        if (group := (choices, others, keys)) not in self.varying:
+            self.varying[group] = VaryingConfig(compose(), keys)
+        return self.varying[group].resolved(varying)
 
     def _parsed(self, override: str) -> Override:
+        """Parse an override. Hydra takes a millisecond, so whole numbers take the place of others of their key."""
         if override not in self.parsed:
-            (self.parsed[override],) = self.parser.parse_overrides([override])
+            key, _, value = override.partition("=")
+            if _WHOLE_NUMBER.fullmatch(value) and (same_key := self.parsed.get(f"{key}=")):
+                self.parsed[override] = replace(same_key, _value=int(value), input_line=override)
+            else:
+                (self.parsed[override],) = self.parser.parse_overrides([override])
+                if _WHOLE_NUMBER.fullmatch(value):
+                    self.parsed[f"{key}="] = self.parsed[override]
         return self.parsed[override]
 
     def _is_choice(self, override: Override) -> bool:
@@ -254,7 +294,8 @@ def expand(
     others = [argument for argument in arguments if not argument.startswith(("student=", "student."))]
     parts = [[*arguments], *([*others, *shlex.split(student)] for student in students)]
     grid_overrides = [overrides for part in parts for overrides in combinations(parser.parse_overrides(part))]
-    compose = Composer(master, loader, parser)
+    constant = set(grid_overrides[0]).intersection(*grid_overrides) if grid_overrides else set()
+    compose = Composer(master, loader, parser, constant)
     grid, first = Grid(lambda overrides: _point(overrides, compose(overrides))), dict[str, GridPoint]()
     distinct = list(dict.fromkeys(map(tuple, grid_overrides)))  # a repeated value counts once
 
@@ -322,10 +363,12 @@ def _with_progress(combinations: Sequence[tuple[str, ...]]) -> Iterator[tuple[st
 
 
 def _point(overrides: Sequence[str], composed: Composed) -> GridPoint:
-    config, folder = composed.config, composed.folder
-    names = None
+    folder, names = composed.folder, None
     try:
-        run = typed_run(config, composed.overrides, composed.resolved)
+        if composed.resolved is None:
+            run = typed_run(composed.config, composed.overrides)
+        else:
+            run = typed_parts(composed.resolved, composed.overrides)
         names = describe_run(run)
         stage = resolve(run.stages, run.stage, run.runtime.precision)
         key = stage.key  # reads the data, which may be missing
@@ -333,6 +376,6 @@ def _point(overrides: Sequence[str], composed: Composed) -> GridPoint:
     except (UserError, OmegaConfBaseException) as error:
         if names is None:
             keys = {"stage": "stage", "task": "task.name", "method": "method.name", "seed": "seed"}
-            names = {name: OmegaConf.select(config, key) for name, key in keys.items()}
-        problem = user_facing_error(error, config, composed.overrides)
+            names = {name: OmegaConf.select(composed.config, key) for name, key in keys.items()}
+        problem = user_facing_error(error, composed.config, composed.overrides)
         return GridPoint(tuple(overrides), folder, folder.name, names, error=problem)
