@@ -63,6 +63,9 @@ def test_alps_line_keeps_stage_percent_and_time_at_80_columns(monkeypatch: pytes
     *_, line = [line for line in re.split(r"[\r\n]", shown(monkeypatch, 80, **alp)) if line.strip()]
     assert re.match(r"teacher .* 50% .*\d+ s left.* 123 ex/s loss 13\.8456", line), line
     assert len(line) <= 80
+    later = {**alp, "examples_per_second": 1234.5, "share_done": 0.5}
+    *_, line = [line for line in re.split(r"[\r\n]", shown(monkeypatch, 80, **later)) if line.strip()]
+    assert re.match(r"teacher .* 50% \d+ s left \(all: \d+ s\) 123\d ex/s loss 13\.8456 .*…", line), line
 
 
 def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,7 +82,7 @@ def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     assert said.getvalue() == ""
     first, second, scores = caplog.messages
     assert first == "teacher   20 %  epoch 0.20  123 ex/s  loss 1.5000  ce 0.5000  kd 1.0000"
-    assert re.match(r"teacher   40 %  epoch 0.40  \d+ s left, \d+ s left in total  123 ex/s  loss", second)
+    assert re.match(r"teacher   40 %  epoch 0.40  \d+ s left \(all: \d+ s\)  123 ex/s  loss", second)
     left, whole = map(int, re.findall(r"(\d+) s", second))
     # The student's share of the work is a third of the teacher's, and the teacher has 0.6 of its own left.
     assert (whole - left) / left == pytest.approx(1 / 3 / 0.6, rel=0.05)

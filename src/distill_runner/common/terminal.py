@@ -97,7 +97,10 @@ class Bar:
             log.info("%s  %s", self.stage, "  ".join(filter(None, parts)))
 
     def _time_left(self, share: float, epoch: float, seconds: float) -> str:
-        """Return the time left, from the pace of training and, separately, of the evaluation that ends each epoch."""
+        """Return the time left of the stage and of all stages.
+
+        It follows from the pace of training and, separately, of the evaluation that ends each epoch.
+        """
         if self.first_share is None:
             self.first_share = share
             return ""
@@ -109,7 +112,7 @@ class Bar:
         epochs = epoch / share
         remaining = training * (1 - share) + evaluation * (epochs - int(epoch))
         later = self.stages.seconds_after(self.stage, training + evaluation * epochs)
-        return f"{duration(remaining)} left" + (f", {duration(remaining + later)} left in total" if later else "")
+        return f"{duration(remaining)} left" + (f" (all: {duration(remaining + later)})" if later else "")
 
 
 def _losses(values: Mapping[str, Any]) -> dict[str, float]:
@@ -124,9 +127,9 @@ def _width_without_losses(stage: str, columns: Mapping[str, str]) -> int:
 
 
 def _fitting(parts: Sequence[str], width: int) -> str:
-    """Return the first ``parts`` that fit into ``width`` columns, with dots in place of the others."""
+    """Return the first ``parts`` that fit into ``width`` columns, with an ellipsis in place of the others."""
     for count in range(len(parts), -1, -1):
-        text = "  ".join([*parts[:count], *(["..."] if 0 < count < len(parts) else [])])
+        text = "  ".join(parts[:count]) + " …" * (0 < count < len(parts))
         if len(text) <= width:
             return text
     return ""
