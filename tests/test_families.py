@@ -143,6 +143,7 @@ A number means that it is refused before anything is trained, for the reason bel
 {reasons}
 Padding-free: {packed}.
 The others run padded, through their own forward pass.
+Decoders, encoder-decoders and cross-encoders can be [teachers of logits](teachers.md).
 
 `tests/test_families.py` makes this table with tiny models of random weights, in two steps each.
 It fails when the table is no longer true.

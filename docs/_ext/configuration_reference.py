@@ -15,7 +15,7 @@ from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet
 from distill_runner.methods.hidden_states import Attention
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.schedules import CheckpointSchedule, LayerSchedule
-from distill_runner.models.config import ModelConfig
+from distill_runner.models.config import ModelConfig, ZeroShot
 from distill_runner.pipeline.config import PredictionSource, StageConfig, StoreConfig
 from distill_runner.report.assumptions_page import task_parts
 from distill_runner.sweeping.points import SweepConfig
@@ -41,6 +41,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "frontier.*": Frontier,
     "stages.<name>.*": StageConfig,
     "stages.<name>.model.*": ModelConfig,
+    "teacher.zero_shot.*": ZeroShot,
     "stages.<name>.prediction_source.*": PredictionSource,
 }
 """Schema by the part of the configuration that it checks, as typed on the command line."""

@@ -10,7 +10,7 @@ batches of a multiple of 16 examples, which ``training.teachers`` ensures.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -164,3 +164,17 @@ class Batch(AnyBatch):
         sequences = torch.arange(self.size, device=states.device)
         first = (sequences * states.shape[1]).repeat_interleave(self.sequence_lengths, output_size=self.num_tokens)
         return states.flatten(0, 1)[first + self.positions]
+
+
+def packed_texts(texts: Sequence[Sequence[int]]) -> Batch:
+    """Return a batch of texts without labels, from the token ids of each; they are sorted by length."""
+    lengths = np.array([len(tokens) for tokens in texts])
+    starts = np.cumsum(lengths) - lengths
+    return Batch(
+        input_ids=torch.tensor([token for tokens in texts for token in tokens]),
+        segments=torch.zeros(int(lengths.sum()), dtype=torch.long),
+        positions=torch.cat([torch.arange(length) for length in lengths.tolist()]),
+        starts=torch.from_numpy(starts),
+        index=torch.arange(len(texts)),
+        groups=tuple(length_groups(lengths, starts, None)),
+    )

@@ -144,7 +144,7 @@ class LayeredTerm(LossTerm):
             remedy = "A method without a teacher: method=nkd."
             raise UserError("teacher", None, "an intermediate loss needs a teacher", remedy)
         for side, shape in (("student", student), ("teacher", teacher)):
-            shape.require(FeatureRequest(cls=frozenset({1})), side)
+            shape.require(self.layer_needs({1}), side)
         layers = self.mapping.teacher_layers(student.num_layers, teacher.num_layers)
         if not any(layers):
             raise UserError(
@@ -177,7 +177,7 @@ class LayeredTerm(LossTerm):
 
     @abstractmethod
     def layer_needs(self, layers: Collection[int]) -> FeatureRequest:
-        """Return the features that the term compares, for these layers of a model."""
+        """Return the features that the term compares, for these layers of a model; also called before ``build``."""
 
     def supervise(self, layers: Collection[int]) -> None:
         """Compare only these student layers from now on, and update the needs accordingly."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,19 +10,28 @@ import transformers
 from torch import nn
 from transformers import AutoModel, PreTrainedConfig
 
-from distill_runner.common.errors import UserError, root_cause
+from distill_runner.common.errors import UserError, format_list, quantity, root_cause
 from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
-from distill_runner.models.features import EncoderShape
+from distill_runner.models.features import EncoderShape, is_other_classifier
 from distill_runner.models.images import reads_images
+from distill_runner.models.padded import check_padding
 from distill_runner.models.sentence_folder import vector_modules
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
 from distill_runner.models.vectors import sentence_encoder
 from distill_runner.models.weights import require_all
+from distill_runner.models.zero_shot import INFERENCE_REMEDY, Hypotheses, ZeroShotClassifier, load_hypotheses
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedModel
+
+
+OUTPUT_LAYERS = (
+    *("classifier.out_proj", "classifier.1", "classifier", "classifier.linear_out"),
+    *("score", "score.out_proj", "classification_head.out_proj", "logits_proj", "sequence_summary.summary"),
+)
+"""Names that families give to the layer that computes the logits of classes."""
 
 
 def build(
@@ -42,12 +52,31 @@ def build(
 
     if source is None and model.source is not None:
         source = resolve_source(model.source)
+    if model.zero_shot is not None and source is not None:
+        hypotheses = Hypotheses.of_task(model.zero_shot, head, model.labels, source)
+        return _zero_shot(source, model, hypotheses)
     network = _network(model, head, vocab_size, source)
     if head.vectors is None:
         return network
     name, folder = (source.name, source.download()) if source else ("", None)
     encoder: Any = sentence_encoder(network, vector_modules(model, head.vectors, folder, name), head.vectors)
     return encoder
+
+
+def _zero_shot(source: ModelSource, model: ModelConfig, hypotheses: Hypotheses) -> Any:
+    """Return a model of natural language inference as a classifier; ``random`` copies no weights."""
+    auto = transformers.AutoModelForSequenceClassification
+    if model.layers == "random":
+        network = auto.from_config(read_config(model, source), dtype=torch.float32)
+    else:
+        network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True)
+        require_all(network, info, source, model)
+        if info["missing_keys"] and not model.allow_missing:
+            problem = f"{source.name} has no head (no {min(info['missing_keys'])})"
+            raise UserError("teacher.zero_shot", None, problem, INFERENCE_REMEDY)
+    if is_other_classifier(network.config):
+        check_padding(network, source.name)
+    return ZeroShotClassifier(network, hypotheses)
 
 
 def num_outputs(model: ModelConfig, head: Head, shape: EncoderShape, source: ModelSource | None = None) -> int:
@@ -102,7 +131,11 @@ def _resized(network: PreTrainedModel, vocab_size: int | None) -> PreTrainedMode
 
 def load_model(folder: Path, head: Head) -> PreTrainedModel:
     """Return the model that a stage saved in ``folder``, with its head."""
-    return build(ModelConfig(source=str(folder), head="keep"), head)
+    model = ModelConfig(source=str(folder), head="keep")
+    if (hypotheses := load_hypotheses(folder)) is not None:
+        classifier: PreTrainedModel = _zero_shot(resolve_source(str(folder)), model, hypotheses)
+        return classifier
+    return build(model, head)
 
 
 def require_cuttable(model: ModelConfig, source: ModelSource | None = None) -> None:
@@ -194,13 +227,32 @@ def _with_kept_head(source: ModelSource, model: ModelConfig, head: Head, auto: A
             f"{source.name} has no head for the task {head.task} (no {min(info['missing_keys'])})",
             "Set teacher.fine_tuned=false to fine-tune it first.",
         )
-    if (order := head.output_order(dict(enumerate(model.labels)) if model.labels else source.label_names)) is not None:
-        outputs = output_layer(network)
-        with torch.no_grad():
-            outputs.weight.copy_(outputs.weight[order].clone())
-            outputs.bias.copy_(outputs.bias[order].clone())
+    if (order := head.output_order(_label_names(source, model))) is not None:
+        _reorder(output_layer(network), order)
+    if is_other_classifier(network.config):
+        check_padding(network, source.name)
     head.describe(network.config)
     return network
+
+
+def _label_names(source: ModelSource, model: ModelConfig) -> Mapping[int, str] | None:
+    """Return the names of a kept head's outputs: those of the user, or else those of its configuration."""
+    if not model.labels:
+        return source.label_names
+    if source.label_names and len(model.labels) != len(source.label_names):
+        names = format_list(list(source.label_names.values()))
+        problem = f"names {quantity(len(model.labels), 'output')}, but the head of {source.name} has "
+        raise UserError("teacher.labels", format_list(model.labels), f"{problem}{len(source.label_names)}: {names}")
+    return dict(enumerate(model.labels))
+
+
+@torch.no_grad()
+def _reorder(outputs: nn.Linear, order: Sequence[int]) -> None:
+    """Put the outputs of a layer into another order; -1 is an output that is always 0 (``Head.output_order``)."""
+    for name, parameter in list(outputs.named_parameters(recurse=False)):
+        rows = torch.cat([parameter, torch.zeros_like(parameter[:1])])[list(order)]
+        setattr(outputs, name, nn.Parameter(rows))
+    outputs.out_features = len(order)
 
 
 def output_layer(model: nn.Module) -> nn.Linear:
@@ -211,7 +263,7 @@ def output_layer(model: nn.Module) -> nn.Linear:
     Raises:
         UserError: the family uses another name for it.
     """
-    for name in ("classifier.out_proj", "classifier.1", "classifier"):
+    for name in OUTPUT_LAYERS:
         try:
             layer = model.get_submodule(name)
         except AttributeError:

@@ -25,6 +25,30 @@ COMMON_ACTIVATIONS = frozenset({"gelu", "gelu_new", "relu", "silu", "tanh"})
 Init = Literal["first", "group_top", "alternate", "random", "embeddings_only"]
 
 
+class ZeroShot(Schema):
+    """How a model of natural language inference finds the classes of a text.
+
+    Args:
+        template: hypothesis of a class; ``{}`` stands for the words of the class.
+        classes: words for the classes, in the order of the task; None takes the names of the classes.
+    """
+
+    template: str = "This example is {}."
+    classes: list[str] | None = Field(None, min_length=1)
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.template.count("{}") != 1:
+            problem = "must have one {}, which stands for the words of a class"
+            raise UserError(
+                "teacher.zero_shot.template",
+                self.template,
+                problem,
+                "'teacher.zero_shot.template=\"This example is {}.\"'",
+            )
+        if self.classes and len(set(map(normalized_label, self.classes))) < len(self.classes):
+            raise UserError("teacher.zero_shot.classes", format_list(self.classes), "names a class twice")
+
+
 class ModelConfig(Schema):
     """Source and initial weights of a model.
 
@@ -43,6 +67,8 @@ class ModelConfig(Schema):
         head: ``new`` for a new head, or ``keep`` for the head of a fine-tuned source. The outputs of a kept head are
             put in the task's order by name.
         labels: names of a kept head's outputs, for a head whose configuration does not name them (LABEL_0, ...).
+        zero_shot: take the source as a model of natural language inference, which reads a hypothesis of each class; the
+            head is then that of inference, and is kept.
         architecture: configuration of a new model, with its ``model_type``.
         resize: give the source's table of embeddings a new row for each token that its tokenizer has beyond them, such
             as tokens that were added later. Otherwise such a tokenizer is an error.
@@ -62,6 +88,7 @@ class ModelConfig(Schema):
     ] = "first"
     head: Literal["new", "keep"] = "new"
     labels: list[str] | None = None
+    zero_shot: ZeroShot | None = None
     architecture: dict[str, Any] | None = None
     resize: bool = False
     allow_missing: bool = False
@@ -138,6 +165,9 @@ class Head:
     def output_order(self, label_names: Mapping[int, str] | None) -> list[int] | None:
         """Return the indices of a kept head's outputs in this head's order; None if the order stays unchanged.
 
+        An index of -1 stands for a logit that is always 0: a single logit z, which is that of one of two classes, has
+        the probability sigmoid(z) = softmax([0, z])[1].
+
         Args:
             label_names: names of the kept head's outputs by index (``id2label``); None if it has none.
         Raises:
@@ -145,7 +175,11 @@ class Head:
         """
         if self.names is None or self.keeps_order:
             return None
-        return _matching_outputs(label_names, None if self.problem_type == "regression" else self.names, self.task)
+        names = None if self.problem_type == "regression" else self.names
+        is_binary = self.problem_type == "single_label_classification" and len(self.names) == 2
+        if names is not None and is_binary and label_names and len(label_names) == 1:
+            return _order_of_one_logit(next(iter(label_names.values())), names, self.task)
+        return _matching_outputs(label_names, names, self.task)
 
 
 LANGUAGE_MODEL = Head("AutoModelForMaskedLM")
@@ -180,6 +214,20 @@ def _matching_outputs(label_names: Mapping[int, str] | None, names: Sequence[str
     raise UserError("teacher", None, problem, remedy)
 
 
+def _order_of_one_logit(name: str, names: Sequence[str], task: str) -> list[int]:
+    """Return ``Head.output_order`` for a head with a single logit, the one of the class ``name``.
+
+    Raises:
+        UserError: ``name`` is neither of the two classes.
+    """
+    order = [0 if normalized_label(other) == normalized_label(name) else -1 for other in names]
+    if 0 not in order:
+        problem = f"its head has one output {format_list([name])}, named like none of the classes of {task}, "
+        remedy = f"Name the class that its sigmoid is the probability of: 'teacher.labels={format_list([names[1]])}'"
+        raise UserError("teacher", None, problem + format_list(list(names)), remedy)
+    return order
+
+
 def normalized_label(name: str) -> str:
     """Return a class name in lower case, with ``_`` and ``-`` replaced by spaces (``-1`` and ``1`` still differ)."""
     return re.sub(r"[\s_-]+", " ", name.strip()).casefold()
@@ -198,8 +246,6 @@ def check_config(config: "PreTrainedConfig", key: str, value: Any) -> None:
 
 
 def _config_problem(config: Any) -> str | None:
-    if getattr(config, "is_encoder_decoder", False):
-        return f"describes an encoder-decoder ({config.model_type}); only encoders are supported"
     for name in (*SIZES, "max_position_embeddings"):
         if isinstance(number := getattr(config, name, 1), int) and number < 1:
             return f"has {name}={number}, which is not a whole number above 0"
@@ -210,7 +256,8 @@ def _config_problem(config: Any) -> str | None:
         if isinstance(activation := getattr(config, name, None), str) and not _is_activation(activation):
             return f"has {name}={activation[:40]}, which is not a known activation"
     width, heads = getattr(config, "hidden_size", 1), getattr(config, "num_attention_heads", 1)
-    if getattr(config, "true_hidden_size", width) % heads:
+    has_own_size = getattr(config, "head_dim", None) not in (None, width // heads)  # Qwen3 and T5: any number of heads
+    if getattr(config, "true_hidden_size", width) % heads and not has_own_size:
         return f"has {heads} heads, which do not divide its width, {width}"
     needed, memory = 4 * _num_parameters(config), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:

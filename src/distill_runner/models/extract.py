@@ -26,6 +26,7 @@ from distill_runner.models.attention import PackedAttention
 from distill_runner.models.families import PACKED, PROJECTIONS, Drop, Family, Layer, Projection
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.models.vectors import SentenceEncoder
+from distill_runner.models.zero_shot import ZeroShotClassifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,6 +45,9 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
     """Run ``model`` on ``batch`` as far as ``needs`` asks, without padding if its family allows."""
     if isinstance(batch, ImageBatch):
         return Features(logits=model(pixel_values=batch.pixel_values).logits)
+    if isinstance(model, ZeroShotClassifier):
+        logits = [extract(model.network, pairs, needs).logits for pairs in model.pairs(batch)]
+        return Features(logits=model.class_logits(torch.stack([values for values in logits if values is not None], 1)))
     if model.config.model_type in PACKED:
         return _extract_packed(model, batch, needs)
     from distill_runner.models.padded import extract_padded

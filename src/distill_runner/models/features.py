@@ -6,6 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
 
 from distill_runner.common.errors import UserError
 from distill_runner.models.families import PACKED, Projection
@@ -16,6 +20,8 @@ OFFSET_POSITIONS = frozenset(name for name, family in PACKED.items() if family.o
     *("data2vec-text", "ibert", "longformer", "luke", "roberta-prelayernorm", "xlm-roberta-xl", "xmod")
 }
 """Model types whose position ids start after the id of the padding token."""
+UNLIMITED = 2**31 - 1
+"""Length of a text for a family without a table of positions, such as T5."""
 MPNET = "mpnet"
 """Model type whose position ids start after 1, whatever padding token its configuration names."""
 
@@ -42,6 +48,19 @@ class FeatureRequest:
     def of_tokens(self) -> bool:
         """Whether any requested feature has a row for every token."""
         return bool(self.projections or self.states)
+
+    @property
+    def names(self) -> str:
+        """What is requested, in words."""
+        projections = {name for name, _ in self.projections}
+        parts = {
+            "logits": self.logits,
+            "[CLS] states": bool(self.cls),
+            "queries, keys and values": bool(projections),
+            "states of all tokens": bool(self.states),
+            "next sentence predictions": self.next_sentence,
+        }
+        return " and ".join(name for name, is_requested in parts.items() if is_requested)
 
     def __or__(self, other: "FeatureRequest") -> "FeatureRequest":
         return FeatureRequest(
@@ -107,6 +126,7 @@ class EncoderShape:
         projection_width: width of queries, keys and values if they are narrower than the states (MobileBERT).
         shares_keys: whether several heads share their keys and values (grouped-query attention, EuroBERT).
         image_size: (height, width) if an image network accepts no other size.
+        gives_logits_only: whether nothing but the model's own outputs is read, as of a decoder with a head for classes.
     """
 
     num_layers: int
@@ -121,6 +141,7 @@ class EncoderShape:
     num_channels: int = 0
     image_size: tuple[int, int] | None = None
     shares_keys: bool = False
+    gives_logits_only: bool = False
 
     @property
     def reads_images(self) -> bool:
@@ -145,15 +166,30 @@ class EncoderShape:
             shares_keys=(getattr(config, "num_key_value_heads", None) or heads) != heads,
         )
 
+    @classmethod
+    def of_classifier(cls, config: PreTrainedConfig) -> "EncoderShape":
+        """Return the shape of a model of which nothing but its logits is read; unknown sizes are 0."""
+        text = config.get_text_config()
+        names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
+        layers, width, heads, words, positions = (getattr(text, name, None) or 0 for name in names)
+        labels = config.num_labels or 0
+        max_length = positions - _first_position(config) if positions else UNLIMITED
+        return cls(layers, width, heads, labels, words, config.model_type, max_length, gives_logits_only=True)
+
     def require(self, needs: FeatureRequest, side: str) -> None:
         """Check that a model of this shape provides the features ``needs``.
 
         Args:
             side: ``teacher`` or ``student``, for the message.
         Raises:
-            UserError: an image network needs to provide more than logits, or the family does not provide queries, keys
-                and values of every head, or the family cannot keep lower layers unchanged in training.
+            UserError: an image network or a classifier of another kind needs to provide more than logits, or the family
+                does not provide queries, keys and values of every head, or the family cannot keep lower layers
+                unchanged in training.
         """
+        if self.gives_logits_only and needs != FeatureRequest(logits=needs.logits):
+            problem = f"reads {needs.names}, but a {side} of type {self.model_type} gives logits only"
+            remedy = "Take a method on logits (kd, rkd, vanilla, dkd, dist, takd), or BERT or a similar encoder."
+            raise UserError(".", None, problem, remedy)
         if self.reads_images and needs != FeatureRequest(logits=needs.logits):
             problem = f"a {side} of type {self.model_type} is an image network: only its logits can be compared"
             raise UserError(side, None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
@@ -166,6 +202,13 @@ class EncoderShape:
         if needs.projections and not _provides_projections(self.model_type):
             problem = f"a {side} of type {self.model_type} does not expose its queries, keys and values"
             raise UserError(side, None, problem, "Take a model of another family, or a method that reads no attention.")
+
+
+def is_other_classifier(config: PreTrainedConfig) -> bool:
+    """Return whether a model is no bidirectional encoder, but has a head for classes of texts in ``transformers``."""
+    if config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        return False
+    return config.is_encoder_decoder or config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def _first_position(config: PreTrainedConfig) -> int:

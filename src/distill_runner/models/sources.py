@@ -25,7 +25,7 @@ from distill_runner.common.hub import HubError
 from distill_runner.datasets.tokenization import uses_segment_ids
 from distill_runner.models.adapters import ADAPTER_FILES, base_name, merged_folder
 from distill_runner.models.config import ModelConfig, check_config, layers_to_copy
-from distill_runner.models.features import MPNET, OFFSET_POSITIONS, EncoderShape
+from distill_runner.models.features import MPNET, OFFSET_POSITIONS, EncoderShape, is_other_classifier
 from distill_runner.models.images import reads_images
 
 PACKAGE = "package:"
@@ -392,18 +392,24 @@ def read_shape(model: ModelConfig, source: ModelSource | None = None) -> Encoder
     Args:
         source: as in ``read_config``.
     Raises:
-        UserError: for the reasons of ``read_config``, or the model is no encoder of texts or images.
+        UserError: for the reasons of ``read_config``, or the model is no encoder of texts or images. A model whose head
+            is kept may be any classifier of texts.
     """
     config = read_config(model, source)
-    remedy = "Take BERT or a similar encoder."
-    if not reads_images(config) and not trusts_code() and config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+    if model.zero_shot is not None or (model.head == "keep" and is_other_classifier(config)):
+        return EncoderShape.of_classifier(config)
+    key, remedy = (".model.source" if model.source else ".model.architecture"), "Take BERT or a similar encoder."
+    is_encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_encoder_decoder
+    if not reads_images(config) and not trusts_code() and not is_encoder:
         problem = f"a {config.model_type} is not a bidirectional text encoder"
-        raise UserError(".model.source", model.source, problem, remedy)
+        if is_other_classifier(config):
+            remedy += " A model that is already fine-tuned can be a teacher of logits: teacher.fine_tuned=true."
+        raise UserError(key, model.source, problem, remedy)
     try:
         return EncoderShape.from_config(config)
     except (AttributeError, TypeError) as error:
         problem = f"a {config.model_type} is not a text encoder that this program supports ({root_cause(error)})"
-        raise UserError(".model.source", model.source, problem, remedy) from error
+        raise UserError(key, model.source, problem, remedy) from error
 
 
 def fresh_architecture(model: ModelConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from distill_runner.models.build import num_outputs
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.sources import ModelSource, read_shape, resolve_source, with_padding
+from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.stages import CORPUS, STAGE, Stage, Tokenizer
 
@@ -231,6 +232,16 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
         raise UserError(".model.num_layers", config.model.num_layers, problem, "Leave it out, or take head=new.")
     if source is None:
         shape = read_shape(config.model, model_source)
+        if config.model.zero_shot is not None and model_source is not None:
+            shape = _zero_shot_shape(config, shape, model_source)
+        if shape.gives_logits_only and config.optim.epochs != 0:
+            problem = f"a {shape.model_type} cannot be trained: only its logits are read, with the head that it has"
+            raise UserError(
+                ".optim.epochs", config.optim.epochs, problem, "Leave it out, or take BERT or a similar encoder."
+            )
+    elif source.shape.gives_logits_only:
+        problem = f"a {source.shape.model_type} is not a bidirectional text encoder, so no other model starts from it"
+        raise UserError(".model.source", config.model.source, problem, "Take another student: student=ettin_32m.")
     else:
         num_layers = config.model.num_layers or source.shape.num_layers
         if config.model.copies_layers and num_layers > source.shape.num_layers:
@@ -248,6 +259,22 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
         own = source.config.task is not None and source.config.task.head.vectors is not None
         return replace(shape, num_labels=source.shape.num_labels if own else shape.width)
     return replace(shape, num_labels=num_outputs(config.model, config.task.head, shape, model_source))
+
+
+def _zero_shot_shape(config: StageConfig, shape: EncoderShape, source: ModelSource) -> EncoderShape:
+    """Return the shape of a zero-shot classifier: a text leaves positions for the longest hypothesis.
+
+    Raises:
+        UserError: the model or the task does not suit it.
+    """
+    if config.task is None:
+        raise UserError("teacher.zero_shot", None, "needs a task with classes, but the stage has a corpus")
+    assert config.model.zero_shot is not None
+    num_texts, labels = len(config.task.columns), config.model.labels
+    hypotheses = Hypotheses.of_task(config.model.zero_shot, config.task.head, labels, source, num_texts)
+    return replace(
+        shape, model_type=f"zero-shot {shape.model_type}", max_length=shape.max_length - hypotheses.max_tokens
+    )
 
 
 def _require_positions(stage: Stage) -> None:

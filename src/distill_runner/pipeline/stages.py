@@ -232,7 +232,7 @@ class Stage:
             return spec  # the spec of the data names the columns
         is_new = self.source is None and self.model_source is None  # new weights are copied from no layers
         unread = {"source", "tokenizer"} | ({"layers"} if is_new else set())
-        unread |= {name for name in ("resize", "allow_missing") if not getattr(self.config.model, name)}
+        unread |= {name for name in ("resize", "allow_missing", "zero_shot") if not getattr(self.config.model, name)}
         model = self.config.model.model_dump(exclude=unread)
         trained = self.config.optim.epochs != 0
         share = {"share": self.data.share} if self.data.share < 1 and trained else {}

@@ -132,7 +132,8 @@ class Training:
         if runtime.gradient_checkpointing:
             _checkpoint_activations(model)
         self.used_rows = None
-        if self.optim.decay_is_decoupled and (token_ids := self.data.token_ids) is not None:
+        is_trained = bool(method.weights)
+        if is_trained and self.optim.decay_is_decoupled and (token_ids := self.data.token_ids) is not None:
             self.used_rows = train_used_rows(model, torch.as_tensor(token_ids, device=device.torch))
         self.checkpoint_minutes, self.checkpoint_steps = runtime.checkpoint_minutes, runtime.checkpoint_steps
         self.optimizer, self.scaler = make_optimizer(model, method, self.optim), device.scaler()

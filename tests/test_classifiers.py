@@ -1,0 +1,266 @@
+"""Teachers of which only logits are read: decoders, encoder-decoders, cross-encoders with a single logit."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from distill_runner.common.errors import UserError
+from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.datasets.tokenization import Examples
+from distill_runner.methods.base import Progress
+from distill_runner.models.build import build
+from distill_runner.models.config import ModelConfig
+from distill_runner.models.extract import extract
+from distill_runner.models.features import FeatureRequest
+from distill_runner.models.padded import check_padding
+from distill_runner.models.sources import read_shape
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
+from distill_runner.pipeline.targets import teacher_targets
+from distill_runner.tasks import make_task
+from helpers.command import distill_run
+
+Compose = Callable[..., RunConfig]
+CAUSAL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": CAUSAL | {"head_dim": 12, "pad_token_id": 0},
+    "llama": CAUSAL | {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "pad_token_id": 3, "eos_token_id": 3},
+    "t5": {
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 5,
+        "pad_token_id": 0,
+        "eos_token_id": 3,
+        "decoder_start_token_id": 0,
+    },
+    "bart": {
+        **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
+        **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 128},
+        **{"pad_token_id": 0, "eos_token_id": 3, "bos_token_id": 2, "decoder_start_token_id": 3},
+    },
+}
+"""Sizes of a tiny model; its texts end with the token 3, [SEP] of the tokenizer, which T5 and BART read as the end."""
+TASK = make_task(
+    name="tiny",
+    dataset="nowhere",
+    columns=["text"],
+    labels=["no", "yes"],
+    metrics=["accuracy"],
+    max_length=48,
+    epochs=1,
+    validation={"validation": "validation"},
+)
+
+
+def classifier(folder: Path, family: str, tokenizer: Path, labels: Sequence[str] = ("yes", "no"), **more: Any) -> Path:
+    """A tiny classifier with its tokenizer, random but for its vocabulary, saved in ``folder``."""
+    words = AutoTokenizer.from_pretrained(tokenizer)
+    sizes = {"vocab_size": len(words), "id2label": dict(enumerate(labels))} | FAMILIES.get(family, {}) | more
+    torch.manual_seed(3)
+    model: Any = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(family, **sizes))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:  # the norms stay as they are
+            nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+def singly(folder: Path, texts: Sequence[Sequence[str]]) -> Tensor:
+    """Logits of transformers' own forward, each text alone."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    kinds = ["input_ids", "attention_mask"] + (["token_type_ids"] if model.config.model_type == "bert" else [])
+    with torch.inference_mode():
+        rows = [tokenizer(*text, return_tensors="pt", truncation=True, max_length=48) for text in texts]
+        return torch.cat([model(**{kind: row[kind] for kind in kinds}).logits for row in rows])
+
+
+def program_logits(model: Any, folder: Path, examples: Examples, work: Path) -> Tensor:
+    """Logits as training and caches read them, in the order of the examples."""
+    work.mkdir()
+    TokenSplit.write(work, examples, AutoTokenizer.from_pretrained(folder), 48)
+    batch = TokenSplit(work).batch(range(len(examples)))
+    with torch.inference_mode():
+        logits = extract(model.eval(), batch, FeatureRequest(logits=True)).logits
+    assert logits is not None
+    return logits[batch.index.argsort()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_each_text_alone(
+    tmp_path: Path, tiny_bert_folder: Path, tiny_examples: dict[str, Examples], family: str
+) -> None:
+    folder = classifier(tmp_path / "model", family, tiny_bert_folder)
+    assert read_shape(ModelConfig(source=str(folder), head="keep")).gives_logits_only
+    kept = build(ModelConfig(source=str(folder), head="keep"), TASK.head)
+    examples = tiny_examples["validation"]
+    expected = singly(folder, list(zip(*examples.texts, strict=True)))[:, [1, 0]]
+    assert expected.std(0).min() > 1e-2
+    torch.testing.assert_close(
+        program_logits(kept, folder, examples, tmp_path / "split"), expected, rtol=1e-5, atol=1e-5
+    )
+    assert kept.config.get_text_config().pad_token_id == FAMILIES[family]["pad_token_id"]
+
+
+def test_padding_that_changes_logits_is_refused(tmp_path: Path, tiny_bert_folder: Path) -> None:
+    """XLNet reads the last token of a row, and is padded on the left."""
+    sizes = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "pad_token_id": 0}
+    folder = classifier(tmp_path / "model", "xlnet", tiny_bert_folder, ("yes", "no"), **sizes)
+    with pytest.raises(UserError, match="logits of a xlnet for a text change with padding"):
+        check_padding(AutoModelForSequenceClassification.from_pretrained(folder), "xlnet")
+
+
+def test_a_second_mark_of_the_end_is_refused(
+    tmp_path: Path, tiny_bert_folder: Path, tiny_examples: dict[str, Examples]
+) -> None:
+    folder = classifier(tmp_path / "model", "t5", tiny_bert_folder)
+    kept = build(ModelConfig(source=str(folder), head="keep"), TASK.head)
+    odd = Examples([["one [SEP] two", "three"]], None)
+    with pytest.raises(UserError, match=r"refuses texts of the task: .*<eos>"):
+        program_logits(kept, folder, odd, tmp_path / "split")
+
+
+def test_a_text_without_tokens_is_refused(tmp_path: Path, tiny_bert_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
+    tokenizer.backend_tokenizer.post_processor = None
+    with pytest.raises(UserError, match="row 1 is an empty text"):
+        TokenSplit.write(tmp_path, Examples([["one", ""]], None), tokenizer, 48)
+
+
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+@pytest.mark.parametrize(("name", "place"), [("yes", 1), ("No", 0)])
+def test_a_single_logit_is_that_of_the_class_it_is_named_after(
+    tmp_path: Path, tiny_bert_folder: Path, tiny_examples: dict[str, Examples], name: str, place: int
+) -> None:
+    """A cross-encoder: the probability is the sigmoid of its logit, as transformers' pipeline computes it."""
+    folder = classifier(tmp_path / "model", "bert", tiny_bert_folder, [name], **BERT)
+    kept = build(ModelConfig(source=str(folder), head="keep"), TASK.head)
+    examples = tiny_examples["validation"]
+    logits = program_logits(kept, folder, examples, tmp_path / "split")
+    expected = singly(folder, list(zip(*examples.texts, strict=True)))[:, 0].sigmoid()
+    assert expected.std() > 1e-2
+    torch.testing.assert_close(logits.softmax(-1)[:, place], expected, rtol=1e-5, atol=1e-5)
+    kept.save_pretrained(tmp_path / "saved")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    assert list(again.config.id2label.values()) == ["no", "yes"]
+    assert not again.classifier.weight[1 - place].any()
+
+
+@pytest.mark.parametrize(
+    ("family", "names", "labels", "message"),
+    [
+        ("qwen3", ["LABEL_0", "LABEL_1"], None, r"\[LABEL_0,LABEL_1\] are not named like the classes of tiny"),
+        ("llama", ["a", "b", "c"], None, r"has 3 outputs \[a,b,c\], the task tiny needs 2 \[no,yes\]"),
+        ("llama", ["a", "b", "c"], ["no", "yes"], r"names 2 outputs, but the head of .* has 3: \[a,b,c\]"),
+        ("t5", ["LABEL_0"], None, r"one output \[LABEL_0\], named like none of the classes of tiny, \[no,yes\]"),
+    ],
+)
+def test_outputs_that_match_no_class_are_refused(
+    tmp_path: Path, tiny_bert_folder: Path, family: str, names: list[str], labels: list[str] | None, message: str
+) -> None:
+    folder = classifier(tmp_path / "model", family, tiny_bert_folder, names)
+    with pytest.raises(UserError, match=message):
+        build(ModelConfig(source=str(folder), head="keep", labels=labels), TASK.head)
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory: pytest.TempPathFactory, tiny_bert_folder: Path) -> dict[str, Path]:
+    """Tiny classifiers whose classes are those of the tiny task, by family."""
+    root = tmp_path_factory.mktemp("teachers")
+    return {family: classifier(root / family, family, tiny_bert_folder) for family in ("qwen3", "t5")}
+
+
+def overrides(teacher: Path, student: Path, method: str = "rkd") -> list[str]:
+    values = [f"method={method}", f"teacher.source={teacher}", "teacher.fine_tuned=true", "optim.epochs=1"]
+    return [*values, f"student.init.source={student}"]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_cached_and_live_targets_are_equal(
+    compose: Compose, teachers: dict[str, Path], tiny_bert_folder: Path, family: str
+) -> None:
+    run = compose(*overrides(teachers[family], tiny_bert_folder), "loss.eta=1")
+    stage = resolve(run.stages, "student", "fp32")
+    outputs = {}
+    for mode in ("cached", "live"):
+        runtime = run.runtime.model_copy(update={"targets": mode})
+        pipeline = Pipeline(Store(run.store.dir), runtime)
+        targets, data = teacher_targets(stage, pipeline), pipeline.inputs.data(stage)
+        batches = [data.batch(torch.arange(first, first + 9).numpy(), 0) for first in (0, 9, 18)]
+        features = [targets(batch, Progress(0, 0, 1, 1), stage.teacher_needs) for batch in batches]
+        outputs[mode] = torch.cat([part.logits for part in features if part.logits is not None])
+    torch.testing.assert_close(outputs["cached"], outputs["live"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["rkd", "vanilla", "dkd", "dist"])
+def test_methods_on_logits_take_such_a_teacher(
+    compose: Compose, teachers: dict[str, Path], tiny_bert_folder: Path, method: str
+) -> None:
+    stage = resolve(compose(*overrides(teachers["qwen3"], tiny_bert_folder, method)).stages, "student", "fp32")
+    assert stage.teacher_needs == FeatureRequest(logits=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("alp", r"method.terms.\w+: reads \[CLS\] states, but a teacher of type qwen3 gives logits only"),
+        ("pkd", r"method.terms.\w+: reads \[CLS\] states, but a teacher of type qwen3 gives logits only"),
+        ("tinybert", r"method.terms.\w+: reads .*queries, keys and values, but a teacher of type qwen3"),
+        ("distilbert", r"method.terms.\w+: reads states of all tokens, but a teacher of type qwen3"),
+        ("internal", r"method.terms.\w+: reads .*queries, keys and values, but a teacher of type qwen3"),
+    ],
+)
+def test_methods_on_layers_do_not(
+    compose: Compose, teachers: dict[str, Path], tiny_bert_folder: Path, method: str, message: str
+) -> None:
+    run = compose(*overrides(teachers["qwen3"], tiny_bert_folder, method), "mapping=skip")
+    with pytest.raises(UserError, match=message) as error:
+        resolve(run.stages, "student", "fp32")
+    assert str(error.value).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["teacher.fine_tuned=false"], "a qwen3 is not a bidirectional text encoder\n.*teacher.fine_tuned=true"),
+        (["teacher.optim.epochs=1"], "a qwen3 cannot be trained"),
+        (["student.init.source=pretrained"], "a qwen3 is not a bidirectional text encoder"),
+        (["student.init.source=stage:teacher"], "so no other model starts from it"),
+    ],
+)
+def test_such_a_model_is_not_trained(
+    compose: Compose, teachers: dict[str, Path], tiny_bert_folder: Path, values: list[str], message: str
+) -> None:
+    run = compose(*overrides(teachers["qwen3"], tiny_bert_folder), *values)
+    with pytest.raises(UserError, match=message):
+        resolve(run.stages, "student", "fp32")
+
+
+def test_the_command_trains_from_such_a_teacher(
+    tmp_path: Path, teachers: dict[str, Path], tiny_bert_folder: Path, tiny_task_folder: Path
+) -> None:
+    command = f"task=custom task.dataset={tiny_task_folder} task.columns=[sentence1,sentence2] task.max_length=48"
+    command += " teacher=base student.num_layers=2 runtime.device=cpu loss.eta=1"
+    ended = distill_run(tmp_path, *command.split(), *overrides(teachers["t5"], tiny_bert_folder))
+    assert ended.code == 0, ended.err
+    assert "accuracy" in ended.out
