@@ -16,7 +16,7 @@ READY = $(VENV)/.ready
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all matrix lint format type check docs readme-picture bench bench-grid bench-gpu gpu-campaign faults clean
+.PHONY: help setup demo test test-all matrix lint format type check docs readme-picture bench bench-grid bench-gpu gpu-campaign faults dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -74,6 +74,10 @@ gpu-campaign: $(READY) ## tell what only a GPU can tell, in eight minutes (ARGS=
 faults: export FAULTS = long
 faults: $(READY) ## test kills, flipped bits, full disks, hub failures and wrong inputs (half an hour)
 	$(PYTEST) tests/faults $(ARGS)
+
+dist: $(READY) ## build the wheel and the source distribution in dist/, for an index or the Dockerfile
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
 
 clean: ## remove caches and build products, but not the environment and outputs/
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -52,6 +52,8 @@ REFUSED = {
     "wandb": "needs an account or a terminal; tests/test_wandb.py runs its agent",
     "cd": "enters a folder of the reader",
     "docker": "needs its daemon",
+    "kubectl": "needs a cluster; tests/test_containers.py plans the commands of the manifest",
+    "sky": "needs a cloud; tests/test_containers.py plans the commands of the manifest",
     "curl": "asks a server; tests/test_frontier.py asks one",
     "ray": "starts a cluster; tests/test_ray.py starts one",
 }

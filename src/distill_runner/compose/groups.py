@@ -94,6 +94,7 @@ class _Sweep(_Group):
     retry_failed: bool = False
     wait: bool = True
     halving: int | None = Field(None, ge=2)
+    shard: str | None = None
 
 
 class Frontier(Schema):

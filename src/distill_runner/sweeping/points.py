@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
-from distill_runner.common.errors import UserError, causes, first_line
+from distill_runner.common.errors import UserError, causes, first_line, quantity
 from distill_runner.common.hub import HubError
 from distill_runner.common.process import manual_garbage_collection
 from distill_runner.common.schema import Schema
@@ -61,17 +61,43 @@ class SweepConfig(Schema):
         wait: false queues the points with Slurm and returns at once; the same command later reports their status.
         halving: n, for successive halving: of the settings in each cell of the table, the best 1/n continue after
             1/n^2 and again after 1/n of the epochs, by the mean over their seeds. None trains all points to the end.
+        shard: i/n, for the points i, i + n, i + 2n, ... only, counted from 0, so that n commands share a sweep. None
+            trains all points.
     """
 
     where: list[str] = Field(default_factory=list)
     retry_failed: bool = False
     wait: bool = True
     halving: int | None = Field(None, ge=2)
+    shard: str | None = None
 
     def model_post_init(self, _context: object) -> None:
         if self.halving and not self.wait:
             problem = "compares scores during the sweep, but sweep.wait=false does not wait for them"
             raise UserError("sweep.halving", self.halving, problem, "Leave out one of the two.")
+        if self.shard is None:
+            return
+        if self.halving:
+            problem = "compares the scores of all points, but sweep.shard trains a part of them"
+            raise UserError("sweep.halving", self.halving, problem, "Leave out one of the two.")
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.shard, re.ASCII)
+        if not match or int(match[1]) >= int(match[2]):
+            problem = "must be i/n, with i from 0 to n - 1"
+            raise UserError("sweep.shard", self.shard, problem, "For the first of four parts: sweep.shard=0/4")
+
+    def shard_of(self, grid: "Grid") -> "Grid":
+        """Return the part of ``grid`` that ``shard`` names; all of it without ``shard``.
+
+        Raises:
+            UserError: there are more parts than points.
+        """
+        if self.shard is None:
+            return grid
+        index, count = map(int, self.shard.split("/"))
+        if count > len(grid.points):
+            problem = f"the sweep has only {quantity(len(grid.points), 'point')}"
+            raise UserError("sweep.shard", self.shard, problem, f"Take at most {len(grid.points)} parts.")
+        return Grid(grid.point, grid.points[index::count])
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,10 @@ class GridSweeper(BasicSweeper):
             if not settings.wait:
                 problem = "queues the points, but a frontier waits for them"
                 raise UserError("sweep.wait", False, problem, "Leave it out.")
+            if settings.shard:
+                problem = "trains a part of the points, but a frontier compares all of them"
+                raise UserError("sweep.shard", settings.shard, problem, "Leave it out.")
+        grid = settings.shard_of(grid)
         if self.config.plan:
             show_plan(grid, self._num_workers("n_jobs", "array_parallelism"), settings.retry_failed)
             return
