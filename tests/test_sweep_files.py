@@ -119,6 +119,21 @@ def test_a_source_that_only_some_points_need_refuses_no_grid(
     assert (keys[0], keys[-2]) == ("task.dataset", "teacher.source")
 
 
+def test_points_share_what_no_value_of_theirs_changes(deep_bert_folder: Path) -> None:
+    """The same objects, so that nothing is computed twice; what a value changes is each point's own."""
+    fixed = ["task=demo_sentences", "teacher=base", f"teacher.source={deep_bert_folder}", "method=rkd"]
+    stages = [
+        point.stage
+        for point in grid_of(fixed, "teacher.seed=choice(1,2)", "loss.eta=choice(0.2,0.3)", "seed=choice(1,2)").points
+    ]
+    shared = [stage for stage in stages if stage]
+    assert len({id(stage.teacher) for stage in shared}) == 2
+    assert len({id(stage.shape) for stage in shared}) == 2  # of the layers of each teacher
+    assert len({id(stage.config.task) for stage in shared}) == 2  # that of the first student, and the teacher's
+    assert len({id(stage.config.method) for stage in shared}) == 2
+    assert len({stage.key for stage in stages if stage}) == 8
+
+
 def assert_composed(point: GridPoint) -> None:
     """Check that ``point`` is what its overrides give if Hydra composes them and nothing is known of other points."""
     with initialize_config_dir(str(config_folder()), version_base="1.3"):

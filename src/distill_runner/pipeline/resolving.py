@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from distill_runner.common.errors import UserError, error_context, format_list, quantity, suggestion
+from distill_runner.common.shared import Shared
 from distill_runner.datasets.corpora.pretraining import SPECIAL_TOKENS
-from distill_runner.methods.config import MethodConfig
+from distill_runner.methods.config import MethodConfig, MethodDescription
+from distill_runner.methods.outputs import Classes
 from distill_runner.methods.schedules import CheckpointSchedule
 from distill_runner.models.build import num_outputs
 from distill_runner.models.config import ModelConfig
@@ -18,19 +20,41 @@ from distill_runner.models.sources import ModelSource, read_shape, resolve_sourc
 from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.stages import CORPUS, STAGE, Stage, Tokenizer
+from distill_runner.tasks import Task
+from distill_runner.training.config import Optim
 
 
-def resolve(stages: Mapping[str, StageConfig], name: str, precision: str) -> Stage:
+def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, shared: Shared | None = None) -> Stage:
     """Return the stage ``name`` with the upstream stages that it needs.
 
+    Args:
+        shared: what is known of the parts of other runs' stages, such as the shapes of their models.
     Raises:
         UserError: a stage does not exist or needs itself, or models, data and methods do not fit each other.
     """
-    resolver = _Resolver(stages, precision)
+    resolver = _Resolver(stages, precision, shared or Shared())
     stage = resolver.resolve(name, "stage", name, ())
     for upstream in resolver.stages.values():
         _require_positions(upstream)
     return stage
+
+
+@dataclass
+class _Resolution:
+    """A stage, and the configurations by name of all stages that it needs, itself included."""
+
+    stage: Stage
+    configs: Mapping[str, StageConfig]
+
+    def fits(self, name: str, configs: Mapping[str, StageConfig], precision: str) -> bool:
+        """Return whether the stage is that of another run with these configurations."""
+        is_same = all(configs.get(part) is config for part, config in self.configs.items())
+        return is_same and (self.stage.name, self.stage.precision) == (name, precision)
+
+
+def _resolutions(_config: StageConfig) -> list[_Resolution]:
+    """Return a new list, for the stages with this configuration; they differ in what they need."""
+    return []
 
 
 @dataclass
@@ -39,6 +63,7 @@ class _Resolver:
 
     configs: Mapping[str, StageConfig]
     precision: str
+    shared: Shared
     stages: dict[str, Stage] = field(default_factory=dict)
 
     def resolve(self, name: str, key: str, value: str, heirs: tuple[str, ...]) -> Stage:
@@ -49,15 +74,24 @@ class _Resolver:
         if name in heirs:
             raise UserError("stages", " -> ".join([*heirs, name]), "a stage depends on itself")
         if name not in self.stages:
-            config = self.configs[name]
-            if config.task is not None:
-                config = config.model_copy(update={"task": config.task.resolved()})
-            if config.prediction_source is not None:
-                self.stages[name] = self._predictions(name, config)
-            else:
-                with error_context(f"stages.{name}"):
-                    self.stages[name] = self._model(name, config, heirs)
+            earlier = self.shared(_resolutions, self.configs[name])
+            stage = next((other.stage for other in earlier if other.fits(name, self.configs, self.precision)), None)
+            if stage is None:
+                stage = self._resolve(name, heirs)
+                needs = {part.name for part in (stage, *stage.all_upstream)}
+                configs = {part: config for part, config in self.configs.items() if part in needs}
+                earlier.append(_Resolution(stage, configs))
+            self.stages |= {part.name: part for part in (*stage.all_upstream, stage)}
         return self.stages[name]
+
+    def _resolve(self, name: str, heirs: tuple[str, ...]) -> Stage:
+        config = self.configs[name]
+        if config.task is not None:
+            config = config.model_copy(update={"task": self.shared(type(config.task).resolved, config.task)})
+        if config.prediction_source is not None:
+            return self._predictions(name, config)
+        with error_context(f"stages.{name}"):
+            return self._model(name, config, heirs)
 
     def _predictions(self, name: str, config: StageConfig) -> Stage:
         """Return a stage of predictions. The members of an ensemble are the stage itself with different sources."""
@@ -77,7 +111,8 @@ class _Resolver:
         for number, source in enumerate(predictions.sources, start=1):
             model = config.model.model_copy(update={"source": source})
             member = config.model_copy(update={"model": model, "prediction_source": None})
-            members.append(resolve({**self.configs, f"{name}{number}": member}, f"{name}{number}", self.precision))
+            configs = {**self.configs, f"{name}{number}": member}
+            members.append(resolve(configs, f"{name}{number}", self.precision, self.shared))
         return Stage(name, config, members[0].shape, self.precision, members=tuple(members))
 
     def _model(self, name: str, config: StageConfig, heirs: tuple[str, ...]) -> Stage:
@@ -91,25 +126,32 @@ class _Resolver:
             model_source = resolve_source(model.source)
         tokenizer = _tokenizer(config, source, model_source)
         if model.source is None and tokenizer is not None:
-            config = config.model_copy(update={"model": _with_padding(model, tokenizer)})
-        shape = _shape(config, source, model_source)
+            config = config.model_copy(update={"model": self.shared(_with_padding, model, tokenizer)})
+        shape = self.shared(_shape, config.model, config.task, config.optim, source, model_source)
         _require_tokenizer(config, tokenizer)
         if model.source is not None and isinstance(tokenizer, ModelSource):
-            shape = _with_embeddings(config.model, shape, tokenizer)
+            shape = self.shared(_with_embeddings, config.model, shape, tokenizer)
         stage = Stage(name, config, shape, self.precision, tokenizer, source, model_source)
         _require_labels(stage)
         if config.optim.epochs != 0 and not config.method.terms:
             raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
         if not config.method.reads_teacher:
-            stage = replace(stage, description=config.method.describe(shape, None, stage.outputs))
+            stage = replace(stage, description=self.shared(_description, config.method, shape, None, config.task))
         elif config.teacher is None:
             raise UserError("teacher", None, "this method needs a teacher, but the stage has none")
         else:
-            stage = _with_teacher(stage, self.resolve(config.teacher, ".teacher", config.teacher, (*heirs, name)))
+            teacher = self.resolve(config.teacher, ".teacher", config.teacher, (*heirs, name))
+            stage = _with_teacher(stage, teacher, self.shared)
         return stage
 
 
-def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
+def _description(
+    method: MethodConfig, shape: EncoderShape, teacher: EncoderShape | None, task: Task | None
+) -> MethodDescription:
+    return method.describe(shape, teacher, task.outputs if task else Classes())
+
+
+def _with_teacher(stage: Stage, teacher: Stage, shared: Shared) -> Stage:
     """Return the stage with its teacher.
 
     Raises:
@@ -119,7 +161,8 @@ def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
     if teacher.config.prediction_source is not None:
         stage = _with_predictions(stage, teacher)
     else:
-        stage = replace(stage, description=config.method.describe(stage.shape, teacher.shape, stage.outputs))
+        description = shared(_description, config.method, stage.shape, teacher.shape, config.task)
+        stage = replace(stage, description=description)
     assert stage.description is not None
     if config.optim.epochs:
         stage.description.check_epochs(config.optim.epochs)
@@ -226,52 +269,52 @@ def _require_labels(stage: Stage) -> None:
         raise UserError(".method", None, f"needs {', '.join(missing)}, which the task's examples do not have")
 
 
-def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource | None) -> EncoderShape:
-    if config.model.head == "keep" and config.model.num_layers is not None:
+def _shape(
+    model: ModelConfig, task: Task | None, optim: Optim, source: Stage | None, model_source: ModelSource | None
+) -> EncoderShape:
+    if model.head == "keep" and model.num_layers is not None:
         problem = "a model that keeps its head must keep all its layers"
-        raise UserError(".model.num_layers", config.model.num_layers, problem, "Leave it out, or take head=new.")
+        raise UserError(".model.num_layers", model.num_layers, problem, "Leave it out, or take head=new.")
     if source is None:
-        shape = read_shape(config.model, model_source)
-        if config.model.zero_shot is not None and model_source is not None:
-            shape = _zero_shot_shape(config, shape, model_source)
-        if shape.gives_logits_only and config.optim.epochs != 0:
+        shape = read_shape(model, model_source)
+        if model.zero_shot is not None and model_source is not None:
+            shape = _zero_shot_shape(model, task, shape, model_source)
+        if shape.gives_logits_only and optim.epochs != 0:
             problem = f"a {shape.model_type} cannot be trained: only its logits are read, with the head that it has"
-            raise UserError(
-                ".optim.epochs", config.optim.epochs, problem, "Leave it out, or take BERT or a similar encoder."
-            )
+            raise UserError(".optim.epochs", optim.epochs, problem, "Leave it out, or take BERT or a similar encoder.")
     elif source.shape.gives_logits_only:
         problem = f"a {source.shape.model_type} is not a bidirectional text encoder, so no other model starts from it"
-        raise UserError(".model.source", config.model.source, problem, "Take another student: student=ettin_32m.")
+        raise UserError(".model.source", model.source, problem, "Take another student: student=ettin_32m.")
     else:
-        num_layers = config.model.num_layers or source.shape.num_layers
-        if config.model.copies_layers and num_layers > source.shape.num_layers:
+        num_layers = model.num_layers or source.shape.num_layers
+        if model.copies_layers and num_layers > source.shape.num_layers:
             problem = f"the source has only {quantity(source.shape.num_layers, 'layer')}"
             raise UserError(".model.num_layers", num_layers, problem)
         shape = replace(source.shape, num_layers=num_layers)
-    if config.task is not None:
-        config.task.check(shape)
+    if task is not None:
+        task.check(shape)
     elif shape.reads_images:
         problem = f"a model of type {shape.model_type} is an image network, but this stage reads the text of a corpus"
         raise UserError(".model", None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
-    if config.task is None:
+    if task is None:
         return shape
-    if source is not None and config.task.head.vectors is not None:  # the stage's folder is not built yet
+    if source is not None and task.head.vectors is not None:  # the stage's folder is not built yet
         own = source.config.task is not None and source.config.task.head.vectors is not None
         return replace(shape, num_labels=source.shape.num_labels if own else shape.width)
-    return replace(shape, num_labels=num_outputs(config.model, config.task.head, shape, model_source))
+    return replace(shape, num_labels=num_outputs(model, task.head, shape, model_source))
 
 
-def _zero_shot_shape(config: StageConfig, shape: EncoderShape, source: ModelSource) -> EncoderShape:
+def _zero_shot_shape(model: ModelConfig, task: Task | None, shape: EncoderShape, source: ModelSource) -> EncoderShape:
     """Return the shape of a zero-shot classifier: a text leaves positions for the longest hypothesis.
 
     Raises:
         UserError: the model or the task does not suit it.
     """
-    if config.task is None:
+    if task is None:
         raise UserError("teacher.zero_shot", None, "needs a task with classes, but the stage has a corpus")
-    assert config.model.zero_shot is not None
-    num_texts, labels = len(config.task.columns), config.model.labels
-    hypotheses = Hypotheses.of_task(config.model.zero_shot, config.task.head, labels, source, num_texts)
+    assert model.zero_shot is not None
+    num_texts, labels = len(task.columns), model.labels
+    hypotheses = Hypotheses.of_task(model.zero_shot, task.head, labels, source, num_texts)
     return replace(
         shape, model_type=f"zero-shot {shape.model_type}", max_length=shape.max_length - hypotheses.max_tokens
     )

@@ -24,6 +24,7 @@ from distill_runner.common.errors import UserError, causes, first_line, quantity
 from distill_runner.common.hub import HubError
 from distill_runner.common.process import manual_garbage_collection
 from distill_runner.common.schema import Schema
+from distill_runner.common.shared import Shared
 from distill_runner.compose.explain import user_facing_error
 from distill_runner.compose.hydra_private import apply_overrides, cache_files, combinations
 from distill_runner.compose.parts import resolved_parts
@@ -322,7 +323,7 @@ def expand(
     grid_overrides = [overrides for part in parts for overrides in combinations(parser.parse_overrides(part))]
     constant = set(grid_overrides[0]).intersection(*grid_overrides) if grid_overrides else set()
     compose = Composer(master, loader, parser, constant)
-    grid, first = Grid(lambda overrides: _point(overrides, compose(overrides))), dict[str, GridPoint]()
+    grid, first = Grid(lambda overrides: _point(overrides, compose(overrides), Shared())), dict[str, GridPoint]()
     distinct = list(dict.fromkeys(map(tuple, grid_overrides)))  # a repeated value counts once
 
     def is_dropped(composed: Composed) -> bool:
@@ -330,12 +331,13 @@ def expand(
 
     if refusal := _common_refusal(distinct, compose, is_dropped):
         raise refusal
+    shared = Shared()
     for overrides in _with_progress(distinct):
         composed = compose(overrides)
         if is_dropped(composed):
             grid.dropped.append(overrides)
             continue
-        point = _point(overrides, composed)
+        point = _point(overrides, composed, shared)
         if point.key in first:
             grid.merged.append((point, first[point.key]))
         else:
@@ -361,7 +363,7 @@ def _common_refusal(
         composed = compose(overrides)
         if is_dropped(composed):
             continue
-        error = _point(overrides, composed).error
+        error = _point(overrides, composed, Shared()).error
         if not isinstance(error, UserError) or not any(isinstance(cause, HubError) for cause in causes(error)):
             return None
         if refusal and (error.key, error.value) != (refusal.key, refusal.value):
@@ -388,15 +390,15 @@ def _with_progress(combinations: Sequence[tuple[str, ...]]) -> Iterator[tuple[st
                 collect()
 
 
-def _point(overrides: Sequence[str], composed: Composed) -> GridPoint:
+def _point(overrides: Sequence[str], composed: Composed, shared: Shared) -> GridPoint:
     folder, names = composed.folder, None
     try:
         if composed.resolved is None:
             run = typed_run(composed.config, composed.overrides)
         else:
-            run = typed_parts(composed.resolved, composed.overrides)
+            run = typed_parts(composed.resolved, composed.overrides, shared)
         names = describe_run(run)
-        stage = resolve(run.stages, run.stage, run.runtime.precision)
+        stage = resolve(run.stages, run.stage, run.runtime.precision, shared)
         key = stage.key  # reads the data, which may be missing
         return GridPoint(tuple(overrides), folder, key, names, run, stage)
     except (UserError, OmegaConfBaseException) as error:
