@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from distill_runner.pipeline import code_version as module
-from distill_runner.pipeline.code_version import changed_modules, module_hashes, record, source_hash, total_hash
+from distill_runner.pipeline.code_version import (
+    changed_modules,
+    module_hashes,
+    record,
+    recorded_or_parsed,
+    seal,
+    source_hash,
+    total_hash,
+)
 from distill_runner.pipeline.store import Store, key_of
 
 
@@ -19,6 +27,26 @@ def test_the_recorded_code_is_the_current_code() -> None:
         f"{modules} changed since the code was recorded. If it computes the same: {command} --same; if not: --next"
     )
     assert record()["sha256"] == total_hash(module_hashes()), message
+
+
+def test_modules_are_parsed_unless_their_bytes_were_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that two branches have merged may hold the hash of one and the seal of the other."""
+    for package in module.PACKAGES:
+        (tmp_path / package).mkdir()
+    monkeypatch.setattr(module, "MODULES", ())
+    one, other = tmp_path / "methods" / "one.py", tmp_path / "models" / "other.py"
+    one.write_text("x = 1\n")
+    other.write_text("y = 1\n")
+    hashes = module_hashes(tmp_path)
+    seals = {path: seal((tmp_path / path).read_bytes(), own) for path, own in hashes.items()}
+    one.write_text("x = 1  # one\n")
+    parsed = list[str]()
+    monkeypatch.setattr(module, "source_hash", lambda source: parsed.append(source) or source_hash(source))
+    assert recorded_or_parsed({"modules": hashes, "seals": seals}, tmp_path) == hashes
+    assert parsed == ["x = 1  # one\n"]
+    for recorded in ({"modules": hashes}, {"modules": {**hashes, "models/other.py": "0"}, "seals": seals}):
+        assert recorded_or_parsed(recorded, tmp_path) == hashes
+    assert parsed[1:] == ["x = 1  # one\n", "y = 1\n"] * 2
 
 
 def test_words_and_formatting_do_not_count() -> None:
@@ -65,15 +93,15 @@ def test_every_change_of_an_expression_counts(edit: str) -> None:
 def test_edited_code_has_its_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two checkouts on one store would take each other's artifacts; an edited loss must not tokenize again."""
     recorded = record()["modules"]
-    monkeypatch.setattr(module, "_loaded_hashes", lambda: recorded)
+    monkeypatch.setattr(module, "loaded_hashes", lambda: recorded)
     module.code_version.cache_clear()
     assert module.code_version() == record()["version"]
-    monkeypatch.setattr(module, "_loaded_hashes", lambda: {**recorded, "methods/predictions.py": "other"})
+    monkeypatch.setattr(module, "loaded_hashes", lambda: {**recorded, "methods/predictions.py": "other"})
     module.code_version.cache_clear()
     assert isinstance(module.code_version(), str)
     assert module.code_version(module.DATA_CODE) == record()["version"]
     assert changed_modules(recorded) == ["methods/predictions.py"]
-    monkeypatch.setattr(module, "_loaded_hashes", lambda: {**recorded, "pipeline/inputs.py": "other"})
+    monkeypatch.setattr(module, "loaded_hashes", lambda: {**recorded, "pipeline/inputs.py": "other"})
     module.code_version.cache_clear()
     assert isinstance(module.code_version(module.DATA_CODE), str), "it writes the stored splits"
     module.code_version.cache_clear()
@@ -83,7 +111,7 @@ def test_two_versions_of_the_source_on_one_store(tmp_path: Path, monkeypatch: py
     """A colleague with another checkout: each builds its own artifacts beside the other's, and neither is damaged."""
     store, recorded, keys = Store(tmp_path), record()["modules"], []
     for edited in ({}, {"training/train.py": "other"}, {"common/seeds.py": "other"}, {}):
-        monkeypatch.setattr(module, "_loaded_hashes", lambda edited=edited: {**recorded, **edited})
+        monkeypatch.setattr(module, "loaded_hashes", lambda edited=edited: {**recorded, **edited})
         module.code_version.cache_clear()
         spec = {"kind": "stage", "code": module.code_version(), "seed": 1}
         built: list[str] = []

@@ -2,7 +2,7 @@
 
 ``code_version.json`` records a number and the hash of the code that it stands for. As long as the code has this hash,
 keys hold the number; edited code puts its own hash into them, so that artifacts of other code are not taken for its
-own. Comments, docstrings and formatting do not count.
+own. Comments, docstrings and formatting do not count. Only modules whose bytes differ from the record are parsed.
 
     python -m distill_runner.pipeline.code_version --same   # record the code again: it computes the same
     python -m distill_runner.pipeline.code_version --next   # record it under the next number: artifacts are rebuilt
@@ -37,12 +37,35 @@ RECORD = Path(__file__).with_name("code_version.json")
 
 def module_hashes(root: Path = ROOT) -> dict[str, str]:
     """Return the hash of each module that computes, by its path below ``root``."""
+    return {path: source_hash(file.read_text(encoding="utf-8")) for path, file in _modules(root).items()}
+
+
+def _modules(root: Path) -> dict[str, Path]:
     files = [file for package in PACKAGES for file in (root / package).rglob("*.py")]
     files = sorted([*files, *(root / module for module in MODULES)])
     paths = {file.relative_to(root).as_posix(): file for file in files}
-    return {
-        path: source_hash(file.read_text(encoding="utf-8")) for path, file in paths.items() if path not in UNCOUNTED
-    }
+    return {path: file for path, file in paths.items() if path not in UNCOUNTED}
+
+
+def recorded_or_parsed(recorded: Mapping[str, Any], root: Path = ROOT) -> dict[str, str]:
+    """Return the ``module_hashes``, without parsing the modules whose bytes are those that were recorded.
+
+    To parse all modules takes as long as to import them. A seal holds for one content and one hash only.
+
+    Args:
+        recorded: content of ``RECORD``.
+    """
+    hashes, seals, modules = dict[str, str](), recorded.get("seals", {}), recorded["modules"]
+    for path, file in _modules(root).items():
+        content = file.read_bytes()
+        is_recorded = path in modules and seals.get(path) == seal(content, modules[path])
+        hashes[path] = modules[path] if is_recorded else source_hash(content.decode("utf-8"))
+    return hashes
+
+
+def seal(content: bytes, module_hash: str) -> str:
+    """Return a hash of a module's bytes together with its ``source_hash``."""
+    return hashlib.sha256(module_hash.encode() + content).hexdigest()[:16]
 
 
 def source_hash(source: str) -> str:
@@ -99,18 +122,19 @@ def code_version(parts: tuple[str, ...] | None = None) -> int | str:
     def selected(hashes: Mapping[str, str]) -> dict[str, str]:
         return {path: own for path, own in hashes.items() if not parts or {path, path.partition("/")[0]} & {*parts}}
 
-    recorded, current = record(), selected(_loaded_hashes())
+    recorded, current = record(), selected(loaded_hashes())
     return int(recorded["version"]) if current == selected(recorded["modules"]) else total_hash(current)[:16]
 
 
 @cache
-def _loaded_hashes() -> dict[str, str]:
-    return module_hashes()
+def loaded_hashes() -> dict[str, str]:
+    """Return the ``module_hashes`` of the code that this process runs: those when they were first read."""
+    return recorded_or_parsed(record())
 
 
 def changed_modules(hashes: Mapping[str, str]) -> list[str]:
     """Return the modules whose code differs from that with these hashes."""
-    current = _loaded_hashes()
+    current = loaded_hashes()
     return sorted(name for name in {*current, *hashes} if current.get(name) != hashes.get(name))
 
 
@@ -122,7 +146,8 @@ def main() -> None:
     choice.add_argument("--next", action="store_true", help="it computes something else: artifacts are built again")
     version = (record()["version"] if RECORD.exists() else 0) + int(parser.parse_args().next)
     hashes = module_hashes()
-    content = {"version": version, "sha256": total_hash(hashes), "modules": hashes}
+    seals = {path: seal(file.read_bytes(), hashes[path]) for path, file in _modules(ROOT).items()}
+    content = {"version": version, "sha256": total_hash(hashes), "modules": hashes, "seals": seals}
     RECORD.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"recorded version {version}")
 
