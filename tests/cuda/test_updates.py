@@ -32,9 +32,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Counter[str]
     seen: list[tuple[Counter[str], int]] = []
     step = Training.step
 
-    def counted(training: Training, update: Any) -> None:
+    def counted(training: Training, *arguments: Any) -> None:
         COUNTS.reset()
-        step(training, update)
+        step(training, *arguments)
         seen.append((COUNTS.waits.copy(), COUNTS.launches.total() + COUNTS.copies.total()))
 
     with monkeypatch.context() as patch:
