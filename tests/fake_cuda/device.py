@@ -1,9 +1,9 @@
 """Tensors of the fake device, and the operations on them."""
 
+import pkgutil
 import threading
 import traceback
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from transformers import PreTrainedModel
 
 from fake_cuda import COUNTS, flash
+from fake_cuda.functions import FUNCTIONS
 
 DEVICE = torch.device("cuda:0")
-CAPABILITY = [9, 0]
 _NO_KERNEL = frozenset(
     [
         "view",
@@ -214,7 +215,8 @@ _PINNED: dict[int, Tensor] = {}
 """By address; kept, so that no other tensor comes to lie there."""
 
 
-def _pin(tensor: Tensor, *_device: Any) -> Tensor:
+def _pin(tensor: Tensor, device: Any = "cuda") -> Tensor:
+    """A copy that counts as pinned; copies to the GPU of other memory make the host wait."""
     return _kept(tensor.clone())
 
 
@@ -267,6 +269,7 @@ def on_cpu(state: Any) -> Any:
 
 def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
     def loaded(file: Any, map_location: Any = None, **options: Any) -> Any:
+        """On the CPU, then moved to `map_location`."""
         found = load(file, map_location="cpu", **options)
         if map_location is None or torch.device(map_location).type == "cpu":
             return found
@@ -277,7 +280,7 @@ def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
 
 def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
     def saved(model: Any, folder: Any, **options: Any) -> Any:
-        """Files know tensors by their addresses, of which those of the fake device have none."""
+        """From copies on the CPU: files know tensors by their addresses, which the fake device lacks."""
         return save(model, folder, state_dict=on_cpu(model.state_dict()), **options)
 
     return saved
@@ -287,91 +290,42 @@ def _in_modes(run: Callable[[threading.Thread], None]) -> Callable[[threading.Th
     """A mode is of the thread that has entered it."""
 
     def ran(thread: threading.Thread) -> None:
+        """In the modes that intercept operations, which torch keeps by thread."""
         with _Factories(), _Functions():
             run(thread)
 
     return ran
 
 
-def _index(device: Any, optional: bool = False) -> int:
-    """The index of a device by torch's own rule: some functions take the current GPU, others want a number.
-
-    Raises:
-        ValueError: a device without an index where one is needed, or another type of device.
-        RuntimeError: there is no such GPU.
-    """
-    if isinstance(device, str):
-        device = torch.device(device)
-    if isinstance(device, torch.device) and device.type != "cuda":
-        raise ValueError(f"Expected a cuda device, but got: {device}")
-    if isinstance(device, int):
-        index = device
-    elif device is not None and device.index is not None:
-        index = device.index
-    elif optional:
-        index = 0
-    else:
-        raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
-    if index >= torch.cuda.device_count():
-        raise RuntimeError("CUDA error: invalid device ordinal")
-    return index
+def _no_grad(mode: bool = True) -> Any:
+    """As `torch.no_grad`: there are no views of tensors of the fake device in inference mode."""
+    return torch.no_grad()
 
 
-class _Generators:
-    """The states of CUDA's generators, 16 bytes on the CPU, of each GPU for itself."""
-
-    def __init__(self) -> None:
-        self.states = dict[int, Tensor]()
-
-    def state(self, device: Any = "cuda") -> Tensor:
-        return self.states.setdefault(_index(device, optional=True), torch.zeros(16, dtype=torch.uint8)).clone()
-
-    def set_state(self, state: Tensor, device: Any = "cuda") -> None:
-        index = _index(device, optional=True)
-        if isinstance(state, OnGpu) or state.dtype != torch.uint8:
-            raise TypeError("RNG state must be a torch.ByteTensor")
-        if state.numel() != 16:
-            raise RuntimeError("RNG state is wrong size")
-        self.states[index] = state.clone()
-
-    def set_all(self, states: Any) -> None:
-        for index, state in enumerate(states):
-            self.set_state(state, index)
-
-    def seed(self, seed: int) -> None:
-        for index in range(torch.cuda.device_count()):
-            self.states[index] = torch.tensor([int(seed) % 2**63, 0]).view(torch.uint8)
+REPLACED: Mapping[str, Any] = {
+    **FUNCTIONS,
+    "torch.inference_mode": _no_grad,
+    "torch.Tensor.pin_memory": _pin,
+    "torch.load": _loading(torch.load),
+    "transformers.PreTrainedModel.save_pretrained": _saving(PreTrainedModel.save_pretrained),
+    "threading.Thread.run": _in_modes(threading.Thread.run),
+}
+"""What takes the place of a function, by the function's name."""
+INTERCEPTED: Mapping[str, Any] = {
+    "torch.nn.functional.scaled_dot_product_attention": _Attention,
+    "aten::_flash_attention_forward": flash.forward,
+    "aten::_flash_attention_backward": flash.backward,
+}
+"""What computes an operation with tensors of the fake device; all others are computed by the CPU's own kernels."""
 
 
 def install() -> None:
-    from transformers import PreTrainedModel
-
-    cuda: Any = torch.cuda
-    tensor: Any = Tensor
+    """Replace the functions, and intercept operations on tensors of ``cuda:0``."""
     patched: Any = torch
     torch._C._set_only_lift_cpu_tensors(True)
-    cuda.amp.common.amp_definitely_not_available = lambda: False
-    cuda._lazy_init = lambda: None
-    cuda.is_available = cuda.is_bf16_supported = lambda *_: True
-    cuda.device_count = lambda: 1
-    cuda.get_device_capability = lambda device=None: (_index(device, optional=True), tuple(CAPABILITY))[1]
-    cuda.get_arch_list = lambda: []
-    cuda.get_device_properties = lambda device=None: SimpleNamespace(uuid=f"fake-{_index(device, optional=True)}")
-    cuda.get_device_name = lambda device=None: (_index(device, optional=True), "fake GPU")[1]
-    states = _Generators()
-    cuda.get_rng_state, cuda.set_rng_state = states.state, states.set_state
-    cuda.get_rng_state_all = lambda: [states.state(index) for index in range(cuda.device_count())]
-    cuda.set_rng_state_all = states.set_all
-    cuda.manual_seed = cuda.manual_seed_all = states.seed
-    cuda.synchronize = lambda device=None: _index(device, optional=True) and None
-    cuda.current_device = lambda: 0
-    cuda.set_device = lambda device: _index(device) and None
-    patched.inference_mode = lambda *_: torch.no_grad()  # there are no views of such tensors
-    tensor.pin_memory = _pin
-    patched.load = _loading(torch.load)
-    PreTrainedModel.save_pretrained = _saving(PreTrainedModel.save_pretrained)  # type: ignore[method-assign]
+    for name, function in REPLACED.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(pkgutil.resolve_name(owner), attribute, function)
     patched.utils._foreach_utils._foreach_supported_types.append(OnGpu)
-    patched_thread: Any = threading.Thread
-    patched_thread.run = _in_modes(threading.Thread.run)
     _Factories().__enter__()
     _Functions().__enter__()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def forward(*args: Any, window_size_left: int | None = None, window_size_right: int | None = None) -> tuple[Any, ...]:
-    """As strict as the kernel; the third output is the seed of the dropout."""
+    """As strict as the kernel about types, strides and the bounds of sequences; the third output is the seed."""
     q, k, v, bounds, ends, longest, too, p, causal, debug = args
     assert bounds.dtype == ends.dtype == torch.int32
     assert bounds.equal(ends)
@@ -28,6 +28,7 @@ def forward(*args: Any, window_size_left: int | None = None, window_size_right: 
 
 
 def backward(gradient: Tensor, *args: Any, window_size_left: int | None = None, **_: Any) -> tuple[Tensor, ...]:
+    """The gradients of `forward` with the same dropout and window, by the formulas."""
     q, k, v, _out, _lse, bounds, _ends, _longest, _too, p, _causal, seed, _unused = args
     parts = []
     for here, weights, kept in _weights(q, k, bounds, p, seed, window_size_left):

@@ -1,0 +1,163 @@
+"""The functions of ``torch.cuda`` that the fake device replaces, with the arguments and errors of the real ones.
+
+PYTHONPATH=tests python -m fake_cuda.functions     prints all functions that the fake device replaces
+
+``tests/test_fake_cuda.py`` compares them with torch's own functions.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.cuda._utils import _get_device_index
+
+CAPABILITY = [9, 0]
+STATE_BYTES = 16
+_STATES = dict[int, Tensor]()
+"""The state of each GPU's generator."""
+
+
+def _index(device: Any, optional: bool = False) -> int:
+    """Return the number of a GPU by torch's own rule: some functions take the current GPU, others need a number."""
+    device = torch.device(device) if isinstance(device, str) else device
+    if optional and (device is None or (isinstance(device, torch.device) and device.index is None)):
+        device = device if device is not None and device.type != "cuda" else 0
+    return _get_device_index(device)
+
+
+def _require(index: int) -> None:
+    """Raise what the driver raises if there is no such GPU."""
+    if index >= torch.cuda.device_count():
+        raise RuntimeError("CUDA error: invalid device ordinal")
+
+
+def _generator(device: Any) -> int:
+    """Return the number of the GPU whose generator torch takes from its tuple of generators."""
+    return range(torch.cuda.device_count())[_index(device, optional=True)]
+
+
+def is_available() -> bool:
+    """There is a GPU."""
+    return True
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """The GPU has bf16, as those since Ampere have."""
+    return including_emulation or CAPABILITY[0] >= 8
+
+
+def device_count() -> int:
+    """There is one GPU."""
+    return 1
+
+
+def current_device() -> int:
+    """The current GPU is 0."""
+    return 0
+
+
+def set_device(device: Any) -> None:
+    """A device without a number, of another type, or that is not there is an error; a negative number does nothing."""
+    if (index := _index(device)) >= 0:
+        _require(index)
+
+
+def synchronize(device: Any = None) -> None:
+    """A device of another type, or that is not there, is an error; the CPU has always finished."""
+    _require(_index(device, optional=True))
+
+
+def get_device_properties(device: Any = None) -> Any:
+    """A device of another type, or that is not there, is an error; the result has a UUID, a name and a capability."""
+    index = _index(device, optional=True)
+    if not 0 <= index < torch.cuda.device_count():
+        raise AssertionError("Invalid device id")
+    major, minor = CAPABILITY
+    return SimpleNamespace(uuid=f"fake-{index}", name="fake GPU", major=major, minor=minor)
+
+
+def get_device_name(device: Any = None) -> str:
+    """The name of `get_device_properties`, with its errors."""
+    return str(get_device_properties(device).name)
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """The capability of `get_device_properties`, with its errors."""
+    properties = get_device_properties(device)
+    return properties.major, properties.minor
+
+
+def get_arch_list() -> list[str]:
+    """No architectures, so that none is missing."""
+    return []
+
+
+def get_rng_state(device: Any = "cuda") -> Tensor:
+    """The state of one GPU's generator, 16 bytes on the CPU; a GPU that is not there is an error."""
+    return _STATES.setdefault(_generator(device), torch.zeros(STATE_BYTES, dtype=torch.uint8)).clone()
+
+
+def set_rng_state(new_state: Tensor, device: Any = "cuda") -> None:
+    """A state that is on a GPU, of another type than bytes, or of another size than 16, is an error."""
+    index = _generator(device)
+    if new_state.device.type != "cpu" or new_state.dtype != torch.uint8:
+        raise TypeError("RNG state must be a torch.ByteTensor")
+    if new_state.numel() != STATE_BYTES:
+        raise RuntimeError("RNG state is wrong size")
+    _STATES[index] = new_state.clone()
+
+
+def get_rng_state_all() -> list[Tensor]:
+    """The states of all GPUs, by their numbers."""
+    return [get_rng_state(index) for index in range(torch.cuda.device_count())]
+
+
+def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
+    """As `set_rng_state`, for all GPUs; more states than GPUs are an error."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)
+
+
+def manual_seed(seed: int) -> None:
+    """The generator of the current GPU starts at the seed."""
+    _STATES[torch.cuda.current_device()] = torch.tensor([int(seed) % 2**63, 0]).view(torch.uint8)
+
+
+def manual_seed_all(seed: int) -> None:
+    """The generators of all GPUs start at the seed."""
+    for index in range(torch.cuda.device_count()):
+        _STATES[index] = torch.tensor([int(seed) % 2**63, 0]).view(torch.uint8)
+
+
+def _lazy_init() -> None:
+    """Nothing: there is no driver to start."""
+
+
+def amp_definitely_not_available() -> bool:
+    """Gradient scaling is available."""
+    return False
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    f"torch.cuda.{function.__name__}": function
+    for function in (
+        *(is_available, is_bf16_supported, device_count, current_device, set_device, synchronize, get_arch_list),
+        *(get_device_properties, get_device_name, get_device_capability),
+        *(get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all, manual_seed, manual_seed_all, _lazy_init),
+    )
+} | {"torch.cuda.amp.common.amp_definitely_not_available": amp_definitely_not_available}
+"""By the name of the function that is replaced."""
+
+
+def table(functions: Mapping[str, Any]) -> str:
+    """Return a Markdown table of functions and their contracts, the first lines of their docstrings."""
+    rows = [f"| `{name}` | {(function.__doc__ or '').splitlines()[0]} |" for name, function in functions.items()]
+    return "\n".join(["| replaced | contract of the fake |", "| --- | --- |", *rows])
+
+
+if __name__ == "__main__":
+    from fake_cuda.device import INTERCEPTED, REPLACED
+
+    print(table({**REPLACED, **INTERCEPTED}))
