@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from distill_runner.api import compose
 from distill_runner.common.errors import UserError
-from distill_runner.common.process import quiet_transformers
+from distill_runner.common.library_switches import quiet_transformers
 from distill_runner.models.config import Head, ModelConfig
 from distill_runner.models.sources import resolve_source
 from distill_runner.models.weights import read_report

@@ -19,7 +19,7 @@ from benchmarks.machine import describe
 from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
 from benchmarks.tables import markdown
 from distill_runner.common.errors import UserError
-from distill_runner.common.process import quiet_transformers
+from distill_runner.common.library_switches import quiet_transformers
 
 
 def breakdown(setting: Setting, num_rows: int) -> str:

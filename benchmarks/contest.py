@@ -20,7 +20,7 @@ from scipy import stats
 from benchmarks.competitors import Competitor, competitor
 from benchmarks.machine import matmul_peak, peak_memory, student_operations, synchronize
 from benchmarks.setting import BATCH, Setting
-from distill_runner.common.process import quiet_transformers
+from distill_runner.common.library_switches import quiet_transformers
 
 FEWEST_ROUNDS = 3
 Weights = dict[str, torch.Tensor]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from distill_runner.common.process import computation_mode
+from distill_runner.common.library_switches import computation_mode
 from distill_runner.common.seeds import seed_all
 from distill_runner.datasets.image_splits import ImageSplit, augment_images
 from distill_runner.datasets.images import Augment

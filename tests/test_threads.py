@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distill_runner import running
-from distill_runner.common.process import limit_spinning
+from distill_runner.common.library_switches import limit_spinning
 from distill_runner.training.devices import available_cpus
 
 COUNT = "from distill_runner.training.devices import available_cpus; print(available_cpus())"

@@ -753,7 +753,7 @@ def test_freed_memory_comes_back_without_page_faults() -> None:
 import contextlib, resource, sys
 import torch
 import distill_runner.training.train  # the heap of a run; in that of torch alone, glibc reuses the block only sometimes
-from distill_runner.common.process import computation_mode
+from distill_runner.common.library_switches import computation_mode
 with computation_mode() if len(sys.argv) > 1 else contextlib.nullcontext():
     for _ in range(8):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -771,7 +771,7 @@ def test_denormals_are_zero_on_all_threads() -> None:
     """In a process of its own, whose threads are started after that."""
     script = """
 import torch
-from distill_runner.common.process import computation_mode
+from distill_runner.common.library_switches import computation_mode
 torch.set_num_threads(2)
 with computation_mode():
     denormals = torch.full((4_000_000,), 1 << 16, dtype=torch.int32).view(torch.float32)

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.competitors import Train
 from benchmarks.setting import BATCH, LR, WEIGHT_DECAY, Setting
-from distill_runner.common.process import computation_mode
+from distill_runner.common.library_switches import computation_mode
 from distill_runner.models.extract import extract
 from distill_runner.training import train as train_module
 from distill_runner.training.config import Optim, Precision, Runtime

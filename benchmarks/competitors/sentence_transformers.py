@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill_runner.common.process import computation_mode, quiet_transformers
+from distill_runner.common.library_switches import computation_mode, quiet_transformers
 from distill_runner.common.terminal import markdown_table
 from distill_runner.methods.config import parse_method
 from distill_runner.models.build import build

@@ -18,7 +18,7 @@ from distill_runner.commands.track import record_sent, run_settings, send, send_
 from distill_runner.common.account import AccountLine, account_entries, account_line
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.launch import Launch
-from distill_runner.common.process import computation_mode, limit_threads, quiet_transformers
+from distill_runner.common.library_switches import computation_mode, limit_threads, quiet_transformers
 from distill_runner.common.terminal import Stages, Undefined
 from distill_runner.compose.run_config import RunConfig, assumptions_of_files, paper_comparison
 from distill_runner.datasets.batches import Batch

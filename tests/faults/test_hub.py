@@ -252,10 +252,10 @@ def test_progress_starts_the_count_of_tries_again(home: Path) -> None:
 def test_a_hub_that_does_not_answer_is_not_waited_for(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``huggingface_hub`` itself lists files without a time limit."""
     from distill_runner.common import hub as repositories
-    from distill_runner.common import process
+    from distill_runner.common import library_switches
 
     commit = repositories.resolve_commit("model", "acme/tiny", None)
-    monkeypatch.setattr(process, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(library_switches, "REQUEST_SECONDS", 0.2)
     hub.faults = Faults(seconds=2)
     with pytest.raises(repositories.HubError, match="ReadTimeout"):
         repositories.download(commit, ["config.json"])

@@ -14,7 +14,7 @@ import numpy as np
 from distill_runner.analysis import comparisons
 from distill_runner.analysis.finished_run import FinishedRun
 from distill_runner.common.errors import UserError, quantity
-from distill_runner.common.process import quiet_transformers
+from distill_runner.common.library_switches import quiet_transformers
 from distill_runner.report.figures import save
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from distill_runner.common.errors import Unavailable, UserError, first_line
-from distill_runner.common.process import limit_threads, quiet_transformers
+from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.schema import LARGEST
 from distill_runner.deploy.measure import Evaluation, as_json, section, table, with_section
 from distill_runner.deploy.onnx import FOLDER, NOT_EXPORTED, PLAIN, require_onnx

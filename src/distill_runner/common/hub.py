@@ -23,7 +23,8 @@ from filelock import FileLock
 
 from distill_runner.common.errors import Unavailable, UserError, causes, root_cause
 from distill_runner.common.files import DISK_FULL, atomic_replacement, file_sha256
-from distill_runner.common.process import REQUEST_SECONDS, configure_hub_client, environment_variable
+from distill_runner.common.library_switches import REQUEST_SECONDS, configure_hub_client
+from distill_runner.common.process import environment_variable
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from distill_runner.common.errors import UnexpectedExit, UserError
-from distill_runner.common.process import quiet_launcher_warning
+from distill_runner.common.library_switches import quiet_launcher_warning
 from distill_runner.compose import folders
 from distill_runner.compose.hydra_private import parse_options
 from distill_runner.compose.renamed import current_override

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from distill_runner.common.errors import UserError, quantity
-from distill_runner.common.process import limit_threads, pinned_cpus, quiet_transformers
+from distill_runner.common.library_switches import limit_threads, quiet_transformers
+from distill_runner.common.process import pinned_cpus
 from distill_runner.compose.groups import Frontier
 from distill_runner.deploy import frontier
 from distill_runner.deploy.exported import INT8, STATIC, Exporter

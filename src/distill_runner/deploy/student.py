@@ -90,7 +90,7 @@ class Student:
         """
         import numpy as np
 
-        from distill_runner.common.process import quiet_transformers
+        from distill_runner.common.library_switches import quiet_transformers
         from distill_runner.models.build import load_model
         from distill_runner.models.sources import resolve_source
         from distill_runner.training.data import predict

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from distill_runner.common.errors import first_line
-from distill_runner.common.process import raise_recompile_limit
+from distill_runner.common.library_switches import raise_recompile_limit
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.dropout import DropoutMasks
 from distill_runner.datasets.image_splits import ImageBatch

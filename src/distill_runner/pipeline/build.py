@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from distill_runner.common.errors import UserError, error_context
-from distill_runner.common.process import quiet_transformers
+from distill_runner.common.library_switches import quiet_transformers
 from distill_runner.common.seeds import preserved_random_state, stage_seed
 from distill_runner.datasets.splits import Split
 from distill_runner.models.build import require_cuttable

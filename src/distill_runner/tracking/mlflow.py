@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from distill_runner.common.process import disable_mlflow_telemetry
+from distill_runner.common.library_switches import disable_mlflow_telemetry
 from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, columns, flatten, headline, missing_package
 
 KEY = "distill_run.key"

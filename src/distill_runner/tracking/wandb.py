@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from distill_runner.common.errors import UserError, first_line
-from distill_runner.common.process import quiet_wandb_telemetry
+from distill_runner.common.library_switches import quiet_wandb_telemetry
 from distill_runner.tracking.tracker import Tracker, TrackerConfig, Values, columns, headline, missing_package, point
 
 log = logging.getLogger(__name__)

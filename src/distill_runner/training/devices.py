@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from distill_runner.common.errors import TrainingError, UserError
+from distill_runner.common.library_switches import allow_tf32
 from distill_runner.common.locks import MachineLock
-from distill_runner.common.process import allow_tf32
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.models.extract import compile_layers
 from distill_runner.training.config import Precision

@@ -24,7 +24,8 @@ import torch.distributed as dist
 
 from distill_runner.common.errors import root_cause
 from distill_runner.common.launch import Launch
-from distill_runner.common.process import computation_mode, end_process, ignore_interrupts, limit_threads
+from distill_runner.common.library_switches import computation_mode, limit_threads
+from distill_runner.common.process import end_process, ignore_interrupts
 from distill_runner.training.processes import ProcessGroup, WorkerLost, join_group, take_part
 
 if TYPE_CHECKING:

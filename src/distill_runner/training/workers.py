@@ -11,13 +11,8 @@ import torch
 import torch.distributed as dist
 
 from distill_runner.common.errors import exit_cause
-from distill_runner.common.process import (
-    computation_mode,
-    end_with_parent,
-    ignore_interrupts,
-    limit_threads,
-    use_forkserver,
-)
+from distill_runner.common.library_switches import computation_mode, limit_threads
+from distill_runner.common.process import end_with_parent, ignore_interrupts, use_forkserver
 from distill_runner.training.launched import Job, StartedJob, launched_peers
 from distill_runner.training.processes import (
     SINGLE_PROCESS,

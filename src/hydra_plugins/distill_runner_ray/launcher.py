@@ -19,7 +19,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from distill_runner.common.errors import UserError, first_line
-from distill_runner.common.process import disable_ray_statistics, enter_job
+from distill_runner.common.library_switches import disable_ray_statistics
+from distill_runner.common.process import enter_job
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import Any
 
 from distill_runner.common.errors import quantity
-from distill_runner.common.process import allow_long_csv_fields
+from distill_runner.common.library_switches import allow_long_csv_fields
 from distill_runner.datasets.readers.table import DIGITS, EMPTY, TEXT, FileProblem, FilesTable, is_number
 from distill_runner.datasets.readers.text_files import TextFile
 

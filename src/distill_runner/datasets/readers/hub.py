@@ -17,7 +17,7 @@ import yaml
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.common.hub import HubError
-from distill_runner.common.process import offline_datasets
+from distill_runner.common.library_switches import offline_datasets
 from distill_runner.datasets.readers.dataset import Dataset, is_embedded, parse_split
 from distill_runner.datasets.readers.files import (
     file_format,

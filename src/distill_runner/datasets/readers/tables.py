@@ -19,7 +19,7 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, format_list
 from distill_runner.common.files import file_sha256, placeholder
-from distill_runner.common.process import quiet_datasets
+from distill_runner.common.library_switches import quiet_datasets
 from distill_runner.datasets import embedded
 from distill_runner.datasets.readers import hub
 from distill_runner.datasets.readers.arrow_files import ArrowTable

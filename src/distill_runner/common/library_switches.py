@@ -1,0 +1,215 @@
+"""Switches of libraries that act on the whole process: torch, transformers, datasets, the hub's client, trackers.
+
+Other modules call the functions below and never set such switches themselves, which a test checks.
+``docs/architecture.md`` lists them with their reasons. Libraries are imported inside the functions, so that ``--help``
+stays fast. ``process`` has the state of the process itself.
+"""
+
+import csv
+import ctypes
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+REQUEST_SECONDS = 10.0
+"""Time limit for a request to the hub that sets no limit itself."""
+RECOMPILE_LIMIT = 64
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Constants from glibc's malloc.h."""
+
+# Sums and threads of torch
+
+
+def make_matrix_products_reproducible() -> None:
+    """Let MKL add up each matrix product in one fixed order (``MKL_CBWR``).
+
+    With AVX-512, MKL divides long sums among its threads if matrices are small. Outputs would then depend on the number
+    of threads and on the number of texts in a batch. MKL reads the variable at its first matrix product.
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+
+def limit_spinning() -> None:
+    """Let idle threads of OpenMP sleep after some microseconds of spinning (``GOMP_SPINCOUNT``).
+
+    By default libgomp's threads spin for long while they wait, and take the CPU from the thread they wait for if other
+    processes run. On a busy machine an update then takes 2 to 3 times as long (docs/notebook.md). libgomp reads the
+    variable when torch is imported.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:  # the user's own choice
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+@contextmanager
+def computation_mode() -> Iterator[None]:
+    """Flush denormal numbers to zero within the context, and let the process keep freed memory from now on.
+
+    At the end, torch has as many threads as before.
+
+    AdamW's averages of gradients decay into denormals if a word has not occurred for some 750 updates, and stay there.
+    Some CPUs compute many times slower with denormals (docs/notebook.md). Threads started later flush them as well.
+    """
+    import torch
+
+    _keep_freed_memory()
+    threads = torch.get_num_threads()
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(threads)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc's malloc keep freed memory for the process; other C libraries stay as they are.
+
+    By default, glibc returns blocks of more than 32 MiB to the system at once, such as the gradient of a vocabulary at
+    each update. Their pages then come back one by one, filled with zeros.
+    """
+    with suppress(AttributeError, TypeError):  # raised for other C libraries and on Windows
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def limit_threads(threads: int) -> None:
+    """Set the number of CPU threads of torch. ``computation_mode`` restores the number at its end."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Let float32 matrix products and convolutions on GPUs round their factors to TF32, or forbid it.
+
+    Convolutions have a switch of their own, which torch turns on by default. Since 2.9 torch warns of these switches;
+    with the new ones, whoever reads the old ones gets an error, such as ``torch.compile``.
+    """
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*(TF32|fp32_precision)")
+        torch.set_float32_matmul_precision("high" if allowed else "highest")
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+def raise_recompile_limit() -> None:
+    """Let ``torch.compile`` make ``RECOMPILE_LIMIT`` graphs of a function: for all widths, in training and evaluation.
+
+    Beyond torch's limit of 8, a function would silently run without compilation.
+    """
+    import torch
+
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+
+
+# Readers
+
+
+def allow_long_csv_fields() -> None:
+    """Let Python's ``csv`` read values of any length, such as whole documents; its own limit is 131,072 characters."""
+    csv.field_size_limit(2**31 - 1)
+
+
+# torch
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """Silence progress bars and log lines of ``datasets`` on standard error; the callers report its errors."""
+    import datasets
+    from huggingface_hub import utils as hub
+
+    with ExitStack() as restore:
+        for library in (datasets.utils, hub):
+            if not library.are_progress_bars_disabled():
+                library.disable_progress_bars()
+                restore.callback(library.enable_progress_bars)
+        restore.callback(datasets.utils.logging.set_verbosity, datasets.utils.logging.get_verbosity())
+        datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
+        yield
+
+
+@contextmanager
+def offline_datasets() -> Iterator[None]:
+    """Keep ``datasets`` from any request to the hub within the context.
+
+    ``load_dataset`` asks the hub even for local files, to count the uses of a format, and waits for the answer.
+    """
+    import datasets
+
+    previous = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = previous
+
+
+# Models and the hub
+
+
+def quiet_transformers() -> None:
+    """Silence the progress bars of ``transformers`` and its messages below errors; this program reports instead."""
+    import transformers
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a fork would otherwise print a warning
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # the conversion may open a pull request on the hub
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def configure_hub_client() -> None:
+    """Give each request to the hub a time limit, and silence ``huggingface_hub``; ``common/hub.py`` reports instead.
+
+    The library lists the files of a repository without a time limit, so a hub that stops answering would block a run
+    forever.
+    """
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils._http import default_client_factory
+
+    def limit_time(request: Any) -> None:
+        limits = request.extensions.setdefault("timeout", {})
+        for name in ("connect", "read", "write", "pool"):
+            limits[name] = limits.get(name) or REQUEST_SECONDS
+
+    def limited_client() -> Any:
+        client = default_client_factory()
+        client.event_hooks["request"].append(limit_time)
+        return client
+
+    set_client_factory(limited_client)
+    hub_logging.set_verbosity(logging.CRITICAL)
+    for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+# Trackers and launchers
+
+
+def disable_mlflow_telemetry() -> None:
+    """Keep MLflow, which reads the variable at its import, from sending usage statistics."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+def quiet_wandb_telemetry() -> None:
+    """Silence the telemetry of W&B, which logs errors while offline."""
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+
+
+def disable_ray_statistics() -> None:
+    """Keep a Ray cluster that this process starts from sending usage statistics."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def quiet_launcher_warning() -> None:
+    """Silence Hydra's warning about a launcher's configuration that is checked by the schema of the plugin's name.
+
+    ``conf/hydra/launcher/submitit_slurm.yaml`` has the plugin's name on purpose, so that the plugin's schema checks it.
+    """
+    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
