@@ -112,6 +112,7 @@ ASSISTED = ("method=takd", "assistant.num_layers=3")
         (("method=rkd",), "task.revision=abc123", []),
         (("method=rkd",), "runtime.num_processes=2", []),
         (("method=rkd",), "task.class_weights=[1,5]", ["task.class_weights"]),
+        (("method=rkd",), "student.vocabulary=trim", ["model.vocabulary"]),
         (("method=rkd",), "task.max_length=20", ["task.max_length"]),
         (("method=nkd",), "teacher.seed=7", []),
         (("method=nkd", "student.init.source=finetuned"), "teacher.seed=7", ["teacher seed"]),

@@ -580,6 +580,7 @@ def test_every_task_is_complete_and_says_what_to_expect(file: Path) -> None:
     unnamed = set(type(make_task(**settings)).model_fields) - set(settings)
     assert unnamed <= {
         "class_weights",
+        "example_weight",
         "logits",
         "probabilities",
         "answers",

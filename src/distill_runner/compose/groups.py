@@ -57,6 +57,7 @@ class _Student(_Group):
     tokenizer: str | None = None
     resize: bool = False
     allow_missing: bool = False
+    vocabulary: Literal["full", "trim"] = "full"
     architecture: dict[str, Any] | None = None
     init: _Init = _Init()
 

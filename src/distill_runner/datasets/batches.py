@@ -72,6 +72,7 @@ class AnyBatch:
 
     index: Tensor
     output_rows: Tensor | None
+    example_weights: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -105,6 +106,8 @@ class Batch(AnyBatch):
         output_rows: row of each output of the head among all outputs of the split; on the host. None if the row is
             the number of the example.
         weights: for each unit, the weight of this batch's mean in the mean over the update.
+        example_weights: (B,), weights of the examples in the losses on their outputs, with a mean of 1 over all
+            training examples; None if all are 1.
     """
 
     input_ids: Tensor
@@ -121,6 +124,7 @@ class Batch(AnyBatch):
     dropout_seed: int | None = None
     output_rows: Tensor | None = None
     weights: Mapping[Unit, float] = field(default_factory=dict)
+    example_weights: Tensor | None = None
 
     @property
     def num_outputs(self) -> int:

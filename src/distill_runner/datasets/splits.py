@@ -15,6 +15,9 @@ from distill_runner.datasets.tokenization import ArrayFile, Examples, num_cut, u
 
 HOLD_OUT_SEED, SCORE_RANGES = 0, 10
 """Constants, so that the held-out set depends on the data alone and all runs select on the same examples."""
+WEIGHTS = "weights.npy"
+TOKENS_PER_COUNT = 2**24
+"""Tokens that are counted at once: counting takes 8 bytes for each."""
 EXAMPLES_PER_CALL = 2000
 """Examples per tokenizer call: the lists of a tokenizer take a hundred times the memory of the saved arrays."""
 
@@ -28,6 +31,8 @@ class Split(ABC):
 
     labels: Any = None
     """Labels of the examples, one row for each example; None if the split has no labels."""
+    example_weights: Any = None
+    """Weights of the examples (N,) in losses, as the data have them; None if all count the same."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -105,6 +110,7 @@ class TokenSplit(Split):
         file = folder / "segments.npy"
         self.segments = np.load(file, mmap_mode="r") if file.exists() else None
         self.labels = np.load(folder / "labels.npy", mmap_mode="r") if (folder / "labels.npy").exists() else None
+        self.example_weights = np.load(folder / WEIGHTS) if (folder / WEIGHTS).exists() else None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -117,7 +123,9 @@ class TokenSplit(Split):
 
     @property
     def token_ids(self) -> np.ndarray:
-        return np.flatnonzero(np.bincount(self.ids))
+        starts = range(0, len(self.ids), TOKENS_PER_COUNT)
+        parts = [np.flatnonzero(np.bincount(self.ids[start : start + TOKENS_PER_COUNT])) for start in starts]
+        return np.unique(np.concatenate(parts))
 
     @staticmethod
     def write(folder: Path, examples: Examples, tokenizer: Any, max_length: int) -> int:
@@ -146,6 +154,8 @@ class TokenSplit(Split):
                 segments.append(np.concatenate(encoded["token_type_ids"]) * uses_segment_ids(tokenizer))
         if examples.labels is not None:
             np.save(folder / "labels.npy", examples.labels)
+        if examples.weights is not None:
+            np.save(folder / WEIGHTS, examples.weights)
         return cut
 
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:

@@ -19,10 +19,12 @@ class Examples:
         texts: one list of N strings for each text column (one or two).
         labels: (N,) int64 indices into ``Task.labels`` for classification, or (N,) float32 scores for regression;
             (N, C) float32 of 0 and 1 for multi-label tasks; ``None`` if the split has no labels.
+        weights: (N,) float64, weights of the examples in losses; None if all count the same.
     """
 
     texts: list[list[str]]
     labels: np.ndarray | None
+    weights: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.texts[0])

@@ -200,6 +200,6 @@ def _fields_of_result(folder: Path, fields: Mapping[str, Any], schema: "type[Tas
     inferred |= {name: data[name] for name in schema.inferred_fields if fields.get(name) is None and name in data}
     if schema.has_classes and not fields.get("labels"):
         inferred["labels"] = names
-    only_training = SCORE_FIELDS | {"class_weights"}
+    only_training = SCORE_FIELDS | {"class_weights", "example_weight"}
     defaults = {name: field.default for name, field in schema.model_fields.items() if name in only_training}
     return inferred | {name: value for name, value in defaults.items() if fields.get(name)}

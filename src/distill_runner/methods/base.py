@@ -46,6 +46,7 @@ class LossTerm(nn.Module, ABC):
         version: number to raise when the meaning of the term changes, so that stored results are not reused for it.
         reads_teacher: whether the term needs a teacher.
         reads_labels: names of the batch's own labels that the term reads: ``labels``, ``is_next``.
+        weighs_examples: whether the term reads the weights of the examples (``Batch.example_weights``).
         mean_over: unit that the term is a mean over. It decides how much each batch of an update counts, so that the
             batches add up to the mean over the update.
         student_needs, teacher_needs: features that ``forward`` reads of each model.
@@ -56,6 +57,7 @@ class LossTerm(nn.Module, ABC):
     version: ClassVar[int] = 1
     reads_teacher: ClassVar[bool] = True
     reads_labels: ClassVar[frozenset[str]] = frozenset()
+    weighs_examples: ClassVar[bool] = False
     mean_over: Unit = "example"
     fits_teacher: bool = False
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
-from distill_runner.methods.outputs import Outputs, require_classes
+from distill_runner.methods.outputs import Outputs, require_classes, weighted_mean
 from distill_runner.methods.predictions import Temperature
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
@@ -62,6 +62,7 @@ class DecoupledSoftLabels(LossTerm):
     """
 
     reads_labels = frozenset({"labels"})
+    weighs_examples = True
 
     def __init__(
         self, alpha: float = 1.0, beta: float = 8.0, temperature: Temperature = 4.0, scale_by_t2: bool = True
@@ -79,7 +80,7 @@ class DecoupledSoftLabels(LossTerm):
         assert teacher.logits is not None
         assert batch.labels is not None
         parts = decoupled_divergences(student.logits, teacher.logits, batch.labels, self.temperature)
-        target, others = (part.mean() for part in parts)
+        target, others = (weighted_mean(part, batch) for part in parts)
         self.diagnostics = {"target": target.detach(), "others": others.detach()}
         return (self.alpha * target + self.beta * others) * (self.temperature**2 if self.scale_by_t2 else 1)
 

@@ -193,6 +193,11 @@ class MethodConfig(Schema):
         """Names of the batch's own labels that the terms read: ``labels``, ``is_next``."""
         return frozenset().union(*(find_term(term.term).reads_labels for term in self.terms.values()))
 
+    @property
+    def weighted_terms(self) -> list[str]:
+        """Names of the terms that read the weights of the examples."""
+        return [name for name, term in self.terms.items() if find_term(term.term).weighs_examples]
+
     def make(self) -> Method:
         """Construct the terms and the method, which ``Method.bind`` then binds to a pair of models.
 

@@ -21,21 +21,33 @@ def cross_entropy(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
     return functional.cross_entropy(logits_BC, labels_B)
 
 
-def soft_cross_entropy(student_BC: Tensor, teacher_BC: Tensor, temperature: float, scale_by_t2: bool) -> Tensor:
+def weighted_mean(values_O: Tensor, batch: Batch | None) -> Tensor:
+    """Return the mean over outputs, each times the weight of its example if the batch has weights.
+
+    It is not divided by the weights of the batch, so that the batches of an update add up to the update's loss.
+    """
+    if batch is None or batch.example_weights is None:
+        return values_O.mean()
+    return (values_O * batch.example_weights.to(values_O)).mean()
+
+
+def soft_cross_entropy(
+    student_BC: Tensor, teacher_BC: Tensor, temperature: float, scale_by_t2: bool, batch: Batch | None = None
+) -> Tensor:
     """Cross entropy between the softmax outputs of teacher and student, both at temperature T (ALP-KD Eq. 2).
 
     The cross entropy differs from the KL divergence only by the teacher's entropy, so the gradient is the same.
-    ``scale_by_t2`` multiplies the result by T².
+    ``scale_by_t2`` multiplies the result by T², and ``batch`` may have weights of the examples.
     """
     teacher = functional.softmax(teacher_BC / temperature, dim=-1)
     student = functional.log_softmax(student_BC / temperature, dim=-1)
-    loss = -(teacher * student).sum(dim=-1).mean()
+    loss = -weighted_mean((teacher * student).sum(dim=-1), batch)
     return loss * temperature**2 if scale_by_t2 else loss
 
 
-def squared_error(outputs_B1: Tensor, targets_B: Tensor) -> Tensor:
-    """Squared error of a regression head's single output, mean over the examples."""
-    return (outputs_B1.squeeze(-1) - targets_B).square().mean()
+def squared_error(outputs_B1: Tensor, targets_B: Tensor, batch: Batch | None = None) -> Tensor:
+    """Squared error of a regression head's single output, mean over the examples, which may have weights."""
+    return weighted_mean((outputs_B1.squeeze(-1) - targets_B).square(), batch)
 
 
 class Outputs(ABC):
@@ -73,7 +85,8 @@ class Outputs(ABC):
         Args:
             reduction: sum or mean over the C numbers of an output.
         """
-        loss = (student_OC - target_OC).square().mean()
+        error_OC = (student_OC - target_OC).square()
+        loss = error_OC.mean() if batch.example_weights is None else weighted_mean(error_OC.mean(-1), batch)
         return loss * target_OC.shape[-1] if reduction == "sum" else loss
 
     @abstractmethod
@@ -98,16 +111,17 @@ class Classes(Outputs):
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         assert batch.labels is not None
-        if self.weights is None:
+        if self.weights is None and batch.example_weights is None:
             return cross_entropy(logits_OC, batch.labels)
-        weight_O = logits_OC.new_tensor(self.weights)[batch.labels]
-        # Not divided by the sum of the weights, so that the batches of an update add up to the update's loss.
-        return (functional.cross_entropy(logits_OC, batch.labels, reduction="none") * weight_O).mean()
+        loss_O = functional.cross_entropy(logits_OC, batch.labels, reduction="none")
+        if self.weights is not None:
+            loss_O = loss_O * logits_OC.new_tensor(self.weights)[batch.labels]
+        return weighted_mean(loss_O, batch)
 
     def soft_label_loss(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
-        return soft_cross_entropy(student_OC, teacher_OC, temperature, scale_by_t2)
+        return soft_cross_entropy(student_OC, teacher_OC, temperature, scale_by_t2, batch)
 
     def num_summed_classes(self, logits_OC: Tensor) -> int:
         return logits_OC.shape[-1]
@@ -142,6 +156,14 @@ def standardized(logits_OC: Tensor) -> Tensor:
     return centered / (centered.square().mean(-1, keepdim=True).sqrt() + 1e-7)
 
 
+def label_set_loss(logits_OC: Tensor, targets_OC: Tensor, batch: Batch) -> Tensor:
+    """Binary cross entropy, mean over the labels and over the examples of ``batch``, which may have weights."""
+    if batch.example_weights is None:
+        return functional.binary_cross_entropy_with_logits(logits_OC, targets_OC)
+    loss_OC = functional.binary_cross_entropy_with_logits(logits_OC, targets_OC, reduction="none")
+    return weighted_mean(loss_OC.mean(-1), batch)
+
+
 class LabelSets(Outputs):
     """Outputs that are logits of C independent labels (multi-label classification); ``labels`` are 0 or 1, (O, C).
 
@@ -150,14 +172,14 @@ class LabelSets(Outputs):
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         assert batch.labels is not None
-        return functional.binary_cross_entropy_with_logits(logits_OC, batch.labels.to(logits_OC))
+        return label_set_loss(logits_OC, batch.labels.to(logits_OC), batch)
 
     def soft_label_loss(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
         """Return the binary cross entropy per label, with both models at T; ``scale_by_t2`` multiplies it by T²."""
         teacher = torch.sigmoid(teacher_OC / temperature)
-        loss = functional.binary_cross_entropy_with_logits(student_OC / temperature, teacher)
+        loss = label_set_loss(student_OC / temperature, teacher, batch)
         return loss * temperature**2 if scale_by_t2 else loss
 
     def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -175,13 +197,13 @@ class Score(Outputs):
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         assert batch.labels is not None
-        return squared_error(logits_OC, batch.labels)
+        return squared_error(logits_OC, batch.labels, batch)
 
     def soft_label_loss(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
         """Return the squared error between the two outputs. ALP-KD gives a T for STS-B, which has no effect here."""
-        return squared_error(student_OC, teacher_OC.squeeze(-1))
+        return squared_error(student_OC, teacher_OC.squeeze(-1), batch)
 
     def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         return torch.stack([one * weight for one, weight in zip(logits, weights, strict=True)]).sum(0)

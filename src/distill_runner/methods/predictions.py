@@ -29,6 +29,7 @@ class HardLabels(LossTerm):
 
     reads_teacher = False
     reads_labels = frozenset({"labels"})
+    weighs_examples = True
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if not outputs.has_labels:
@@ -74,6 +75,7 @@ class SoftLabels(LossTerm):
     ``diagnostics`` has ``divergence``: the loss minus the lowest value that it can have for this teacher.
     """
 
+    weighs_examples = True
     per_class: ClassVar[bool] = False
 
     def __init__(
@@ -161,6 +163,8 @@ class LogitMatching(LossTerm):
 
     ``diagnostics`` has ``temperature``.
     """
+
+    weighs_examples = True
 
     def __init__(
         self,

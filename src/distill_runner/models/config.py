@@ -74,6 +74,9 @@ class ModelConfig(Schema):
             as tokens that were added later. Otherwise such a tokenizer is an error.
         allow_missing: give new weights to tensors that the source's files lack. Otherwise they are an error, except a
             new head and a pooler.
+        vocabulary: tokens of the model. ``full`` keeps those of the tokenizer. ``trim`` keeps those that the training
+            texts of this stage, and of the stages that it continues, use, see ``models.trimming``. The model loses the
+            embeddings of the others before it is trained, so all its scores are those of the smaller vocabulary.
     """
 
     source: str | None = None
@@ -92,6 +95,7 @@ class ModelConfig(Schema):
     architecture: dict[str, Any] | None = None
     resize: bool = False
     allow_missing: bool = False
+    vocabulary: Literal["full", "trim"] = "full"
 
     @property
     def copies_layers(self) -> bool:

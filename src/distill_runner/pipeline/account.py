@@ -19,13 +19,15 @@ from distill_runner.datasets.readers.files import unread_siblings
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.models.sentence_folder import is_sentence_folder
+from distill_runner.models.sources import read_config
 from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import Inputs, account_of_examples, read_examples, weights_report
 from distill_runner.pipeline.planning import METRICS
-from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.tasks.account import SplitAccount, data_line, length_counts, lengths_line
 from distill_runner.tasks.score_account import scores_line
 from distill_runner.tasks.scores import TRANSFER, ScoredTask
+from distill_runner.tasks.text import TextTask
 
 log = logging.getLogger(__name__)
 
@@ -89,12 +91,31 @@ def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount,
         rows = len(examples)  # questions are read only now
         account = account_of_examples(stage, split, examples, tables)
     account.rows = rows
-    if task.tokenized and (tokenizer := inputs.tokenizer(stage)) is not None:
+    if task.tokenized and (tokenizer := inputs.tokenizer(stage.with_full_vocabulary)) is not None:
         with TemporaryDirectory() as folder:
             cut = task.write(Path(folder), examples.first(SAMPLE), tokenizer)
             lengths = np.array(task.open(Path(folder)).lengths)
         account.lengths = length_counts(lengths, cut, task.num_positions, is_sample=rows > SAMPLE)
     return account, task.hashes(examples, None)
+
+
+def example_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+    """Yield a line for each stage of the run whose training examples have weights."""
+    for part in [*reversed(stage.all_upstream), stage]:
+        task = part.config.task
+        if not isinstance(task, TextTask) or task.example_weight is None or part.config.prediction_source is not None:
+            continue
+        if _not_downloaded(part, task.train):
+            continue
+        account, _ = inputs.account(part, task.train) or _read_split(part, task.train, inputs)
+        low, high, effective = account.weights
+        terms = part.config.method.terms
+        others = [name for name in terms if name not in part.config.method.weighted_terms]
+        text = f"{part.name}: weights of {task.example_weight}, {low:g} to {high:g}, as {effective:,.0f} of"
+        text += f" {quantity(account.rows, 'example', ',')} with equal weights ((sum w)^2 / sum w^2)"
+        unread = f"; not in the terms {', '.join(others)}" if others else ""
+        details = {"stage": part.name, "weight": task.example_weight, "effective": effective, "rows": account.rows}
+        yield AccountLine("examples", text + unread, (), details)
 
 
 def score_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
@@ -164,5 +185,34 @@ def _stored_report(stage: Stage, inputs: Inputs) -> WeightsReport | None:
     return WeightsReport.from_json(entry) if entry else None
 
 
-PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [task_lines, score_lines, corpus_lines, weight_lines]
+def vocabulary_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+    """Yield a line for each stage of the run that trims its vocabulary."""
+    for part in [*reversed(stage.all_upstream), stage]:
+        if part.config.model.vocabulary != "trim" or not isinstance(part.tokenizer, TrimmedTokenizer):
+            continue
+        if inputs.store.find(part.tokenizer.spec) is None:
+            text = "trimmed to the tokens of its training texts, which are counted when these are tokenized"
+            yield AccountLine("tokens", f"{part.name}: {text}")
+            continue
+        rows, total = len(inputs.trimmed(part.tokenizer)[1]), part.shape.vocab_size
+        config = read_config(part.root.config.model, part.root.model_source)
+        removed = (total - rows) * getattr(config, "embedding_size", part.shape.width)
+        texts = [f"{rows:,} of {total:,} tokens remain ({removed / 1e6:.1f}M parameters less)"]
+        changed = dict[str, int]()
+        for name, split in {**part.config.task.validation, **part.config.task.test}.items() if part.config.task else ():
+            if (stored := inputs.account(part, split)) is not None:
+                changed[name] = stored[0].retokenized
+                texts.append(f"{changed[name]:,} of {stored[0].rows:,} examples of {name} have other tokens")
+        details = {"stage": part.name, "tokens": rows, "full": total, "parameters_removed": removed, "changed": changed}
+        yield AccountLine("tokens", f"{part.name}: {'; '.join(texts)}", (), details)
+
+
+PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [
+    task_lines,
+    example_lines,
+    score_lines,
+    corpus_lines,
+    weight_lines,
+    vocabulary_lines,
+]
 """Functions that yield lines, in the order in which they are printed. A new kind of input adds its own."""

@@ -20,7 +20,7 @@ from distill_runner.models.build import require_cuttable
 from distill_runner.pipeline.code_version import loaded_hashes
 from distill_runner.pipeline.inputs import Inputs, initial_model, saved_model, weights_report
 from distill_runner.pipeline.planning import METRICS, missing_caches
-from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store, link_tree, remove
 from distill_runner.pipeline.targets import column_outputs, ensemble_mean, teacher_targets
@@ -256,7 +256,9 @@ class Pipeline:
 
     def _initial_model(self, stage: Stage) -> Any:
         folder = self.build(stage.source) / "model" if stage.source else None
-        return initial_model(stage, folder, self.inputs.vocab_size(stage))
+        trims, tokenizer = stage.config.model.vocabulary == "trim", stage.tokenizer
+        remaining = self.inputs.trimmed(tokenizer)[1] if trims and isinstance(tokenizer, TrimmedTokenizer) else None
+        return initial_model(stage, folder, self.inputs.vocab_size(stage), remaining)
 
 
 def evaluate_ensemble(stage: Stage, folder: Path, members: Sequence[Path], split: Callable[[str], Split]) -> None:

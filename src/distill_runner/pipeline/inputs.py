@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import error_context
+from distill_runner.common.errors import UserError, error_context, quantity
 from distill_runner.common.seeds import seed_all, stage_seed
 from distill_runner.datasets.corpora import train_wordpiece, write_examples
 from distill_runner.datasets.readers.dataset import Dataset
@@ -18,8 +19,9 @@ from distill_runner.datasets.readers.tables import column_names, hub_commit
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
 from distill_runner.models.build import build, load_model
 from distill_runner.models.sources import ModelSource, resolve_source
+from distill_runner.models.trimming import num_changed, trim_embeddings, trim_tokenizer
 from distill_runner.models.weights import WeightsReport, read_report
-from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
 from distill_runner.tasks.account import SplitAccount, account_of_tables, length_counts
@@ -30,6 +32,8 @@ from distill_runner.training.devices import Device
 
 ACCOUNT, HASHES = "account.json", "hashes.npy"
 """Files of a stored split: what was taken from the data, and a hash of each example."""
+REMAINING = "remaining.npy"
+"""File of a trimmed tokenizer: the ids that its tokens had before."""
 
 
 class Inputs:
@@ -45,6 +49,8 @@ class Inputs:
             return None
         if isinstance(stage.tokenizer, ModelSource):
             return stage.tokenizer.tokenizer()
+        if isinstance(stage.tokenizer, TrimmedTokenizer):
+            return resolve_source(str(self.trimmed(stage.tokenizer)[0])).tokenizer()
         corpus = stage.root.config.corpus
         assert corpus is not None
         size = corpus.vocab_size
@@ -55,8 +61,39 @@ class Inputs:
 
         return resolve_source(str(self.store.get(stage.data.vocabulary_spec, train))).tokenizer()
 
+    def trimmed(self, tokenizer: TrimmedTokenizer) -> tuple[Path, np.ndarray]:
+        """Return the folder of a trimmed tokenizer, which is made first if missing, and the old ids of its tokens."""
+
+        def write(folder: Path) -> None:
+            used = (self.split(stage, name).token_ids for stage, name in tokenizer.texts)
+            used_ids = reduce(np.union1d, (ids for ids in used if ids is not None))
+            np.save(folder / REMAINING, trim_tokenizer(self.tokenizer(tokenizer.stage), used_ids, folder))
+
+        folder = self.store.get(tokenizer.spec, write)
+        return folder, np.load(folder / REMAINING)
+
+    def _num_changed(self, stage: Stage, name: str, split: Any) -> int:
+        """Return how many texts of a split have other tokens than with the full tokenizer.
+
+        Raises:
+            UserError: texts that the student is trained on have.
+        """
+        assert isinstance(stage.tokenizer, TrimmedTokenizer)
+        full = self.split(stage.with_full_vocabulary, name)
+        count = num_changed(split.teacher_inputs, full.teacher_inputs, self.trimmed(stage.tokenizer)[1])
+        if count and stage.config.model.vocabulary == "trim" and name == stage.data.train_split:
+            problem = f"{count:,} of {quantity(len(split), 'training text', ',')} would have other tokens"
+            raise UserError(".model.vocabulary", "trim", problem, "Leave it out.")
+        return count
+
     def vocab_size(self, stage: Stage) -> int | None:
-        """Return the vocabulary size of a newly initialized or resized model; None keeps that of the source."""
+        """Return the vocabulary size of a newly initialized or resized model; None keeps that of the source.
+
+        It is the size before its vocabulary is trimmed.
+        """
+        if stage.source is not None and isinstance(stage.source.tokenizer, TrimmedTokenizer):
+            return None
+        stage = stage.with_full_vocabulary
         if stage.config.model.resize and (stage.source or stage.model_source):
             return stage.shape.vocab_size
         tokenizer = None if stage.source or stage.model_source else self.tokenizer(stage)
@@ -85,6 +122,8 @@ class Inputs:
                     account = account_of_tables(name, tables, [], [])
             opened = task.open(folder) if task is not None else CorpusSplit(folder)
             account.rows = opened.num_examples
+            if isinstance(stage.tokenizer, TrimmedTokenizer):
+                account.retokenized = self._num_changed(stage, name, opened)
             if stage_tokenizer is not None:
                 limit = task.num_positions if task is not None else corpus.max_length if corpus is not None else 0
                 account.lengths = length_counts(opened.lengths, cut, limit)
@@ -158,7 +197,9 @@ def account_of_examples(stage: Stage, name: str, examples: Any, tables: list[Tab
     return replace(account, texts=texts, label="", unread=of_files.unread)
 
 
-def initial_model(stage: Stage, folder: Path | None, vocab_size: int | None) -> Any:
+def initial_model(
+    stage: Stage, folder: Path | None, vocab_size: int | None, remaining_ids: np.ndarray | None = None
+) -> Any:
     """Seed all random number generators, and return the model to train.
 
     The method draws its own parameters from the same generators afterwards.
@@ -166,13 +207,17 @@ def initial_model(stage: Stage, folder: Path | None, vocab_size: int | None) -> 
     Args:
         folder: the folder of the model to start from, if an upstream stage yields that model.
         vocab_size: the vocabulary size of a newly initialized model.
+        remaining_ids: ids of the tokens that a trimmed vocabulary keeps; None keeps all.
     """
     # Earlier results may have come from the store instead, so computing them must not change the numbers drawn here.
     seed_all(stage_seed(stage.config.seed, stage.name))
     model = stage.config.model
     if folder is not None:
         model = model.model_copy(update={"source": str(folder)})
-    return build(model, stage.head, vocab_size, stage.model_source)
+    network = build(model, stage.head, vocab_size, stage.model_source)
+    if remaining_ids is not None:  # only now, so that a new head has the same weights as with the full vocabulary
+        trim_embeddings(network, remaining_ids)
+    return network
 
 
 def weights_report(stage: Stage) -> WeightsReport | None:

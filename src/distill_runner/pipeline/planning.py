@@ -80,7 +80,8 @@ def stage_summary(stage: Stage) -> str:
     origin = stage.source.name if stage.source else config.model.source or "fresh"
     terms = ", ".join(config.method.terms)
     size = f"{quantity(stage.shape.num_layers, 'layer')} x {stage.shape.width}"
-    return f"{data}: {size} from {origin}; {terms or 'not trained'}"
+    trimmed = ", vocabulary trimmed" if config.model.vocabulary == "trim" else ""
+    return f"{data}: {size} from {origin}{trimmed}; {terms or 'not trained'}"
 
 
 def position_warnings(stage: Stage) -> list[str]:

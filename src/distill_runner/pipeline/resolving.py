@@ -19,9 +19,12 @@ from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.sources import ModelSource, read_shape, resolve_source, with_padding
 from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.config import StageConfig
-from distill_runner.pipeline.stages import CORPUS, STAGE, Stage, Tokenizer
+from distill_runner.pipeline.stages import CORPUS, STAGE, Stage, Tokenizer, TrimmedTokenizer
 from distill_runner.tasks import Task
+from distill_runner.tasks.text import TextTask
 from distill_runner.training.config import Optim
+
+VOCABULARY, TRIM = ".model.vocabulary", "trim"
 
 
 def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, shared: Shared | None = None) -> Stage:
@@ -133,6 +136,7 @@ class _Resolver:
             shape = self.shared(_with_embeddings, config.model, shape, tokenizer)
         stage = Stage(name, config, shape, self.precision, tokenizer, source, model_source)
         _require_labels(stage)
+        _require_weighted_terms(config)
         if config.optim.epochs != 0 and not config.method.terms:
             raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
         if not config.method.reads_teacher:
@@ -142,7 +146,23 @@ class _Resolver:
         else:
             teacher = self.resolve(config.teacher, ".teacher", config.teacher, (*heirs, name))
             stage = _with_teacher(stage, teacher, self.shared)
-        return stage
+        return _trimmed(stage) if config.model.vocabulary == TRIM else stage
+
+
+def _trimmed(stage: Stage) -> Stage:
+    """Return the stage with its vocabulary trimmed to its training texts.
+
+    Raises:
+        UserError: it has no vocabulary of a pre-trained tokenizer.
+    """
+    if isinstance(stage.tokenizer, ModelSource):
+        return replace(stage, tokenizer=TrimmedTokenizer(stage))
+    if stage.tokenizer is None:
+        raise UserError(VOCABULARY, TRIM, "this model reads no text", "Leave it out.")
+    if stage.tokenizer == CORPUS:
+        problem = "the vocabulary is trained on the corpus, so that it has no tokens to remove"
+        raise UserError(VOCABULARY, TRIM, problem, "Set its size instead: corpus.vocab_size.")
+    raise UserError(VOCABULARY, TRIM, "the stage that it continues has a trimmed vocabulary already", "Leave it out.")
 
 
 def _description(
@@ -269,6 +289,19 @@ def _require_labels(stage: Stage) -> None:
         raise UserError(".method", None, f"needs {', '.join(missing)}, which the task's examples do not have")
 
 
+def _require_weighted_terms(config: StageConfig) -> None:
+    """Raise a UserError if the task's examples have weights that the stage's training cannot read."""
+    column = config.task.example_weight if isinstance(config.task, TextTask) else None
+    if column is None or config.optim.epochs == 0:
+        return
+    if config.transfer is not None:
+        problem = "is a column of the task's training examples, but the stage trains on a transfer set"
+        raise UserError("task.example_weight", column, problem, "Leave it out, or transfer=labeled.")
+    if config.method.terms and not config.method.weighted_terms:
+        problem = f"no term of the method reads weights: {', '.join(config.method.terms)}"
+        raise UserError("task.example_weight", column, problem, "Leave it out, or take method=rkd.")
+
+
 def _shape(
     model: ModelConfig, task: Task | None, optim: Optim, source: Stage | None, model_source: ModelSource | None
 ) -> EncoderShape:
@@ -329,17 +362,20 @@ def _require_positions(stage: Stage) -> None:
         raise UserError(key, config.num_positions, problem, f"Take {key}={max_length}.")
 
 
-def _with_padding(model: ModelConfig, tokenizer: ModelSource | str) -> ModelConfig:
+def _with_padding(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     """Return the configuration of a new model with the padding token of its tokenizer."""
     if isinstance(tokenizer, ModelSource):
         return with_padding(model, tokenizer.name, tokenizer.tokenizer_traits.padding_id)
-    return with_padding(model, tokenizer, SPECIAL_TOKENS.index("[PAD]"))
+    return with_padding(model, CORPUS, SPECIAL_TOKENS.index("[PAD]"))
 
 
 def _require_same_vocabulary(teacher: Stage, student: Stage) -> None:
     """Raise a UserError if the models read different tokens, or if only one vocabulary is still to be trained."""
     if teacher.data.tokenizer_spec == student.data.tokenizer_spec:
         return
+    if isinstance(teacher.tokenizer, TrimmedTokenizer) or isinstance(student.tokenizer, TrimmedTokenizer):
+        problem = "this method compares tokens, but one of teacher and student starts from a stage with fewer tokens"
+        raise UserError(VOCABULARY, TRIM, problem, "Trim the vocabulary of the last stage only.")
     if not isinstance(teacher.tokenizer, ModelSource) or not isinstance(student.tokenizer, ModelSource):
         problem = "teacher and student read different tokens: only one uses the vocabulary trained on the run's corpus"
         raise UserError(".model.source", None, problem, "Start both from models pre-trained on it, or neither.")

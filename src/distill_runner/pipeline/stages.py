@@ -3,7 +3,7 @@
 ``resolving`` makes them from a configuration.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any, Final, Literal
@@ -26,9 +26,47 @@ STAGE = "stage:"
 CORPUS: Final = "corpus"
 """Tokenizer of a stage whose vocabulary is trained on its corpus."""
 
-Tokenizer = ModelSource | Literal["corpus"] | None
-"""Tokenizer of a stage: its source, or ``corpus`` for a vocabulary trained on the corpus; None without text, and for a
-stage of predictions."""
+UNCUT = 2**20
+"""Maximum length of texts whose tokens are only counted: a word that truncation divides has all of its tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrimmedTokenizer:
+    """Tokenizer with only those tokens that the training texts of a stage use, see ``models.trimming``.
+
+    The stage trims both tokenizer and embeddings before it begins. All that reads its model later thus has one
+    tokenizer, and the scores are those of the model that is saved. Its teacher reads the same texts with its own full
+    tokenizer: each token of a training text has the same position in both.
+
+    Attributes:
+        stage: the stage with the full tokenizer.
+    """
+
+    stage: "Stage"
+
+    @cached_property
+    def texts(self) -> list[tuple["Stage", str]]:
+        """Stages and names of the splits whose tokens are kept, without truncation of their texts."""
+        texts = []
+        own = self.stage.data.tokenizer_spec
+        for stage in (self.stage, *(stage for stage in self.stage.earlier if stage.data.tokenizer_spec == own)):
+            config, task = stage.config, stage.config.task
+            if task is not None and "max_length" in type(task).model_fields:
+                config = config.model_copy(update={"task": task.model_copy(update={"max_length": UNCUT})})
+            names = dict.fromkeys([stage.data.train_split, task.train if task else stage.data.train_split])
+            texts += [(replace(stage, config=config), name) for name in names]
+        return texts
+
+    @cached_property
+    def spec(self) -> Spec:
+        """Spec of the trimmed tokenizer."""
+        texts = [stage.data.split_spec(name) for stage, name in self.texts]
+        return {"kind": "vocabulary", "schema": SCHEMA, "code": code_version(), "trimmed_to": texts}
+
+
+Tokenizer = ModelSource | TrimmedTokenizer | Literal["corpus"] | None
+"""Tokenizer of a stage: its source, a trimmed one, or ``corpus`` for a vocabulary trained on the corpus; None without
+text, and for a stage of predictions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +96,8 @@ class StageData:
     def tokenizer_spec(self) -> Spec | None:
         if self.tokenizer is None:
             return None
+        if isinstance(self.tokenizer, TrimmedTokenizer):
+            return self.tokenizer.spec
         if not isinstance(self.tokenizer, ModelSource):
             return self.vocabulary_spec
         return {"content": self.tokenizer.fingerprint}
@@ -206,6 +246,12 @@ class Stage:
         return max(trained, default=None)
 
     @property
+    def with_full_vocabulary(self) -> "Stage":
+        """The stage with the full tokenizer, if its own is trimmed."""
+        tokenizer = self.tokenizer
+        return replace(self, tokenizer=tokenizer.stage.tokenizer) if isinstance(tokenizer, TrimmedTokenizer) else self
+
+    @property
     def upstream(self) -> list["Stage"]:
         return [stage for stage in (self.source, self.teacher, *self.members) if stage]
 
@@ -233,6 +279,7 @@ class Stage:
         is_new = self.source is None and self.model_source is None  # new weights are copied from no layers
         unread = {"source", "tokenizer"} | ({"layers"} if is_new else set())
         unread |= {name for name in ("resize", "allow_missing", "zero_shot") if not getattr(self.config.model, name)}
+        unread |= {"vocabulary"} if self.config.model.vocabulary == "full" else set()
         model = self.config.model.model_dump(exclude=unread)
         trained = self.config.optim.epochs != 0
         share = {"share": self.data.share} if self.data.share < 1 and trained else {}

@@ -39,7 +39,9 @@ class SplitAccount:
         unlabeled: number of rows that were left out because they have no label.
         counts: number of examples by class, the largest class first; empty for other labels.
         scores: smallest, mean and largest score of a regression task; empty for other labels.
+        weights: smallest and largest weight of the examples, and their effective number; empty without weights.
         lengths: as ``length_counts`` returns them; empty for images.
+        retokenized: number of examples that have other tokens than before the vocabulary was trimmed.
         warnings: what in this split alone would surprise.
     """
 
@@ -55,7 +57,9 @@ class SplitAccount:
     unlabeled: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     scores: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
     lengths: dict[str, Any] = field(default_factory=dict)
+    retokenized: int = 0
     warnings: list[str] = field(default_factory=list)
 
     def to_json(self, with_lengths: bool = True) -> dict[str, Any]:
@@ -101,6 +105,11 @@ def count_labels(account: SplitAccount, labels: np.ndarray | None, names: Sequen
         account.scores = [float(labels.min()), float(labels.mean()), float(labels.max())]
         return
     account.counts = {name: int(count) for name, count in zip(names, counts, strict=True)}
+
+
+def effective_number(weights: np.ndarray) -> float:
+    """Return the effective number of examples with these weights: (sum w)^2 / sum w^2 (Kish 1965, section 11.2)."""
+    return float(weights.sum() ** 2 / np.square(weights).sum())
 
 
 def example_hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:

@@ -59,6 +59,7 @@ class ImagesTask(ClassificationTask):
     """
 
     tokenized: ClassVar[bool] = False
+    weighs_examples: ClassVar[bool] = False
     exportable = False
     pipeline_tag = "image-classification"
     auto_class = "AutoModelForImageClassification"

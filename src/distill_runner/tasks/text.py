@@ -1,5 +1,6 @@
 """Base class of tasks on one or two texts: classification, multi-label classification and regression."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from distill_runner.datasets.readers.tables import (
     read_table,
 )
 from distill_runner.datasets.tokenization import Examples
-from distill_runner.tasks.account import SplitAccount, example_hashes, leaks
+from distill_runner.tasks.account import SplitAccount, effective_number, example_hashes, leaks
 from distill_runner.tasks.columns import (
     MAX_CANDIDATES,
     has_label_word,
@@ -45,9 +46,15 @@ class TextTask(ScoredTask):
             that are named as a pair, such as sentence1 and sentence2.
         split_off: share of the training split that becomes the validation split. The rows are drawn at random, with
             the same share of each class, but are the same in every run.
+        example_weight: column with the weight of each training example in the losses on its labels and on predictions
+            for it. Only their ratios count: they are scaled to a mean of 1 over the examples that are trained on.
     """
 
-    example_fields = frozenset({"columns", "label", "labels", "type", "max_length", "version"}) | SCORE_FIELDS
+    example_fields = (
+        frozenset({"columns", "label", "labels", "type", "max_length", "version", "example_weight"}) | SCORE_FIELDS
+    )
+    weighs_examples: ClassVar[bool] = True
+    """Whether tasks of this type take ``example_weight``."""
 
     slice_order: ClassVar[str] = SHUFFLED
     """Order of the rows from which ``split_off`` takes the two parts."""
@@ -55,6 +62,7 @@ class TextTask(ScoredTask):
     max_length: int = Field(ge=4)
     columns: list[str] = Field(default_factory=list, max_length=2)
     split_off: float | None = Field(None, gt=0, lt=1)
+    example_weight: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -71,10 +79,18 @@ class TextTask(ScoredTask):
     @model_validator(mode="after")
     def _reads_no_label_as_text(self) -> Self:
         for name in self.columns:
-            if name in self.label_columns or name in self.prediction_columns:
-                content = "the label" if name in self.label_columns else "predictions"
+            if name in self.label_columns or name in self.prediction_columns or name == self.example_weight:
+                weight = "weights" if name == self.example_weight else "predictions"
+                content = "the label" if name in self.label_columns else weight
                 problem = f"the column '{name}' holds {content}, which no model may read"
                 raise UserError("task.columns", format_list(self.columns), problem, "Name only columns of texts.")
+        return self
+
+    @model_validator(mode="after")
+    def _may_have_weights(self) -> Self:
+        if self.example_weight is not None and not self.weighs_examples:
+            problem = f"tasks of type {self.type} have no weights of examples"
+            raise UserError("task.example_weight", self.example_weight, problem, "Leave it out.")
         return self
 
     def resolved(self) -> Self:
@@ -99,7 +115,8 @@ class TextTask(ScoredTask):
             if self.gold == "none"
             else infer_label(self.label_columns, self.label_candidates(of_labels))
         )
-        texts = text_candidates(types, [*labels, *self.prediction_columns])
+        others = [*self.prediction_columns, *([self.example_weight] if self.example_weight else [])]
+        texts = text_candidates(types, [*labels, *others])
         if not texts or len(texts) > MAX_CANDIDATES:
             problem = f"cannot be inferred: the data have {listed_names(list(types))}"
             raise UserError("task.columns", None, problem, "'task.columns=[<text>]'")
@@ -124,20 +141,45 @@ class TextTask(ScoredTask):
         # Names are compared without slice and dataset: the reader asks with the name of the split in its own files.
         is_training = parse_split(self.locate(split)[1])[0] == parse_split(self.locate(self.train)[1])[0]
         unlabeled = self.is_test(split) or self.gold == "none" or (is_training and not self.has_train_labels)
-        return dict.fromkeys(self.columns, "columns") | dict.fromkeys(() if unlabeled else self.label_columns, "label")
+        weight = {self.example_weight: "example_weight"} if self.example_weight and is_training else {}
+        labels = dict.fromkeys(() if unlabeled else self.label_columns, "label")
+        return dict.fromkeys(self.columns, "columns") | labels | weight
 
     def examples(self, split: str) -> Examples:
-        table, outputs = self.with_scores(read_table(self, split), split)
+        full_table = read_table(self, split)
+        self.weights(full_table, split)  # here, so that an error names the row of the data
+        table, outputs = self.with_scores(full_table, split)
         texts = example_columns(table, self.columns, split)
         if not self.is_test(split) and not any(text.strip() for column in texts for text in column):
             problem = f"all {len(texts[0]):,} texts of split '{split}' are empty"
             raise UserError("task.columns", format_list(self.columns), problem, "Name the column of the texts.")
-        return Examples(texts, self.gold_labels(table, outputs, split))
+        return Examples(texts, self.gold_labels(table, outputs, split), self.weights(table, split))
+
+    def weights(self, table: SplitTable, split: str) -> np.ndarray | None:
+        """Return the weights (N,) of the training examples in a table; None for another split, or without weights.
+
+        Raises:
+            UserError: a weight is no number of 0 or more, or all are 0.
+        """
+        if self.example_weight is None or split != self.train:
+            return None
+        values = table.columns[self.example_weight]
+        weights = np.array([_as_weight(value) for value in values])
+        if len(rows := np.flatnonzero(np.isnan(weights))):
+            problem = f"row {rows[0]} of split '{split}' holds {values[rows[0]]!r}, which is no number of 0 or more"
+            raise UserError("task.example_weight", self.example_weight, problem, "Repair or remove such rows.")
+        if not weights.any():
+            problem = f"all examples of split '{split}' have the weight 0"
+            raise UserError("task.example_weight", self.example_weight, problem, "Name another column.")
+        return weights
 
     def account(self, split: str, examples: Examples, tables: Sequence[TableRecord]) -> SplitAccount:
         account = super().account(split, examples, tables)
         account.rows = len(examples)
-        account.unread = [name for name in account.unread if name not in self.prediction_columns]
+        others = {*self.prediction_columns, *([self.example_weight] if split == self.train else [])}
+        account.unread = [name for name in account.unread if name not in others]
+        if (weights := examples.weights) is not None:
+            account.weights = [float(weights.min()), float(weights.max()), effective_number(weights)]
         if self.gold == "none" or (split == self.train and not self.has_train_labels):
             account.label = ""
         account.blank = sum(not any(text.strip() for text in row) for row in zip(*examples.texts, strict=True))
@@ -208,6 +250,15 @@ class TextTask(ScoredTask):
         Values of a format without types are numbers, or true and false, if all of them are.
         """
         return typed_values(table, self.label)
+
+
+def _as_weight(value: Any) -> float:
+    """Return the weight in a cell; NaN if it holds none."""
+    try:
+        weight = float(value)
+    except (TypeError, ValueError):
+        return math.nan
+    return weight if 0 <= weight < math.inf else math.nan
 
 
 def typed_values(table: SplitTable, column: str) -> list[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import PADDING, Batch
 from distill_runner.datasets.corpora import Corpus, continuations, mask_draws, mask_tokens
 from distill_runner.datasets.splits import HeldOutSplit, Split
@@ -150,6 +151,19 @@ def select_share(num_examples: int, share: float, held_out: Sequence[int] | np.n
     return np.sort(order[: max(1, round(share * len(order)))])
 
 
+def _mean_one(weights: np.ndarray, indices: np.ndarray) -> np.ndarray | None:
+    """Return weights (N,) of which those of the examples ``indices`` have a mean of 1; None if these are equal.
+
+    Raises:
+        UserError: all of these are 0.
+    """
+    own = weights[indices]
+    if not own.any():
+        problem = "the training examples that are used all have the weight 0"
+        raise UserError("task.example_weight", None, problem, "Take a larger share of them, or other weights.")
+    return None if (own == own[0]).all() else weights / own.mean()
+
+
 class TaskData:
     """Training split of a task, or a share of it, and the splits for evaluation.
 
@@ -175,6 +189,7 @@ class TaskData:
         held_out = selection.rows if selection is not None and selection.split is train else ()
         # Indices into the whole split, so that a cache of teacher targets serves every smaller share.
         self.indices = select_share(len(train), share, held_out)
+        self.example_weights = None if train.example_weights is None else _mean_one(train.example_weights, self.indices)
 
     @property
     def num_evaluated(self) -> int:
@@ -197,7 +212,10 @@ class TaskData:
         return len(self.indices)
 
     def batch(self, index: np.ndarray, epoch: int) -> Batch:
-        return self.train.training_batch(self.indices[index], self.seed, epoch, self.device.length_multiple)
+        batch = self.train.training_batch(self.indices[index], self.seed, epoch, self.device.length_multiple)
+        if self.example_weights is None:
+            return batch
+        return replace(batch, example_weights=torch.from_numpy(self.example_weights[batch.index.numpy()]))
 
     def evaluate(self, model: PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
         """Return scores, which are not percentages, and predictions by split.

@@ -158,7 +158,7 @@ class RetrievalTask(VectorTask):
         excluded = np.array([document_number.get(key, -1) for key in used], dtype=np.int64)
         judgments = Judgments(np.array(rows, dtype=np.int64), excluded)
         texts = [*(queries[key] for key in used), *documents.values()]
-        return RetrievalExamples([texts], None, len(used), judgments)
+        return RetrievalExamples([texts], None, num_queries=len(used), judgments=judgments)
 
     def _texts(self, split: str) -> dict[str, str]:
         """Return the texts of queries or documents by id."""

@@ -55,6 +55,7 @@ class VectorTask(TextTask):
     pipeline_tag = "sentence-similarity"
     onnx_loading = ONNX_LOADING
     single_texts = True
+    weighs_examples = False
     agreement_name = "cosine with torch"
     example_fields = frozenset({"columns", "train_columns", "label", "type", "max_length", "version", "prompt"})
 

@@ -1,0 +1,226 @@
+"""Weights of training examples: what they do to the losses, where they are refused, and a run with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.datasets.tokenization import Examples
+from distill_runner.methods.base import Progress
+from distill_runner.methods.class_relations import DecoupledSoftLabels
+from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score
+from distill_runner.models.features import Features
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.stages import Stage
+from distill_runner.tasks import make_task
+from distill_runner.tasks.account import effective_number
+from distill_runner.training.data import TaskData
+from distill_runner.training.devices import Device
+from helpers.command import distill_run
+from helpers.small_runs import Compose
+
+CPU = Device.from_name("cpu", "fp32")
+PROGRESS = Progress(0, 0, 1, 1)
+OUTPUTS: dict[str, tuple[Outputs, int]] = {
+    "classes": (Classes(), 3),
+    "class weights": (Classes([0.5, 1.0, 2.0]), 3),
+    "label sets": (LabelSets(), 3),
+    "scores": (Score(), 1),
+}
+
+
+def batch_of(labels: Tensor, weights: Tensor | None) -> Batch:
+    count = len(labels)
+    numbers = torch.arange(count)
+    return Batch(numbers, numbers, numbers, numbers, numbers, (), labels, example_weights=weights)
+
+
+def labels_of(name: str, size: int, generator: torch.Generator) -> Tensor:
+    if name == "label sets":
+        return torch.randint(2, (size, 3), generator=generator).double()
+    if name == "scores":
+        return torch.randn(size, dtype=torch.float64, generator=generator)
+    return torch.randint(3, (size,), generator=generator)
+
+
+def all_losses(
+    name: str, student: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor | None
+) -> dict[str, Tensor]:
+    outputs, batch = OUTPUTS[name][0], batch_of(labels, weights)
+    losses = {
+        "labels": outputs.label_loss(student, batch),
+        "soft": outputs.soft_label_loss(student, teacher, batch, 2.0, True),
+        "logits": outputs.logit_loss(student, teacher, batch, "sum"),
+    }
+    if name == "classes":
+        term = DecoupledSoftLabels()
+        losses["decoupled"] = term(Features(student), Features(teacher), batch, PROGRESS)
+    return losses
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+@settings(max_examples=20, deadline=None)
+@given(counts=st.lists(st.integers(0, 3), min_size=2, max_size=6).filter(any), seed=st.integers(0, 99))
+def test_a_weight_of_n_is_the_example_n_times(name: str, counts: list[int], seed: int) -> None:
+    """For the sum over the examples; also for the gradient."""
+    generator, size = torch.Generator().manual_seed(seed), len(counts)
+    student = torch.randn(size, OUTPUTS[name][1], dtype=torch.float64, generator=generator)
+    teacher, labels = (
+        torch.randn(student.shape, dtype=torch.float64, generator=generator),
+        labels_of(name, size, generator),
+    )
+    repeats = torch.tensor(counts)
+    sums = []
+    for rows, weights in (
+        (torch.arange(size), repeats.double()),
+        (torch.arange(size).repeat_interleave(repeats), None),
+    ):
+        leaf = student.clone().requires_grad_()
+        losses = all_losses(name, leaf[rows], teacher[rows], labels[rows], weights)
+        total = torch.stack([*losses.values()]) * len(rows)
+        (gradient,) = torch.autograd.grad(total.sum(), leaf)
+        sums.append((total.detach(), gradient))
+    for one, other in zip(*sums, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_cross_entropy_by_hand() -> None:
+    """Logits 0, 0 and ln 3, 0 with the labels 0 and 1: losses ln 2 and ln 4; weights 3 and 1 of a mean of 2."""
+    logits = torch.tensor([[0.0, 0.0], [np.log(3.0), 0.0]], dtype=torch.float64)
+    batch = batch_of(torch.tensor([0, 1]), torch.tensor([1.5, 0.5], dtype=torch.float64))
+    assert Classes().label_loss(logits, batch).item() == pytest.approx((1.5 * np.log(2) + 0.5 * np.log(4)) / 2)
+
+
+def task_of(**options: Any) -> Any:
+    base = {"name": "own", "columns": ["text"], "labels": ["no", "yes"], "metrics": ["accuracy"], "max_length": 16}
+    return make_task(**base | {"epochs": 1, "dataset": "data", "validation": {"validation": "validation"}} | options)
+
+
+def split_of(folder: Path, wordpiece: Any, weights: list[float]) -> TokenSplit:
+    folder.mkdir()
+    size = len(weights)
+    examples = Examples([["good movie"] * size], np.arange(size) % 2, np.array(weights))
+    TokenSplit.write(folder, examples, wordpiece, 16)
+    return TokenSplit(folder)
+
+
+def test_batches_have_weights_with_a_mean_of_1_over_the_examples_that_are_used(tmp_path: Path, wordpiece: Any) -> None:
+    split = split_of(tmp_path / "a", wordpiece, [1, 2, 3, 4, 0, 6, 7, 8])
+    data = TaskData(task_of(), split, {}, CPU, share=0.5)
+    batch = data.batch(np.arange(4), 0)
+    own = np.array([1, 2, 3, 4, 0, 6, 7, 8])[batch.index.numpy()]
+    assert batch.example_weights is not None
+    np.testing.assert_allclose(batch.example_weights.numpy(), own / own.mean())
+    equal = TaskData(task_of(), split_of(tmp_path / "b", wordpiece, [3.0] * 4), {}, CPU)
+    assert equal.batch(np.arange(4), 0).example_weights is None, "equal weights change nothing, to the bit"
+    with pytest.raises(UserError, match="all have the weight 0"):
+        TaskData(task_of(), split_of(tmp_path / "c", wordpiece, [0.0] * 4), {}, CPU)
+
+
+def test_effective_number_by_hand() -> None:
+    assert effective_number(np.array([1.0, 1.0, 2.0])) == pytest.approx(16 / 6)
+    assert effective_number(np.array([5.0] * 7)) == pytest.approx(7)
+
+
+def written(folder: Path, weights: list[str], header: str = "text,label,w") -> Path:
+    folder.mkdir(exist_ok=True)
+    rows = [f"text number {number},{('no', 'yes')[number % 2]}" for number in range(len(weights))]
+    lines = [f"{row},{weight}" for row, weight in zip(rows, weights, strict=True)]
+    (folder / "train.csv").write_text("\n".join([header, *lines]) + "\n")
+    (folder / "validation.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (["1", "-0.5", "1", "1"], "row 1 of split 'train' holds '-0.5', which is no number of 0 or more"),
+        (["1", "1", "nan", "-1"], "row 2 of split 'train' holds 'nan'"),
+        (["1", "1", "", "1"], "row 2 of split 'train' holds ''"),
+        (["inf", "1", "1", "1"], "row 0 of split 'train' holds 'inf'"),
+        (["x", "1", "1", "1"], "row 0 of split 'train' holds 'x'"),
+        (["0", "0", "0.0", "0"], "all examples of split 'train' have the weight 0"),
+    ],
+)
+def test_values_that_are_no_weights(tmp_path: Path, weights: list[str], message: str) -> None:
+    task = task_of(dataset=str(written(tmp_path / "data", weights)), example_weight="w")
+    with pytest.raises(UserError, match=message) as error:
+        task.examples("train")
+    assert error.value.key == "task.example_weight"
+
+
+def test_weights_follow_the_rows_that_are_used(tmp_path: Path) -> None:
+    folder = written(tmp_path / "data", ["1,0.9", "2,", "3,0.5", "4,0.1"], "text,label,w,p")
+    task = task_of(dataset=str(folder), example_weight="w", probabilities=["p"], gold="all")
+    assert task.examples("train").weights.tolist() == [1, 3, 4]
+    assert task.examples("validation").weights is None
+    kept = task.model_copy(update={"keep": "confident:0.8"})
+    assert kept.examples("train").weights.tolist() == [1, 4]
+    assert len(kept.column_logits("train")) == 2
+
+
+@pytest.mark.parametrize("options", [{"type": "embeddings", "labels": None, "columns": ["a", "b"]}, {"type": "images"}])
+def test_types_without_weights(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="have no weights of examples"):
+        task_of(example_weight="w", max_length=options.get("max_length", 16), **{"metrics": None} | options)
+
+
+def test_methods_and_transfer_sets_without_weights(compose: Compose, tmp_path: Path) -> None:
+    data = [f"task.dataset={written(tmp_path / 'data', ['1', '2', '3', '4'])}", "task.columns=[text]", "task.test=null"]
+
+    def resolved(*overrides: str) -> Stage:
+        run = compose(*data, "task.example_weight=w", *overrides)
+        return resolve(run.stages, run.stage, run.runtime.precision)
+
+    with pytest.raises(UserError, match="no term of the method reads weights: kd"):
+        resolved("method=dist", "stages.student.method.weights.ce=0", "loss.temperature=2")
+    with pytest.raises(UserError, match="the stage trains on a transfer set"):
+        resolved(
+            "method=kd",
+            f"stages.student.transfer={{name: x, parts: {{a: {{dataset: {tmp_path / 'data'}, columns: [text]}}}}}}",
+        )
+    assert resolved("method=rkd").key != resolve(compose(*data, "method=rkd").stages, "student", "fp32").key
+
+
+def test_a_run_with_weights(tmp_path: Path, tiny_bert_folder: Path) -> None:
+    """From gold labels and from scores in columns; equal weights give the bits of a run without."""
+    rows = ["1,0.9", "1,0.2", "2,0.8", "0,0.5"] * 4
+    written(tmp_path / "data", rows, "text,label,w,p")
+    written(tmp_path / "same", [row.replace("0,", "2,").replace("1,", "2,") for row in rows], "text,label,w,p")
+    common = ["task=custom", "task.columns=[text]", "task.max_length=16", "method=rkd", "teacher=labels",
+              f"student.init.source={tiny_bert_folder}", "student=pretrained", "student.num_layers=2",
+              "task.probabilities=[p]", "task.epochs=1", "task.test=null", "runtime.device=cpu"]  # fmt: skip
+    losses: dict[str, str] = {}
+    for name, overrides in {
+        "weights": ["task.dataset=data", "task.example_weight=w"],
+        "none": ["task.dataset=data"],
+        "same": ["task.dataset=same", "task.example_weight=w"],
+    }.items():
+        ended = distill_run(tmp_path, *common, *overrides)
+        assert ended.code == 0, ended.err
+        (file,) = [
+            one
+            for one in (tmp_path / "outputs/runs").glob("*/result.json")
+            if name not in losses and str(one) not in losses.values()
+        ]
+        losses[name] = str(file)
+        if name == "weights":
+            assert "as 11 of 16 examples with equal weights ((sum w)^2 / sum w^2)" in ended.err
+            (line,) = [entry for entry in json.loads(file.read_text())["account"] if entry["topic"] == "examples"]
+            assert line["effective"] == pytest.approx(16**2 / 24)
+    outputs = {name: (Path(file).parent / "metrics.jsonl").read_text() for name, file in losses.items()}
+
+    def values(text: str) -> list[Any]:
+        return [{key: value for key, value in json.loads(row).items() if "loss" in key} for row in text.splitlines()]
+
+    assert values(outputs["none"]) == values(outputs["same"])
+    assert values(outputs["none"]) != values(outputs["weights"])
