@@ -47,11 +47,12 @@ def make(kind: str, size: int = 900) -> Any:
         return BertTokenizer(vocab=tokenizer.get_vocab(with_added_tokens=False))
     if kind == "roberta":
         model = json.loads(byte_pairs(ROBERTA_NAMES, size).to_str())["model"]
-        return RobertaTokenizer(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+        merges: Any = [tuple(merge) for merge in model["merges"]]
+        return RobertaTokenizer(vocab=model["vocab"], merges=merges)
     if kind == "xlm-roberta":
         tokenizer = Tokenizer(models.Unigram())
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        options = {"vocab_size": size, "special_tokens": ROBERTA_NAMES, "unk_token": "<unk>"}
+        options: dict[str, Any] = {"vocab_size": size, "special_tokens": ROBERTA_NAMES, "unk_token": "<unk>"}
         tokenizer.train_from_iterator(texts(), trainers.UnigramTrainer(**options))
         pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
         return XLMRobertaTokenizer(vocab=[(piece, score) for piece, score in pieces])
