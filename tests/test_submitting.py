@@ -13,9 +13,9 @@ from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline import status
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from distill_runner.sweeping import sweep
+from distill_runner.sweeping import slurm_queue
 from distill_runner.sweeping.points import Grid, GridPoint, SweepConfig
-from distill_runner.sweeping.sweep import queued_jobs, submit_grid, submitter
+from distill_runner.sweeping.slurm_queue import queued_jobs, submit_grid, submitter
 
 Compose = Callable[..., RunConfig]
 
@@ -37,7 +37,7 @@ class Queue:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     made = Queue()
-    monkeypatch.setattr(sweep, "queued_jobs", lambda: made.alive)
+    monkeypatch.setattr(slurm_queue, "queued_jobs", lambda: made.alive)
     return made
 
 
@@ -98,20 +98,20 @@ def test_many_points_are_queued_as_several_arrays(
     grid: Grid, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm refuses ``--array=0-1999`` by default, after the stages that the points share were queued."""
-    monkeypatch.setattr(sweep, "max_array_size", lambda: 1)
+    monkeypatch.setattr(slurm_queue, "max_array_size", lambda: 1)
     submit_grid(grid, queue, tmp_path, retry_failed=False)
     assert queue.arrays[2:] == [(["seed=1"], "2"), (["seed=2"], "2")]
     assert [point.result()["job"] for point in grid.points] == ["3_0", "4_0"]
     jobs = json.loads((tmp_path / "jobs.json").read_text())
     assert [jobs[point.key] for point in grid.points] == ["3_0", "4_0"]
-    assert [list(part) for part in sweep.in_arrays(range(3))] == [[0], [1], [2]]
+    assert [list(part) for part in slurm_queue.in_arrays(range(3))] == [[0], [1], [2]]
 
 
 def test_an_array_that_slurm_refuses_leaves_the_earlier_ones_recorded(
     grid: Grid, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same command would queue the first thousand points a second time."""
-    monkeypatch.setattr(sweep, "max_array_size", lambda: 1)
+    monkeypatch.setattr(slurm_queue, "max_array_size", lambda: 1)
 
     def submit(jobs: Sequence[Sequence[str]], after: str | None) -> list[str]:
         if jobs[0][-1] == "seed=2":
@@ -139,7 +139,7 @@ def test_slurm_is_asked_for_the_size_of_arrays(output: str | None, size: int, mo
         return SimpleNamespace(stdout=output)
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert sweep.max_array_size() == size
+    assert slurm_queue.max_array_size() == size
 
 
 def test_other_launchers_have_no_queue() -> None:

@@ -35,7 +35,8 @@ from distill_runner.pipeline.targets import targets_spec
 from distill_runner.sweeping import isolation, plan
 from distill_runner.sweeping.halving import by_cell, replay, rungs, survivors
 from distill_runner.sweeping.points import Grid, GridPoint, holds
-from distill_runner.sweeping.sweep import missing_stages, run_grid
+from distill_runner.sweeping.remaining import missing_stages
+from distill_runner.sweeping.sweep import run_grid
 from distill_runner.training.config import Runtime
 from helpers.command import Ended, distill_run
 from helpers.fake_results import failed, with_specs

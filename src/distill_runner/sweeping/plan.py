@@ -36,7 +36,7 @@ from distill_runner.pipeline.stages import SCHEMA, Stage
 from distill_runner.pipeline.store import Store, key_of
 from distill_runner.pipeline.targets import cache_bytes, cached_share, decide_cached, usable_cache
 from distill_runner.sweeping.points import Grid, GridPoint
-from distill_runner.sweeping.sweep import has_ended, is_built, missing_stages, summary
+from distill_runner.sweeping.remaining import has_ended, is_built, missing_stages, summary
 from distill_runner.training.config import Runtime
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets

@@ -42,14 +42,8 @@ class GridSweeper(BasicSweeper):
             from distill_runner.common.schema import validate_config
             from distill_runner.sweeping.plan import show_plan
             from distill_runner.sweeping.points import SweepConfig, expand
-            from distill_runner.sweeping.sweep import (
-                finish,
-                require_points,
-                run_grid,
-                submit_grid,
-                submitter,
-                sweep_folder,
-            )
+            from distill_runner.sweeping.slurm_queue import submit_grid, submitter
+            from distill_runner.sweeping.sweep import finish, require_points, run_grid, sweep_folder
 
         assert self.config is not None
         assert self.hydra_context is not None
@@ -96,7 +90,7 @@ class GridSweeper(BasicSweeper):
             sys.exit(code)
 
     def _launch(self, group: str, jobs: Sequence[Sequence[str]]) -> Sequence[JobReturn]:
-        from distill_runner.sweeping.sweep import in_arrays
+        from distill_runner.sweeping.slurm_queue import in_arrays
 
         assert self.launcher is not None
         is_slurm = getattr(self.launcher, "_EXECUTOR", None) == "slurm"
