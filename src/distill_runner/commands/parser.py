@@ -400,6 +400,8 @@ examples:
 }
 SPELLINGS = {"analyse": "analyze"}
 """Other spellings of subcommands."""
+RUN_WORDS = {"train", "run", "fit", "distill", "finetune", "fine-tune"}
+"""Subcommands of other tools that train; here, training has none."""
 
 
 def subcommand_of(arguments: Sequence[str]) -> str | None:
@@ -413,7 +415,8 @@ def subcommand_of(arguments: Sequence[str]) -> str | None:
     name = SPELLINGS.get(arguments[0], arguments[0])
     if name not in SUBCOMMANDS:
         problem = "is neither a subcommand nor of the form <key>=<value>"
-        raise UserError(name, None, problem, f"{suggestion(name, SUBCOMMANDS)} See distill-run --help.")
+        remedy = "Leave it out: distill-run task=rte." if name.lower() in RUN_WORDS else suggestion(name, SUBCOMMANDS)
+        raise UserError(name, None, problem, f"{remedy} See distill-run --help.")
     return name
 
 

@@ -110,7 +110,8 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     parsed, rest = parse_options(arguments)
     for argument in rest:
         if argument.startswith("-"):
-            raise UserError(argument, None, "there is no such option", "See distill-run --help.")
+            remedy = "What a run does is written <key>=<value>, such as task=rte. See distill-run --help."
+            raise UserError(argument, None, "there is no such option", remedy)
     overrides, folder, multirun = [*parsed.overrides, *rest], parsed.config_dir, parsed.multirun
     folders.use_folder(folder)  # Hydra would search it after the package's own folder
     config_dir = ("--config-dir", "-cd", folder, f"--config-dir={folder}", f"-cd={folder}")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -11,10 +12,17 @@ from yaml import YAMLError
 
 from distill_runner.common.errors import UserError, causes, suggestion
 from distill_runner.common.files import resource_error
+from distill_runner.common.hub import is_hub_id
 from distill_runner.compose.folders import all_folders, choices
 from distill_runner.compose.resolvers import inherit_stages
 
 HELP = "See distill-run --help."
+SOURCES = {
+    "task": "task=custom task.dataset",
+    "teacher": "teacher=base teacher.source",
+    "student": "student=pretrained student.init.source",
+}
+"""Group -> the overrides whose last one takes a folder or an id of the hub in place of a name."""
 OTHER_WORDS = {
     "learning_rate": "optim.lr",
     "num_train_epochs": "optim.epochs",
@@ -138,6 +146,8 @@ def _no_such_choice(file: str, names: Sequence[str], overrides: Sequence[str]) -
     name = file.removeprefix(f"{group}/")
     options = choices(group) or names
     remedy = f"Did you mean '{close}'?" if (close := _same_word(name, options)) else suggestion(name, options)
+    if group in SOURCES and (Path(name).exists() or is_hub_id(name)):
+        remedy = f"For a folder or an id of the hub: {SOURCES[group]}={name}"
     if group == "hydra/sweeper" and name == "optuna":
         remedy = "pip install 'distill-run[optuna]'"
     return UserError(group, name, "there is no such choice", remedy or HELP)
