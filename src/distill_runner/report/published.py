@@ -192,15 +192,16 @@ def cells(paper: str) -> tuple[PublishedCell, ...]:
 
 
 @cache
-def _scores() -> tuple[PublishedCell, ...]:
-    """Return all papers' table cells that score a method on a task, without cells that describe a model itself."""
-    all_cells = (cell for paper in titles() for cell in cells(paper))
-    return tuple(cell for cell in all_cells if cell.method and cell.task and cell.is_of_a_table)
+def _scores(method: str) -> tuple[PublishedCell, ...]:
+    """Return all papers' table cells that score a method on a task; the cells of other methods are not validated."""
+    lines = (line for paper in titles() for line in _rows(paper) if line["method"])
+    of_method = (PublishedCell.model_validate(line) for line in lines if method in line["method"].split("|"))
+    return tuple(cell for cell in of_method if cell.task and cell.is_of_a_table)
 
 
 def papers_of(method: str) -> list[str]:
     """Return the papers that print a score of a method."""
-    return list(dict.fromkeys(cell.paper for cell in _scores() if method in str(cell.method).split("|")))
+    return list(dict.fromkeys(cell.paper for cell in _scores(method)))
 
 
 def find(
@@ -220,10 +221,9 @@ def find(
         papers: papers to look in; None looks in all.
     """
     stated = {key: _text(value) for key, value in (variant or {}).items() if value is not None}
-    of_method = (cell for cell in _scores() if method in str(cell.method).split("|"))
     candidates = [
         cell
-        for cell in of_method
+        for cell in _scores(method)
         if (papers is None or cell.paper in papers)
         and quantity.is_of(cell)
         and model.is_of(cell)
