@@ -640,6 +640,10 @@ def _other_models(place: Path) -> None:
         config = AutoConfig.from_pretrained(place / "model", id2label=dict(enumerate(labels)), num_labels=len(labels))
         AutoModelForSequenceClassification.from_config(config).save_pretrained(place / name)
         tokenizer.save_pretrained(place / name)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model("llama", **sizes, vocab_size=len(tokenizer), id2label={0: "no", 1: "yes"})
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(place / "decoder")
+    tokenizer.save_pretrained(place / "decoder")
     for name, width in (("narrow", 16), ("other_words", 32)):
         config = AutoConfig.from_pretrained(place / "model", hidden_size=width, num_hidden_layers=2)
         BertModel(config).save_pretrained(place / name)

@@ -188,7 +188,7 @@ class EncoderShape:
         """
         if self.gives_logits_only and needs != FeatureRequest(logits=needs.logits):
             problem = f"reads {needs.names}, but a {side} of type {self.model_type} gives logits only"
-            remedy = "Take a method on logits (kd, rkd, vanilla, dkd, dist, takd), or BERT or a similar encoder."
+            remedy = "Take a method on logits (kd, rkd, vanilla, dkd, dist), or BERT or a similar encoder."
             raise UserError(".", None, problem, remedy)
         if self.reads_images and needs != FeatureRequest(logits=needs.logits):
             problem = f"a {side} of type {self.model_type} is an image network: only its logits can be compared"

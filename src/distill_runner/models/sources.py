@@ -403,7 +403,10 @@ def read_shape(model: ModelConfig, source: ModelSource | None = None) -> Encoder
     if not reads_images(config) and not trusts_code() and not is_encoder:
         problem = f"a {config.model_type} is not a bidirectional text encoder"
         if is_other_classifier(config):
-            remedy += " A model that is already fine-tuned can be a teacher of logits: teacher.fine_tuned=true."
+            remedy = (
+                "As a student take an encoder (student=ettin_32m), as a teacher also a fine-tuned model of logits: "
+            )
+            remedy += "teacher.fine_tuned=true."
         raise UserError(key, model.source, problem, remedy)
     try:
         return EncoderShape.from_config(config)
