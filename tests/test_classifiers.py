@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -23,7 +26,7 @@ from distill_runner.models.sources import read_shape
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from distill_runner.pipeline.targets import teacher_targets
+from distill_runner.pipeline.targets import teacher_targets, teacher_temperature
 from distill_runner.tasks import make_task
 from helpers.command import distill_run
 
@@ -254,6 +257,36 @@ def test_such_a_model_is_not_trained(
     run = compose(*overrides(teachers["qwen3"], tiny_bert_folder), *values)
     with pytest.raises(UserError, match=message):
         resolve(run.stages, "student", "fp32")
+
+
+def test_a_calibrated_teacher_has_the_temperature_that_fits(
+    compose: Compose, teachers: dict[str, Path], tiny_bert_folder: Path
+) -> None:
+    """The minimum of scipy; the outputs that a student reads are the cached ones divided by it."""
+    run = compose(*overrides(teachers["qwen3"], tiny_bert_folder), "teacher.calibrate=true")
+    stage, plain = (
+        resolve(compose_run.stages, "student", "fp32")
+        for compose_run in (run, compose(*overrides(teachers["qwen3"], tiny_bert_folder)))
+    )
+    assert stage.spec == plain.spec | {"calibrate_teacher": True}
+    builder = Pipeline(Store(run.store.dir), run.runtime)
+    temperature = teacher_temperature(stage, builder)
+    assert stage.teacher is not None
+    outputs = np.load(builder.build(stage.teacher) / "predictions-validation.npy").astype(np.float64)
+    labels = np.asarray(builder.inputs.split(stage.teacher, "validation").labels)
+
+    def loss(inverse: float) -> float:
+        return float(-log_softmax(outputs * inverse, axis=1)[np.arange(len(labels)), labels].mean())
+
+    best = minimize_scalar(loss, bounds=(1 / 20, 1 / 0.05), method="bounded", options={"xatol": 1e-9})
+    assert loss(1 / temperature) == pytest.approx(best.fun, rel=1e-7)
+    batch = builder.inputs.data(stage).batch(np.arange(16), 0)
+    targets = [teacher_targets(one, builder)(batch, Progress(0, 0, 1, 1), one.teacher_needs) for one in (stage, plain)]
+    scaled, raw = (features.logits for features in targets)
+    assert scaled is not None
+    assert raw is not None
+    assert abs(temperature - 1) > 0.1
+    torch.testing.assert_close(scaled * temperature, raw)
 
 
 def test_the_command_trains_from_such_a_teacher(

@@ -197,7 +197,7 @@ def test_a_kept_head_is_put_in_the_order_of_the_task(fine_tuned: Path) -> None:
     [
         (["no", "perhaps", "never"], "are not named like the classes of tiny"),
         (["LABEL_0", "LABEL_1", "LABEL_2"], "are not named like the classes of tiny"),
-        (["no", "yes"], "its head has 2 outputs"),
+        (["no", "yes"], "names 2 outputs, but the head of .* has 3"),
     ],
 )
 def test_a_head_of_other_classes_is_refused(fine_tuned: Path, names: list[str], message: str) -> None:

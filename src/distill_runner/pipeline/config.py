@@ -80,6 +80,8 @@ class StageConfig(Schema):
             option has no effect without a teacher or without random cropping and flipping.
         teacher_outputs: precision of the teacher's outputs. ``float16`` halves their cache; the student then learns
             from rounded outputs, cached or live. Outputs that are never cached stay in float32.
+        calibrate_teacher: divide the teacher's logits by the temperature that fits the gold labels of the first
+            validation split best (Guo et al. 2017), cached or live.
         transfer: inputs without labels to train on instead of the task's training examples. The task still selects the
             best epoch and evaluates the model.
         prediction_source: predictions that replace the model of this stage, so that no model is trained under its name
@@ -93,6 +95,7 @@ class StageConfig(Schema):
     method: ParsedMethod
     teacher: str | None = None
     teacher_outputs: Literal["float32", "float16"] = "float32"
+    calibrate_teacher: bool = False
     prediction_source: PredictionSource | None = None
     route: CheckpointSchedule | None = None
     optim: Optim

@@ -197,12 +197,31 @@ def _with_teacher(stage: Stage, teacher: Stage, shared: Shared) -> Stage:
         problem = "its predictions are for a task's examples, but the stage reads the text of a corpus"
         remedy = "Learn from its relations or layers, or from inputs of a task."
         raise UserError("teacher", teacher.name, problem, remedy)
+    if config.calibrate_teacher and (problem := _calibration_problem(stage, teacher)):
+        remedy = "Leave it out. Scores in columns: task.calibrate=true."
+        raise UserError(".calibrate_teacher", True, problem, remedy)
     same = teacher.config.prediction_source is None and (
         teacher.data.tokenizer_spec == stage.data.tokenizer_spec or _serves(teacher.tokenizer, stage.tokenizer)
     )
     tokenizer = teacher.tokenizer if same else stage.tokenizer
     route = _route(config, config.route, teacher) if config.route else None
     return replace(stage, teacher=teacher, tokenizer=tokenizer, route=route)
+
+
+def _calibration_problem(stage: Stage, teacher: Stage) -> str | None:
+    """Return why no temperature can be fitted to the teacher's logits for the stage; None if one can."""
+    task = stage.config.task
+    if task is None or not task.has_classes or task.has_token_outputs:
+        return "needs a task with classes"
+    if task.data_summary.get("gold") == "none":
+        return "needs a validation split with gold labels"
+    if teacher.has_columns:
+        return "fits a model's logits, but this teacher is known by columns of the data"
+    if not stage.teacher_needs.logits:
+        return "divides logits of the teacher, which this method does not read"
+    if stage.config.route is not None:
+        return "fits the trained teacher, but the student follows its checkpoints"
+    return None
 
 
 def _with_predictions(stage: Stage, teacher: Stage) -> Stage:

@@ -303,6 +303,7 @@ class Stage:
             }
             | ({"route": self.route} if self.route else {})
             | ({"views": self.data.views} if self.data.views else {})
+            | ({"calibrate_teacher": True} if self.teacher and self.config.calibrate_teacher else {})
             | ({"teacher_outputs": self.teacher_outputs} if self.teacher_outputs != "float32" else {})
         )
 

@@ -17,6 +17,7 @@ from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.inputs import Inputs, saved_model
 from distill_runner.pipeline.stages import SCHEMA, Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
+from distill_runner.tasks.calibration import class_loss, fitted_temperature
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.training.config import Runtime
 from distill_runner.training.data import select_share
@@ -28,9 +29,10 @@ from distill_runner.training.teachers import (
     MeanTargets,
     NoTeacher,
     RoundedTargets,
+    ScaledTargets,
     TeacherTargets,
 )
-from distill_runner.training.train import EPOCH
+from distill_runner.training.train import EPOCH, PREDICTIONS
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +225,27 @@ def teacher_targets(stage: Stage, builder: Builder) -> TeacherTargets:
         teacher.folder()  # built now, not between two steps of training
         rounded = stage.teacher_outputs == "float16"
         open_targets = (lambda checkpoint: RoundedTargets(teacher.live(checkpoint))) if rounded else teacher.live
-    return CheckpointTargets(stage.route, open_targets) if stage.route else open_targets(None)
+    if stage.route:
+        return CheckpointTargets(stage.route, open_targets)
+    if not stage.config.calibrate_teacher:
+        return open_targets(None)
+    temperature = teacher_temperature(stage, builder)
+    log.info("stage %s: teacher logits divided by %.4g, fitted on the validation split", stage.name, temperature)
+    return ScaledTargets(open_targets(None), temperature)
+
+
+def teacher_temperature(stage: Stage, builder: Builder) -> float:
+    """Return the temperature that fits the teacher's logits to the labels of the first validation split best.
+
+    The teacher is built first if it is missing.
+    """
+    task, teacher = stage.config.task, stage.teacher
+    assert task is not None
+    assert teacher is not None
+    name, split = next(iter(task.validation.items()))
+    outputs = np.load(builder.build(teacher) / PREDICTIONS.format(name)).astype(np.float64)
+    labels = np.asarray(builder.inputs.split(teacher.members[0] if teacher.members else teacher, split).labels)
+    return fitted_temperature(lambda temperature: class_loss(outputs / temperature, labels))
 
 
 def column_outputs(stage: Stage) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -119,6 +120,18 @@ class RoundedTargets:
         features = self.live(batch, progress, needs)
         logits = None if features.logits is None else features.logits.half().float()
         return Features(logits, {layer: states.half().float() for layer, states in features.cls.items()})
+
+
+class ScaledTargets:
+    """Targets whose logits are divided by a temperature that calibrates the teacher."""
+
+    def __init__(self, targets: TeacherTargets, temperature: float) -> None:
+        self.targets, self.temperature = targets, temperature
+
+    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
+        features = self.targets(batch, progress, needs)
+        logits = None if features.logits is None else features.logits / self.temperature
+        return replace(features, logits=logits)
 
 
 class CachedTargets:
