@@ -98,7 +98,14 @@ class FinishedRun:
 
     @property
     def tokens(self) -> Any:
-        return self.pipeline.inputs.split(self.stage, self._task.validation[self.split])
+        return self._tokens_of(self.stage)
+
+    def _tokens_of(self, stage: "Stage") -> Any:
+        """Return the validation examples as the tokenizer of the student or of its teacher encodes them."""
+        from distill_runner.pipeline.targets import with_teacher_tokenizer
+
+        split = self._task.validation[self.split]
+        return self.pipeline.inputs.split(with_teacher_tokenizer(self.stage, stage), split)
 
     def texts(self, examples: Sequence[int]) -> list[str]:
         """Return validation examples as readable text."""
@@ -118,7 +125,7 @@ class FinishedRun:
 
         names: tuple[Projection, ...] = ("query", "key")
         requested = frozenset((name, layer) for layer in range(1, stage.shape.num_layers + 1) for name in names)
-        features = self._features(stage, self.tokens.batch([example]), FeatureRequest(projections=requested))
+        features = self._features(stage, self._tokens_of(stage).batch([example]), FeatureRequest(projections=requested))
         heads = {
             key: states.unflatten(1, (stage.shape.num_heads, -1)).transpose(0, 1)
             for key, states in features.projections.items()
@@ -135,7 +142,7 @@ class FinishedRun:
     def _cls(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> "dict[int, Tensor]":
         from distill_runner.models.features import FeatureRequest
 
-        batch = self.tokens.batch(examples)
+        batch = self._tokens_of(stage).batch(examples)
         cls = self._features(stage, batch, FeatureRequest(cls=frozenset(layers))).cls
         row = {example: number for number, example in enumerate(batch.index.tolist())}
         return {layer: cls[layer][[row[example] for example in examples.tolist()]] for layer in layers}

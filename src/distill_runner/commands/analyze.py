@@ -75,6 +75,9 @@ def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
     words = first.words(options.example)
     students = {run.name: run.attention(run.stage, options.example) for run in runs}
     teacher = first.attention(first.teacher, options.example)
+    if len({layers[1].shape[-1] for layers in (teacher, *students.values())}) > 1:
+        problem = "the models read it as different tokens, so that no weights belong together"
+        raise UserError("--example", options.example, problem, "Take another example.")
     by_head: dict[str, Sequence[float]] = {}
     totals: dict[str, float] = {}
     for name, student in students.items():

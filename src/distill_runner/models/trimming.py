@@ -178,9 +178,9 @@ def num_changed(trimmed: Any, full: Any, remaining_ids: np.ndarray) -> int:
         trimmed, full: the texts as both tokenizers encode them; splits with ``ids`` and ``offsets``, as ``TokenSplit``.
         remaining_ids: as ``trim_tokenizer`` returns them.
     """
-    if len(trimmed.offsets) != len(full.offsets):  # windows of one text
-        return max(len(trimmed.offsets), len(full.offsets)) - 1
-    return sum(
-        not np.array_equal(full.ids[slice(*old)], remaining_ids[trimmed.ids[slice(*new)]])
-        for old, new in zip(pairwise(full.offsets.tolist()), pairwise(trimmed.offsets.tolist()), strict=True)
-    )
+    old = [full.ids[slice(*bounds)] for bounds in pairwise(full.offsets.tolist())]
+    new = [remaining_ids[trimmed.ids[slice(*bounds)]] for bounds in pairwise(trimmed.offsets.tolist())]
+    if len(old) == len(new):
+        return sum(not np.array_equal(*pair) for pair in zip(old, new, strict=True))
+    known = {ids.astype(np.int64).tobytes() for ids in old}  # a long text has another number of windows
+    return max(1, sum(ids.tobytes() not in known for ids in new))

@@ -201,8 +201,8 @@ def vocabulary_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         changed = dict[str, int]()
         for name, split in {**part.config.task.validation, **part.config.task.test}.items() if part.config.task else ():
             if (stored := inputs.account(part, split)) is not None:
-                changed[name] = stored[0].retokenized
-                texts.append(f"{changed[name]:,} of {stored[0].rows:,} examples of {name} have other tokens")
+                changed[name], count = stored[0].retokenized
+                texts.append(f"{changed[name]:,} of {quantity(count, 'text', ',')} of {name} have other tokens")
         details = {"stage": part.name, "tokens": rows, "full": total, "parameters_removed": removed, "changed": changed}
         yield AccountLine("tokens", f"{part.name}: {'; '.join(texts)}", (), details)
 

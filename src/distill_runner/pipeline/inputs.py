@@ -123,7 +123,7 @@ class Inputs:
             opened = task.open(folder) if task is not None else CorpusSplit(folder)
             account.rows = opened.num_examples
             if isinstance(stage.tokenizer, TrimmedTokenizer):
-                account.retokenized = self._num_changed(stage, name, opened)
+                account.retokenized = [self._num_changed(stage, name, opened), len(opened.teacher_inputs)]
             if stage_tokenizer is not None:
                 limit = task.num_positions if task is not None else corpus.max_length if corpus is not None else 0
                 account.lengths = length_counts(opened.lengths, cut, limit)

@@ -41,7 +41,8 @@ class SplitAccount:
         scores: smallest, mean and largest score of a regression task; empty for other labels.
         weights: smallest and largest weight of the examples, and their effective number; empty without weights.
         lengths: as ``length_counts`` returns them; empty for images.
-        retokenized: number of examples that have other tokens than before the vocabulary was trimmed.
+        retokenized: number of texts, or windows of them, that have other tokens than before the vocabulary was
+            trimmed, and number of all; empty if it was not.
         warnings: what in this split alone would surprise.
     """
 
@@ -59,7 +60,7 @@ class SplitAccount:
     scores: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     lengths: dict[str, Any] = field(default_factory=dict)
-    retokenized: int = 0
+    retokenized: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def to_json(self, with_lengths: bool = True) -> dict[str, Any]:

@@ -91,6 +91,10 @@ class TextTask(ScoredTask):
         if self.example_weight is not None and not self.weighs_examples:
             problem = f"tasks of type {self.type} have no weights of examples"
             raise UserError("task.example_weight", self.example_weight, problem, "Leave it out.")
+        if self.example_weight in [*self.label_columns, *self.prediction_columns]:
+            content = "the labels" if self.example_weight in self.label_columns else "scores"
+            problem = f"is the column of {content}"
+            raise UserError("task.example_weight", self.example_weight, problem, "Name a column of weights.")
         return self
 
     def resolved(self) -> Self:
