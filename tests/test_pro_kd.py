@@ -5,6 +5,7 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from distill_runner.training.teachers import CheckpointTargets
 from helpers import built_runs as built
 
 Compose = Callable[..., RunConfig]
-BATCH: Any = None  # which no term of this file reads
+BATCH: Any = SimpleNamespace(example_weights=None)  # of which no term of this file reads more
 
 
 # Losses.

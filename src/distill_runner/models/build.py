@@ -14,7 +14,6 @@ from distill_runner.common.errors import UserError, format_list, quantity, root_
 from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.features import EncoderShape, is_other_classifier
 from distill_runner.models.images import reads_images
-from distill_runner.models.padded import check_padding
 from distill_runner.models.sentence_folder import vector_modules
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
 from distill_runner.models.vectors import sentence_encoder
@@ -74,8 +73,7 @@ def _zero_shot(source: ModelSource, model: ModelConfig, hypotheses: Hypotheses) 
         if info["missing_keys"] and not model.allow_missing:
             problem = f"{source.name} has no head (no {min(info['missing_keys'])})"
             raise UserError("teacher.zero_shot", None, problem, INFERENCE_REMEDY)
-    if is_other_classifier(network.config):
-        check_padding(network, source.name)
+    _check_padding(network, source)
     return ZeroShotClassifier(network, hypotheses)
 
 
@@ -229,10 +227,16 @@ def _with_kept_head(source: ModelSource, model: ModelConfig, head: Head, auto: A
         )
     if (order := head.output_order(_label_names(source, model))) is not None:
         _reorder(output_layer(network), order)
-    if is_other_classifier(network.config):
-        check_padding(network, source.name)
+    _check_padding(network, source)
     head.describe(network.config)
     return network
+
+
+def _check_padding(network: PreTrainedModel, source: ModelSource) -> None:
+    if is_other_classifier(network.config):
+        from distill_runner.models.padded import check_padding  # imports PreTrainedModel, which takes seconds
+
+        check_padding(network, source.name)
 
 
 def _label_names(source: ModelSource, model: ModelConfig) -> Mapping[int, str] | None:
