@@ -183,6 +183,7 @@ def test_wrong_templates_and_classes_are_refused(values: dict[str, Any], message
         ZeroShot(**values)
 
 
+@pytest.mark.slow
 def test_the_command_takes_it(tmp_path: Path, tiny_bert_folder: Path, tiny_task_folder: Path) -> None:
     folder = inference_model(tmp_path / "model", tiny_bert_folder)
     command = f"task=custom task.dataset={tiny_task_folder} task.max_length=48 student.num_layers=2 runtime.device=cpu"
