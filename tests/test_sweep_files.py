@@ -17,7 +17,7 @@ from distill_runner.pipeline.planning import position_warnings
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.result import describe_run
 from distill_runner.sweeping import points as points_of_a_grid
-from distill_runner.sweeping.points import Composer, Grid, GridPoint, expand
+from distill_runner.sweeping.points import Composed, Composer, Grid, GridPoint, expand
 
 ROOT = config_folder() / "sweep"
 
@@ -82,9 +82,12 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     monkeypatch.setattr(hub, "request_commit", unreachable)
     calls = list[Sequence[str]]()
     compose = Composer.__call__
-    monkeypatch.setattr(
-        Composer, "__call__", lambda self, overrides: (calls.append(overrides), compose(self, overrides))[1]
-    )
+
+    def counted(self: Composer, overrides: Sequence[str]) -> Composed:
+        calls.append(overrides)
+        return compose(self, overrides)
+
+    monkeypatch.setattr(Composer, "__call__", counted)
     return calls
 
 
