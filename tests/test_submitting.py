@@ -73,6 +73,7 @@ def test_the_same_command_queues_what_has_left_the_queue(grid: Grid, queue: Queu
     assert queue.arrays[3:] == [(["seed=2"], None)]
     jobs = json.loads((tmp_path / "jobs.json").read_text())
     assert [jobs[point.key] for point in grid.points] == ["3_0", "4_0"]
+    assert [point.result()["job"] for point in grid.points] == ["3_0", "4_0"]  # read by sweeps with other points
 
 
 def test_a_larger_grid_leaves_alone_what_a_smaller_one_queued(grid: Grid, queue: Queue, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def submitter(launcher: Any, common: Sequence[str]) -> Submit:
 
 
 def _queue(point: GridPoint, job: str) -> None:
-    if point.result()["status"] == "not run":  # the status of a paused or killed point says more
+    if point.result()["status"] in ("not run", "queued"):  # the status of a paused or killed point says more
         status.write_status(point.folder, "queued", {**point.names, "job": job})
 
 
