@@ -4,11 +4,14 @@
     python -m benchmarks.growth vocabulary 20000 80000          peak MiB, by paragraphs
     python -m benchmarks.growth store 100 1000 10000            seconds of ``distill-run store``, by artifacts
     python -m benchmarks.growth targets 500                     seconds to open an artifact of so many MiB, twice
+    python -m benchmarks.growth corpus 100000 1000000           CPU seconds and peak MiB to tokenize a corpus, by rows,
+                                                                with 1 and 2 threads, and killed in the middle
 
 Each number is measured in a separate process. Rows of text are drawn from the embedded corpus.
 """
 
 import csv
+import json
 import random
 import subprocess
 import sys
@@ -62,6 +65,66 @@ def tokens(rows: int, folder: Path) -> str:
     started = time.perf_counter()
     TokenSplit.write(folder, task.examples("train"), AutoTokenizer.from_pretrained(folder / "tokenizer"), 128)
     return f"{peak_memory():.0f} ({time.perf_counter() - started:.0f} s)"
+
+
+def corpus(rows: int, folder: Path) -> str:
+    """Tokenize rows of text as packed blocks: with one thread, with two, and with two after SIGKILL in the middle.
+
+    Return CPU seconds and peak MiB of each, bytes on disk for each token, and whether the files are equal.
+    """
+    from distill_runner.datasets.corpora import train_wordpiece
+
+    (folder / "tokenizer").mkdir()
+    train_wordpiece(_texts(1000), 2000, folder / "tokenizer")
+    (folder / "text").mkdir()
+    _in_another_process(_write_csv, rows, folder / "text")
+    parts, digests = list[str](), set[str]()
+    for name, threads, killed_at in (("one thread", 1, 0), ("two threads", 2, 0), ("killed", 2, rows // 2)):
+        output = folder / name
+        output.mkdir()
+        command = f"from benchmarks.growth import *; tokenize_corpus(Path({str(folder)!r}), {name!r}, {threads})"
+        if killed_at:
+            process = subprocess.Popen([sys.executable, "-c", command])
+            while _documents_done(output) < killed_at:
+                time.sleep(0.05)
+            process.kill()
+            process.wait()
+            name += f" after {_documents_done(output):,} rows, the second process"
+        line = subprocess.check_output([sys.executable, "-c", command], text=True, encoding="utf-8").split()
+        seconds, mebibytes, tokens, size, digest = line
+        parts.append(f"{name}: {seconds} s, {mebibytes} MiB")
+        digests.add(digest)
+    equal = "equal files" if len(digests) == 1 else "files differ"
+    return "; ".join([*parts, f"{int(size) / int(tokens):.2f} bytes a token, {int(tokens):,} tokens, {equal}"])
+
+
+def tokenize_corpus(folder: Path, name: str, threads: int) -> None:
+    """Write the examples of ``folder/text`` into ``folder/name``; print CPU seconds, peak MiB, tokens, bytes, hash."""
+    import hashlib
+
+    import numpy as np
+    import torch
+    from transformers import AutoTokenizer
+
+    from distill_runner.datasets.corpora import Corpus, write_examples
+
+    torch.set_num_threads(threads)
+    part = {"dataset": str(folder / "text"), "columns": ["sentence"]}
+    text = Corpus(name="growth", max_length=128, examples="packed", parts={"text": part})
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    started = time.process_time()
+    write_examples(folder / name, text, "train", tokenizer)
+    seconds, peak = time.process_time() - started, peak_memory()
+    files = sorted((folder / name).rglob("*.npy"))
+    digest = hashlib.sha256(b"".join(hashlib.file_digest(file.open("rb"), "sha256").digest() for file in files))
+    num_tokens = len(np.load(folder / name / "ids.npy", mmap_mode="r"))
+    print(f"{seconds:.0f} {peak:.0f} {num_tokens} {sum(file.stat().st_size for file in files)} {digest.hexdigest()}")
+
+
+def _documents_done(folder: Path) -> int:
+    """Return how many documents are tokenized, from the record of the process that does it."""
+    files = list(folder.rglob("progress.json"))
+    return int(json.loads(files[0].read_text(encoding="utf-8"))["counts"]) if files else 0
 
 
 def vocabulary(texts: int, folder: Path) -> str:
@@ -145,8 +208,15 @@ MEASURES: dict[str, Callable[[int, Path], str]] = {
     "vocabulary": vocabulary,
     "store": store,
     "targets": targets,
+    "corpus": corpus,
 }
-UNITS = {"tokens": "peak MiB", "vocabulary": "peak MiB", "store": "seconds", "targets": "seconds, first and second"}
+UNITS = {
+    "tokens": "peak MiB",
+    "vocabulary": "peak MiB",
+    "store": "seconds",
+    "targets": "seconds, first and second",
+    "corpus": "CPU seconds, peak MiB",
+}
 
 if __name__ == "__main__":
     main()
