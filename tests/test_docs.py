@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,7 +187,7 @@ SMALLER = ROOT / "docs" / "tutorials" / "modernbert.md"
 def test_the_commands_of_a_smaller_modernbert_run(tmp_path: Path) -> None:
     """In their order, with a tiny ModernBERT of random weights in place of those of the hub, and few updates."""
     tiny_tokenizers.make("modernbert").save_pretrained(tmp_path / "tiny")
-    ids = {f"{name}_token_id": 900 + number for name, number in (("cls", 4), ("sep", 5), ("pad", 6))}
+    ids: dict[str, Any] = {f"{name}_token_id": 900 + number for name, number in (("cls", 4), ("sep", 5), ("pad", 6))}
     families.make("modernbert", masked_lm=True, vocab_size=910, num_hidden_layers=8, **ids).save_pretrained(
         tmp_path / "tiny"
     )
