@@ -197,9 +197,9 @@ def _with_teacher(stage: Stage, teacher: Stage, shared: Shared) -> Stage:
         problem = "its predictions are for a task's examples, but the stage reads the text of a corpus"
         remedy = "Learn from its relations or layers, or from inputs of a task."
         raise UserError("teacher", teacher.name, problem, remedy)
-    if config.calibrate_teacher and (problem := _calibration_problem(stage, teacher)):
+    if config.calibrate_teacher and (reason := _calibration_problem(stage, teacher)):
         remedy = "Leave it out. Scores in columns: task.calibrate=true."
-        raise UserError(".calibrate_teacher", True, problem, remedy)
+        raise UserError(".calibrate_teacher", True, reason, remedy)
     same = teacher.config.prediction_source is None and (
         teacher.data.tokenizer_spec == stage.data.tokenizer_spec or _serves(teacher.tokenizer, stage.tokenizer)
     )
