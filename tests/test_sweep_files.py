@@ -179,7 +179,10 @@ def test_points_of_a_shipped_sweep_are_what_hydra_composes(
 ) -> None:
     every = hydra_private.combinations
     monkeypatch.setattr(points_of_a_grid, "combinations", lambda given: every(given)[-4:])
-    found = points(sweep, f"teacher.source={deep_bert_folder}", "seed=choice(2,1)")
+    try:
+        found = points(sweep, f"teacher.source={deep_bert_folder}", "seed=choice(2,1)")
+    except UserError as error:
+        pytest.skip(f"no point can run on this machine: {error}")
     for point in found.points:
         if point.error is None:  # data or a model that the machine does not have
             assert_composed(point)
