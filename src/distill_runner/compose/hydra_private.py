@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -24,6 +25,7 @@ __all__ = [
     "cache_files",
     "combinations",
     "parse_options",
+    "with_value",
 ]
 
 
@@ -56,6 +58,11 @@ def combinations(overrides: list[Override]) -> list[list[str]]:
 def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:
     """Set values in a configuration that is already composed."""
     ConfigLoaderImpl._apply_overrides_to_config(list(overrides), config)
+
+
+def with_value(override: Override, value: Any, text: str) -> Override:
+    """Return the override that sets another plain value, as the parser reads it of ``text``."""
+    return replace(override, _value=value, input_line=text)
 
 
 class CachedFiles(ConfigRepository):

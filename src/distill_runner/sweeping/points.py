@@ -26,7 +26,7 @@ from distill_runner.common.process import manual_garbage_collection
 from distill_runner.common.schema import Schema
 from distill_runner.common.shared import Shared
 from distill_runner.compose.explain import user_facing_error
-from distill_runner.compose.hydra_private import apply_overrides, cache_files, combinations
+from distill_runner.compose.hydra_private import apply_overrides, cache_files, combinations, with_value
 from distill_runner.compose.parts import resolved_parts
 from distill_runner.compose.resolvers import folder_name, run_key
 from distill_runner.compose.run_config import RunConfig, typed_parts, typed_run
@@ -193,7 +193,7 @@ class Composer:
         if override not in self.parsed:
             key, _, value = override.partition("=")
             if _WHOLE_NUMBER.fullmatch(value) and (same_key := self.parsed.get(f"{key}=")):
-                self.parsed[override] = replace(same_key, _value=int(value), input_line=override)
+                self.parsed[override] = with_value(same_key, int(value), override)
             else:
                 (self.parsed[override],) = self.parser.parse_overrides([override])
                 if _WHOLE_NUMBER.fullmatch(value):
