@@ -86,7 +86,9 @@ def corpus(rows: int, folder: Path) -> str:
         if killed_at:
             process = subprocess.Popen([sys.executable, "-c", command])
             while _documents_done(output) < killed_at:
-                time.sleep(0.05)
+                if process.poll() is not None:
+                    sys.exit(f"{rows} rows are too few: the process had ended before it was killed")
+                time.sleep(0.01)
             process.kill()
             process.wait()
             name += f" after {_documents_done(output):,} rows, the second process"
