@@ -49,6 +49,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
     return [torch.load(folder / f"{name}.pt") for name in ("1-0", "2-0", "2-1")]
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_gradients_and_averages_of_one(ends: list[dict[str, Tensor]]) -> None:
     alone, *both = ends
     assert any("running_var" in name for name in alone)

@@ -164,6 +164,7 @@ def test_the_committed_page_is_computed(capsys: pytest.CaptureFixture[str], monk
     assert "holds over examples |" not in PAGE.read_text()
 
 
+@pytest.mark.slow
 def test_a_page_that_has_changed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "index.md"
     page.write_text(PAGE.read_text().replace("**holds**", "not shown"))

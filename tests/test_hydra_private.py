@@ -42,6 +42,7 @@ def test_they_do_what_is_expected_of_them() -> None:
     assert callable(ConfigLoaderImpl._apply_overrides_to_config)
 
 
+@pytest.mark.slow
 def test_a_sweeper_can_be_made_whatever_was_imported_before_the_search_for_plugins() -> None:
     """The search executes the module of Hydra's sweeper once more: a class of before would not be the one of then."""
     lines = (

@@ -225,6 +225,7 @@ class ByRows(Case):
         return training
 
 
+@pytest.mark.slow
 def test_gradients_of_an_embedding_are_added_by_rows(tokens: Path, tmp_path: Path) -> None:  # noqa: F811
     optim = {"epochs": 1, "batch_size": 12}
     dense, _ = Case(tokens, tmp_path / "dense", METHODS["nkd"], optim).train(2)

@@ -63,6 +63,7 @@ def test_terms_of_weight_zero_are_not_built() -> None:
     assert [*parse_method(config["stages"]["student"]["method"]).terms] == ["ce"]
 
 
+@pytest.mark.slow
 def test_the_points_of_alp_kd_are_those_of_its_table() -> None:
     folder = config_folder()
     table = yaml.safe_load((folder / "recipe" / "alp_kd.yaml").read_text(encoding="utf-8"))["alp"]

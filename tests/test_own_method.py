@@ -43,6 +43,7 @@ def test_the_example_is_short() -> None:
     assert len((EXAMPLE / "conf/method/relational.yaml").read_text().splitlines()) <= 15
 
 
+@pytest.mark.slow
 def test_editing_a_term_gives_a_new_key(place: Path) -> None:
     before, again = key_of_student(place), key_of_student(place, "loss.delta=2")
     assert before != again
@@ -74,6 +75,7 @@ def test_a_shipped_file_can_be_overridden(place: Path) -> None:
     assert "mapping.layer=77: there is no teacher layer 77" in ended.err
 
 
+@pytest.mark.slow
 def test_a_folder_given_by_name_goes_before_that_of_the_working_folder(place: Path, tmp_path: Path) -> None:
     (place / "conf").rename(place / "elsewhere")
     assert distill_run(place, *COMMAND, "plan=true").code == 2

@@ -115,7 +115,7 @@ COMMANDS = [
     "table runs",
     "table --help",
     "compare alp rkd --runs runs",
-    "claims runs",
+    pytest.param("claims runs", marks=pytest.mark.slow),
     "store --store store",
     "completion bash",
 ]
@@ -183,6 +183,7 @@ def stand_in(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.slow
 def test_completion_in_a_real_shell(shell: str, stand_in: Path, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed (apt-get install {shell})")

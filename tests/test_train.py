@@ -747,6 +747,7 @@ def test_bf16_trains_with_weights_in_float32(make: Make, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+@pytest.mark.slow
 def test_freed_memory_comes_back_without_page_faults() -> None:
     """Of a block of 64 MiB that is made and dropped, again and again, the pages stay."""
     script = """

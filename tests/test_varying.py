@@ -44,6 +44,7 @@ def outcome(call: Any, *arguments: Any) -> Any:
 @given(
     st.lists(st.sampled_from(TEXTS), min_size=9, max_size=9), st.lists(st.sampled_from(KEYS), min_size=1, max_size=2)
 )
+@pytest.mark.slow
 def test_any_configuration_is_resolved_as_if_it_were_alone(values: list[Any], keys: list[str]) -> None:
     """Values of one point are left to no other, whichever interpolations lead from a key to a part."""
     parser, varying = OverridesParser.create(), None

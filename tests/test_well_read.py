@@ -34,6 +34,7 @@ from distill_runner.tasks.scores import TRANSFER
 Compose = Callable[..., RunConfig]
 SMALL = ("student.layers=2", "student.width=16", "student.heads=2", "corpus.max_length=24", "task.max_length=24")
 FEW = ("pretraining.optim.max_steps=4", "pretraining.optim.batch_size=8", "optim.max_steps=3", "optim.batch_size=8")
+SLOW = pytest.mark.slow
 OFFLINE = ("corpus=embedded", "task=demo_sentences", "transfer=demo_sentences", "transfer.size=60")
 
 
@@ -82,11 +83,11 @@ class Built:
     [
         ("basic", {"student": "ce"}),
         ("kd", {"teacher": "ce", "student": "kd"}),
-        ("pf", {"pretrain": "mlm+", "student": "ce"}),
+        pytest.param("pf", {"pretrain": "mlm+", "student": "ce"}, marks=SLOW),
         ("pd", {"pretrain": "mlm+", "teacher": "ce", "student": "kd"}),
-        ("pdf", {"pretrain": "mlm+", "teacher": "ce", "distil": "kd", "student": "ce"}),
-        ("pd_embeddings", {"pretrain": "mlm+", "teacher": "ce", "student": "kd"}),
-        ("pd_truncated", {"pretrain": "mlm+", "teacher": "ce", "student": "kd"}),
+        pytest.param("pdf", {"pretrain": "mlm+", "teacher": "ce", "distil": "kd", "student": "ce"}, marks=SLOW),
+        pytest.param("pd_embeddings", {"pretrain": "mlm+", "teacher": "ce", "student": "kd"}, marks=SLOW),
+        pytest.param("pd_truncated", {"pretrain": "mlm+", "teacher": "ce", "student": "kd"}, marks=SLOW),
     ],
 )
 def test_a_method_is_its_stages(method: str, trained: dict[str, str], run: Callable[..., RunConfig]) -> None:
@@ -100,6 +101,7 @@ def test_a_method_is_its_stages(method: str, trained: dict[str, str], run: Calla
     assert measured["shape"]["num_layers"] == 2
 
 
+@pytest.mark.slow
 def test_berts_two_lengths_are_two_stages(run: Callable[..., RunConfig]) -> None:
     """BERT A.2: 128 tokens for 90 % of the steps, 512 for the rest; the second stage takes over both heads."""
     stages = run("method=pf", "pretraining=mlm_nsp_two_lengths", "pretraining.optim.max_steps=900000").stages
