@@ -90,8 +90,15 @@ AWKWARD = [
     "'",
 ]
 texts = st.one_of(st.sampled_from(AWKWARD), st.text(max_size=12), st.text('",;\t\n\r ab', max_size=12))
-frames = st.lists(
-    st.tuples(texts, st.sampled_from(["neg", "pos", "0", "1", "007", "-", "3.0"])), min_size=1, max_size=8
+LABELS = ["neg", "pos", "0", "1", "007", "-", "3.0"]
+row_like = st.builds(
+    lambda separator, rows: "".join(f"{text}{separator}{label}\n" for text, label in rows),
+    st.sampled_from([",", ";", "\t", "|"]),
+    st.lists(st.tuples(st.sampled_from(["0", "a"]), st.sampled_from(LABELS[:3])), min_size=1, max_size=2),
+)
+"""Texts whose lines look like rows of a file."""
+frames = st.one_of(
+    *(st.lists(st.tuples(text, st.sampled_from(LABELS)), min_size=1, max_size=8) for text in (texts, row_like)),
 )
 
 

@@ -234,16 +234,20 @@ class _DelimitedFile:
         raise FileProblem(problem, remedy)
 
     def _would_lose_rows(self) -> bool:
-        """Return whether a value in quotation marks would have lines that are rows without empty values."""
+        """Return whether a value in quotation marks would have lines that are rows without empty values.
+
+        Such a line has a label that rows outside of marks have too: that of another value in marks shows nothing.
+        """
         self._quoting = csv.QUOTE_MINIMAL
         try:
             self.names = self._read_names()
             for _ in self.rows():
                 pass
-            is_full = all(all(piece) for _, row in self._long_rows for piece in self._pieces(row))
-            return is_full and bool(self._search_lost_rows())
         except FileProblem:
             return True
+        pieces = [piece for _, row in self._long_rows for piece in self._pieces(row)]
+        categories = self._categories(())
+        return len(self.names) > 1 and all(map(all, pieces)) and any(self._is_row(row, categories) for row in pieces)
 
     def _is_even(self, quoting: int) -> bool:
         """Return whether all rows have the same number of values."""
