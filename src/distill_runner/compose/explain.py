@@ -146,7 +146,7 @@ def _no_such_choice(file: str, names: Sequence[str], overrides: Sequence[str]) -
     name = file.removeprefix(f"{group}/")
     options = choices(group) or names
     remedy = f"Did you mean '{close}'?" if (close := _same_word(name, options)) else suggestion(name, options)
-    if group in SOURCES and (Path(name).exists() or is_hub_id(name)):
+    if group in SOURCES and name and (Path(name).exists() or is_hub_id(name)):
         remedy = f"For a folder or an id of the hub: {SOURCES[group]}={name}"
     if group == "hydra/sweeper" and name == "optuna":
         remedy = "pip install 'distill-run[optuna]'"
