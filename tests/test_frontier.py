@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,16 @@ from hypothesis import strategies as st
 from benchmarks import frontier_errors
 from distill_runner.common.errors import UserError
 from distill_runner.common.process import pinned_cpus
-from distill_runner.deploy.frontier import FrontierRow, choice, conclusion, find_slower_pairs, pareto, table, with_tests
+from distill_runner.deploy.frontier import (
+    FrontierRow,
+    choice,
+    conclusion,
+    find_slower_pairs,
+    pareto,
+    table,
+    teacher_notes,
+    with_tests,
+)
 from distill_runner.deploy.machine import MachineState, conditions
 from distill_runner.deploy.measure import RunningCost, median_interval
 from distill_runner.report.resampling import clustered_scores, paired_scores
@@ -142,6 +152,16 @@ def test_without_a_student_that_is_good_enough_the_best_is_named_and_what_is_mis
     close = with_tests([row("teacher"), row("a", score=0.895, p=0.2)])
     # By hand: one chain, z of 5% is 1.645, of 80% power 0.842, of p = 0.2 also 0.842: (2.487 / 0.842)^2 = 8.73.
     assert "About 8,7" in conclusion(close, choice(close), 1.0, 1000)
+
+
+def test_a_teacher_in_8_bits_may_beat_every_student() -> None:
+    """Whoever only wants a smaller file may need no distillation; the picture alone does not say so."""
+    student = row("rkd, 5 layers", size=80, score=0.8)
+    rows = [row("teacher", size=90, score=0.9), row("teacher", "ONNX int8", 23, 0.89), student]
+    (note,) = teacher_notes(rows, student)
+    assert note.startswith("The teacher ONNX int8 has no larger size than the student and scores 89.00")
+    assert teacher_notes(rows, replace(student, num_bytes=20)) == []
+    assert teacher_notes(rows, replace(student, score=0.895)) == []
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=12))

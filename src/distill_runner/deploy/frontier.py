@@ -210,6 +210,16 @@ def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, exa
     )
 
 
+def teacher_notes(rows: Sequence[FrontierRow], row: FrontierRow, smallest: str = SIZE) -> list[str]:
+    """Return notes on forms of the teacher itself that score at least as well as ``row`` and cost no more."""
+    cost = "size" if smallest == SIZE else "latency"
+    return [
+        f"The {other.label} has no larger {cost} than the student and scores {100 * other.score:.2f}."
+        for other in rows
+        if other.family is None and other.score >= row.score and _cost(other, smallest) <= _cost(row, smallest)
+    ]
+
+
 def table(rows: Sequence[FrontierRow], metric: str, selection: FrontierRow, margin: float, smallest: str = SIZE) -> str:
     """Return a Markdown table, from the largest to the smallest student, the teacher first.
 

@@ -125,11 +125,11 @@ class FrontierSweep:
         best = next(candidate for candidate in candidates if candidate.label == row.label)
         number = best.best(metric)
         point = self.points[str(self.students[best.name].runs[number]["key"])]
-        words = frontier.conclusion(
-            rows, row, settings.margin, self._exporter(self.reference).examples.split.num_examples
-        )
+        examples = self._exporter(self.reference).examples.split.num_examples
+        words = [frontier.conclusion(rows, row, settings.margin, examples)]
         seeds = f"seed {best.seeds[number]}, the best of {len(best.seeds)}" if len(best.seeds) > 1 else ""
-        notes = [words, *([f"served: {seeds} on validation"] if seeds else []), *notes, circumstances]
+        words += frontier.teacher_notes(rows, row, settings.smallest)
+        notes = [*words, *([f"served: {seeds} on validation"] if seeds else []), *notes, circumstances]
         text = frontier.table(rows, metric, row, settings.margin, settings.smallest)
         picture = self.folder / "frontier.png"
         save(frontier_figure(rows, row, metric, self.task.name, settings.margin), picture)
