@@ -16,6 +16,40 @@ REVIEWS = {
     "en": {"good": ["a lovely place", "we will come again"], "bad": ["never again", "a sad evening"]},
     "de": {"good": ["ein schöner Ort", "wir kommen wieder"], "bad": ["nie wieder", "ein trauriger Abend"]},
 }
+SUPPORT = {
+    "payment": (
+        50,
+        ["my card was charged twice", "the invoice is wrong", "I want my money back", "a fee I do not know"],
+    ),
+    "delivery": (
+        25,
+        ["the parcel has not come", "it went to the wrong door", "the box was broken", "it is two weeks late"],
+    ),
+    "account": (12, ["I cannot log in", "please change my address", "the code never arrives", "delete my data"]),
+    "quality": (7, ["the zip broke at once", "the color is not as shown", "a part is missing", "it smells of glue"]),
+    "return": (
+        4,
+        ["how do I send it back", "I need a label for the return", "it does not fit", "an exchange for a larger one"],
+    ),
+    "praise": (2, ["thank you for the quick help", "great service", "I am very happy with it", "you were so kind"]),
+}
+"""Classes of tickets to a shop, with the weight of each and what such tickets say."""
+OPENINGS = [
+    "hello,",
+    "since yesterday",
+    "order {}:",
+    "I wrote before, but",
+    "my wife says",
+    "as I told your colleague,",
+]
+ENDINGS = [
+    "please help",
+    "what now?",
+    "this is the {}th time",
+    "I wait for your answer",
+    "best wishes",
+    "and I am not happy",
+]
 draw = random.Random(0)
 
 
@@ -69,6 +103,19 @@ def answered(number: int, labeled: bool) -> list[dict[str, object]]:
     return rows
 
 
+def support(number: int) -> list[dict[str, object]]:
+    """Tickets of six classes, the largest 25 times the smallest; some mention another class, some are mislabeled."""
+    rows: list[dict[str, object]] = []
+    names, weights = list(SUPPORT), [weight for weight, _ in SUPPORT.values()]
+    for _ in range(number):
+        label, other = draw.choices(names, weights, k=2)
+        parts = [draw.choice(OPENINGS), draw.choice(SUPPORT[label][1])]
+        parts += ["though not because", draw.choice(SUPPORT[other][1])] if draw.random() < 0.4 else []
+        text = " ".join([*parts, draw.choice(ENDINGS)]).replace("{}", str(draw.randint(2, 99)))
+        rows.append({"text": text, "label": other if draw.random() < 0.03 else label})
+    return rows
+
+
 def squad(number: int) -> dict[str, object]:
     """SQuAD's nesting of paragraphs, questions and answers."""
     paragraphs = []
@@ -107,3 +154,5 @@ if __name__ == "__main__":
     for split, size in (("train", 400), ("validation", 100)):
         write_rows(f"answered/{split}.csv", answered(size, labeled=split != "train"))
     write_rows("answered/test.csv", reviews("en", 100))
+    for split, size in (("train", 1500), ("validation", 1000), ("test", 1000)):
+        write_rows(f"support/{split}.csv", support(size))
