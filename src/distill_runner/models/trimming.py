@@ -182,5 +182,5 @@ def num_changed(trimmed: Any, full: Any, remaining_ids: np.ndarray) -> int:
     new = [remaining_ids[trimmed.ids[slice(*bounds)]] for bounds in pairwise(trimmed.offsets.tolist())]
     if len(old) == len(new):
         return sum(not np.array_equal(*pair) for pair in zip(old, new, strict=True))
-    known = {ids.astype(np.int64).tobytes() for ids in old}  # a long text has another number of windows
-    return max(1, sum(ids.tobytes() not in known for ids in new))
+    old_tokens = {ids.astype(np.int64).tobytes() for ids in old}  # a long text has another number of windows
+    return max(1, sum(ids.tobytes() not in old_tokens for ids in new))
