@@ -17,7 +17,8 @@ from distill_runner.pipeline.planning import position_warnings
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.result import describe_run
 from distill_runner.sweeping import points as points_of_a_grid
-from distill_runner.sweeping.points import Composed, Composer, Grid, GridPoint, expand
+from distill_runner.sweeping.composer import Composed, Composer
+from distill_runner.sweeping.points import Grid, GridPoint, expand
 
 ROOT = config_folder() / "sweep"
 
