@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
@@ -28,6 +28,7 @@ from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.pipeline.targets import teacher_targets, teacher_temperature
 from distill_runner.tasks import make_task
+from helpers.classifiers import save_classifier
 from helpers.command import distill_run
 
 Compose = Callable[..., RunConfig]
@@ -74,16 +75,8 @@ TASK = make_task(
 
 def classifier(folder: Path, family: str, tokenizer: Path, labels: Sequence[str] = ("yes", "no"), **more: Any) -> Path:
     """A tiny classifier with its tokenizer, random but for its vocabulary, saved in ``folder``."""
-    words = AutoTokenizer.from_pretrained(tokenizer)
-    sizes = {"vocab_size": len(words), "id2label": dict(enumerate(labels))} | FAMILIES.get(family, {}) | more
-    torch.manual_seed(3)
-    model: Any = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(family, **sizes))
-    for parameter in model.parameters():
-        if parameter.ndim > 1:  # the norms stay as they are
-            nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder)
-    words.save_pretrained(folder)
-    return folder
+    settings = {"id2label": dict(enumerate(labels))} | FAMILIES.get(family, {}) | more
+    return save_classifier(folder, family, tokenizer, settings, seed=3)
 
 
 def singly(folder: Path, texts: Sequence[Sequence[str]]) -> Tensor:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import AutoTokenizer, pipeline
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
@@ -26,6 +25,7 @@ from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.pipeline.targets import targets_spec
 from distill_runner.tasks import make_task
+from helpers.classifiers import save_classifier
 from helpers.command import distill_run
 
 Compose = Callable[..., RunConfig]
@@ -51,17 +51,9 @@ INFERENCE = ["contradiction", "neutral", "entailment"]
 
 
 def inference_model(folder: Path, tokenizer: Path, family: str = "bert", names: Sequence[str] = INFERENCE) -> Path:
-    words = AutoTokenizer.from_pretrained(tokenizer)
-    sizes = {"vocab_size": len(words), "id2label": dict(enumerate(names))} | (BERT if family == "bert" else BART)
-    sizes["label2id"] = {name: number for number, name in enumerate(names)}
-    torch.manual_seed(5)
-    model: Any = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(family, **sizes))
-    for parameter in model.parameters():
-        if parameter.ndim > 1:  # the norms stay as they are
-            nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder)
-    words.save_pretrained(folder)
-    return folder
+    label2id = {name: number for number, name in enumerate(names)}
+    settings = {"id2label": dict(enumerate(names)), "label2id": label2id} | (BERT if family == "bert" else BART)
+    return save_classifier(folder, family, tokenizer, settings, seed=5)
 
 
 def outputs_of(model: Any, folder: Path, texts: list[str], work: Path) -> torch.Tensor:
