@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from distill_runner.commands.dashboard import CELL, as_json, dashboard, terms
+from distill_runner.commands.dashboard import CELL, as_json, dashboard, metric_names, terms
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.datasets.metrics import CLASSIFICATION_METRICS, METRICS
+from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
+from distill_runner.tasks import TASK_TYPES
 
 TERMS = ["ce", "kd", "intermediate"]
 
@@ -62,7 +63,8 @@ def test_panels() -> None:
     curve, scatter = "Run History Line Plot", "Scatter Plot"
     assert kinds == {
         "Results": ["Bar Chart", "Bar Chart", "Media Browser", "Weave"],
-        "Scores by epoch": [curve] * len(METRICS),
+        "Scores by epoch": [curve] * len(metric_names()),
+        "Scores by label": ["Weave", "Media Browser"],
         "Losses": [curve] * 4,
         "Hyper-parameters": [scatter] * 5 + ["Parallel Coordinates Plot", "Parameter Importance"],
         "Training": [curve] * 2,
@@ -74,6 +76,14 @@ def test_panels() -> None:
     lr, temperature = (panel["config"] for panel in sections["Hyper-parameters"][:2])
     assert (lr["xAxis"], lr["xAxisLogScale"], lr["yAxis"]) == ("summary:settings/optim/lr", True, "summary:score")
     assert (temperature["xAxis"], "xAxisLogScale" in temperature) == ("summary:settings/kd/temperature", False)
+
+
+def test_metrics_of_all_task_types_have_a_curve() -> None:
+    sections = panels(json.loads(as_json(dashboard("pilot", "me", None, TERMS))))
+    curves = {metric for panel in sections["Scores by epoch"] for metric in panel["config"]["metrics"]}
+    for name, task in TASK_TYPES.items():
+        assert {f"validation/{metric}" for metric in task.metric_functions} <= curves, name
+    assert {"validation/f1", "validation/precision", "validation/recall"} <= curves, "entities"
 
 
 def test_the_library_reads_it_back() -> None:
@@ -118,7 +128,7 @@ def test_it_shows_nothing_that_no_run_sends(
     lines = [json.loads(line) for line in (wandb_home / "metrics.jsonl").read_text().splitlines()]
     for curve in curves:
         (name,) = curve["metrics"]
-        if name.removeprefix("validation/") not in METRICS.keys() - CLASSIFICATION_METRICS.keys():  # of other kinds
+        if name.removeprefix("validation/") in CLASSIFICATION_METRICS or not name.startswith("validation/"):
             assert any(name in line and curve["xAxis"] in line for line in lines), name
     columns = {name.removeprefix("summary:") for name in spec["section"]["runSets"][0]["runFeed"]["columnOrder"]}
     assert columns - set(sent["summary"]) == {"run:displayName", "published/value"}, "no paper has a task of one's own"

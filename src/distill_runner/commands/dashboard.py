@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 import yaml
 
+from distill_runner.commands.track import BY_CLASS
 from distill_runner.common.errors import UserError, root_cause
-from distill_runner.datasets.metrics import METRICS
+from distill_runner.tasks import TASK_TYPES
 
 if TYPE_CHECKING:
     from wandb_workspaces.reports.v2.interface import PanelTypes
@@ -54,6 +55,11 @@ def terms(*folders: Path) -> list[str]:
     files = [file for folder in folders for file in sorted((folder / "method").glob("*.yaml"))]
     methods = [yaml.safe_load(file.read_text(encoding="utf-8")).get("method", {}) for file in files]
     return list(dict.fromkeys(term for method in methods for term in method.get("terms", {})))
+
+
+def metric_names() -> list[str]:
+    """Return the metrics of all task types. They name curves ``validation/<metric>``; a project has some of them."""
+    return list(dict.fromkeys(name for task in TASK_TYPES.values() for name in task.metric_functions))
 
 
 def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]) -> "Workspace":
@@ -109,11 +115,16 @@ def save(view: "Workspace") -> str:
 
 
 def _sections(terms: Sequence[str]) -> "list[Section]":
+    from wandb_workspaces.reports.v2 import interface as wr
     from wandb_workspaces.workspaces import Section
 
     panels = {
         "Results": _results(),
-        "Scores by epoch": [_curve(f"validation/{metric}", x="epoch") for metric in METRICS],
+        "Scores by epoch": [_curve(f"validation/{metric}", x="epoch") for metric in metric_names()],
+        "Scores by label": [
+            wr.WeavePanelSummaryTable(table_name=BY_CLASS),
+            wr.MediaBrowser(title="Errors by label", media_keys=["errors"]),
+        ],
         "Losses": [_curve(f"loss/{term}") for term in terms] + [_curve("loss")],
         "Hyper-parameters": _search(terms),
         "Training": [_curve("lr"), _curve("examples_per_second")],

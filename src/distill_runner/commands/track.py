@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 SENT = "tracked.json"
 """File in a run's folder with the trackers that the run was sent to: their names and projects."""
 
+BY_CLASS = "by_class"
+"""Table of a run with the scores of each label, such as each type of entity: a row for each split and label."""
+
 
 def track(options: Namespace) -> None:
     """Send the runs that the options name.
@@ -60,9 +63,20 @@ def send_result(tracker: Tracker, folder: Path, result: Result) -> None:
     entries = flatten(without_specs(result))
     tracker.summary(entries)
     tracker.table("results", [entries])
+    if rows := scores_by_class(result):
+        tracker.table(BY_CLASS, rows)
     for file in pictures_of(folder):
         tracker.picture(file.stem, file)
     tracker.model(folder / "model")
+
+
+def scores_by_class(result: Result) -> list[dict[str, Any]]:
+    """Return a row for each split and label of a run; empty for tasks whose labels have no scores of their own."""
+    return [
+        {"split": split, "label": name, **scores}
+        for split, labels in (result.get(BY_CLASS) or {}).items()
+        for name, scores in labels.items()
+    ]
 
 
 def tracker_config(config: TrackerConfig, names: Mapping[str, Any]) -> TrackerConfig:
