@@ -15,7 +15,11 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
-from distill_runner.methods.class_relations import correlation_distance, decoupled_divergences
+from distill_runner.methods.class_relations import (
+    correlation_over_classes,
+    correlation_over_outputs,
+    decoupled_divergences,
+)
 from distill_runner.methods.config import TermConfig
 from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score, standardized
 from distill_runner.models.features import EncoderShape, Features
@@ -112,8 +116,8 @@ def test_decoupled_parts_by_hand() -> None:
 def test_correlations_by_hand() -> None:
     # Over the classes: (1, 2, 3) with (2, 4, 6) is 1, and with (3, 2, 1) is -1.
     student, teacher = torch.tensor([[1.0, 2, 3], [1, 2, 3]]), torch.tensor([[2.0, 4, 6], [3, 2, 1]])
-    assert correlation_distance(student, teacher, 1).item() == pytest.approx((0 + 2) / 2)
-    assert correlation_distance(student.T, teacher.T, 0).item() == pytest.approx(1)
+    assert correlation_over_classes(student, teacher).item() == pytest.approx((0 + 2) / 2)
+    assert correlation_over_outputs(student.T, teacher.T).item() == pytest.approx(1)
 
 
 def test_standardized_by_hand() -> None:

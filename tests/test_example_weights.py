@@ -1,6 +1,9 @@
 """Weights of training examples: what they do to the losses, where they are refused, and a run with them."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,19 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.datasets.tokenization import Examples
-from distill_runner.methods.base import Progress
-from distill_runner.methods.class_relations import DecoupledSoftLabels
+from distill_runner.methods.attention import AttentionRelationLoss, AttentionScoreLoss
+from distill_runner.methods.base import LossTerm, Progress
+from distill_runner.methods.class_relations import (
+    CorrelatedSoftLabels,
+    DecoupledSoftLabels,
+    correlation_over_classes,
+    correlation_over_outputs,
+)
+from distill_runner.methods.hidden_states import EmbeddingLoss, HiddenStateLoss, TokenStateLoss
+from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score
-from distill_runner.models.features import Features
+from distill_runner.methods.pooled_states import PooledStateLoss
+from distill_runner.models.features import EncoderShape, Features
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.tasks import make_task
@@ -91,6 +103,99 @@ def test_a_weight_of_n_is_the_example_n_times(name: str, counts: list[int], seed
         sums.append((total.detach(), gradient))
     for one, other in zip(*sums, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def shape(num_layers: int) -> EncoderShape:
+    return EncoderShape(num_layers, 8, 2, 3, 100, "bert")
+
+
+SKIP, ALL = LayerMapping(rule="skip", supervise_last=True), LayerMapping(rule="all", supervise_last=True)
+INNER_TERMS: dict[str, Callable[[], LossTerm]] = {
+    "pkd": lambda: HiddenStateLoss(SKIP, "select", "normalized"),
+    "pkd's code": lambda: HiddenStateLoss(SKIP, "select", "normalized_mse"),
+    "cosine": lambda: HiddenStateLoss(SKIP, "select", "cosine", "mean"),
+    "ckd": lambda: HiddenStateLoss(ALL, "concatenate", "mse"),
+    "alp": lambda: HiddenStateLoss(ALL, "attend", "mse", states="outputs"),
+    "tinybert": lambda: TokenStateLoss(SKIP),
+    "distilbert": lambda: TokenStateLoss(SKIP, "cosine", project=False),
+    "embeddings": EmbeddingLoss,
+    "rail": lambda: PooledStateLoss(SKIP),
+    "rail, concatenated": lambda: PooledStateLoss(SKIP, "concatenation"),
+    "relations of tokens": lambda: AttentionRelationLoss(SKIP, ["QK", "VV"], over_rows="token"),
+    "relations of sequences": lambda: AttentionRelationLoss(SKIP, ["QQ"], heads=4),
+    "scores of attention": lambda: AttentionScoreLoss(SKIP),
+}
+
+
+@pytest.mark.parametrize("name", INNER_TERMS)
+@settings(max_examples=8, deadline=None)
+@given(counts=st.lists(st.integers(0, 3), min_size=2, max_size=4).filter(any), seed=st.integers(0, 99))
+def test_inner_terms_take_an_example_n_times(name: str, counts: list[int], seed: int, tokens: TokenSplit) -> None:
+    """For the sum over the term's units, examples or tokens, of packed batches; also for the gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        term = INNER_TERMS[name]().double()
+        term.bind(shape(2), shape(4), Classes())
+        term.double()
+    lengths = np.asarray(tokens.lengths)
+    leaves = [
+        {
+            key: [torch.randn(int(lengths[i]), 8, dtype=torch.float64, generator=generator) for i in range(len(counts))]
+            for key in [*range(5), *product(("query", "key", "value"), range(1, 5))]
+        }
+        for _ in range(2)
+    ]
+    for own in leaves[0].values():
+        for leaf in own:
+            leaf.requires_grad_()
+
+    def features(own: dict[Any, list[Tensor]], batch: Batch) -> Features:
+        packed = {key: torch.cat([values[i] for i in batch.index.tolist()]) for key, values in own.items()}
+        states = {key: values for key, values in packed.items() if isinstance(key, int)}
+        projections = {key: values for key, values in packed.items() if not isinstance(key, int)}
+        return Features(None, {key: values[batch.starts] for key, values in states.items()}, projections, states)
+
+    results = []
+    weighted = tokens.batch(np.arange(len(counts)))
+    weighted = replace(weighted, example_weights=torch.tensor(counts)[weighted.index].double())
+    for batch in (weighted, tokens.batch(np.repeat(np.arange(len(counts)), counts))):
+        units = batch.num_tokens if term.mean_over == "token" else batch.size
+        total = units * term(features(leaves[0], batch), features(leaves[1], batch), batch, PROGRESS)
+        flat = [leaf for own in leaves[0].values() for leaf in own]
+        results.append((total.detach(), torch.autograd.grad(total, flat, allow_unused=True)))
+    (one, gradients), (other, other_gradients) = results
+    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert any(gradient is not None for gradient in gradients)
+    for gradient, expected in zip(gradients, other_gradients, strict=True):
+        zero = torch.zeros(1, dtype=torch.float64)
+        one, other = (zero if value is None else value for value in (gradient, expected))
+        torch.testing.assert_close(one, other.expand_as(one), rtol=1e-8, atol=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(weights=st.lists(st.floats(0.1, 4), min_size=3, max_size=6), seed=st.integers(0, 99))
+def test_dist_has_weighted_correlations(weights: list[float], seed: int) -> None:
+    """Against numpy's weighted covariance; and an example of weight n is n examples for the part over examples."""
+    rng = np.random.default_rng(seed)
+    student, teacher = (rng.dirichlet(np.ones(3), size=len(weights)) for _ in range(2))
+    one, other = torch.from_numpy(student), torch.from_numpy(teacher)
+    batch = batch_of(torch.zeros(len(weights)), torch.tensor(weights, dtype=torch.float64))
+    expected = []
+    for x, y in zip(student.T, teacher.T, strict=True):
+        covariance = np.cov(x, y, aweights=weights)
+        expected.append(1 - covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1]))
+    assert correlation_over_outputs(one, other, batch).item() == pytest.approx(np.mean(expected), abs=1e-9)
+    rows = [1 - np.corrcoef(x, y)[0, 1] for x, y in zip(student, teacher, strict=True)]
+    mean = np.mean(np.array(weights) * rows)
+    assert correlation_over_classes(one, other, batch).item() == pytest.approx(mean, abs=1e-9)
+    counts = rng.integers(1, 4, len(weights))
+    repeats = torch.from_numpy(counts)
+    twin, other_twin = (values.repeat_interleave(repeats, 0) for values in (one, other))
+    counted = correlation_over_outputs(one, other, batch_of(torch.zeros(len(weights)), repeats.double()))
+    assert counted.item() == pytest.approx(correlation_over_outputs(twin, other_twin).item(), abs=1e-9)
+    nothing = correlation_over_outputs(one, other, batch_of(torch.zeros(len(weights)), torch.zeros(len(weights))))
+    assert torch.isfinite(nothing)
 
 
 def test_cross_entropy_by_hand() -> None:
@@ -174,13 +279,16 @@ def test_types_without_weights(options: dict[str, Any]) -> None:
         task_of(example_weight="w", max_length=options.get("max_length", 16), **{"metrics": None} | options)
 
 
-def test_methods_and_transfer_sets_without_weights(compose: Compose, tmp_path: Path) -> None:
+def test_methods_and_transfer_sets_without_weights(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = [f"task.dataset={written(tmp_path / 'data', ['1', '2', '3', '4'])}", "task.columns=[text]", "task.test=null"]
 
     def resolved(*overrides: str) -> Stage:
         run = compose(*data, "task.example_weight=w", *overrides)
         return resolve(run.stages, run.stage, run.runtime.precision)
 
+    monkeypatch.setattr(CorrelatedSoftLabels, "weighs_examples", False)  # as a term of one's own may be
     with pytest.raises(UserError, match="no term of the method reads weights: kd"):
         resolved("method=dist", "stages.student.method.weights.ce=0", "loss.temperature=2")
     with pytest.raises(UserError, match="the stage trains on a transfer set"):

@@ -106,7 +106,7 @@ class Batch(AnyBatch):
         output_rows: row of each output of the head among all outputs of the split; on the host. None if the row is
             the number of the example.
         weights: for each unit, the weight of this batch's mean in the mean over the update.
-        example_weights: (B,), weights of the examples in the losses on their outputs, with a mean of 1 over all
+        example_weights: (B,), weights of the examples in the losses, with a mean of 1 over all
             training examples; None if all are 1.
     """
 
@@ -139,6 +139,13 @@ class Batch(AnyBatch):
     def sequence_lengths(self) -> Tensor:
         """Number of tokens of each sequence, (B,)."""
         return torch.diff(self.starts, append=self.starts.new_full((1,), self.num_tokens))
+
+    @property
+    def token_weights(self) -> Tensor | None:
+        """Weight of each token, (T,): that of its example; None if all are 1."""
+        if self.example_weights is None:
+            return None
+        return self.example_weights.repeat_interleave(self.sequence_lengths, output_size=self.num_tokens)
 
     def round_up(self) -> "Batch":
         """Append tokens that belong to no sequence, so that batches have few different numbers of tokens.

@@ -57,6 +57,8 @@ class AttentionRelationLoss(LayeredTerm):
             representations, Eq. 2 and Algorithm 1); ``token`` takes the mean over all tokens of the batch.
     """
 
+    weighs_examples = True
+
     def __init__(
         self,
         mapping: LayerMapping,
@@ -124,6 +126,8 @@ class AttentionScoreLoss(LayeredTerm):
         over_layers: ``sum`` (TinyBERT, Eq. 11) or ``mean`` over the supervised layers.
     """
 
+    weighs_examples = True
+
     def __init__(
         self,
         mapping: LayerMapping,
@@ -156,7 +160,10 @@ class AttentionScoreLoss(LayeredTerm):
             teacher_scores = attention_scores(teacher, k, self.heads, group)
             pairs = group.is_token[:, None, :, None] & group.is_token[:, None, None, :]
             squares = (student_scores - teacher_scores).square().masked_fill(~pairs, 0.0).sum((1, 2, 3))
-            group_sums.append((squares / (self.heads * group.is_token.sum(1).square())).sum())
+            means = squares / (self.heads * group.is_token.sum(1).square())
+            if batch.example_weights is not None:
+                means = means * batch.example_weights[group.sequences].to(means)
+            group_sums.append(means.sum())
         return torch.stack(group_sums).sum() / batch.size
 
 
@@ -206,16 +213,18 @@ def relation_kl(
 
 
 def row_weights(batch: Batch, rows: Rows) -> Tensor:
-    """Return weights (T,) that sum to 1.
+    """Return weights (T,) that sum to 1, times the weights of the examples if the batch has any.
 
     With ``token`` all tokens weigh the same. With ``sequence`` all sequences weigh the same, and so do the tokens of
     one sequence.
     """
     num_tokens = len(batch.positions)
     if rows == "token":
-        return batch.starts.new_full((num_tokens,), 1 / num_tokens, dtype=torch.float64)
-    lengths = batch.sequence_lengths
-    return (1 / (batch.size * lengths.double())).repeat_interleave(lengths, output_size=num_tokens)
+        weights = batch.starts.new_full((num_tokens,), 1 / num_tokens, dtype=torch.float64)
+    else:
+        lengths = batch.sequence_lengths
+        weights = (1 / (batch.size * lengths.double())).repeat_interleave(lengths, output_size=num_tokens)
+    return weights if batch.token_weights is None else weights * batch.token_weights.to(weights)
 
 
 class _RelationKL(Function):

@@ -41,10 +41,31 @@ def decoupled_divergences(
     return target_O, (p_others_OC.exp() * (p_others_OC - others_OC)).sum(-1)
 
 
-def correlation_distance(student: Tensor, teacher: Tensor, dim: int) -> Tensor:
-    """1 minus Pearson's correlation along a dimension, 0 to 2; mean over all others (DIST, Eqs. 6 and 7)."""
-    one, other = (values - values.mean(dim, keepdim=True) for values in (student, teacher))
-    return (1 - functional.cosine_similarity(one, other, dim=dim)).mean()
+def correlation_over_classes(student_OC: Tensor, teacher_OC: Tensor, batch: Batch | None = None) -> Tensor:
+    """1 minus Pearson's correlation over the classes of each output, 0 to 2; mean over the outputs (DIST, Eq. 6).
+
+    ``batch`` may have weights of the examples.
+    """
+    one, other = (values - values.mean(1, keepdim=True) for values in (student_OC, teacher_OC))
+    return weighted_mean(1 - functional.cosine_similarity(one, other, dim=1), batch)
+
+
+def correlation_over_outputs(student_OC: Tensor, teacher_OC: Tensor, batch: Batch | None = None) -> Tensor:
+    """1 minus Pearson's correlation over the outputs of each class, 0 to 2; mean over the classes (DIST, Eq. 7).
+
+    With weights of the examples it is the weighted correlation: the sums over outputs in the two means, in the two
+    variances and in the covariance have the weights. An example of weight n then counts as n equal examples.
+    """
+    if batch is None or batch.example_weights is None:
+        one, other = (values - values.mean(0, keepdim=True) for values in (student_OC, teacher_OC))
+    else:
+        weights_O1 = batch.example_weights.to(student_OC)[:, None]
+        shares_O1 = weights_O1 / weights_O1.sum().clamp_min(torch.finfo(student_OC.dtype).tiny)
+        one, other = (
+            (values - (shares_O1 * values).sum(0, keepdim=True)) * shares_O1.sqrt()
+            for values in (student_OC, teacher_OC)
+        )
+    return (1 - functional.cosine_similarity(one, other, dim=0)).mean()
 
 
 class DecoupledSoftLabels(LossTerm):
@@ -89,8 +110,8 @@ class CorrelatedSoftLabels(LossTerm):
     """Correlations of the predictions: over the classes of an example, and over the examples of a class (DIST, Eq. 10).
 
     The second part is over the examples of a batch: with parts of an update, as in several processes, it is a mean over
-    the parts, which is not the correlation over the update. With two classes the first part is 0 or 2 and has no
-    gradient.
+    the parts, which is not the correlation over the update. Weights of the examples weigh the mean of the first part,
+    and the correlation of the second. With two classes the first part is 0 or 2 and has no gradient.
 
     Args:
         over_classes, over_examples: weights of the two parts: beta and gamma.
@@ -99,6 +120,8 @@ class CorrelatedSoftLabels(LossTerm):
 
     ``diagnostics`` has both parts: ``over_classes`` and ``over_examples``.
     """
+
+    weighs_examples = True
 
     def __init__(
         self,
@@ -119,7 +142,8 @@ class CorrelatedSoftLabels(LossTerm):
         assert student.logits is not None
         assert teacher.logits is not None
         one, other = ((logits / self.temperature).softmax(-1) for logits in (student.logits, teacher.logits))
-        over_classes, over_examples = (correlation_distance(one, other, dim) for dim in (1, 0))
+        over_classes = correlation_over_classes(one, other, batch)
+        over_examples = correlation_over_outputs(one, other, batch)
         self.diagnostics = {"over_classes": over_classes.detach(), "over_examples": over_examples.detach()}
         loss = self.weights[0] * over_classes + self.weights[1] * over_examples
         return loss * (self.temperature**2 if self.scale_by_t2 else 1)

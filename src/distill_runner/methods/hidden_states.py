@@ -27,27 +27,37 @@ from distill_runner.methods.outputs import Outputs
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
 
-def normalized_squared_distance(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
+def normalized_squared_distance(student_BH: Tensor, teacher_BH: Tensor, weights_B: Tensor | None = None) -> Tensor:
     """Squared distance of the L2-normalized states, 0 to 4 (ALP-KD Eq. 3, PKD): sum over features, mean over rows.
 
     ALP-KD prints a minus sign before the sum, which is a slip: the distance is minimized.
     """
-    return (_normalize(student_BH) - _normalize(teacher_BH)).square().sum(dim=-1).mean()
+    return mean_over_rows((_normalize(student_BH) - _normalize(teacher_BH)).square().sum(-1, keepdim=True), weights_B)
 
 
-def mean_squared_error(student_BH: Tensor, target_BH: Tensor) -> Tensor:
+def mean_squared_error(student_BH: Tensor, target_BH: Tensor, weights_B: Tensor | None = None) -> Tensor:
     """Squared error, mean over the features and the rows (ALP-KD Eq. 7)."""
-    return (student_BH - target_BH).square().mean()
+    return mean_over_rows((student_BH - target_BH).square(), weights_B)
 
 
-def normalized_mean_squared_error(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
+def normalized_mean_squared_error(student_BH: Tensor, teacher_BH: Tensor, weights_B: Tensor | None = None) -> Tensor:
     """``normalized_squared_distance`` as in PKD's published code: mean instead of sum over the features."""
-    return mean_squared_error(_normalize(student_BH), _normalize(teacher_BH))
+    return mean_squared_error(_normalize(student_BH), _normalize(teacher_BH), weights_B)
 
 
-def cosine_distance(student_BH: Tensor, teacher_BH: Tensor) -> Tensor:
+def cosine_distance(student_BH: Tensor, teacher_BH: Tensor, weights_B: Tensor | None = None) -> Tensor:
     """1 minus the cosine similarity of the states, 0 to 2; mean over the rows (internal representations, Eq. 3)."""
-    return (1 - functional.cosine_similarity(student_BH, teacher_BH, dim=-1)).mean()
+    return mean_over_rows(1 - functional.cosine_similarity(student_BH, teacher_BH, dim=-1)[..., None], weights_B)
+
+
+def mean_over_rows(values_BH: Tensor, weights_B: Tensor | None) -> Tensor:
+    """Return the mean over features and rows, each row times its weight.
+
+    It is not divided by the weights of the batch, so that the batches of an update add up to the update's loss.
+    """
+    if weights_B is None:
+        return values_BH.mean()
+    return (values_BH.mean(-1) * weights_B.to(values_BH)).mean()
 
 
 def attention_entropy(alpha_BK: Tensor) -> Tensor:
@@ -273,6 +283,8 @@ class HiddenStateLoss(LayeredTerm):
     the dot products saturate the softmax, and that one teacher layer has all the weight.
     """
 
+    weighs_examples = True
+
     def __init__(
         self,
         mapping: LayerMapping,
@@ -333,7 +345,8 @@ class HiddenStateLoss(LayeredTerm):
         pairs = self.combination(self.current_layers, *sides)
         alphas = self.combination.alpha.items()
         self.diagnostics = {f"alpha_entropy_{j}": attention_entropy(alpha) for j, alpha in alphas}
-        return self.reduce_layers([self.distance(state, target) for state, target in pairs.values()])
+        weights = batch.example_weights
+        return self.reduce_layers([self.distance(state, target, weights) for state, target in pairs.values()])
 
 
 class TokenStateLoss(LayeredTerm):
@@ -348,6 +361,7 @@ class TokenStateLoss(LayeredTerm):
     """
 
     mean_over = "token"
+    weighs_examples = True
 
     def __init__(
         self,
@@ -367,7 +381,8 @@ class TokenStateLoss(LayeredTerm):
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         pairs = [(student.states[j], teacher.states[k]) for j, (k,) in self.current_layers.items()]
-        return self.reduce_layers([self.distance(self.project(state), target) for state, target in pairs])
+        weights = batch.token_weights
+        return self.reduce_layers([self.distance(self.project(state), target, weights) for state, target in pairs])
 
 
 class EmbeddingLoss(LossTerm):
@@ -378,6 +393,7 @@ class EmbeddingLoss(LossTerm):
     """
 
     mean_over = "token"
+    weighs_examples = True
 
     def __init__(self, distance: Literal["mse", "cosine"] = "mse", project: bool = True) -> None:
         super().__init__()
@@ -389,7 +405,7 @@ class EmbeddingLoss(LossTerm):
         self.student_needs = self.teacher_needs = FeatureRequest(states=frozenset({0}))
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        return self.distance(self.project(student.states[0]), teacher.states[0])
+        return self.distance(self.project(student.states[0]), teacher.states[0], batch.token_weights)
 
 
 def _projection(student: EncoderShape, teacher: EncoderShape, is_trained: bool) -> nn.Module:

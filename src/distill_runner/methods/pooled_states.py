@@ -43,6 +43,8 @@ class PooledStateLoss(LayeredTerm):
         over_layers: ``sum`` or ``mean`` over the supervised layers; it has no effect on ``concatenation``.
     """
 
+    weighs_examples = True
+
     def __init__(
         self,
         mapping: LayerMapping,
@@ -80,4 +82,6 @@ class PooledStateLoss(LayeredTerm):
         ]
         if self.compare == "concatenation":  # the map of a concatenation is the sum of maps of its parts
             sides = [states_LBW.sum(0, keepdim=True) for states_LBW in sides]
-        return self.reduce_layers([normalized_squared_distance(*pair) for pair in zip(*sides, strict=True)])
+        weights = batch.example_weights
+        pairs = zip(*sides, strict=True)
+        return self.reduce_layers([normalized_squared_distance(state, target, weights) for state, target in pairs])

@@ -46,8 +46,8 @@ class TextTask(ScoredTask):
             that are named as a pair, such as sentence1 and sentence2.
         split_off: share of the training split that becomes the validation split. The rows are drawn at random, with
             the same share of each class, but are the same in every run.
-        example_weight: column with the weight of each training example in the losses on its labels and on predictions
-            for it. Only their ratios count: they are scaled to a mean of 1 over the examples that are trained on.
+        example_weight: column with the weight of each training example in the losses. Only their ratios count: they are
+            scaled to a mean of 1 over the examples that are trained on.
     """
 
     example_fields = (
@@ -133,8 +133,12 @@ class TextTask(ScoredTask):
         return {"columns": texts, "label": labels[0] if isinstance(self.label, str) else labels}
 
     def spec(self) -> dict[str, Any]:
-        """Return the spec of every task; ``train`` and ``validation`` hold the effect of ``split_off``."""
-        return {name: value for name, value in super().spec().items() if name != "split_off"}
+        """Return the spec of every task; ``train`` and ``validation`` hold the effect of ``split_off``.
+
+        ``weights`` is the version of what weights of examples weigh: once these were losses on outputs only.
+        """
+        weights = {"weights": 2} if self.example_weight else {}
+        return {name: value for name, value in super().spec().items() if name != "split_off"} | weights
 
     @property
     def label_columns(self) -> list[str]:
