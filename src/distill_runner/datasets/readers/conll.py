@@ -13,20 +13,23 @@ COLUMNS = {1: [WORDS], 4: [WORDS, "pos_tags", "chunk_tags", TAGS]}
 DOCUMENT, UNIVERSAL = "-DOCSTART-", 10
 """Word that begins a document, and number of columns of CoNLL-U."""
 _TAG = re.compile(r"O|[BIMELSU]-\S+")
-_COMMENT = "#"
-SAMPLE_LINES = 200
+_COMMENT, _BLANKS = "#", " \t\r\n"
+_GAP = re.compile(r"[ \t]+")
+"""Between columns without tabs. Other white space, such as a no-break space, belongs to a word."""
+SAMPLE_LINES, MIN_USUAL = 200, 0.9
+"""Lines of a file of text that are looked at, and the share of them that must have the same number of columns."""
 
 
 class ConllTable(FilesTable):
     """CoNLL files with the same number of columns, which tabs separate, or else blanks.
 
     A row is a sentence: ``tokens`` and the other columns are lists. A line that begins with # is a comment, unless it
-    has as many columns as other lines and a tag that other lines have. Lines of ``-DOCSTART-`` are left out.
+    has as many columns as other lines and its last value is a tag. Lines of ``-DOCSTART-`` are left out.
 
     Args:
         files: the files by name.
     Raises:
-        FileProblem: a line has another number of columns.
+        FileProblem: a line has another number of columns, or may be a comment or a word.
     """
 
     untyped = True
@@ -38,7 +41,7 @@ class ConllTable(FilesTable):
     def rows_of(self, number: int) -> Iterator[dict[str, WordLines]]:
         record, text_file = self.records[number], self._files[number]
         record.rows = record.lines = 0
-        lines = [line.rstrip() for line in self.checked(number, text_file.lines())]
+        lines = [line.rstrip(_BLANKS) for line in self.checked(number, text_file.lines())]
         record.lines = len(lines)
         names, rows = self._parsed(number, lines, record)
         record.remarks += text_file.remarks
@@ -58,21 +61,18 @@ class ConllTable(FilesTable):
     ) -> tuple[list[str], list[list[tuple[int, list[str]]]]]:
         """Return the names of the columns, and the sentences as pairs of a line's number and its values."""
         has_tabs = _has_tabs(lines)
-        separated = [line.split("\t") if has_tabs else line.split() for line in lines]
+        separated = [_separated(line, has_tabs) for line in lines]
         count = _most_frequent_count(separated)
-        usual_tags = {values[-1] for values in separated if len(values) == count and not values[0].startswith(_COMMENT)}
+        tags = {values[-1] for values in separated if len(values) == count and not values[0].startswith(_COMMENT)}
         sentences: list[list[tuple[int, list[str]]]] = [[]]
         documents = comments = 0
         for line_number, values in enumerate(separated, start=1):
-            values = [value.strip() for value in values]
-            if not any(values):
+            if not any(value.strip() for value in values):
                 sentences.append([])
             elif values[0] == DOCUMENT:
                 documents += 1
                 sentences.append([])
-            elif values[0].startswith(_COMMENT) and (
-                len(values) != count or (count > 1 and values[-1] not in usual_tags)
-            ):
+            elif values[0].startswith(_COMMENT) and (len(values) != count or not _is_tagged(values, tags, has_tabs)):
                 comments += 1
             elif len(values) != count:
                 sides = "tabs" if has_tabs else "blanks"
@@ -99,10 +99,39 @@ def is_conll(file: TextFile) -> bool:
             sample.append(line.rstrip())
         if len(sample) == SAMPLE_LINES:
             break
-    values = [line.split("\t") if _has_tabs(sample) else line.split() for line in sample]
-    if len({len(line) for line in values}) != 1 or len(values[0]) < 2:
+    separated = [_separated(line, _has_tabs(sample)) for line in sample]
+    count = _most_frequent_count(separated)
+    usual = [values for values in separated if len(values) == count]
+    if count < 2 or len(usual) < MIN_USUAL * len(sample):
         return False
-    return any(all(_TAG.fullmatch(line[column].strip()) for line in values) for column in (0, -1))
+    return any(all(_TAG.fullmatch(values[column]) for values in usual) for column in (0, -1))
+
+
+def _separated(line: str, has_tabs: bool) -> list[str]:
+    """Return the columns of a line."""
+    line = line.strip(_BLANKS)
+    return [value.strip(_BLANKS) for value in line.split("\t")] if has_tabs else _GAP.split(line)
+
+
+def _is_tagged(values: list[str], tags: set[str], has_tabs: bool) -> bool:
+    """Return whether a line that begins with # and has as many columns as others is a word with a tag.
+
+    Args:
+        tags: tags of the lines that do not begin with #.
+    Raises:
+        FileProblem: it may be both: a comment, or a word with a plain tag that no other word has.
+    """
+    word, tag = values[0], values[-1]
+    if len(values) == 1 or tag in tags:
+        return True
+    if tags and all(map(_TAG.fullmatch, tags)):
+        return _TAG.fullmatch(tag) is not None
+    if word == _COMMENT or word.startswith(f"{_COMMENT} ") or not tags:
+        return False
+    if has_tabs:
+        return True
+    problem = f"has '{' '.join(values)}', which may be a comment, or a word with the tag {tag}"
+    raise FileProblem(problem, "Separate the columns by tabs, or write comments with a blank after #.")
 
 
 def _has_tabs(lines: list[str]) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, WordLines
 from distill_runner.datasets.readers.tables import SplitTable, listed_names
-from distill_runner.tasks.tokens.schemes import OUTSIDE
+from distill_runner.tasks.tokens.schemes import LETTERS, OUTSIDE, TagSet, complete_names
 
 WORDS = ("tokens", "words", "token", "word", "sentence_words")
 """Names of columns of words, the most usual first."""
@@ -24,6 +24,8 @@ TEXTS = ("text", "data", "sentence", "content")
 SPANS = ("spans", "label", "labels", "entities", "annotations", "annotation")
 """Names of columns of texts, and of their spans."""
 Offsets = Literal["characters", "utf16"]
+MAX_NAMES = 40
+"""Number of labels up to which a message lists them all."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,32 @@ class Sentences:
         tags = [[number[tag] for tag in sentence.tags or ()] for sentence in self.items]
         flat = np.array([tag for row in tags for tag in row], dtype=np.int64)
         return flat, np.cumsum([0, *map(len, tags)])
+
+
+def require_labels(sentences: Sentences, tagset: TagSet) -> None:
+    """Check that all tags and labels of spans are among the task's.
+
+    Raises:
+        UserError: one is not. The message names its line, and the list of labels with it.
+    """
+    tags, types = set(tagset.names), set(tagset.type_names)
+    for sentence in sentences.items:
+        for word, tag in enumerate(sentence.tags or ()):
+            if tag not in tags:
+                raise _unknown_label(sentences.split, tagset, tag, f"in {sentence.where(word)}")
+        for span in sentence.spans or ():
+            if span.label not in types:
+                raise _unknown_label(sentences.split, tagset, span.label, sentence.line)
+
+
+def _unknown_label(split: str, tagset: TagSet, label: str, where: str) -> UserError:
+    problem = f"split '{split}' has {label}, which is not among the labels, {where}"
+    remedy = "Name all labels in task.labels, or remove these rows."
+    if len(tagset.names) <= MAX_NAMES:
+        is_tag = tagset.scheme == "plain" or (label[:1] in LETTERS and label[1:2] == "-")
+        example = label if is_tag else f"B-{label}"
+        remedy = f"Is it a mistake? Otherwise: 'task.labels=[{','.join(complete_names([*tagset.names, example]))}]'"
+    return UserError("task.labels", None, problem, remedy)
 
 
 def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str | None) -> tuple[str, str]:

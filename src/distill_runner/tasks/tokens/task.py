@@ -19,7 +19,15 @@ from distill_runner.models.config import Head, normalized_label
 from distill_runner.tasks.account import SplitAccount, example_hashes
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import ExamplePredictions, Task, names_as_text
-from distill_runner.tasks.tokens.data import TEXTS, WORDS, Offsets, Sentences, infer_columns, read_sentences
+from distill_runner.tasks.tokens.data import (
+    TEXTS,
+    WORDS,
+    Offsets,
+    Sentences,
+    infer_columns,
+    read_sentences,
+    require_labels,
+)
 from distill_runner.tasks.tokens.entities import TAG_METRICS, TagScores, first_words, summed_counts
 from distill_runner.tasks.tokens.prediction_files import (
     CONLL_SUFFIXES,
@@ -200,7 +208,9 @@ class TokensTask(Task):
             types = inspect_columns(self, split)
             if self.text_column not in types and (usual_names := [name for name in (*WORDS, *TEXTS) if name in types]):
                 task = self.model_copy(update={"columns": usual_names[:1]})
-        return task._sentences(read_table(task, split), split)
+        sentences = task._sentences(read_table(task, split), split)
+        require_labels(sentences, self.tagset)
+        return sentences
 
     def transfer(self, transfer: "TransferSet") -> Any:
         """Return unlabeled sentences: lists of words, or texts, which the tokenizer divides into words."""

@@ -24,7 +24,7 @@ from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import EXAMPLES_PER_CALL, TokenSplit
 from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, window_owners, window_starts
 from distill_runner.tasks.tokens.data import Sentence, Sentences
-from distill_runner.tasks.tokens.schemes import OUTSIDE, TagSet, complete_names
+from distill_runner.tasks.tokens.schemes import OUTSIDE, TagSet
 
 Pieces = Literal["first", "all"]
 Misaligned = Literal["refuse", "extend", "drop"]
@@ -134,7 +134,7 @@ def write_words(folder: Path, sentences: Sentences, tokenizer: Any, cutting: Cut
         folder: existing folder for the files.
         tagset: tags of the task, in the order of the outputs.
     Raises:
-        UserError: no sentence has a word, a tag is not among the task's, or a span cuts a word.
+        UserError: no sentence has a word, or a span cuts a word.
     """
     frame = SpecialTokens.from_tokenizer(tokenizer)
     capacity = frame.max_text_tokens(cutting.max_length, pair=False)
@@ -324,7 +324,7 @@ class _Labels:
     def tags(self, sentence: Sentence, ranges: Sequence[tuple[int, int]]) -> np.ndarray:
         """Return the index of each word's tag, (n,)."""
         if sentence.tags is not None:
-            return np.array([self.index(tag, sentence, word) for word, tag in enumerate(sentence.tags)], dtype=np.int64)
+            return np.array([self.number[tag] for tag in sentence.tags], dtype=np.int64)
         tags = [OUTSIDE] * len(ranges)
         begins, ends = np.array(ranges, dtype=np.int64).reshape(-1, 2).T
         last_end = 0
@@ -336,21 +336,9 @@ class _Labels:
                 self.misfit(sentence, span.begin, span.end, ranges[first:last])
                 if self.misaligned == "drop" or first >= last or first < last_end:
                     continue
-            if span.label not in self.tagset.type_names:
-                self.unknown(span.label, sentence.line)
             tags[first:last] = self.tagset.tags_of(span.label, last - first)
             last_end = last
         return np.array([self.number[tag] for tag in tags], dtype=np.int64)
-
-    def index(self, tag: str, sentence: Sentence, word: int) -> int:
-        if tag not in self.number:
-            self.unknown(tag, f"in {sentence.where(word)}")
-        return self.number[tag]
-
-    def unknown(self, label: str, where: str) -> None:
-        names = list(self.tagset.names)
-        problem = f"split '{self.split}' has {label}, which is not among the labels, {where}"
-        raise UserError("task.labels", None, problem, unknown_remedy(names, label))
 
     def misfit(self, sentence: Sentence, begin: int, end: int, words: Sequence[tuple[int, int]]) -> None:
         if self.misaligned == "refuse":
@@ -359,12 +347,3 @@ class _Labels:
             problem = f"split '{self.split}' has the span '{span}', which cuts the word '{covered}', {sentence.line}"
             raise UserError("task.label", None, problem, "Repair it, or task.misaligned=extend (whole words), or drop.")
         self.cut.append(sentence.line)
-
-
-def unknown_remedy(names: Sequence[str], label: str) -> str:
-    """Return the remedy for a tag that is not among ``names``: all of them with the new one, if they are few."""
-    if len(names) > 40:
-        return "Name all labels in task.labels, or remove these rows."
-    example = label if "-" in label or not any("-" in name for name in names) else f"B-{label}"
-    all_names = complete_names([*names, example])
-    return f"Is it a mistake? Otherwise: 'task.labels=[{','.join(all_names)}]'"
