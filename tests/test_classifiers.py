@@ -23,6 +23,7 @@ from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.padded import check_padding
 from distill_runner.models.sources import read_shape
+from distill_runner.pipeline.account import account_of_run, label_lines
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
@@ -160,6 +161,38 @@ def test_a_single_logit_is_that_of_the_class_it_is_named_after(
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
     assert list(again.config.id2label.values()) == ["no", "yes"]
     assert not again.classifier.weight[1 - place].any()
+
+
+@pytest.mark.parametrize(
+    ("names", "labels", "text"),
+    [
+        (("Yes", "NO"), None, "no = output 1 (NO), yes = output 0 (Yes)"),
+        (("LABEL_0", "LABEL_1"), ["yes", "no"], "no = output 1 (no), yes = output 0 (yes); outputs named by"),
+        (("yes",), None, "no = the rest, yes = sigmoid of output 0 (yes)"),
+    ],
+)
+def test_matches_of_labels_are_in_the_account(
+    names: tuple[str, ...],
+    labels: list[str] | None,
+    text: str,
+    compose: Compose,
+    tmp_path: Path,
+    tiny_bert_folder: Path,
+) -> None:
+    """So that a plan shows them; one that fits no class is refused there, before anything is loaded."""
+    folder = classifier(tmp_path / "model", "bert", tiny_bert_folder, names, **BERT)
+    options = ["method=rkd", f"teacher.source={folder}", "teacher.fine_tuned=true"]
+    options += ["teacher.labels=['yes','no']"] if labels else []
+    run = compose(*options)
+    stage = resolve(run.stages, run.stage, run.runtime.precision)
+    inputs = Pipeline(Store(run.store.dir), run.runtime).inputs
+    (line,) = label_lines(stage, inputs)
+    assert f"{folder}: {text}" in str(line)
+    assert line in account_of_run(stage, inputs)
+    other = classifier(tmp_path / "other", "bert", tiny_bert_folder, ("a", "b"), **BERT)
+    run = compose("method=rkd", f"teacher.source={other}", "teacher.fine_tuned=true")
+    with pytest.raises(UserError, match="not named like the classes"):
+        list(label_lines(resolve(run.stages, run.stage, run.runtime.precision), inputs))
 
 
 @pytest.mark.parametrize(

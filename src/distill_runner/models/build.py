@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 from transformers import AutoModel, PreTrainedConfig
 
-from distill_runner.common.errors import UserError, format_list, quantity, root_cause
+from distill_runner.common.errors import UserError, root_cause
 from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.features import EncoderShape, is_other_classifier
 from distill_runner.models.images import reads_images
@@ -225,7 +225,7 @@ def _with_kept_head(source: ModelSource, model: ModelConfig, head: Head, auto: A
             f"{source.name} has no head for the task {head.task} (no {min(info['missing_keys'])})",
             "Set teacher.fine_tuned=false to fine-tune it first.",
         )
-    if (order := head.output_order(_label_names(source, model))) is not None:
+    if (order := head.output_order(model.output_names(source.label_names, source.name))) is not None:
         _reorder(output_layer(network), order)
     _check_padding(network, source)
     head.describe(network.config)
@@ -237,17 +237,6 @@ def _check_padding(network: PreTrainedModel, source: ModelSource) -> None:
         from distill_runner.models.padded import check_padding  # imports PreTrainedModel, which takes seconds
 
         check_padding(network, source.name)
-
-
-def _label_names(source: ModelSource, model: ModelConfig) -> Mapping[int, str] | None:
-    """Return the names of a kept head's outputs: those of the user, or else those of its configuration."""
-    if not model.labels:
-        return source.label_names
-    if source.label_names and len(model.labels) != len(source.label_names):
-        names = format_list(list(source.label_names.values()))
-        problem = f"names {quantity(len(model.labels), 'output')}, but the head of {source.name} has "
-        raise UserError("teacher.labels", format_list(model.labels), f"{problem}{len(source.label_names)}: {names}")
-    return dict(enumerate(model.labels))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_list, quantity
 from distill_runner.common.schema import Schema
 
 if TYPE_CHECKING:
@@ -102,6 +102,23 @@ class ModelConfig(Schema):
         """Whether the model copies layers of a source, so that it cannot have more layers than the source."""
         return self.source is not None and self.layers not in ("random", "embeddings_only")
 
+    def output_names(self, label_names: Mapping[int, str] | None, source_name: str) -> Mapping[int, str] | None:
+        """Return the names of a kept head's outputs: those of the user, or else those of its configuration.
+
+        Args:
+            label_names: names in the configuration (``id2label``); None if it has none.
+            source_name: name of the model, for the message.
+        Raises:
+            UserError: the user names another number of outputs.
+        """
+        if not self.labels:
+            return label_names
+        if label_names and len(self.labels) != len(label_names):
+            problem = f"names {quantity(len(self.labels), 'output')}, but the head of {source_name} has "
+            problem += f"{len(label_names)}: {format_list(list(label_names.values()))}"
+            raise UserError("teacher.labels", format_list(self.labels), problem)
+        return dict(enumerate(self.labels))
+
 
 def layers_to_copy(source_layers: int, num_layers: int, init: Init) -> list[int]:
     """Return the numbers (from 1) of the source's layers that a student of ``num_layers`` copies; empty if none.
@@ -184,6 +201,18 @@ class Head:
         if names is not None and is_binary and label_names and len(label_names) == 1:
             return _order_of_one_logit(next(iter(label_names.values())), names, self.task)
         return _matching_outputs(label_names, names, self.task)
+
+    def output_texts(self, label_names: Mapping[int, str] | None) -> list[str]:
+        """Return for each class the output of a kept head that it is, as a text; empty if the order stays unchanged.
+
+        Raises:
+            UserError: the kept head has other outputs.
+        """
+        order = self.output_order(label_names)
+        if order is None or label_names is None or self.problem_type == "regression":
+            return []
+        texts = [f"output {number} ({label_names[number]})" if number >= 0 else "the rest" for number in order]
+        return [f"sigmoid of {text}" if -1 in order and text != "the rest" else text for text in texts]
 
 
 LANGUAGE_MODEL = Head("AutoModelForMaskedLM")

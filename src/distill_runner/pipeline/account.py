@@ -24,7 +24,7 @@ from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import Inputs, account_of_examples, read_examples, weights_report
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
-from distill_runner.tasks.account import SplitAccount, data_line, length_counts, lengths_line
+from distill_runner.tasks.account import SplitAccount, data_line, length_counts, lengths_line, short_list
 from distill_runner.tasks.score_account import scores_line
 from distill_runner.tasks.scores import TRANSFER, ScoredTask
 from distill_runner.tasks.text import TextTask
@@ -185,6 +185,31 @@ def _stored_report(stage: Stage, inputs: Inputs) -> WeightsReport | None:
     return WeightsReport.from_json(entry) if entry else None
 
 
+def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+    """Yield a line for each model of the run that keeps its head: which of its outputs is which class of the task.
+
+    Raises:
+        UserError: the outputs are not named like the classes.
+    """
+    for part in [*reversed(stage.all_upstream), stage]:
+        model, source, task = part.config.model, part.model_source, part.config.task
+        if source is None or task is None or model.head != "keep":
+            continue
+        if model.zero_shot is not None:
+            from distill_runner.models.zero_shot import Hypotheses  # torch, which takes seconds
+
+            hypotheses = Hypotheses.of_task(model.zero_shot, part.head, model.labels, source)
+            matches = [f"'{text}'" for text in hypotheses.texts]
+            remark = f"; entailment is output {hypotheses.entailment}"
+        else:
+            matches = part.head.output_texts(model.output_names(source.label_names, source.name))
+            remark = "; outputs named by teacher.labels" if model.labels else ""
+        pairs = [f"{name} = {text}" for name, text in zip(part.head.names or (), matches, strict=False)]
+        if pairs:
+            text = f"{part.name} {source.name}: {short_list(pairs)}{remark}"
+            yield AccountLine("labels", text, (), {"stage": part.name})
+
+
 def vocabulary_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     """Yield a line for each stage of the run that trims its vocabulary."""
     for part in [*reversed(stage.all_upstream), stage]:
@@ -213,6 +238,7 @@ PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [
     score_lines,
     corpus_lines,
     weight_lines,
+    label_lines,
     vocabulary_lines,
 ]
 """Functions that yield lines, in the order in which they are printed. A new kind of input adds its own."""
