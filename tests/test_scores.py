@@ -77,7 +77,7 @@ def test_probabilities_without_labels_name_the_classes_and_are_normalized(tmp_pa
     [
         ({"p_bad": [0.5, 0.2], "p_good": [0.5, 0.7]}, ["p_bad", "p_good"], r"row 1 .*not a distribution"),
         ({"p_bad": ["", ""], "p_good": [0.5, 0.7]}, ["p_bad", "p_good"], "no row of split 'train' has a score"),
-        ({"p_bad": ["low", 1], "p_good": [0.5, 0]}, ["p_bad", "p_good"], "a value that is not a number"),
+        ({"p_bad": ["low", 1], "p_good": [0.5, 0]}, ["p_bad", "p_good"], "row 0 .* has .low., not a number"),
         ({"p_bad": [0, 1], "p_good": [1, 0]}, ["p_bad", "p_fine"], "no column 'p_fine'"),
     ],
 )

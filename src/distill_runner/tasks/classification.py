@@ -3,6 +3,7 @@
 import re
 import shlex
 from abc import abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -84,11 +85,23 @@ class ClassesTask(TextTask):
         table = read_table(self, splits.pop() if len(splits) == 1 else self.labeled_split)
         return table.class_names if table.class_names is not None else self.distinct_names(table)
 
+    def _names_of_columns(self) -> list[str]:
+        """Return the gold labels that end the names of the columns, or else the ends in which these names differ."""
+        columns = self.prediction_columns
+        if self.gold == "evaluation":
+            with suppress(UserError):  # of the gold labels, which is raised when they are read as such
+                table = read_table(self, self.labeled_split)
+                gold = table.class_names if table.class_names is not None else self.distinct_names(table)
+                classes = [class_of_column(column, gold) for column in columns]
+                if None not in classes and len(set(classes)) == len(classes) == len(gold):
+                    return [gold[number] for number in classes if number is not None]
+        return names_of_columns(columns)
+
     def names_of_scores(self) -> list[str]:
         """Return the class names that the columns of scores have, or that their answers name; empty without any."""
         columns = self.prediction_columns
         if not self.answers:
-            return names_of_columns(columns) if len(columns) > 1 else []
+            return self._names_of_columns() if len(columns) > 1 else []
         if self.gold != "none":
             return []  # gold labels of an evaluation split name the classes; answers may lack some
         table, skipped = self.score_table(self.train), {word.casefold() for word in self.no_answer or ()}
@@ -218,26 +231,35 @@ class ClassificationTask(ClassesTask):
     def _sum_tolerance(self) -> float:
         return min(MAX_ROUNDING, ROUNDING * len(self.names)) + EXACT
 
-    def to_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
+    def to_logits(self, probabilities_NC: np.ndarray, split: str, rows: np.ndarray | None = None) -> np.ndarray:
         """Return the logarithms of the probabilities as logits; probabilities below 1e-12 are raised to 1e-12."""
         invalid = (probabilities_NC < 0).any(1) | (np.abs(probabilities_NC.sum(1) - 1) > 2 * EXACT)
-        if len(rows := np.flatnonzero(invalid)):
-            values = probabilities_NC[rows[0]].tolist()
-            problem = f"row {rows[0]} of split '{split}' has {values}, not a distribution"
+        if len(places := np.flatnonzero(invalid)):
+            values, row = probabilities_NC[places[0]].tolist(), places[0] if rows is None else rows[places[0]]
+            problem = f"row {row} of split '{split}' has {values}, not a distribution"
             remedy = f"They must sum to 1 (within {self._sum_tolerance:.2g}); for raw outputs: task.logits."
+            if self._column_class is not None:
+                problem = f"row {row} of split '{split}' has {values[self._column_class]}, not from 0 to 1"
+                remedy = "Raw outputs: use task.logits. Percentages: divide them by 100."
             raise UserError(self.prediction_key, format_list(self.prediction_columns), problem, remedy)
         return np.log(np.maximum(probabilities_NC, MIN_PROBABILITY))
 
+    @property
+    def _column_class(self) -> int | None:
+        """Class of the only column of scores of a task with two classes; None if there are more columns."""
+        if self.answers or len(self.prediction_columns) != 1 or len(self.names) != 2:
+            return None
+        number = class_of_column(self.prediction_columns[0], self.names)
+        return 1 if number is None else number
+
     def ordered_outputs(self, values: np.ndarray, key: str) -> tuple[np.ndarray, list[str]]:
         """Return the values of columns as those of the classes; a single column is that of a class of two."""
-        if len(self.prediction_columns) != 1 or len(self.names) != 2:
+        number = self._column_class
+        if number is None:
             return super().ordered_outputs(values, key)
-        column = self.prediction_columns[0]
-        number = class_of_column(column, self.names)
-        number = 1 if number is None else number
         other = 1 - values if self.probabilities else np.zeros_like(values)
         pair = [other, values] if number else [values, other]
-        return np.concatenate(pair, axis=1), [f"{column} is that of {self.names[number]}"]
+        return np.concatenate(pair, axis=1), [f"{self.prediction_columns[0]} is that of {self.names[number]}"]
 
     def label_indicators(self, labels: np.ndarray) -> np.ndarray:
         return np.eye(len(self.names))[labels]

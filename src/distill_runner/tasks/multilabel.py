@@ -122,12 +122,13 @@ class MultiLabelTask(ClassesTask):
     def favored_labels(self, outputs: np.ndarray) -> np.ndarray:
         return (outputs > 0).astype(np.float32)
 
-    def to_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
+    def to_logits(self, probabilities_NC: np.ndarray, split: str, rows: np.ndarray | None = None) -> np.ndarray:
         """Return the logit of each probability, after clipping the probabilities to 1e-12 .. 1 - 1e-12."""
         from scipy.special import logit
 
-        if len(rows := np.flatnonzero(((probabilities_NC < 0) | (probabilities_NC > 1)).any(1))):
-            problem = f"row {rows[0]} of split '{split}' has {probabilities_NC[rows[0]].tolist()}, not all from 0 to 1"
+        if len(places := np.flatnonzero(((probabilities_NC < 0) | (probabilities_NC > 1)).any(1))):
+            values, row = probabilities_NC[places[0]].tolist(), places[0] if rows is None else rows[places[0]]
+            problem = f"row {row} of split '{split}' has {values}, not all from 0 to 1"
             columns = format_list(self.prediction_columns)
             remedy = "Raw outputs: use task.logits. Percentages: divide them by 100."
             raise UserError(self.prediction_key, columns, problem, remedy)

@@ -13,7 +13,7 @@ from distill_runner.common.errors import quantity
 from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.tables import SplitTable, read_table
 from distill_runner.tasks.account import short_list
-from distill_runner.tasks.scores import TRANSFER, ScoredTask, selected_rows
+from distill_runner.tasks.scores import MAX_ROUNDING, TRANSFER, ScoredTask, selected_rows
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
@@ -25,6 +25,11 @@ RANGES = ((0.0, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 0.99), (0.99, 1.
 STATED = (
     "almost all probabilities are multiples of 0.05, as a language model states them: such numbers are no"
     " probabilities. Take the log-probabilities of its answer's token, or several samples (task.answers)"
+)
+
+NOT_RAW = (
+    "task.logits takes numbers before the softmax, but all are from 0 to 1, as probabilities are: if they are,"
+    " name the columns in task.probabilities"
 )
 
 
@@ -46,6 +51,8 @@ def scores_line(task: ScoredTask, transfer: "TransferSet | None") -> AccountLine
     parts[0] += f": {quantity(int(scores.is_used.sum()), 'row', ',')}"
     parts += scores.remarks
     warnings = [STATED] if task.probabilities and are_stated(scores.outputs[scores.has_score]) else []
+    if task.logits and not task.calibrate and are_probabilities(scores.outputs[scores.has_score], task):
+        warnings.append(NOT_RAW)
     if task.gold == "none":
         warnings.append("no gold labels: all metrics are the agreement with these scores")
     quality: dict[str, Any] = {}
@@ -98,6 +105,15 @@ def are_stated(outputs: np.ndarray) -> bool:
     is_round = np.abs(steps - steps.round()) < 1e-3
     count = len(np.unique(steps[is_round].round()))
     return bool(is_round.mean() >= MANY and MIN_VALUES <= count <= MAX_VALUES)
+
+
+def are_probabilities(outputs: np.ndarray, task: ScoredTask) -> bool:
+    """Return whether outputs (N, C) that are named as raw are numbers from 0 to 1, which sum to 1 for classes."""
+    kind = task.head.problem_type
+    if kind == "regression" or (outputs < 0).any() or (outputs > 1).any():
+        return False
+    has_distributions = kind == "single_label_classification" and len(task.prediction_columns) > 1
+    return not has_distributions or bool(np.allclose(outputs.sum(1), 1, atol=MAX_ROUNDING))
 
 
 def _measures(measured: dict[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, format_list, quantity, root_cause
+from distill_runner.common.errors import UserError, format_list, quantity
 from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.readers.tables import SplitTable, column_names, listed_names, read_table
@@ -219,9 +219,11 @@ class ScoredTask(Task):
 
     # --- From columns to outputs of the head
 
-    def to_logits(self, probabilities_NC: np.ndarray, split: str) -> np.ndarray:
+    def to_logits(self, probabilities_NC: np.ndarray, split: str, rows: np.ndarray | None = None) -> np.ndarray:
         """Return the logits (N, C) of another model's probabilities (N, C).
 
+        Args:
+            rows: (N,), numbers of the rows in the split, for messages; None if they are 0 to N - 1.
         Raises:
             UserError: the values are not probabilities, or the outputs of this task type are not.
         """
@@ -344,15 +346,17 @@ class ScoredTask(Task):
         try:
             values = np.array(cells, dtype=np.float64).T
         except (TypeError, ValueError) as error:
-            problem = f"contain a value that is not a number: {root_cause(error)}"
-            raise UserError(key, format_list(names), problem) from error
+            row, cell = next((n, c) for own in cells for n, c in enumerate(own) if not _is_float(c))
+            problem = f"row {row} of split '{split}' has {cell!r}, not a number"
+            raise UserError(key, format_list(names), problem, _number_remedy(cell)) from error
         if len(bad := np.flatnonzero(np.isinf(values).any(1))):
             raise UserError(key, format_list(names), f"row {bad[0]} of split '{split}' has a number that is not finite")
         has_score = ~np.isnan(values).any(1)
         numbers, remarks = self.ordered_outputs(values[has_score], key)
         if self.probabilities:
             numbers, changes = self.normalized(numbers)
-            numbers, remarks = self.to_logits(numbers, split), remarks + changes
+            numbers = self.to_logits(numbers, split, np.flatnonzero(has_score))
+            remarks = remarks + changes
         return spread(numbers, np.asarray(has_score)), remarks
 
     def _answered(self, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
@@ -435,6 +439,23 @@ class ScoredTask(Task):
 def is_blank(value: Any) -> bool:
     """Return whether a cell holds no number."""
     return is_empty(value) or (isinstance(value, str) and not value.strip())
+
+
+def _is_float(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _number_remedy(cell: Any) -> str:
+    """Return what to write instead of a cell that holds no number."""
+    if str(cell).strip().endswith("%"):
+        return "Write numbers without %, such as 85 or 0.85."
+    if re.fullmatch(r"[+-]?\d*,\d+", str(cell).strip()):
+        return "Write a decimal point instead of the comma."
+    return "Leave the cells of rows without a score empty."
 
 
 def spread(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
