@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForTokenClassification
 
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.commands.track import send_result
@@ -23,6 +24,7 @@ from distill_runner.models.features import EncoderShape, Features
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
+from distill_runner.pipeline.targets import targets_spec
 from distill_runner.report.collect import read_results
 from distill_runner.report.compare import compare
 from distill_runner.report.rows import tabulate
@@ -115,6 +117,29 @@ def test_cached_is_live(tokens: Callable[..., RunConfig]) -> None:
     assert same(cached, live)
 
 
+def test_targets_of_a_long_sentence_are_those_of_its_windows(tokens: Callable[..., RunConfig]) -> None:
+    """Each word has one cached target: the teacher's own output in the window where the word has most context."""
+    run = tokens("method=rkd")
+    stage, pipeline = resolve(run.stages, "student", run.runtime.precision), Pipeline(Store(run.store.dir), run.runtime)
+    pipeline.prepare(stage)
+    pipeline.build(stage)
+    targets = np.load(pipeline.store.get(targets_spec(stage, None), lambda folder: None) / "logits.npy")
+    split: Any = pipeline.inputs.split(stage, stage.data.train_split)
+    assert stage.teacher is not None
+    folder = pipeline.build(stage.teacher) / "model"
+    model: Any = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    assert len(split) > split.num_examples, "some sentences have several windows"
+    counts = np.zeros(len(targets), dtype=int)
+    for window in range(len(split)):
+        batch = split.batch([window])
+        with torch.inference_mode():
+            logits = model(input_ids=batch.input_ids[None].long()).logits[0, batch.head_tokens].numpy()
+        np.testing.assert_allclose(targets[batch.output_index], logits, rtol=1e-4, atol=1e-5)
+        counts[batch.output_index] += 1
+    assert (counts == 1).all()
+    assert len(split.rows) == len(targets) == len(split.tags)
+
+
 @pytest.mark.slow
 def test_resumed_is_undisturbed(tokens: Callable[..., RunConfig]) -> None:
     whole, resumed = (built(tokens("method=rkd", "optim.epochs=2"), pause) for pause in (None, 1))
@@ -185,6 +210,7 @@ def test_a_run_learns_and_says_what_it_read(runs: dict[str, Path]) -> None:
     assert "## Scores of each label, test" in card
     assert f"{100 * rows['place']['f1']:.2f}" in card
     assert "pipeline_tag: token-classification" in card
+    assert 'pipeline("token-classification", model=".", aggregation_strategy="first")' in card
     page = (runs["rkd"] / "pictures" / "errors.html").read_text()
     assert "of 48 sentences have errors" in page
     assert (runs["rkd"] / "pictures" / "errors.png").read_bytes()[:4] == b"\x89PNG"
@@ -313,7 +339,7 @@ def test_conll_predictions_score_as_the_run(runs: dict[str, Path], folder: Path,
 
 def test_run_ner_scores_the_same_model_alike(runs: dict[str, Path], folder: Path) -> None:
     """As ``run_ner.py`` predicts: padded, word by word, -100 for other pieces, argmax; F1 by conlleval's rules."""
-    from transformers import AutoModelForTokenClassification, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from test_tokens_entities import conlleval
 

@@ -21,7 +21,7 @@ CARD, SCORES = "README.md", ".eval_results"
 LOADING = """\
 ```python
 from transformers import pipeline
-model = pipeline("{tag}", model=".")  # this folder, or its id on the hub
+model = pipeline("{tag}", model="."{options})  # this folder, or its id on the hub
 print(model("a text"))
 ```"""
 LOADING_VECTORS = """\
@@ -30,8 +30,10 @@ from sentence_transformers import SentenceTransformer
 model = SentenceTransformer(".")  # this folder, or its id on the hub
 print(model.similarity(*model.encode(["a text", "another text"])))
 ```"""
-VECTORS = "sentence-similarity"
-"""The hub's name of what a model of vectors does."""
+VECTORS, WORDS = "sentence-similarity", "token-classification"
+"""The hub's names of what a model of vectors, and one of labels of words, does."""
+BY_WORDS = ', aggregation_strategy="first"'
+"""Option of the pipeline that reads the first piece of each word, as ``distill-run predict`` does."""
 NO_LICENSE = "License: not given. It depends on the licenses of the base model and of the data."
 
 
@@ -149,7 +151,7 @@ def _repository(result: Result) -> str | None:
 
 def _loading(result: Result) -> str:
     tag = _pipeline_tag(result)
-    return LOADING_VECTORS if tag == VECTORS else LOADING.format(tag=tag)
+    return LOADING_VECTORS if tag == VECTORS else LOADING.format(tag=tag, options=BY_WORDS if tag == WORDS else "")
 
 
 def _pipeline_tag(result: Result) -> str:
