@@ -5,8 +5,10 @@ tokenizers have as many tokens as the published ones: pieces trained on Python's
 text uses. Texts are those of ``task=demo_sentences``.
 
     python -m benchmarks.trimmed_vocabulary
+    python -m benchmarks.trimmed_vocabulary --save made_xlmr    # a small XLM-R of this kind, as a folder for runs
 """
 
+import argparse
 import json
 import time
 from pathlib import Path
@@ -18,6 +20,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedTokenizerFast,
@@ -45,8 +48,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+SMALL = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 4}
+"""Sizes of the model that ``--save`` makes, with 50,000 tokens."""
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="only save a small model with its tokenizer")
     torch.set_num_threads(1)
+    if (folder := parser.parse_args().save) is not None:
+        save_small(folder)
+        return
     texts = {split: demo_examples("sentences", split).texts[0] for split in ("train", "validation")}
     rows = [
         ["encoder", "tokens", "parameters", "MB", "largest difference", "validation texts with other tokens", "seconds"]
@@ -60,6 +72,15 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             rows += measured(name, model, tokenizer, texts, Path(folder))
     print(markdown_table(rows[0], rows[1:]))
+
+
+def save_small(folder: Path) -> None:
+    """Save a small XLM-R of random weights, and its tokenizer of 50,000 tokens."""
+    shape = SHAPES["XLM-R-base, 2 layers"] | SMALL
+    tokenizer = unigram(demo_examples("sentences", "train").texts[0], 50_000)
+    torch.manual_seed(0)
+    AutoModel.from_config(AutoConfig.for_model(**shape | {"vocab_size": len(tokenizer)})).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def measured(name: str, model: Any, tokenizer: Any, texts: dict[str, list[str]], folder: Path) -> list[list[str]]:

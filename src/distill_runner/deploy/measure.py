@@ -180,6 +180,7 @@ class ModelForm:
         cost: latency and throughput.
         difference: largest absolute difference between the outputs of this form and of torch; None for torch itself.
         agreement: ``Task.agreement`` with torch, such as the fraction of equal predictions; None for torch itself.
+        num_params: number of parameters of the model.
     """
 
     model: str
@@ -189,6 +190,7 @@ class ModelForm:
     cost: RunningCost
     difference: float | None = None
     agreement: float | None = None
+    num_params: int = 0
 
 
 class Evaluation:
@@ -206,6 +208,7 @@ class Evaluation:
         self.scored: dict[str, Split] = {}
         self.splits: dict[str, PaddedSplit] = {}
         self.engines: dict[tuple[str, str], Any] = {}
+        self.num_params: dict[str, int] = {}
 
     def add(self, name: str, model: Path, target: Path, int8: bool) -> None:
         """Add a model: in torch, in ONNX and, if ``int8``, in ONNX with 8 bits.
@@ -216,7 +219,7 @@ class Evaluation:
             target: folder in which the ONNX files get a subfolder.
             int8: whether to add the form in 8 bits.
         """
-        from distill_runner.models.build import load_model
+        from distill_runner.models.build import count_parameters, load_model
         from distill_runner.models.sources import resolve_source
 
         tokenizer, folder = resolve_source(str(model)).tokenizer(), self.folder / name
@@ -225,6 +228,7 @@ class Evaluation:
         scored = self.scored[name] = self.task.open(folder)
         split = self.splits[name] = PaddedSplit(scored.teacher_inputs, tokenizer)
         network = load_model(model, self.task.head)
+        self.num_params[name] = count_parameters(network)
         path = export(network, split.inputs(split.samples()), target / FOLDER / PLAIN)
         self.engines[name, "torch"] = TorchEngine(network)
         self.engines[name, "ONNX"] = OnnxEngine(path, self.threads)
@@ -250,21 +254,32 @@ class Evaluation:
                 problem = f"{form} of its {model} gives outputs that differ from torch's by up to {difference:.1e}"
                 raise UserError("distill-run export", None, problem, "Do not deploy it; please report this.")
             agreement = self.task.agreement(form_outputs, reference, self.scored[model])
-            comparison = (None, None) if form == "torch" else (difference, agreement)
+            to_torch = (None, None) if form == "torch" else (difference, agreement)
             score = self.task.score(form_outputs, self.scored[model])[self.task.metrics[0]]
             num_bytes, cost = (self.engines[model, form].num_bytes, costs[f"{model} {form}"])
-            rows.append(ModelForm(model, form, score, num_bytes, cost, *comparison))
+            rows.append(
+                ModelForm(model, form, score, num_bytes, cost, to_torch[0], to_torch[1], self.num_params[model])
+            )
         return rows
 
 
 def table(rows: Sequence[ModelForm], metric: str, agreement: str = "same prediction") -> str:
     """Return a Markdown table with one line per row; ``agreement`` names what the forms agree in."""
-    header = ["model", "form", f"{metric} ×100", "MB", *(f"p{p} ms" for p in PERCENTILES), f"examples/s at {BATCH}"]
+    header = [
+        "model",
+        "form",
+        f"{metric} ×100",
+        "parameters",
+        "MB",
+        *(f"p{p} ms" for p in PERCENTILES),
+        f"examples/s at {BATCH}",
+    ]
     cells = [
         [
             row.model,
             row.form,
             f"{100 * row.score:.2f}",
+            f"{row.num_params / 1e6:.2f}M",
             f"{row.num_bytes / 1e6:.1f}",
             *(f"{row.cost.milliseconds[p]:.2f}" for p in PERCENTILES),
             f"{row.cost.examples_per_second:.1f}",
