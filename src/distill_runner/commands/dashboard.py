@@ -118,7 +118,7 @@ def _sections(terms: Sequence[str]) -> "list[Section]":
     from wandb_workspaces.reports.v2 import interface as wr
     from wandb_workspaces.workspaces import Section
 
-    panels = {
+    panels: dict[str, list[PanelTypes]] = {
         "Results": _results(),
         "Scores by epoch": [_curve(f"validation/{metric}", x="epoch") for metric in metric_names()],
         "Scores by label": [
