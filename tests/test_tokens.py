@@ -401,6 +401,12 @@ def test_a_head_with_other_tags_is_refused(
         built(run)
 
 
+def test_columns_of_scores_are_refused(tokens: Callable[..., RunConfig]) -> None:
+    run = tokens("method=kd", "teacher=labels")
+    with pytest.raises(UserError, match="teacher=labels: tasks of type tokens have no columns of scores"):
+        resolve(run.stages, "student", run.runtime.precision)
+
+
 def test_decoding_forbids_tags_that_do_not_fit(
     runs: dict[str, Path], folder: Path, wordpiece: Any, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.stages import CORPUS, STAGE, Stage, Tokenizer, TrimmedTokenizer
 from distill_runner.tasks import Task
+from distill_runner.tasks.scores import ScoredTask
 from distill_runner.tasks.text import TextTask
 from distill_runner.training.config import Optim
 
@@ -104,6 +105,9 @@ class _Resolver:
             problem = "its predictions are for a task's examples, but the stage has a corpus"
             raise UserError("teacher", predictions.type, problem)
         if predictions.type == "labels":
+            if not isinstance(task, ScoredTask):
+                problem = f"tasks of type {task.type} have no columns of scores"
+                raise UserError("teacher", "labels", problem, "Take a model as the teacher, such as teacher=base.")
             if not task.prediction_columns:
                 remedy = (
                     "task.probabilities=[p_no,p_yes] or task.logits, a column per class; or task.answers=[<column>]"

@@ -16,7 +16,7 @@ _TAG = re.compile(r"O|[BIMELSU]-\S+")
 _COMMENT, _BLANKS = "#", " \t\r\n"
 _GAP = re.compile(r"[ \t]+")
 """Between columns without tabs. Other white space, such as a no-break space, belongs to a word."""
-SAMPLE_LINES, MIN_USUAL = 200, 0.9
+SAMPLE_LINES, MIN_USUAL = 200, 0.75
 """Lines of a file of text that are looked at, and the share of them that must have the same number of columns."""
 
 
