@@ -126,7 +126,7 @@ def tokenize_corpus(folder: Path, name: str, threads: int) -> None:
 def _documents_done(folder: Path) -> int:
     """Return how many documents are tokenized, from the record of the process that does it."""
     files = list(folder.rglob("progress.json"))
-    return int(json.loads(files[0].read_text(encoding="utf-8"))["counts"]) if files else 0
+    return int(json.loads(files[0].read_text(encoding="utf-8"))["documents"]) - 1 if files else 0
 
 
 def vocabulary(texts: int, folder: Path) -> str:

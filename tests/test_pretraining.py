@@ -176,6 +176,12 @@ def test_an_array_grows_on_disk(tmp_path: Path) -> None:
 def test_packing_loses_no_token(lengths: list[list[int]], room: int) -> None:
     source = documents(lengths)
     blocks = [first for first, _, _ in packed_examples(source, room, separator=0)]
+    with pytest.MonkeyPatch.context() as patch:  # what is read at once makes no difference
+        patch.setattr(examples, "GROUP_TOKENS", 5)
+        patch.setattr(examples, "GROUP_DOCUMENTS", 3)
+        assert [*map(str, (first for first, _, _ in packed_examples(source, room, 0)))] == [*map(str, blocks)]
+        texts = [str(first) for first, _, _ in passage_examples(source, room)]
+    assert texts == [str(first) for first, _, _ in passage_examples(source, room)]
     assert all(len(block) == room for block in blocks[:-1])
     assert 1 <= len(blocks[-1]) <= room
     together = np.concatenate(blocks)
@@ -210,6 +216,11 @@ def test_pairs_are_neighbours_or_of_two_documents(lengths: list[list[int]], room
 def test_documents_without_a_token_give_no_pairs() -> None:
     filled = [[5] * 9, [3, 4] * 5, [7] * 8]
     with_empty = [[0], filled[0], [0, 0], filled[1], [], filled[2], [0]]
+    assert [len(first) for first, _, _ in passage_examples(documents(with_empty), 20)] == [
+        *filled[0],
+        *filled[1],
+        *filled[2],
+    ]
     found = [[*map(str, pair_examples(documents(lengths), 20, 0.1))] for lengths in (filled, with_empty)]
     assert found[0] == found[1]
     assert list(pair_examples(documents([[0], [0]]), 20, 0.1)) == []
@@ -256,7 +267,7 @@ def test_an_interruption_loses_one_portion(
     calls = list[list[str]]()
     encode = examples._token_ids
 
-    def encode_some(tokenizer: Any, part: list[str]) -> list[np.ndarray]:
+    def encode_some(tokenizer: Any, part: list[str]) -> tuple[np.ndarray, np.ndarray]:
         if len(calls) == stop:
             raise KeyboardInterrupt
         calls.append(part)
@@ -270,7 +281,7 @@ def test_an_interruption_loses_one_portion(
         file.write(b"half")
     portions = list[list[str]]()
 
-    def encode_rest(tokenizer: Any, part: list[str]) -> list[np.ndarray]:
+    def encode_rest(tokenizer: Any, part: list[str]) -> tuple[np.ndarray, np.ndarray]:
         portions.append(part)
         return encode(tokenizer, part)
 
@@ -287,7 +298,10 @@ def test_token_ids_take_as_few_bytes_as_their_vocabulary_allows(
 ) -> None:
     """Wikipedia and books are 4 billion tokens: 8 GB instead of 20; the largest id must survive."""
     monkeypatch.setattr(type(tokenizer), "__len__", lambda self: size)
-    monkeypatch.setattr(examples, "_token_ids", lambda _, texts: [np.array([size - 1, 7], np.int32) for _ in texts])
+    ids = [size - 1, 7]
+    monkeypatch.setattr(
+        examples, "_token_ids", lambda _, texts: (np.tile(ids, len(texts)), np.full(len(texts), len(ids)))
+    )
     write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
     tokens = TokenSplit(tmp_path)
     assert tokens.ids.dtype == dtype
@@ -300,10 +314,61 @@ def test_slow_and_fast_tokenizers_give_the_same_tokens(tokenizer: Any, monkeypat
     """A portion is tokenized without special tokens, truncation and padding, whatever the tokenizer was used for."""
     texts = [*corpus().texts("validation")][:20]
     tokenizer(texts, truncation=True, max_length=4, padding=True)
-    fast = [ids.tolist() for ids in examples._token_ids(tokenizer, texts)]
+    fast = token_ids(tokenizer, texts)
     assert fast == tokenizer(texts, add_special_tokens=False)["input_ids"]
     monkeypatch.setattr(type(tokenizer), "is_fast", False)
-    assert [ids.tolist() for ids in examples._token_ids(tokenizer, texts)] == fast
+    assert token_ids(tokenizer, texts) == fast
+
+
+def token_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    ids, lengths = examples._token_ids(tokenizer, texts)
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+CONTROLS = " \t\n\r\x0b\x1c\x85\xa0\u2028\u3000\u200d\ufeff\x00\ufffd"
+SIGNS = st.text(st.one_of(st.sampled_from(f"{CONTROLS}\u0301\u05b0ΣİßéAa1.,-'#文한"), st.characters()))
+WORDS = st.sampled_from(["[MASK]", "[SEP]", "the", "The", "network", "##work", "...", "a" * 120])
+
+
+@given(st.lists(st.lists(st.one_of(SIGNS, WORDS), max_size=6).map(" ".join), min_size=1, max_size=4), st.booleans())
+def test_words_that_are_encoded_once_give_the_tokens_of_the_text(
+    tokenizer: Any, texts: list[str], lowercase: bool
+) -> None:
+    """Parts between spaces must be independent: whatever the controls, marks and signs beside the space."""
+    backend = tokenizer.backend_tokenizer
+    normalizer = backend.normalizer
+    try:
+        backend.normalizer = type(normalizer)(lowercase=lowercase)
+        assert examples._words_are_independent(backend)
+        encodings = backend.encode_batch(texts, add_special_tokens=False)
+        assert token_ids(tokenizer, texts) == [encoding.ids for encoding in encodings]
+    finally:
+        backend.normalizer = normalizer
+
+
+def test_words_are_encoded_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only BERT's kind of tokenizer may: with another one, a space belongs to a word, or the whole text decides."""
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+    seen = list[list[str]]()
+
+    def encode(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        seen.append(texts)
+        return examples._concatenated([[len(text)] * len(text) for text in texts])
+
+    ids, lengths = examples._ids_by_word(encode, ["a bb a", "", "bb  a"])
+    assert seen == [["a", "bb", ""]]
+    assert (ids.tolist(), lengths.tolist()) == ([1, 2, 2, 1, 2, 2, 1], [4, 0, 3])
+
+    bert = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    assert examples._words_are_independent(bert)
+    others = [Tokenizer.from_str(bert.to_str()) for _ in range(5)]
+    others[0].pre_tokenizer = pre_tokenizers.ByteLevel()
+    others[1].pre_tokenizer = pre_tokenizers.Metaspace()
+    others[2].normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    others[3].add_tokens([AddedToken("new york", normalized=False)])
+    others[4].model = models.BPE()
+    assert not any(map(examples._words_are_independent, others))
 
 
 def test_passages_are_what_the_tokenizer_gives(tokenizer: Any, tmp_path: Path) -> None:

@@ -52,3 +52,5 @@ scancel "$(last_array)_[$((points % 1001 - 51))-$((points % 1001 - 2))]"
 queue second
 while [ -n "$(squeue --me -h -t pending,running,completing -o %i)" ]; do sleep 5; done
 queue third
+echo "statuses: $(cat "$runs"/*/status.json | grep -o '"status": "[a-z]*"' | sort | uniq -c | paste -sd ';')"
+distill-run table "$runs"

@@ -1,6 +1,6 @@
 """Tokenized examples made from documents: single passages, packed blocks, or pairs for next sentence prediction.
 
-All arrays are written piece by piece and memory-mapped afterwards, so that a corpus may be larger than memory.
+All arrays are written and read piece by piece, so that a corpus may be larger than memory.
 """
 
 import json
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -20,7 +20,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.files import atomic_replacement
 from distill_runner.common.process import environment_variable
 from distill_runner.datasets.corpora.corpus import Corpus, SplitName
-from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens
+from distill_runner.datasets.tokenization import ArrayFile, ArraySlices, SpecialTokens
 
 IS_NEXT, IS_RANDOM = 0, 1
 """Labels of next sentence prediction, numbered as in BERT's own head."""
@@ -28,10 +28,13 @@ PAIR_SEED = 0
 PORTION_CHARACTERS, PORTION_DOCUMENTS = 4_000_000, 10_000
 """Text per tokenizer call, and the work that an interruption loses."""
 EXAMPLES_PER_WRITE = 1000
-ARRAYS = {"ids": np.int32, "lengths": np.int64, "counts": np.int64}
-"""Arrays of tokenized documents: tokens, tokens of each text, and texts of each document."""
+GROUP_TOKENS, GROUP_DOCUMENTS = 1_000_000, 1000
+"""Tokens and documents that are read at once to cut them into examples; at least one document."""
+ARRAYS = {"ids": np.int32, "sentences": np.int64, "documents": np.int64}
+"""Arrays of tokenized documents: the attributes of ``Documents``."""
 SENTENCE_END = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=["'(\[]*[A-Z0-9])|\n+""")
 
+Array = np.ndarray | ArraySlices
 Example = tuple[np.ndarray, np.ndarray | None, int | None]
 """Tokens of the first segment, tokens of the second segment or None, and label of the pair or None."""
 
@@ -46,20 +49,29 @@ class Documents:
         documents: (D + 1,), number of the first sentence of each of D documents, and the end of the last one.
     """
 
-    ids: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
+    ids: Array
+    sentences: Array
+    documents: Array
 
     def __len__(self) -> int:
         return len(self.documents) - 1
 
     def bounds_of(self, number: int) -> np.ndarray:
         """Return the start in ``ids`` of each sentence of document ``number``, and the end of the last one."""
-        return self.sentences[self.documents[number] : self.documents[number + 1] + 1]
+        first, last = self.documents[number : number + 2]
+        return self.sentences[first : last + 1]
 
-    def sentences_of(self, number: int) -> list[np.ndarray]:
-        """Return the tokens of each sentence of document ``number``."""
-        return [self.ids[first:last] for first, last in pairwise(self.bounds_of(number))]
+    def groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield consecutive documents: tokens, start of each document, start of each sentence and end of the last."""
+        first = 0
+        while first < len(self):
+            numbers = self.documents[first : first + GROUP_DOCUMENTS + 1]
+            bounds = self.sentences[numbers[0] : numbers[-1] + 1]
+            starts = bounds[numbers - numbers[0]]
+            count = max(1, int(np.searchsorted(starts, starts[0] + GROUP_TOKENS, "right")) - 1)
+            ids, bounds = self.ids[starts[0] : starts[count]], bounds[: numbers[count] - numbers[0] + 1]
+            yield ids, starts[:count] - starts[0], bounds - starts[0]
+            first += count
 
     @classmethod
     def tokenize(cls, texts: Iterable[list[str]], tokenizer: Any, folder: Path) -> "Documents":
@@ -68,25 +80,29 @@ class Documents:
         A folder that an interrupted call left is continued after its last portion.
         """
         folder.mkdir(exist_ok=True)
-        progress = folder / "progress.json"
-        sizes = json.loads(progress.read_text(encoding="utf-8")) if progress.exists() else dict.fromkeys(ARRAYS, 0)
+        progress, sizes = folder / "progress.json", dict.fromkeys(ARRAYS, 0)
+        if progress.exists():
+            saved = json.loads(progress.read_text(encoding="utf-8"))
+            sizes = saved if saved.keys() == sizes.keys() else sizes  # an earlier version saved other arrays
         with ExitStack() as stack:
-            files = {
-                name: stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype, sizes[name]))
+            ids, sentences, documents = files = [
+                stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype, sizes[name]))
                 for name, dtype in ARRAYS.items()
-            }
-            for portion in _portions(islice(texts, sizes["counts"], None)):
-                ids = _token_ids(tokenizer, [text for document in portion for text in document])
-                files["ids"].append(np.concatenate(ids))
-                files["lengths"].append([len(text_ids) for text_ids in ids])
-                files["counts"].append([len(document) for document in portion])
-                for file in files.values():
+            ]
+            if not documents.size:
+                sentences.append([0])
+                documents.append([0])
+            for portion in _portions(islice(texts, documents.size - 1, None)):
+                tokens, lengths = _token_ids(tokenizer, [text for document in portion for text in document])
+                documents.append(sentences.size - 1 + np.cumsum(list(map(len, portion))))
+                sentences.append(ids.size + np.cumsum(lengths))
+                ids.append(tokens)
+                for file in files:
                     file.flush()
                 with atomic_replacement(progress) as partial:
-                    partial.write_text(json.dumps({name: file.size for name, file in files.items()}), encoding="utf-8")
-        arrays = [np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS]
-        tokens, lengths, counts = arrays
-        return cls(tokens, np.append(0, np.cumsum(lengths)), np.append(0, np.cumsum(counts)))
+                    sizes = {name: file.size for name, file in zip(ARRAYS, files, strict=True)}
+                    partial.write_text(json.dumps(sizes), encoding="utf-8")
+        return cls(*(ArraySlices(folder / f"{name}.npy") for name in ARRAYS))
 
 
 def _portions(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
@@ -102,24 +118,78 @@ def _portions(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
         yield portion
 
 
-def _token_ids(tokenizer: Any, texts: list[str]) -> list[np.ndarray]:
-    """Return the tokens of each text without special tokens; a fast tokenizer uses all threads of this process."""
+def _token_ids(tokenizer: Any, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of all texts without special tokens, and the number of tokens of each text.
+
+    A fast tokenizer uses all threads of this process.
+    """
     if not tokenizer.is_fast:
         encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        return [np.asarray(ids, dtype=np.int32) for ids in encoded]
+        return _concatenated(encoded)
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    threads = str(torch.get_num_threads())
-    with environment_variable("TOKENIZERS_PARALLELISM", "true"), environment_variable("RAYON_NUM_THREADS", threads):
-        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-    return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def encode(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        threads = str(torch.get_num_threads())
+        with environment_variable("TOKENIZERS_PARALLELISM", "true"), environment_variable("RAYON_NUM_THREADS", threads):
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        return _concatenated([encoding.ids for encoding in encodings])
+
+    return _ids_by_word(encode, texts) if _words_are_independent(backend) else encode(texts)
+
+
+def _concatenated(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of all texts, and the number of ids of each text."""
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    return np.fromiter(chain.from_iterable(ids), np.int32, lengths.sum()), lengths
+
+
+def _words_are_independent(backend: Any) -> bool:
+    """Return whether the tokens of a text are those of the parts between its spaces, as with BERT's tokenizers.
+
+    BERT's normalizer changes characters one by one, its pre-tokenizer drops spaces, and WordPiece divides single words.
+    """
+    from tokenizers import models, normalizers, pre_tokenizers
+
+    return (
+        isinstance(backend.normalizer, normalizers.BertNormalizer)
+        and isinstance(backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
+        and isinstance(backend.model, models.WordPiece)
+        and not any(token.normalized or " " in token.content for token in backend.get_added_tokens_decoder().values())
+    )
+
+
+class _Numbers(dict[str, int]):
+    """Numbers of words, in the order of their first use."""
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        return number
+
+
+def _ids_by_word(
+    encode: Callable[[list[str]], tuple[np.ndarray, np.ndarray]], texts: list[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what ``encode`` does of ``texts``, but encode each part between spaces once: few words make most text."""
+    numbers, words, counts = _Numbers(), list[int](), list[int]()
+    for text in texts:
+        parts = text.split(" ")
+        words.extend(map(numbers.__getitem__, parts))
+        counts.append(len(parts))
+    ids, lengths = encode(list(numbers))
+    words_W, starts = np.array(words, dtype=np.int64), np.cumsum(lengths) - lengths
+    lengths_W = lengths[words_W]
+    ends_W = np.cumsum(lengths_W)
+    positions = np.arange(ends_W[-1]) + np.repeat(starts[words_W] - ends_W + lengths_W, lengths_W)
+    return ids[positions], np.add.reduceat(lengths_W, np.cumsum(counts) - counts)
 
 
 def passage_examples(documents: Documents, size: int) -> Iterator[Example]:
     """Yield each text as a separate example, truncated to ``size`` tokens."""
-    for number in range(len(documents)):
-        yield from ((text[:size], None, None) for text in documents.sentences_of(number) if len(text))
+    for ids, _, bounds in documents.groups():
+        texts = (ids[first : min(last, first + size)] for first, last in pairwise(bounds.tolist()))
+        yield from ((text, None, None) for text in texts if len(text))
 
 
 def packed_examples(documents: Documents, size: int, separator: int) -> Iterator[Example]:
@@ -127,10 +197,9 @@ def packed_examples(documents: Documents, size: int, separator: int) -> Iterator
 
     The token ``separator`` is inserted between two documents. No token is lost.
     """
-    block = np.empty(0, dtype=np.int64)
-    for number in range(len(documents)):
-        separators = [np.array([separator])] if number else []
-        block = np.concatenate([block, *separators, *documents.sentences_of(number)])
+    block = np.empty(0, dtype=np.int32)
+    for number, (ids, starts, _) in enumerate(documents.groups()):
+        block = np.concatenate([block, np.insert(ids, starts if number else starts[1:], separator)])
         end = len(block) // size * size
         yield from ((piece, None, None) for piece in block[:end].reshape(-1, size))
         block = block[end:]
@@ -169,8 +238,9 @@ def pair_examples(documents: Documents, size: int, short: float) -> Iterator[Exa
 
 def _without_empty(documents: Documents) -> Documents:
     """Return the documents without empty sentences, and without documents that have no other ones."""
-    sentences = np.unique(documents.sentences)
-    numbers = np.searchsorted(sentences, documents.sentences[documents.documents])
+    starts = documents.sentences[:]  # unlike other examples, pairs keep 16 bytes for each sentence in memory
+    sentences = np.unique(starts)
+    numbers = np.searchsorted(sentences, starts[documents.documents[:]])
     return replace(documents, sentences=sentences, documents=np.unique(numbers))
 
 
@@ -223,7 +293,8 @@ def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: An
         texts = ([part for text in document for part in SENTENCE_END.split(text) if part] for document in texts)
     tokenized = folder / "tokenized"
     documents = Documents.tokenize(texts, tokenizer, tokenized)
-    cut = int((np.diff(documents.sentences) > size).sum()) if corpus.examples == "passages" else 0
+    is_passages = corpus.examples == "passages"
+    cut = sum(int((np.diff(bounds) > size).sum()) for *_, bounds in documents.groups()) if is_passages else 0
     dtypes: dict[str, type] = {"ids": np.uint16 if len(tokenizer) <= 2**16 else np.int32, "offsets": np.int64}
     dtypes |= {"segments": np.int8, "labels": np.int64} if is_paired else {}
     with ExitStack() as stack:
@@ -233,7 +304,6 @@ def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: An
         while portion := list(islice(examples, EXAMPLES_PER_WRITE)):
             _append(portion, special_tokens, files)
         num_tokens = files["ids"].size
-    del documents  # its arrays are mapped from files
     rmtree(tokenized)
     if not num_tokens:
         problem = f"its {split} split has no example (corpus.examples={corpus.examples})"
