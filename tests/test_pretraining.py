@@ -1,14 +1,19 @@
 """From text to examples: documents, packing, pairs of sentences, masks."""
 
+import bz2
 import csv
 import gzip
+import json
+import lzma
 import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from hypothesis import given
@@ -25,9 +30,11 @@ from distill_runner.datasets.corpora.examples import (
     pair_examples,
     passage_examples,
 )
+from distill_runner.datasets.readers import hub
 from distill_runner.datasets.splits import CorpusSplit, TokenSplit
 from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens
-from distill_runner.training.data import CorpusData
+from distill_runner.training.config import Optim
+from distill_runner.training.data import CorpusData, epoch_order, epoch_updates
 from distill_runner.training.devices import Device
 
 CPU = Device.from_name("cpu", "fp32")
@@ -67,6 +74,72 @@ def test_a_folder_of_text_is_read_by_paragraphs(tmp_path: Path) -> None:
     read = corpus(tmp_path)
     assert list(read.documents("validation")) == [["First line,\nstill the first."]]  # the first of three
     assert list(read.documents("train")) == [["The second."], ["The third."]]
+
+
+CODECS = {".zst": "zstd", ".lz4": "lz4"}
+
+
+@pytest.mark.parametrize("extension", [".gz", ".bz2", ".xz", ".zst", ".lz4"])
+def test_compressed_text_is_the_text(extension: str, tmp_path: Path) -> None:
+    """Corpora are published as .txt.gz and .jsonl.zst; of each, a slice and a pattern of names too."""
+    paragraphs = [f"Paragraph {number},\nof two lines." for number in range(20)]
+    contents = {"a.txt": "\n\n".join(paragraphs), "b.jsonl": "".join(f'{{"text": "{n}"}}\n' for n in range(20))}
+    for name, content in contents.items():
+        data = content.encode()
+        codecs: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+        codec = codecs.get(extension, lambda data: pyarrow.compress(data, CODECS[extension], asbytes=True))
+        (tmp_path / f"{name}{extension}").write_bytes(codec(data))
+
+    def texts(split: str) -> list[str]:
+        part = CorpusPart(dataset=str(tmp_path), columns=["text"], train=split)
+        return [text for document in part.documents(split) for text in document]
+
+    assert texts("a") == paragraphs
+    assert texts("b") == [*map(str, range(20))]
+    assert texts("b[:10%]") == ["0", "1"]
+    assert texts(f"*.txt{extension}[18:]") == paragraphs[18:]
+
+
+@pytest.mark.parametrize("form", ["packed", "pairs"])
+def test_later_epochs_of_a_stream_read_what_the_first_saved(
+    form: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is downloaded once for each split; every epoch has all examples, in another order and masked anew."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    lines = [f'{{"text": {json.dumps(text)}}}\n' for text in corpus().texts("train")]
+    for number in range(2):
+        (folder / f"train-{number}.jsonl").write_text("".join(lines[number::2]))
+    commit = SimpleNamespace(name=str(folder), sha=None)
+    monkeypatch.setattr("distill_runner.datasets.readers.hub.dataset_commit", lambda _data: commit)
+    passes, stream = list[str](), hub.stream_from_hub
+    monkeypatch.setattr(hub, "stream_from_hub", lambda data, split: passes.append(split) or stream(data, split))
+    hub_part = CorpusPart(dataset="acme/text", columns=["text"], train="train")
+    values: dict[str, Any] = {"examples": form, "hold_out": 20, "exponent": 0.7}
+    streamed = corpus(parts={"text": hub_part, "more": EMBEDDED}, stream=True, **values)
+    saved = corpus(parts={"text": hub_part.model_copy(update={"dataset": str(folder)}), "more": EMBEDDED}, **values)
+    splits = list[CorpusSplit]()
+    for name, text, split in (("a", streamed, "train"), ("b", streamed, "validation"), ("c", saved, "train")):
+        (tmp_path / name).mkdir()
+        write_examples(tmp_path / name, text, split, tokenizer)  # type: ignore[arg-type]
+        splits.append(CorpusSplit(tmp_path / name))
+    assert len(passes) >= 3  # documents are counted, read, and read for the validation split
+    assert (tmp_path / "a" / "ids.npy").read_bytes() == (tmp_path / "c" / "ids.npy").read_bytes()
+    num_passes = len(passes)
+
+    data, optim = CorpusData(streamed, splits[0], splits[1], tokenizer, 3, CPU), Optim(lr=1.0, batch_size=8, epochs=2)
+
+    def batches(epoch: int, first_step: int = 0) -> list[list[list[int]]]:
+        updates = epoch_updates(data, optim, 3, epoch, first_step)
+        return [[batch.input_ids.tolist() for batch in update.batches] for update in updates]
+
+    first, second = batches(0), batches(1)
+    assert first != second
+    assert batches(1, 5) == second[5:]
+    orders = [epoch_order(len(data), 3, epoch).tolist() for epoch in range(2)]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == [*range(len(splits[0]))]
+    assert len(passes) == num_passes
 
 
 def rows(folder: Path, header: list[str], lines: list[list[str]]) -> Path:
