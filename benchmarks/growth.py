@@ -6,6 +6,7 @@
     python -m benchmarks.growth targets 500                     seconds to open an artifact of so many MiB, twice
     python -m benchmarks.growth corpus 100000 1000000           CPU seconds and peak MiB to tokenize a corpus, by rows,
                                                                 with 1 and 2 threads, and killed in the middle
+    python -m benchmarks.growth corpus_once 10000000            the same with one thread, not killed
 
 Each number is measured in a separate process. Rows of text are drawn from the embedded corpus.
 """
@@ -16,7 +17,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain, count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,7 +68,15 @@ def tokens(rows: int, folder: Path) -> str:
     return f"{peak_memory():.0f} ({time.perf_counter() - started:.0f} s)"
 
 
-def corpus(rows: int, folder: Path) -> str:
+def corpus_once(rows: int, folder: Path) -> str:
+    """Tokenize rows of text as packed blocks with one thread; return what ``corpus`` does."""
+    return corpus(rows, folder, (("one thread", 1, False),))
+
+
+ALL_WAYS = (("one thread", 1, False), ("two threads", 2, False), ("killed", 2, True))
+
+
+def corpus(rows: int, folder: Path, ways: Sequence[tuple[str, int, bool]] = ALL_WAYS) -> str:
     """Tokenize rows of text as packed blocks: with one thread, with two, and with two after SIGKILL in the middle.
 
     Return CPU seconds and peak MiB of each, bytes on disk for each token, and whether the files are equal.
@@ -79,13 +88,13 @@ def corpus(rows: int, folder: Path) -> str:
     (folder / "text").mkdir()
     _in_another_process(_write_csv, rows, folder / "text")
     parts, digests = list[str](), set[str]()
-    for name, threads, killed_at in (("one thread", 1, 0), ("two threads", 2, 0), ("killed", 2, rows // 2)):
+    for name, threads, is_killed in ways:
         output = folder / name
         output.mkdir()
         command = f"from benchmarks.growth import *; tokenize_corpus(Path({str(folder)!r}), {name!r}, {threads})"
-        if killed_at:
+        if is_killed:
             process = subprocess.Popen([sys.executable, "-c", command])
-            while _documents_done(output) < killed_at:
+            while _documents_done(output) < rows // 2:
                 if process.poll() is not None:
                     sys.exit(f"{rows} rows are too few: the process had ended before it was killed")
                 time.sleep(0.01)
@@ -96,7 +105,7 @@ def corpus(rows: int, folder: Path) -> str:
         seconds, mebibytes, tokens, size, digest = line
         parts.append(f"{name}: {seconds} s, {mebibytes} MiB")
         digests.add(digest)
-    equal = "equal files" if len(digests) == 1 else "files differ"
+    equal = "files differ" if len(digests) > 1 else "equal files" if len(ways) > 1 else "one file"
     return "; ".join([*parts, f"{int(size) / int(tokens):.2f} bytes a token, {int(tokens):,} tokens, {equal}"])
 
 
@@ -211,6 +220,7 @@ MEASURES: dict[str, Callable[[int, Path], str]] = {
     "store": store,
     "targets": targets,
     "corpus": corpus,
+    "corpus_once": corpus_once,
 }
 UNITS = {
     "tokens": "peak MiB",
@@ -218,6 +228,7 @@ UNITS = {
     "store": "seconds",
     "targets": "seconds, first and second",
     "corpus": "CPU seconds, peak MiB",
+    "corpus_once": "CPU seconds, peak MiB",
 }
 
 if __name__ == "__main__":

@@ -338,15 +338,15 @@ def test_an_interruption_loses_one_portion(
         (tmp_path / name).mkdir()
     write_examples(tmp_path / "whole", texts, "train", tokenizer)
     calls = list[list[str]]()
-    encode = examples._token_ids
+    encode = examples._encoder(tokenizer)
 
-    def encode_some(tokenizer: Any, part: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_some(part: list[str]) -> tuple[np.ndarray, np.ndarray]:
         if len(calls) == stop:
             raise KeyboardInterrupt
         calls.append(part)
-        return encode(tokenizer, part)
+        return encode(part)
 
-    monkeypatch.setattr(examples, "_token_ids", encode_some)
+    monkeypatch.setattr(examples, "_encoder", lambda _: encode_some)
     with pytest.raises(KeyboardInterrupt):
         write_examples(tmp_path / "stopped", texts, "train", tokenizer)
     # A killed process leaves half of a portion as well.
@@ -354,11 +354,11 @@ def test_an_interruption_loses_one_portion(
         file.write(b"half")
     portions = list[list[str]]()
 
-    def encode_rest(tokenizer: Any, part: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_rest(part: list[str]) -> tuple[np.ndarray, np.ndarray]:
         portions.append(part)
-        return encode(tokenizer, part)
+        return encode(part)
 
-    monkeypatch.setattr(examples, "_token_ids", encode_rest)
+    monkeypatch.setattr(examples, "_encoder", lambda _: encode_rest)
     write_examples(tmp_path / "stopped", texts, "train", tokenizer)
     assert len(portions) == len(list(texts.documents("train"))) - stop
     files = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
@@ -372,9 +372,8 @@ def test_token_ids_take_as_few_bytes_as_their_vocabulary_allows(
     """Wikipedia and books are 4 billion tokens: 8 GB instead of 20; the largest id must survive."""
     monkeypatch.setattr(type(tokenizer), "__len__", lambda self: size)
     ids = [size - 1, 7]
-    monkeypatch.setattr(
-        examples, "_token_ids", lambda _, texts: (np.tile(ids, len(texts)), np.full(len(texts), len(ids)))
-    )
+    encode = lambda texts: (np.tile(ids, len(texts)), np.full(len(texts), len(ids)))  # noqa: E731
+    monkeypatch.setattr(examples, "_encoder", lambda _: encode)
     write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
     tokens = TokenSplit(tmp_path)
     assert tokens.ids.dtype == dtype
@@ -394,12 +393,12 @@ def test_slow_and_fast_tokenizers_give_the_same_tokens(tokenizer: Any, monkeypat
 
 
 def token_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    ids, lengths = examples._token_ids(tokenizer, texts)
+    ids, lengths = examples._encoder(tokenizer)(texts)
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
 
 CONTROLS = " \t\n\r\x0b\x1c\x85\xa0\u2028\u3000\u200d\ufeff\x00\ufffd"
-SIGNS = st.text(st.one_of(st.sampled_from(f"{CONTROLS}\u0301\u05b0ΣİßéAa1.,-'#文한"), st.characters()))
+SIGNS = st.text(st.one_of(st.sampled_from(f"{CONTROLS}\u0301\u05b0ΣİßéAa1.,-'#文한"), st.characters(codec="utf-8")))
 WORDS = st.sampled_from(["[MASK]", "[SEP]", "the", "The", "network", "##work", "...", "a" * 120])
 
 
@@ -429,9 +428,17 @@ def test_words_are_encoded_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch)
         seen.append(texts)
         return examples._concatenated([[len(text)] * len(text) for text in texts])
 
-    ids, lengths = examples._ids_by_word(encode, ["a bb a", "", "bb  a"])
-    assert seen == [["a", "bb", ""]]
-    assert (ids.tolist(), lengths.tolist()) == ([1, 2, 2, 1, 2, 2, 1], [4, 0, 3])
+    monkeypatch.setattr(examples, "MAX_WORDS", 3)
+    encoder = examples._WordEncoder(encode)
+    for texts, encoded in (
+        (["a bb a", "", "bb  a"], ["a", "bb", ""]),
+        (["a bb", "ccc a"], ["ccc"]),
+        (["a bb", "ccc a"], ["a", "bb", "ccc"]),  # more words than are kept: again from the start
+    ):
+        ids, lengths = encoder(texts)
+        assert seen.pop() == encoded
+        parts = [[len(word) for word in text.split() for _ in word] for text in texts]
+        assert [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] == parts
 
     bert = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     assert examples._words_are_independent(bert)

@@ -71,9 +71,14 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
     if isinstance(error, RecursionError):
         remedy = "Look at the defaults and interpolations of your own files."
         return UserError("configuration", None, "its parts refer to each other in a circle", remedy)
+    text = str(error)
+    if match := re.search(r"Unknown plugin class : 'hydra_plugins\.hydra_(\w+)_(launcher|sweeper)\.", text):
+        name, group = match.groups()
+        value = next((part.partition("=")[2] for part in overrides if part.startswith(f"hydra/{group}=")), name)
+        remedy = f"pip install 'distill-run[{name}]'"
+        return UserError(f"hydra/{group}", value, "needs a package that is not installed", remedy)
     if not isinstance(error, COMPOSITION_ERRORS):
         return None
-    text = str(error)
     if isinstance(error, OverrideParseException):
         return _cannot_parse(error.override)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:

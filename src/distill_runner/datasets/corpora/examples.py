@@ -30,11 +30,15 @@ PORTION_CHARACTERS, PORTION_DOCUMENTS = 4_000_000, 10_000
 EXAMPLES_PER_WRITE = 1000
 GROUP_TOKENS, GROUP_DOCUMENTS = 1_000_000, 1000
 """Tokens and documents that are read at once to cut them into examples; at least one document."""
+MAX_WORDS = 500_000
+"""Words whose tokens are kept in memory, about 100 MB."""
 ARRAYS = {"ids": np.int32, "sentences": np.int64, "documents": np.int64}
 """Arrays of tokenized documents: the attributes of ``Documents``."""
 SENTENCE_END = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=["'(\[]*[A-Z0-9])|\n+""")
 
 Array = np.ndarray | ArraySlices
+Encode = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
+"""Function that returns the tokens of all texts without special tokens, and the number of tokens of each text."""
 Example = tuple[np.ndarray, np.ndarray | None, int | None]
 """Tokens of the first segment, tokens of the second segment or None, and label of the pair or None."""
 
@@ -92,8 +96,9 @@ class Documents:
             if not documents.size:
                 sentences.append([0])
                 documents.append([0])
+            encode = _encoder(tokenizer)
             for portion in _portions(islice(texts, documents.size - 1, None)):
-                tokens, lengths = _token_ids(tokenizer, [text for document in portion for text in document])
+                tokens, lengths = encode([text for document in portion for text in document])
                 documents.append(sentences.size - 1 + np.cumsum(list(map(len, portion))))
                 sentences.append(ids.size + np.cumsum(lengths))
                 ids.append(tokens)
@@ -118,14 +123,11 @@ def _portions(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
         yield portion
 
 
-def _token_ids(tokenizer: Any, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of all texts without special tokens, and the number of tokens of each text.
-
-    A fast tokenizer uses all threads of this process.
-    """
+def _encoder(tokenizer: Any) -> Encode:
+    """Return a function that gives the tokens of texts; a fast tokenizer uses all threads of this process."""
     if not tokenizer.is_fast:
-        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        return _concatenated(encoded)
+        options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+        return lambda texts: _concatenated(tokenizer(texts, **options)["input_ids"])
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
@@ -136,7 +138,7 @@ def _token_ids(tokenizer: Any, texts: list[str]) -> tuple[np.ndarray, np.ndarray
             encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return _concatenated([encoding.ids for encoding in encodings])
 
-    return _ids_by_word(encode, texts) if _words_are_independent(backend) else encode(texts)
+    return _WordEncoder(encode) if _words_are_independent(backend) else encode
 
 
 def _concatenated(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -168,21 +170,33 @@ class _Numbers(dict[str, int]):
         return number
 
 
-def _ids_by_word(
-    encode: Callable[[list[str]], tuple[np.ndarray, np.ndarray]], texts: list[str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return what ``encode`` does of ``texts``, but encode each part between spaces once: few words make most text."""
-    numbers, words, counts = _Numbers(), list[int](), list[int]()
-    for text in texts:
-        parts = text.split(" ")
-        words.extend(map(numbers.__getitem__, parts))
-        counts.append(len(parts))
-    ids, lengths = encode(list(numbers))
-    words_W, starts = np.array(words, dtype=np.int64), np.cumsum(lengths) - lengths
-    lengths_W = lengths[words_W]
-    ends_W = np.cumsum(lengths_W)
-    positions = np.arange(ends_W[-1]) + np.repeat(starts[words_W] - ends_W + lengths_W, lengths_W)
-    return ids[positions], np.add.reduceat(lengths_W, np.cumsum(counts) - counts)
+class _WordEncoder:
+    """Give the same tokens as ``encode``, but encode each part between spaces once: few words make most text."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numbers = _Numbers()
+        self._ids, self._lengths = _concatenated([])
+
+    def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        if (known := len(self._numbers)) > MAX_WORDS:
+            self._clear()
+            known = 0
+        words, counts = list[int](), list[int]()
+        for text in texts:
+            parts = text.split(" ")
+            words.extend(map(self._numbers.__getitem__, parts))
+            counts.append(len(parts))
+        ids, lengths = self._encode(list(islice(self._numbers, known, None)))
+        self._ids, self._lengths = np.append(self._ids, ids), np.append(self._lengths, lengths)
+        words_W, starts = np.array(words, dtype=np.int64), np.cumsum(self._lengths) - self._lengths
+        lengths_W = self._lengths[words_W]
+        ends_W = np.cumsum(lengths_W)
+        positions = np.arange(ends_W[-1]) + np.repeat(starts[words_W] - ends_W + lengths_W, lengths_W)
+        return self._ids[positions], np.add.reduceat(lengths_W, np.cumsum(counts) - counts)
 
 
 def passage_examples(documents: Documents, size: int) -> Iterator[Example]:
