@@ -46,7 +46,9 @@ class UsedRows(nn.Module):
     def full_embedding(self, decay: float) -> nn.Embedding:
         """Return the embedding (V, E) after training, with the unused rows scaled by ``decay``."""
         weight = self.weight.new_empty(len(self.is_used), self.weight.shape[1])
-        weight[self.is_used], weight[~self.is_used] = self.weight.detach(), self.unused_weight * decay
+        parts = (self.is_used, self.weight.detach()), (~self.is_used, self.unused_weight * decay)
+        for mask, rows in parts:  # copies whole rows, where indexing by the mask itself would copy number by number
+            weight.index_copy_(0, mask.nonzero()[:, 0], rows)
         return nn.Embedding.from_pretrained(weight, freeze=False, padding_idx=self.padding_idx)
 
 
