@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 import distill_runner
 from distill_runner.compose import resolvers
+from distill_runner.compose.command_line import _has_open_mode
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.hydra_private import combinations, parse_options
 
@@ -40,6 +41,61 @@ def test_they_do_what_is_expected_of_them() -> None:
     parsed = parser.parse_overrides(["seed=1,2", "task=rte"])
     assert combinations(parsed) == [["seed=1", "task=rte"], ["seed=2", "task=rte"]]
     assert callable(ConfigLoaderImpl._apply_overrides_to_config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_open"),
+    [
+        (["task=rte", "method=alp"], False),
+        (["-m", "experiment=demo"], False),
+        (["experiment=demo"], True),
+        (["+experiment=demo"], True),
+        (["task=rte", "hydra.mode=MULTIRUN"], True),
+        (["--cfg", "job", "sweep=alp_kd/table1"], True),
+    ],
+)
+def test_only_an_experiment_may_say_that_a_command_is_a_sweep(
+    arguments: list[str], is_open: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _has_open_mode(arguments) == is_open
+    (tmp_path / "conf" / "task").mkdir(parents=True)
+    assert _has_open_mode(arguments) or "-m" in arguments  # of which a file may do so
+
+
+def test_files_of_no_other_group_set_the_mode() -> None:
+    """A command without these is not composed to find out whether it is a sweep."""
+    for file in config_folder().rglob("*.yaml"):
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and "mode" in (content.get("hydra") or {}):
+            assert file.relative_to(config_folder()).parts[0] in ("experiment", "sweep")
+
+
+@pytest.mark.parametrize(("arguments", "compositions"), [(["task=sst2"], 1), (["task=sst2", "hydra.verbose=false"], 2)])
+def test_a_command_is_composed_and_its_files_are_read_as_often_as_it_must(
+    arguments: list[str], compositions: int, tmp_path: Path
+) -> None:
+    """In a process of its own, since Hydra sets up logging. The last line has the numbers of both."""
+    lines = (
+        "import sys, yaml",
+        "from hydra._internal.hydra import Hydra",
+        "from distill_runner.hydra_app import compose_and_run, _run_single",
+        "import distill_runner.hydra_app as app",
+        "counts = {'compose_config': [], 'load': []}",
+        "def counted(owner, name):",
+        "    original = getattr(owner, name)",
+        "    def call(*args, **kwargs):",
+        "        counts[name].append(getattr(args[0], 'name', ''))",
+        "        return original(*args, **kwargs)",
+        "    setattr(owner, name, call)",
+        "counted(Hydra, 'compose_config'), counted(yaml, 'load')",
+        "app._run_single = app._run_point = lambda config: {}",
+        f"compose_and_run({arguments!r})",
+        "print(len(counts['compose_config']), len(counts['load']) - len({*counts['load']}))",
+    )
+    ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == f"{compositions} 0"
 
 
 @pytest.mark.slow

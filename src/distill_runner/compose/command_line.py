@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from distill_runner.common.errors import UnexpectedExit, UserError
 from distill_runner.common.library_switches import quiet_launcher_warning
 from distill_runner.compose import folders
-from distill_runner.compose.hydra_private import parse_options
+from distill_runner.compose.hydra_private import application, parse_options
 from distill_runner.compose.renamed import current_override
 
 Job = Callable[[DictConfig], Any]
@@ -84,15 +84,27 @@ def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
     _check_input(arguments)
     quiet_launcher_warning()
     sys.argv[1:] = arguments  # Hydra reads its arguments here
-    application = hydra.main(version_base="1.3", config_path=str(folders.config_folder()), config_name="config")(call)
+    main = hydra.main(version_base="1.3", config_path=str(folders.config_folder()), config_name="config")(call)
     try:
-        application()
+        with application(_has_open_mode(arguments)):
+            main()
     except Exception as error:
         from distill_runner.compose.explain import explain
 
         raise explain(error, arguments) or error from error
     if raised:
         raise raised.pop()
+
+
+def _has_open_mode(arguments: Sequence[str]) -> bool:
+    """Return whether the configuration may say that the command is a sweep: by an experiment, or a file of the user."""
+    parsed, rest = parse_options(arguments)
+    if parsed.multirun:
+        return False
+    choices = ("experiment", "sweep", "hydra")
+    overrides = [override.lstrip("+~") for override in (*parsed.overrides, *rest)]
+    own_files = folders.own_folder() is not None or parsed.config_name is not None
+    return own_files or any(override.startswith(choices) for override in overrides)
 
 
 def hydra_arguments(arguments: Sequence[str]) -> list[str]:
