@@ -1,6 +1,7 @@
 """Run competitors in turns, A B A B, each in separate processes that wait while the others run.
 
-Separate processes keep memory and thread counts separate. Loading, padding and the teacher's cached outputs are
+Separate processes keep memory and thread counts separate. On a busy machine, one process for all of them spares the
+time in which each imports torch and prepares its files. Loading, padding and the teacher's cached outputs are
 prepared before the clock starts, and the first step is a warm-up.
 """
 
@@ -20,6 +21,7 @@ from scipy import stats
 from benchmarks.competitors import Competitor, competitor
 from benchmarks.machine import matmul_peak, peak_memory, student_operations, synchronize
 from benchmarks.setting import BATCH, Setting
+from distill_runner.common.errors import UserError
 from distill_runner.common.library_switches import quiet_transformers
 
 FEWEST_ROUNDS = 3
@@ -38,7 +40,7 @@ class Result:
     Attributes:
         rates: examples per second, one number per round.
         cpu_rates: examples per CPU second of all its processes and threads, one number per round.
-        peaks: operations per second of the fastest matrix product, one number per round.
+        peaks: operations per second of the fastest matrix product, one number per round: of one core on a CPU.
         memory: peak memory of its processes together, in MiB.
         curve: losses of all steps without dropout.
     """
@@ -59,10 +61,14 @@ class Result:
         return [rate / base for rate, base in zip(self.cpu_rates, baseline.cpu_rates, strict=True)]
 
     def share(self, setting: Setting, needed_only: bool) -> list[float]:
-        """Return the share of the highest peak in each round; ``needed_only`` as in ``student_operations``."""
+        """Return the share of the highest peak in each round; ``needed_only`` as in ``student_operations``.
+
+        On a CPU, both speeds are those of a CPU second, so that other processes do not count.
+        """
         needed_only = needed_only and not setting.reads_all
         operations = student_operations(setting.stage.shape, setting.lengths(), needed_only)
-        return [rate * operations / max(self.peaks) for rate in self.rates]
+        rates = self.cpu_rates if setting.device == "cpu" else self.rates
+        return [rate * operations / max(self.peaks) for rate in rates]
 
 
 class Worker:
@@ -80,14 +86,21 @@ class Worker:
         return matmul_peak(self.contender.dtype, self.device)
 
     def rates(self) -> tuple[float, float]:
-        """Return the examples per second and per CPU second of one training run."""
-        student, steps = self.setting.student(), self.setting.num_examples // BATCH
+        """Return the examples per second of wall clock and per CPU second of one training run.
+
+        The beginning and the end of training do not count: a real training run has hundreds of times as many updates.
+        """
+        steps = self.setting.num_examples // BATCH
+        (seconds, cpu_seconds), (other_seconds, other_cpu_seconds) = self._seconds(steps), self._seconds(0)
+        return steps * BATCH / (seconds - other_seconds), steps * BATCH / (cpu_seconds - other_cpu_seconds)
+
+    def _seconds(self, steps: int) -> tuple[float, float]:
+        student = self.setting.student()
         synchronize(self.device)
         started, cpu_started = time.perf_counter(), time.process_time()
         self.train(student, steps)
         synchronize(self.device)
-        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
-        return steps * BATCH / seconds, steps * BATCH / cpu_seconds
+        return time.perf_counter() - started, time.process_time() - cpu_started
 
     def memory(self) -> float:
         """Return the peak memory of this process in MiB; memory of the GPU if it trains on one."""
@@ -123,6 +136,22 @@ def _call(method: str) -> Any:
     return getattr(_worker, method)()
 
 
+class SameProcess:
+    """A competitor in this process, of which it has one."""
+
+    def __init__(self, _stack: ExitStack, *args: Any) -> None:
+        setting, contender, workers, threads = args
+        if workers > 1:
+            raise UserError("--one-process", None, f"{contender.title} was asked for with {workers} processes")
+        self.worker = Worker(setting, contender, threads)
+
+    def all(self, method: str) -> list[Any]:
+        return [self.first(method)]
+
+    def first(self, method: str) -> Any:
+        return getattr(self.worker, method)()
+
+
 class Processes:
     """Processes of one competitor, which do the same work at the same time."""
 
@@ -140,23 +169,30 @@ class Processes:
         return self.executors[0].submit(_call, method).result()
 
 
-def contest(setting: Setting, names: Sequence[str], threads: int, repeats: int, within: float = 0.0) -> list[Result]:
+def contest(
+    setting: Setting,
+    names: Sequence[str],
+    threads: int,
+    repeats: int,
+    within: float = 0.0,
+    one_process: bool = False,
+) -> list[Result]:
     """Time all competitors in turns for ``repeats`` rounds, then measure their memory and their loss curves.
 
     Args:
+        one_process: run all competitors in this process; their memory is then that of all.
         within: end after fewer rounds, but at least ``FEWEST_ROUNDS``, when the 95% interval of each ratio by CPU
             seconds is narrower than this part of the ratio on either side.
     """
     results = {name: Result(_title(name)) for name in names}
     with ExitStack() as stack:
-        running = {name: Processes(stack, setting, *competitor(name), threads) for name in names}
+        start: Any = SameProcess if one_process else Processes
+        running = {name: start(stack, setting, *competitor(name), threads) for name in names}
         for processes in running.values():
             processes.all("memory")  # returns when the processes are ready
         for _ in range(repeats):
             for name, processes in running.items():
-                # Each process has its own cores, but all share the GPU, whose peak one process measures alone.
-                peaks = processes.all("peak") if setting.device == "cpu" else [processes.first("peak")]
-                results[name].peaks.append(sum(peaks))
+                results[name].peaks.append(processes.first("peak"))
                 rates, cpu_rates = zip(*processes.all("rates"), strict=True)
                 results[name].rates.append(sum(rates))
                 results[name].cpu_rates.append(harmonic_mean(cpu_rates))

@@ -4,6 +4,7 @@
     python -m benchmarks.training --task rte --layers 4 --competitors naive distill_run 'distill_run*2'
     python -m benchmarks.training --task squad --steps 6
     python -m benchmarks.training --width 768 --task sst2 --steps 6 [runtime overrides of distill-run]
+    python -m benchmarks.training --one-process --threads 1 --competitors clever distill_run
 
 All competitors start from the same weights, see the same batches and minimize the same loss, with dropout. A ratio
 compares examples per second with the first competitor in the same round. ``distill_run*2`` is the sum of two processes
@@ -11,13 +12,14 @@ that run at once and share the threads, as in a grid. The clever loop is what an
 evening. Ratios by CPU seconds hardly depend on other processes of the machine. Rounds end when these ratios are known
 to 3% (``--within``), after 3 to 10 rounds.
 
-The share of peak compares two speeds: that of the operations that the loss needs in the student's forward and backward
-pass at real lengths, and that of the fastest large matrix product in the same process. The number in parentheses also
-counts the rows of the last layer that the loss does not read. Question answering reads every row; torchdistill has no
+The share of peak compares two speeds, by CPU seconds on a CPU: that of the operations that the loss needs in the
+student's forward and backward pass at real lengths, and that of the fastest large matrix product in the same process,
+by torch's default library or oneDNN. The number in parentheses also counts the rows of the last layer that the loss
+does not read. Question answering reads every row; torchdistill has no
 loss for it.
 
-Loss curves are compared without dropout: for all competitors in float32, and for distill-run and the naive loop also in
-float64, where rounding is negligible. DISTILL_DATA_DIR must point to the data.
+Loss curves are compared without dropout: for all competitors in float32. If the naive loop competes, distill-run is
+compared with it also in float64, where rounding is negligible. DISTILL_DATA_DIR must point to the data.
 """
 
 import argparse
@@ -68,9 +70,17 @@ def run(task: str, num_layers: int, names: Sequence[str], options: argparse.Name
         filled = setting.num_examples / (time.perf_counter() - started)
         if setting.reads_all:
             names = [name for name in names if not name.startswith("torchdistill")]  # it has no loss on spans
-        results = contest(setting, names, options.threads, options.repeats, options.within)
+        results = contest(
+            setting, names, options.threads, options.repeats, options.within, one_process=options.one_process
+        )
         print(f"\n{table(setting, results)}\n")
-        print(f"Filling the teacher's targets, once for a whole grid: {filled:.0f} examples/s.")
+        print(f"Filling the teacher's targets, once for a whole grid: {filled:.0f} examples/s.", flush=True)
+        if any(name.startswith("clever") for name in names):
+            print(
+                f"Padding of the clever loop: {padding(setting):.1%} of its tokens; less with more --steps.", flush=True
+            )
+        if "naive" not in names:  # which takes longer than all others together
+            return setting, results
         for dtype in (torch.float32, torch.float64):
             naive, fast = (trained(setting, competitor(name)[0], dtype) for name in ("naive", "distill_run"))
             losses, weights = largest_loss_difference(fast[0], naive[0]), largest_weight_difference(fast[1], naive[1])
@@ -79,6 +89,12 @@ def run(task: str, num_layers: int, names: Sequence[str], options: argparse.Name
             )
             print(f" and {weights:.0e} in final weights.", flush=True)
     return setting, results
+
+
+def padding(setting: Setting) -> float:
+    """Return the part of padding in batches of texts that are sorted by length."""
+    padded = sum(inputs["input_ids"].numel() for inputs in setting.padded(None, setting.batches(sort=True)))
+    return 1 - sum(setting.lengths()) / padded
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=10, help="largest number of rounds")
     parser.add_argument("--within", type=float, default=0.03, help="relative error of ratios that ends the rounds")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--one-process", action="store_true", help="for all competitors, on a busy machine")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokenizer", default=TOKENIZER)
     parser.add_argument("overrides", nargs="*", help="of distill-run's configuration")

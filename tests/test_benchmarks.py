@@ -2,19 +2,21 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import training
+from benchmarks import images, plans, training
 from benchmarks.breakdown import breakdown
 from benchmarks.competitors import competitor
-from benchmarks.contest import Result, is_narrow, largest_loss_difference, largest_weight_difference, trained
+from benchmarks.contest import Result, contest, is_narrow, largest_loss_difference, largest_weight_difference, trained
 from benchmarks.machine import student_operations
 from benchmarks.setting import BATCH, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
+from distill_runner.common.errors import UserError
 from distill_runner.models.features import EncoderShape
 from helpers.made_questions import as_json, made_rows
 
@@ -102,10 +104,10 @@ def test_tables_compare_round_by_round(setting: Setting) -> None:
         "fast", rates=[30.0, 40.0, 50.0], cpu_rates=[20.0, 10.0, 15.0], peaks=[1e9] * 3, memory=50, curve=[2.0, 1.1]
     )
     last = table(setting, [slow, fast]).splitlines()[-1]
-    assert last.startswith("| fast | 40.0 | 3.00 | 2.00 to 5.00 | 3.00 |")
+    assert last.startswith("| fast | 40.0 | 3.00 | 2.00 to 5.00 | 15.0 | 3.00 | 2.00 to 4.00 |")
     assert last.endswith("| 50 MiB | 1e-01 |")
     assert summary([(setting, [slow, fast])]).splitlines() == [
-        f"| ratio | {setting.task.name}, 2 layers |",
+        f"| ratio by CPU seconds | {setting.task.name}, 2 layers |",
         "| --- | ---: |",
         "| slow | 1.00 |",
         "| fast | 3.00 |",
@@ -138,6 +140,40 @@ def test_the_naive_loop_has_a_teacher_to_train_and_a_student_to_judge(setting: S
     assert len(means) == steps
     assert means[0] == pytest.approx(expected)
     assert all(torch.equal(weights, before[name]) for name, weights in student.state_dict().items())
+
+
+def test_a_contest_in_one_process_counts_cpu_seconds(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.contest.matmul_peak", lambda dtype, device: 1e11)
+    clever, fast = contest(setting, ["clever", "distill_run"], 1, 2, one_process=True)
+    assert len(clever.cpu_rates) == len(fast.cpu_rates) == 2
+    assert len(fast.share(setting, needed_only=True)) == 2
+    assert fast.curve == pytest.approx(clever.curve, rel=1e-5)
+    with pytest.raises(UserError, match="2 processes"):
+        contest(setting, ["distill_run*2"], 1, 1, one_process=True)
+
+
+def test_a_command_is_measured_with_its_output(tmp_path: Path) -> None:
+    result = plans.measured(["--version"], tmp_path)
+    assert result.output.startswith("distill-run ")
+    assert result.cpu_seconds > 0
+    with pytest.raises(SystemExit, match="task=rtee"):
+        plans.measured(["task=rtee"], tmp_path)
+
+
+def test_the_time_of_a_plan_is_read_from_its_line() -> None:
+    single = "teacher: hit\ntime: 26 s (student 26 s) on a free machine, about 2 min with the 20%; disk: 0.1 GB\n"
+    assert plans.Measured(1, 1, single).estimate == "26 s (student 26 s) on a free machine, about 2 min with the 20%"
+    assert plans.Measured(1, 1, "disk: 0.1 GB\ntime: 3 h with one worker\n").estimate == "3 h with one worker"
+    assert plans.Measured(1, 1, "a run").estimate == ""
+
+
+def test_loops_over_images_have_the_same_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    """A loop that trains otherwise would be no baseline."""
+    small = ["--teacher", "8", "--steps", "4", "--repeats", "1", "--views", "2", "--size", "8", "--batch", "16"]
+    images.main([*small, "--sides", "vectorized", "distill_run"])
+    differences = re.findall(r"losses differ by at most (\S+)", capsys.readouterr().out)
+    assert len(differences) == 4
+    assert max(map(float, differences)) < 1e-4
 
 
 @pytest.mark.slow

@@ -10,7 +10,10 @@ import torch
 from benchmarks.setting import Setting
 
 Train = Callable[[Any, int], list[float]]
-"""Trains a student for a number of steps and returns the losses. The student then has all its parameters in place."""
+"""Trains a student for a number of steps and returns the losses. The student then has all its parameters in place.
+
+Without steps it does only what comes before the first update and after the last one.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """distill-run's training without evaluation and checkpoints. ``compiled`` compiles the forward pass with torch."""
 
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def make(
                 setting.stage.build_method().to(dtype),
                 data,
                 targets,
-                optim=Optim(epochs=1, max_steps=steps, **optim),
+                optim=Optim(epochs=1, max_steps=max(1, steps), **optim),
                 seed=0,
                 device=device,
                 runtime=Runtime(log_every=1),
@@ -47,7 +48,7 @@ def make(
                 report=lambda values, step, epoch: curve.append(values["loss"]),
                 select_best=True,
             )
-            for update in training.rest_of_epoch():
+            for update in islice(training.rest_of_epoch(), steps):
                 training.step(update)
             with training.full_model() as model:
                 embedding = model.get_input_embeddings()

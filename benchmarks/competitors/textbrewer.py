@@ -47,6 +47,8 @@ def make(setting: Setting, tuned: bool = False) -> Train:
     teacher = torch.nn.Identity() if tuned else setting.teacher()
 
     def train(student: Any, steps: int) -> list[float]:
+        if not steps:
+            return []
         with tempfile.TemporaryDirectory() as folder:
             training = textbrewer.TrainingConfig(output_dir=folder, device="cpu", ckpt_steps=steps)
             distiller = Distiller(training, config, teacher, student.train(), _teacher_outputs, _student_outputs)
