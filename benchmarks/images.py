@@ -103,8 +103,11 @@ def vectorized(split: ImageSplit, depth: int, optim: Optim, device: Device) -> T
             batch = split.training_batch(rows, SEED, 0)
             yield batch.pixel_values.contiguous(memory_format=torch.channels_last), batch.labels
 
-    models = (model.to(memory_format=torch.channels_last) for model in (teacher_of(depth, split), network(8).train()))
-    return timed(loop(batches(), *models, optim, device, fused=True))
+    teacher: Any = teacher_of(depth, split)
+    student: Any = network(8).train()
+    for model in (teacher, student):
+        model.to(memory_format=torch.channels_last)
+    return timed(loop(batches(), teacher, student, optim, device, fused=True))
 
 
 def loop(
