@@ -179,3 +179,14 @@ def test_phase_one_of_a_fresh_student_is_that_student(compose: Compose) -> None:
     assert student.source.name == "phase1"
     assert student.source.config.model.source is None
     assert student.shape.width == student.source.shape.width == 128
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value"), [("launcher", "submitit", "submitit_slurm"), ("sweeper", "ax", "ax")]
+)
+def test_a_plugin_whose_package_is_missing_leads_to_it(group: str, name: str, value: str) -> None:
+    error = RuntimeError(f"Unknown plugin class : 'hydra_plugins.hydra_{name}_{group}.{name}_{group}.Plugin'")
+    known = explain(error, [f"hydra/{group}={value}"])
+    assert str(known).startswith(f"hydra/{group}={value}: needs a package that is not installed")
+    assert f"pip install hydra-{name}-{group}" in str(known)
+    assert explain(RuntimeError("another"), []) is None

@@ -75,7 +75,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
     if match := re.search(r"Unknown plugin class : 'hydra_plugins\.hydra_(\w+)_(launcher|sweeper)\.", text):
         name, group = match.groups()
         value = next((part.partition("=")[2] for part in overrides if part.startswith(f"hydra/{group}=")), name)
-        remedy = f"pip install 'distill-run[{name}]'"
+        remedy = f"pip install hydra-{name}-{group}"
         return UserError(f"hydra/{group}", value, "needs a package that is not installed", remedy)
     if not isinstance(error, COMPOSITION_ERRORS):
         return None
