@@ -193,6 +193,8 @@ def test_matches_of_labels_are_in_the_account(
     run = compose("method=rkd", f"teacher.source={other}", "teacher.fine_tuned=true")
     with pytest.raises(UserError, match="not named like the classes"):
         list(label_lines(resolve(run.stages, run.stage, run.runtime.precision), inputs))
+    run = compose("method=rkd", f"teacher.source={tiny_bert_folder}", "teacher.fine_tuned=true")
+    assert not list(label_lines(resolve(run.stages, run.stage, run.runtime.precision), inputs)), "it has no head"
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_states_of_first_pieces_are_compared(tokens: Callable[..., RunConfig]) -
     assert term.mean_over == "output"
 
     class Batch:
-        head_tokens = torch.tensor([1, 2, 5])
+        head_tokens, example_weights = torch.tensor([1, 2, 5]), None
 
     loss = term(Features(states=student), Features(states=teacher), Batch(), Progress(0, 0, 1, 1))
     expected = 0.0

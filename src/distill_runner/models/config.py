@@ -202,14 +202,14 @@ class Head:
             return _order_of_one_logit(next(iter(label_names.values())), names, self.task)
         return _matching_outputs(label_names, names, self.task)
 
-    def output_texts(self, label_names: Mapping[int, str] | None) -> list[str]:
+    def output_texts(self, label_names: Mapping[int, str]) -> list[str]:
         """Return for each class the output of a kept head that it is, as a text; empty if the order stays unchanged.
 
         Raises:
             UserError: the kept head has other outputs.
         """
         order = self.output_order(label_names)
-        if order is None or label_names is None or self.problem_type == "regression":
+        if order is None or self.problem_type == "regression":
             return []
         texts = [f"output {number} ({label_names[number]})" if number >= 0 else "the rest" for number in order]
         return [f"sigmoid of {text}" if -1 in order and text != "the rest" else text for text in texts]

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from distill_runner.common.account import AccountLine
-from distill_runner.common.errors import quantity
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.datasets.readers.files import unread_siblings
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
@@ -189,7 +189,7 @@ def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     """Yield a line for each model of the run that keeps its head: which of its outputs is which class of the task.
 
     Raises:
-        UserError: the outputs are not named like the classes.
+        UserError: the outputs of a head are not named like the classes.
     """
     for part in [*reversed(stage.all_upstream), stage]:
         model, source, task = part.config.model, part.model_source, part.config.task
@@ -202,7 +202,12 @@ def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
             matches = [f"'{text}'" for text in hypotheses.texts]
             remark = f"; entailment is output {hypotheses.entailment}"
         else:
-            matches = part.head.output_texts(model.output_names(source.label_names, source.name))
+            try:
+                matches = part.head.output_texts(model.output_names(source.label_names, source.name) or {})
+            except UserError:
+                if (report := weights_report(part)) is not None and (report.new or report.fails):
+                    continue  # it has no head, which is said when it is loaded
+                raise
             remark = "; outputs named by teacher.labels" if model.labels else ""
         pairs = [f"{name} = {text}" for name, text in zip(part.head.names or (), matches, strict=False)]
         if pairs:
