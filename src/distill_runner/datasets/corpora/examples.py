@@ -182,15 +182,15 @@ class _WordEncoder:
         self._ids, self._lengths = _concatenated([])
 
     def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        if (known := len(self._numbers)) > MAX_WORDS:
+        if (num_kept := len(self._numbers)) > MAX_WORDS:
             self._clear()
-            known = 0
+            num_kept = 0
         words, counts = list[int](), list[int]()
         for text in texts:
             parts = text.split(" ")
             words.extend(map(self._numbers.__getitem__, parts))
             counts.append(len(parts))
-        ids, lengths = self._encode(list(islice(self._numbers, known, None)))
+        ids, lengths = self._encode(list(islice(self._numbers, num_kept, None)))
         self._ids, self._lengths = np.append(self._ids, ids), np.append(self._lengths, lengths)
         words_W, starts = np.array(words, dtype=np.int64), np.cumsum(self._lengths) - self._lengths
         lengths_W = self._lengths[words_W]
