@@ -10,8 +10,8 @@ import pytest
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.code_version import code_version
-from distill_runner.pipeline.stages import SCHEMA, Stage
-from distill_runner.pipeline.store import key_of
+from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.store import SCHEMA, key_of
 from helpers.built_runs import student
 
 Compose = Callable[..., RunConfig]

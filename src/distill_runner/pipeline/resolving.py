@@ -19,7 +19,8 @@ from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.sources import ModelSource, read_shape, resolve_source, with_padding
 from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.config import StageConfig
-from distill_runner.pipeline.stages import CORPUS, STAGE, Stage, Tokenizer, TrimmedTokenizer
+from distill_runner.pipeline.stage_data import CORPUS, Tokenizer
+from distill_runner.pipeline.stages import STAGE, Stage, TrimmedTokenizer
 from distill_runner.tasks import Task
 from distill_runner.tasks.scores import ScoredTask
 from distill_runner.tasks.text import TextTask

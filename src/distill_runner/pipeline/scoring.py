@@ -16,9 +16,9 @@ from distill_runner.datasets.splits import Split
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.inputs import saved_model
 from distill_runner.pipeline.planning import METRICS
-from distill_runner.pipeline.stages import SCHEMA, Stage
+from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
-from distill_runner.pipeline.store import Spec
+from distill_runner.pipeline.store import SCHEMA, Spec
 from distill_runner.pipeline.targets import ensemble_mean
 from distill_runner.training.data import predict
 

@@ -1,12 +1,12 @@
-"""Stages: what determines each one, which data it reads, and which other stages it needs.
+"""Stages: what determines each one, and which other stages it needs.
 
-``resolving`` makes them from a configuration.
+``stage_data`` says which data a stage reads. ``resolving`` makes stages from a configuration.
 """
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
-from typing import Any, Final, Literal
+from typing import Any
 
 from distill_runner.methods.base import Method
 from distill_runner.methods.config import MethodDescription
@@ -14,18 +14,13 @@ from distill_runner.methods.outputs import Classes, Outputs
 from distill_runner.models.config import LANGUAGE_MODEL, PRE_TRAINING, Head
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.sources import ModelSource, fresh_architecture
-from distill_runner.pipeline.code_version import DATA_CODE, code_version
+from distill_runner.pipeline.code_version import code_version
 from distill_runner.pipeline.config import StageConfig
-from distill_runner.pipeline.store import Spec, key_of
-from distill_runner.tasks.scores import TRANSFER
+from distill_runner.pipeline.stage_data import StageData, Tokenizer
+from distill_runner.pipeline.store import SCHEMA, Spec, key_of
 
-SCHEMA = 4
-"""Version of what artifacts mean. Raising it makes every artifact be built again."""
 STAGE = "stage:"
 """Prefix of a model's source that is an earlier stage."""
-CORPUS: Final = "corpus"
-"""Tokenizer of a stage whose vocabulary is trained on its corpus."""
-
 UNCUT = 2**20
 """Maximum length of texts whose tokens are only counted: a word that truncation divides has all of its tokens."""
 
@@ -62,120 +57,6 @@ class TrimmedTokenizer:
         """Spec of the trimmed tokenizer."""
         texts = [stage.data.split_spec(name) for stage, name in self.texts]
         return {"kind": "vocabulary", "schema": SCHEMA, "code": code_version(), "trimmed_to": texts}
-
-
-Tokenizer = ModelSource | TrimmedTokenizer | Literal["corpus"] | None
-"""Tokenizer of a stage: its source, a trimmed one, or ``corpus`` for a vocabulary trained on the corpus; None without
-text, and for a stage of predictions."""
-
-
-@dataclass(frozen=True, eq=False)
-class StageData:
-    """Examples of a stage, as its tokenizer encodes them.
-
-    Attributes:
-        first: data of the first stage in the chain of sources of this stage; None if this stage is the first one.
-        has_teacher: whether a teacher reads the examples too.
-    """
-
-    config: StageConfig
-    tokenizer: Tokenizer
-    first: "StageData | None"
-    has_teacher: bool
-
-    @cached_property
-    def spec(self) -> Spec:
-        """Spec of the examples."""
-        if self.config.corpus is not None:
-            mask_keys = () if self.is_masked else ("mask_probability", "whole_word")
-            return {key: value for key, value in self.config.corpus.spec().items() if key not in mask_keys}
-        assert self.config.task is not None
-        return self.config.task.spec() | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
-
-    @cached_property
-    def tokenizer_spec(self) -> Spec | None:
-        if self.tokenizer is None:
-            return None
-        if isinstance(self.tokenizer, TrimmedTokenizer):
-            return self.tokenizer.spec
-        if not isinstance(self.tokenizer, ModelSource):
-            return self.vocabulary_spec
-        return {"content": self.tokenizer.fingerprint}
-
-    @cached_property
-    def vocabulary_spec(self) -> Spec:
-        """Spec of a vocabulary trained on the corpus of the first stage in this stage's chain of sources."""
-        corpus = (self.first or self).spec
-        keys = ("version", "parts", "hold_out", "vocab_size")
-        return {"kind": "vocabulary", "schema": SCHEMA, "corpus": {key: corpus[key] for key in keys}}
-
-    def split_spec(self, split: str) -> Spec:
-        """Return the spec of a tokenized split: everything that its texts, labels and tokens depend on."""
-        keys = {"parts", "examples", "hold_out", "short_pairs", "max_length"}
-        if self.config.task is not None:
-            keys = {"content"} | self.config.task.example_fields
-        if split == TRANSFER:
-            depends_on_labels = self.config.task is not None and self.config.task.reads_labels_for_transfer
-            keys = {"transfer"} | (keys if depends_on_labels else keys - {"content", "label", "labels"})
-        data = {key: value for key, value in self.spec.items() if key in keys}
-        if self.config.task is not None and split != TRANSFER:
-            data |= self.config.task.split_settings(split)
-            if self.config.task.is_test(split):
-                data["content"] = self.config.task.test_content(split)  # the spec of a stage knows no test splits
-        return {
-            "kind": "tokens",
-            "schema": SCHEMA,
-            "code": code_version(DATA_CODE),
-            "data": data,
-            "split": split,
-            "tokenizer": self.tokenizer_spec,
-        }
-
-    @property
-    def train_split(self) -> str:
-        """Name of the split to train on; ``TRANSFER`` stands for the transfer set."""
-        if self.config.transfer:
-            return TRANSFER
-        return self.config.task.train if self.config.task else "train"
-
-    @property
-    def share(self) -> float:
-        """Share of the training examples to use; 1 for a transfer set, which only its own ``size`` limits."""
-        return 1.0 if self.config.transfer else self.config.share
-
-    @property
-    def views(self) -> int | None:
-        """Number of fixed views of each example that a teacher sees; None if there is no limit, or one view only."""
-        task = self.config.task
-        return self.config.views if self.has_teacher and task is not None and task.is_endless(None) else None
-
-    @property
-    def is_endless(self) -> bool:
-        """Whether training examples look different in each epoch: text of a corpus, or images cropped at random."""
-        return self.is_corpus or (self.config.task is not None and self.config.task.is_endless(self.views))
-
-    @property
-    def labels(self) -> frozenset[str]:
-        """Names of the labels that the training batches contain."""
-        if self.config.transfer or (self.config.task is not None and not self.config.task.has_train_labels):
-            return frozenset()
-        paired = self.config.corpus is not None and self.config.corpus.examples == "pairs"
-        return frozenset({"labels", "is_next"} if paired else {"labels"})
-
-    @property
-    def is_corpus(self) -> bool:
-        """Whether the data are the text of a corpus, not the examples of a task."""
-        return self.config.corpus is not None
-
-    @cached_property
-    def is_masked(self) -> bool:
-        """Whether the method reads labels of the corpus: masked tokens, or whether sentences follow each other."""
-        return self.is_corpus and bool(self.config.method.reads_labels)
-
-    @property
-    def has_evaluation_data(self) -> bool:
-        """Whether there are data to evaluate a model on."""
-        return self.is_masked or not self.is_corpus
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,6 +31,8 @@ from distill_runner.pipeline.holds import Hold, deletion_lock, hold, holders
 
 log = logging.getLogger(__name__)
 
+SCHEMA = 4
+"""Version of what artifacts mean. Raising it makes every artifact be built again."""
 Spec = Mapping[str, Any]
 MANIFEST, SPEC = "manifest.json", "spec.json"
 _CLOCK_SECONDS = 2.0

@@ -15,8 +15,8 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.splits import Split
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.inputs import Inputs, saved_model
-from distill_runner.pipeline.stages import SCHEMA, Stage
-from distill_runner.pipeline.store import Spec, Store, key_of
+from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.store import SCHEMA, Spec, Store, key_of
 from distill_runner.tasks.calibration import class_loss, fitted_temperature
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.training.config import Runtime

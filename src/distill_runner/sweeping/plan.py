@@ -32,8 +32,8 @@ from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline, no_report
 from distill_runner.pipeline.code_version import code_version
 from distill_runner.pipeline.planning import position_warnings, stage_summary, stages_to_build
-from distill_runner.pipeline.stages import SCHEMA, Stage
-from distill_runner.pipeline.store import Store, key_of
+from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.store import SCHEMA, Store, key_of
 from distill_runner.pipeline.targets import cache_bytes, cached_share, decide_cached, usable_cache
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.remaining import has_ended, is_built, missing_stages, summary
