@@ -1,5 +1,6 @@
 """Checks of what the user typed, before Hydra composes it: the overrides, and the user's own configuration files."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ CHECKED = ("stages", "runtime", "store", "tracker", "task", "corpus", "transfer"
 """Top-level keys below which a schema, or Hydra, refuses unknown keys."""
 
 
-CODE_KEYS = ("_target_", "()", "searchpath")
-"""Keys by which Hydra and ``logging`` call what a file names, or read files that are not checked."""
+CODE_KEYS = ("_target_", "()", "class", "searchpath", "env_set", "setup")
+"""Keys by which Hydra, ``logging`` or a job's script call what a file names, or read files that are not checked."""
 MAKERS_OF_KEYS = ("_target_", "oc.create", "oc.decode")
 """Parts of a value that could make such keys."""
+OBJECTS, SAFE_OBJECTS = "ext://", "ext://sys.std"
+"""Beginning of values that ``logging`` imports, and of those that are only standard output and error."""
 PLUGINS = "hydra_plugins."
 """Beginning of the classes of installed launchers and sweepers, which a file below ``hydra/`` may choose."""
 
@@ -49,7 +52,7 @@ def check_files(folder: Path) -> None:
     Raises:
         UserError: a file cannot be read.
     """
-    for file in sorted(folder.rglob("*.yaml")):
+    for file in sorted(_yaml_files(folder)):
         try:
             root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
             if not isinstance(root, yaml.MappingNode | None):
@@ -69,6 +72,8 @@ def _check_node(file: Path, node: Any) -> None:
     place = f"{file}, line {node.start_mark.line + 1}"
     if node.tag.startswith("tag:yaml.org,2002:python") or node.tag.startswith("!"):
         raise UserError(place, None, f"has the tag {node.tag}, which is not read", "Write plain values.")
+    if isinstance(node, yaml.ScalarNode) and OBJECTS in node.value and not node.value.startswith(SAFE_OBJECTS):
+        _refuse_code(place, OBJECTS)
     if isinstance(node, yaml.ScalarNode) and "${" in node.value:
         for part in MAKERS_OF_KEYS:
             if part in node.value:
@@ -82,13 +87,29 @@ def _check_node(file: Path, node: Any) -> None:
         if duplicates := [name for name in names if names.count(name) > 1]:
             raise UserError(place, None, f"has the key '{duplicates[0]}' twice", "Keep one.")
         for key, value in node.value:
-            if key.value in CODE_KEYS and not _is_plugin(file, value):
+            if key.value in CODE_KEYS and not _is_harmless(file, key.value, value):
                 _refuse_code(place, key.value)
 
 
-def _is_plugin(file: Path, value: Any) -> bool:
+def _is_harmless(file: Path, key: str, value: Any) -> bool:
+    """Return whether an entry with a key of ``CODE_KEYS`` calls only what is installed for it."""
     is_below_hydra = file.parent.name in ("launcher", "sweeper") and file.parent.parent.name == "hydra"
-    return is_below_hydra and isinstance(value, yaml.ScalarNode) and value.value.startswith(PLUGINS)
+    if key == "setup":
+        return is_below_hydra
+    if not isinstance(value, yaml.ScalarNode):
+        return key == "class"  # a name of a part; logging wants a text
+    if key == "class":
+        return value.value.startswith("logging.")
+    return is_below_hydra and value.value.startswith(PLUGINS)
+
+
+def _yaml_files(folder: Path) -> Iterator[Path]:
+    """Yield the YAML files of a folder, and of the folders that links in it lead to: Hydra reads these too."""
+    visited = set[str]()
+    for path, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if os.path.realpath(os.path.join(path, name)) not in visited]
+        visited |= {os.path.realpath(os.path.join(path, name)) for name in folders}
+        yield from (Path(path, name) for name in files if name.endswith(".yaml"))
 
 
 def _refuse_code(place: str, what: str) -> None:
