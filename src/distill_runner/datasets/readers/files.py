@@ -387,6 +387,10 @@ def unreadable_split(data: Dataset, split: str, origin: str, error: Exception) -
 
 def _no_such_config(data: Dataset, root: Path) -> UserError:
     configs = [path.name for path in _entries(root) if path.is_dir() and _data_files(path)]
+    if configs and data.config is None and "train" in configs:
+        problem = f"has the folders {', '.join(configs)}, but files of splits are beside each other"
+        remedy = "Name them train.csv, validation.csv and so on; images go into train/<class>/."
+        return UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
     if configs:
         problem = f"{'needs a value' if data.config is None else 'no such folder with data files'} in {root}"
         return UserError(f"{data.key}.config", data.config, problem, f"It has: {', '.join(configs)}.")
