@@ -116,12 +116,25 @@ def test_a_folder_in_beir_s_layout(tmp_path: Path) -> None:
     [
         ("q1\td9\t1\n", "corpus-id 'd9'"),
         ("q9\td1\t1\n", "query-id 'q9'"),
-        ("q1\td1\tyes\n", "relevance that is no number"),
+        ("q1\td1\tyes\n", "the relevance 'yes', which is no whole number"),
+        ("q1\td1\t0.5\n", "the relevance '0.5', which is no whole number"),
+        ("q1\td1\tnan\n", "the relevance 'nan', which is no whole number"),
+        ("q1\td1\t1\nq1\td1\t0\n", "judges document 'd1' twice for query 'q1', and not the same"),
+        ("q1\td1\t0\nq2\td1\t-1\n", "names no relevant document"),
     ],
 )
 def test_a_judgment_of_nothing_is_refused(rows: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=problem):
         retrieval(beir(tmp_path, rows)).examples("dev")
+
+
+def test_two_documents_of_one_id_are_refused(tmp_path: Path) -> None:
+    """The judgments would go to the last one, and the first would count as wrong."""
+    folder = beir(tmp_path)
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write(json.dumps({"_id": "d1", "text": "again"}) + "\n")
+    with pytest.raises(UserError, match=r"corpus.jsonl has the _id 'd1' 2 times"):
+        retrieval(folder).examples("dev")
 
 
 def test_a_folder_without_queries_is_refused(tmp_path: Path) -> None:

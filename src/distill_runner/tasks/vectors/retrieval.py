@@ -1,6 +1,7 @@
 """Retrieval in the layout of BEIR: ``queries.jsonl``, ``corpus.jsonl`` and ``qrels/<split>.tsv`` in one folder."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,26 +147,54 @@ class RetrievalTask(VectorTask):
         used = dict.fromkeys(ids[0])  # other splits have other queries
         query_number = {key: number for number, key in enumerate(used)}
         document_number = {key: number for number, key in enumerate(documents)}
-        try:
-            relevance = [int(float(value)) for value in table[RELEVANCE]]
-        except (TypeError, ValueError) as error:
-            problem = f"{file.name} has a relevance that is no number"
-            raise UserError(self.split_key(split), split, problem, LAYOUT) from error
+        judgments_of_pairs = dict[tuple[str, str], int]()
+        for query, document, value in zip(*ids, table[RELEVANCE], strict=True):
+            relevance = self._relevance(value, split)
+            if judgments_of_pairs.setdefault((query, document), relevance) != relevance:
+                problem = f"{file.name} judges document '{document}' twice for query '{query}', and not the same"
+                raise UserError(self.split_key(split), split, problem, "Keep one of them.")
+        if not any(relevance > 0 for relevance in judgments_of_pairs.values()):
+            problem = f"{file.name} names no relevant document: no score is above 0"
+            raise UserError(self.split_key(split), split, problem, LAYOUT)
         rows = [
             (query_number[query], document_number[document], value)
-            for query, document, value in zip(*ids, relevance, strict=True)
+            for (query, document), value in judgments_of_pairs.items()
         ]
         excluded = np.array([document_number.get(key, -1) for key in used], dtype=np.int64)
         judgments = Judgments(np.array(rows, dtype=np.int64), excluded)
         texts = [*(queries[key] for key in used), *documents.values()]
         return RetrievalExamples([texts], None, num_queries=len(used), judgments=judgments)
 
+    def _relevance(self, value: Any, split: str) -> int:
+        """Return a relevance as a whole number.
+
+        Raises:
+            UserError: it is none.
+        """
+        try:
+            relevance = float(value)
+        except (TypeError, ValueError):
+            relevance = float("nan")
+        if not relevance.is_integer():
+            problem = f"{self._file(split).name} has the relevance {value!r}, which is no whole number"
+            raise UserError(self.split_key(split), split, problem, LAYOUT)
+        return int(relevance)
+
     def _texts(self, split: str) -> dict[str, str]:
-        """Return the texts of queries or documents by id."""
+        """Return the texts of queries or documents by id.
+
+        Raises:
+            UserError: two have the same id.
+        """
         table = BeirFile(dataset=str(self._existing(split)), columns=[ID, TEXT], optional=[TITLE]).read()
         titles = table.get(TITLE) or [""] * len(table[ID])
         rows = zip(table[ID], titles, table[TEXT], strict=True)
-        return {str(key): f"{title or ''} {text or ''}".strip() for key, title, text in rows}
+        texts = {str(key): f"{title or ''} {text or ''}".strip() for key, title, text in rows}
+        if len(texts) < len(table[ID]):
+            key, count = Counter(map(str, table[ID])).most_common(1)[0]
+            problem = f"{self._file(split).name} has the {ID} '{key}' {count} times"
+            raise UserError("task.dataset", self.dataset, problem, "Give each text its own, or remove repetitions.")
+        return texts
 
     def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
         from distill_runner.tasks.vectors.texts import prompt_length, write_texts
