@@ -3,7 +3,7 @@
 import csv
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.tasks import make_task
 from distill_runner.tasks.columns import as_pair, gives_away, leak
+from distill_runner.tasks.printed import printed_list, printed_value
 from helpers.words import WORDS
 
 ROWS = 60
@@ -294,9 +295,9 @@ def test_classes_are_what_the_file_says(tmp_path: Path, values: list[str], expec
         assert (listed.examples("train").labels[:2] == [0, 1]).all()
 
 
-@pytest.mark.parametrize("missing", ["", "-", "-1"])
+@pytest.mark.parametrize("missing", ["", "-", "-1", "?", "NaN", "n/a", "<NA>", " "])
 def test_a_missing_label_is_no_class(tmp_path: Path, missing: str) -> None:
-    """SNLI as published writes - where its annotators did not agree."""
+    """SNLI as published writes - where its annotators did not agree, UCI's files ?, and str() of pandas nan."""
     values = [missing, *(["1", "2"] if missing == "-1" else ["yes", "no"]) * 30][:ROWS]
     found = task(save(tmp_path / "d", {"text": noise(1), "label": values}, "csv")).resolved()
     assert missing not in found.labels
@@ -408,6 +409,35 @@ def test_a_list_that_was_printed_is_a_list(tmp_path: Path, value: str) -> None:
     columns: Columns = {"text": noise(1), "labels": [value, other] * (ROWS // 2)}
     found = task(save(tmp_path / "d", columns, "csv"), type="multilabel").resolved()
     assert found.examples("train").labels[:2].tolist() == [[1, 0, 0], [0, 0, 0]]
+
+
+ITEMS = st.lists(st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=5), min_size=1, max_size=4)
+PRINTED: list[Callable[[list[Any]], str]] = [
+    repr,
+    json.dumps,
+    lambda items: str(np.array(items, dtype=object)),
+    lambda items: repr(np.array(items, dtype=object)).removeprefix("array(").removesuffix(", dtype=object)"),
+]
+
+
+@settings(max_examples=50, deadline=None)
+@given(items=ITEMS | st.lists(st.integers(-9, 9), min_size=1), form=st.sampled_from(PRINTED))
+def test_printed_lists_are_read_back(items: list[Any], form: Callable[[list[Any]], str]) -> None:
+    """numpy prints no commas, and Python joins texts without a comma between them: two labels became one."""
+    assert printed_list(form(items)) == items
+    assert printed_value(str({"text": form(items)})) == {"text": form(items)}
+
+
+@pytest.mark.parametrize("text", ["['it''s']", "[1-2]", "[a b]", "[1 2 ... 9]", "(1, 2)", "a [1]", "[" * 10_000 + "]"])
+def test_what_is_no_printed_list_is_text(text: str) -> None:
+    assert printed_value(text) is None
+
+
+@pytest.mark.parametrize("value", ["['a' 'b']", "['a', 'b']", '["a", "b"]', "['a'   'b']"])
+def test_a_printed_list_of_names_has_all_of_them(tmp_path: Path, value: str) -> None:
+    columns: Columns = {"text": noise(1), "labels": [value, "['c']"] * (ROWS // 2)}
+    found = task(save(tmp_path / "d", columns, "csv"), type="multilabel").resolved()
+    assert found.labels == ["a", "b", "c"]
 
 
 def test_lists_that_can_be_both_are_refused(tmp_path: Path) -> None:

@@ -204,6 +204,7 @@ BAD = {
     "context is a number": ([row(context=7)], "the context is a int"),
     "no answer": ([row(answers={"text": [], "answer_start": []})], "every question of this task must have one"),
     "empty answer": ([row(answers="")], "every question of this task must have one"),
+    "impossible with an answer": ([row(is_impossible=True)], "but is_impossible says that there is none"),
     "answer elsewhere": ([row(answers={"text": ["blue"], "answer_start": [3]})], "does not contain the answer 'blue'"),
     "duplicate": ([row(), row()], "has the id of an earlier row, 'q'"),
     "no text": ([row(answers={"answer_start": [3]})], "the answers cannot be read (KeyError: 'text')"),

@@ -207,6 +207,88 @@ def test_exports_are_read(name: str, form: str, tmp_path: Path, wordpiece: Any) 
     assert ("blanks at their ends" in said) == (name == "trailing blanks")
 
 
+def rows_of(rows: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(map(json.dumps, rows))
+
+
+ANN = {"text": TEXT, "spans": [{"start": BEGIN[0], "end": BEGIN[0] + 3, "label": "PER"}]}
+
+
+def studio(*annotations: dict[str, Any]) -> dict[str, Any]:
+    return {"data": {"text": TEXT}, "annotations": list(annotations)}
+
+
+LABELED = {"result": [{"type": "labels", "value": {"start": 0, "end": 1, "text": TEXT[:1], "labels": ["X"]}}]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"),
+    [
+        ([ANN | {"answer": "accept"}, ANN | {"answer": "reject"}, ANN | {"answer": "ignore"}], 1),
+        ([studio(LABELED), studio(), studio({"was_cancelled": True, "result": []})], 1),
+        ([studio(LABELED, {"was_cancelled": True, "result": []}), studio({"result": []})], 2),
+    ],
+)
+def test_what_nobody_accepted_is_no_label(rows: list[dict[str, Any]], count: int, tmp_path: Path) -> None:
+    """Rejected annotations of Prodigy were gold, and tasks that were skipped in Label Studio had no entities."""
+    task = task_of(save(tmp_path / "own", rows_of(rows), name="{}.jsonl"))
+    assert len(task.examples("train")) == count
+    assert ("without an accepted annotation are left out" in line_of(task)) == (count < len(rows))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"tokens": ["Ann", "ran"], "ner_tags": None},
+        {"text": "Ann ran", "spans": None},
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_row_without_labels_is_refused(row: dict[str, Any], split: str, tmp_path: Path) -> None:
+    """It was read as a sentence without entities, in training and in the score."""
+    good = {"tokens": ["Ann", "ran"], "ner_tags": ["B-PER", "O"]} if "tokens" in row else ANN
+    texts = {"train": rows_of([good]), "validation": rows_of([good])} | {split: rows_of([good, row])}
+    with pytest.raises(UserError, match=f"split '{split}' has no labels, in row 1"):
+        task_of(save(tmp_path / "own", texts["train"], texts["validation"], "{}.jsonl")).examples(split)
+
+
+@pytest.mark.parametrize(
+    ("row", "names"),
+    [
+        ({"tokens": ["a", "b"], "tags": ["X", "Y"], "labels": ["B-A", "O"]}, "tags or labels"),
+        ({"text": "a b", "label": [[0, 1, "A"]], "entities": [[0, 1, "B"]]}, "label or entities"),
+        ({"text": "a b", "spans": [[0, 1, "A"]], "labels": [[0, 1, "B"]], "entities": []}, "spans, labels or entities"),
+    ],
+)
+def test_two_columns_of_labels_are_refused_with_both_named(row: dict[str, Any], names: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"task.label: could be {names}"):
+        task_of(save(tmp_path / "own", rows_of([row]), name="{}.jsonl"))
+
+
+def test_parts_of_speech_beside_entities_are_not_read(tmp_path: Path) -> None:
+    row = {"tokens": ["Ann"], "pos_tags": ["N"], "upos": ["N"], "ner_tags": ["B-PER"]}
+    assert task_of(save(tmp_path / "own", rows_of([row]), name="{}.jsonl")).label == "ner_tags"
+
+
+def test_prodigy_with_its_tokens(tmp_path: Path) -> None:
+    row = ANN | {"tokens": [{"text": "Ann", "start": 0, "end": 3, "id": 0}], "answer": "accept"}
+    task = task_of(save(tmp_path / "own", rows_of([row]), name="{}.jsonl"))
+    assert (task.columns, task.label) == (["text"], "spans")
+
+
+@pytest.mark.parametrize("form", [repr, json.dumps, lambda items: "[" + " ".join(map(repr, items)) + "]"])
+def test_printed_lists_of_words(form: Callable[[list[str]], str], tmp_path: Path) -> None:
+    """As to_csv of datasets and pandas writes them."""
+    import csv
+    import io
+
+    file = io.StringIO()
+    words, tags = ["Ann's", "dog"], ["B-PER", "O"]
+    csv.writer(file).writerows([["tokens", "ner_tags"], [form(words), form(tags)]])
+    task = task_of(save(tmp_path / "own", file.getvalue(), name="{}.csv"))
+    assert words_and_tags(task) == [list(zip(words, tags, strict=True))]
+
+
 @pytest.mark.parametrize(
     ("marks", "problem"),
     [
@@ -214,7 +296,7 @@ def test_exports_are_read(name: str, form: str, tmp_path: Path, wordpiece: Any) 
         ([[0, 99, "A"]], r"a span 0 to 99 of 11 characters, in row 0"),
         ([[0, 2, "A"]], r"the span 'th', which cuts the word 'the', in row 0"),
         ([[0, "A"]], r"a span that cannot be read"),
-        ("A", r"a str instead of a list of spans, in row 0"),
+        ("A", r"a str instead of a list of tags or spans, in row 0"),
     ],
 )
 def test_spans_that_fit_no_text_are_refused(marks: Any, problem: str, tmp_path: Path, wordpiece: Any) -> None:
@@ -232,7 +314,7 @@ def test_spans_that_fit_no_text_are_refused(marks: Any, problem: str, tmp_path: 
         ({"tokens": ["a"], "ner_tags": [None]}, "the tag None, in row 0"),
         ({"tokens": ["a"], "ner_tags": "O"}, "cannot be inferred|instead of a list of tags"),
         ({"tokens": ["a"], "ner_tags": [3]}, "are numbers without names"),
-        ({"words": "a b", "tags": "O O"}, "cannot be inferred"),
+        ({"words": "a b", "tags": "O O"}, "a str instead of a list of tags or spans, in row 0"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(row: dict[str, Any], problem: str, tmp_path: Path) -> None:

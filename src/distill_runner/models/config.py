@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from unicodedata import normalize
 
 from pydantic import Field
 
@@ -262,8 +263,11 @@ def _order_of_one_logit(name: str, names: Sequence[str], task: str) -> list[int]
 
 
 def normalized_label(name: str) -> str:
-    """Return a class name in lower case, with ``_`` and ``-`` replaced by spaces (``-1`` and ``1`` still differ)."""
-    return re.sub(r"[\s_-]+", " ", name.strip()).casefold()
+    """Return a class name in lower case, with ``_`` and ``-`` replaced by spaces (``-1`` and ``1`` still differ).
+
+    Letters with accents are the same whether they are one character or two.
+    """
+    return normalize("NFC", re.sub(r"[\s_-]+", " ", name.strip()).casefold())
 
 
 def check_config(config: "PreTrainedConfig", key: str, value: Any) -> None:

@@ -27,6 +27,9 @@ MIN_PROBABILITY = 1e-12
 """Lower bound of a probability before its logarithm."""
 MAX_CLASSES = 20
 """Number of classes up to which a message lists all of them."""
+MISSING = ("-", "?", "nan", "n/a", "#n/a", "<na>")
+"""Marks of a missing label, in lower case: of SNLI, of UCI's files, of pandas and of spreadsheets. NA and none may be
+classes: they are counted among them where the data are listed."""
 SNLI_LABEL = "gold_label"
 """Column of the labels in SNLI and MultiNLI as published, where - means that the annotators did not agree."""
 
@@ -281,8 +284,11 @@ class ClassificationTask(ClassesTask):
         return is_mark and not isinstance(value, bool) and str(value) not in (self.labels or [])
 
     def is_unlabeled(self, value: Any) -> bool:
-        """Return whether ``value`` is empty, the -1 of hub datasets or the - of SNLI, unless that is a class."""
-        return is_empty(value) or (value in (-1, "-") and str(value) not in (self.labels or []))
+        """Return whether ``value`` is empty, the -1 of hub datasets, or a mark of ``MISSING`` that is no class."""
+        if is_empty(value) or (isinstance(value, str) and not value.strip()):
+            return True
+        is_mark = value == -1 or (isinstance(value, str) and value.strip().casefold() in MISSING)
+        return is_mark and str(value) not in (self.labels or [])
 
     def distinct_names(self, table: SplitTable) -> list[str]:
         """Return the distinct labels of the training split, sorted.
@@ -293,8 +299,9 @@ class ClassificationTask(ClassesTask):
         rows = self.label_values(table)
         self._require_single_values(rows, self.train)
         values = {as_int(value) for value in rows if not self.is_unlabeled(value)}
-        if "-" in rows and values and not any(re.search(r"\w", str(value)) for value in values):
-            values.add("-")  # signs are classes, such as + and -
+        signs = {value for value in rows if isinstance(value, str) and value in ("-", "?")}
+        if signs and values and not any(re.search(r"\w", str(value)) for value in values):
+            values |= signs  # classes, such as + and -
         if any(isinstance(value, float) for value in values):
             problem = "the labels are fractions, so there are no classes to infer"
             raise UserError("task.label", self.label, problem, "task.type=regression task.metrics=[pearson]")

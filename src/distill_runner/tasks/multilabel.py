@@ -1,7 +1,5 @@
 """Multi-label classification tasks: any number of labels, including none, for each example."""
 
-import ast
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -14,6 +12,7 @@ from distill_runner.datasets.readers.tables import SplitTable
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.classification import MIN_PROBABILITY, ClassesTask
 from distill_runner.tasks.columns import is_empty
+from distill_runner.tasks.printed import printed_list
 from distill_runner.tasks.task import ExamplePredictions
 from distill_runner.tasks.text import as_int, typed_values
 
@@ -25,8 +24,6 @@ NO_LABELS = "no label"
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
 """Values for yes and no in a column of a single label, in any letter case."""
 SEPARATORS = {"comma": ",", "semicolon": ";", "bar": "|", "blank": None}
-_NUMPY = re.compile(r"\[\s*\d+\.?(\s+\d+\.?)*\s*\]")
-"""A list of numbers as numpy prints it."""
 
 
 class MultiLabelTask(ClassesTask):
@@ -187,7 +184,7 @@ class MultiLabelTask(ClassesTask):
 
     def _items(self, value: Any, split: str) -> list[Any]:
         """Return the labels of one example as they are written: names, numbers or flags."""
-        if isinstance(value, str) and (items := _printed_list(value)) is not None:
+        if isinstance(value, str) and (items := printed_list(value)) is not None:
             return items
         if self.separator is not None and isinstance(value, str | int | float):  # a file of numbers has one in each row
             return [name.strip() for name in str(as_int(value)).split(SEPARATORS[self.separator]) if name.strip()]
@@ -245,17 +242,3 @@ class MultiLabelTask(ClassesTask):
 
 def _is_set(item: Any) -> bool:
     return str(as_int(item)) in ("1", "True")
-
-
-def _printed_list(text: str) -> list[Any] | None:
-    """Return the list that Python, JSON or numpy printed as this text; None for any other text."""
-    text = text.strip()
-    if not (text.startswith("[") and text.endswith("]")):
-        return None
-    if _NUMPY.fullmatch(text):
-        return [as_int(float(number)) for number in text[1:-1].split()]
-    try:
-        items = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return None
-    return items if isinstance(items, list) else None

@@ -245,10 +245,11 @@ class TextTask(ScoredTask):
             problem = f"split '{split}' has no labels (task.gold={self.gold})"
             raise UserError("task.label", format_list(self.label_columns), problem, "Validate on a labeled split.")
         if missing := sum(self.is_unlabeled(value) for value in values):
-            problem = f"{missing} of {len(values)} rows of split '{split}' have no label (empty, -1 or -)"
+            mark = next((value for value in values if self.is_unlabeled(value) and not is_empty(value)), None)
+            example = "empty" if mark is None else f"such as {mark!r}"
+            problem = f"{missing} of {len(values)} rows of split '{split}' have no label ({example})"
             key = format_list(self.label_columns) if len(self.label_columns) > 1 else self.label_columns[0]
-            mark = next((mark for mark in (-1, "-") if mark in values), None)
-            hint = f" If {mark} is a class, name all classes in task.labels." if mark is not None else ""
+            hint = "" if mark is None else f" If {mark} is a class, name all classes in task.labels."
             raise UserError("task.label", key, problem, f"Remove these rows, or choose a labeled split.{hint}")
         return self.encode(values, table, split)
 

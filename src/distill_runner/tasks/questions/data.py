@@ -1,9 +1,6 @@
 """Questions: how they are read from rows in SQuAD's format and checked, and the options of their windows."""
 
-import ast
-import json
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,13 +13,13 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.readers.dataset import BY_CLASS, Dataset, parse_split
 from distill_runner.datasets.readers.tables import read_rows
+from distill_runner.tasks.printed import printed_value
 
 log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 MAX_CONTEXT = 10_000_000
 """Maximum number of characters of a context, which is tokenized in one piece: this many need some gigabytes."""
-_NUMPY = re.compile(r"array\((\[.*?\])(, dtype=\w+)?\)", re.DOTALL)
 
 
 class Windowing(Schema):
@@ -147,6 +144,9 @@ def _question(row: Row, number: int, columns: QuestionColumns, remarks: Counter[
         problem = f"{where}: the context has {len(context):,} characters, but at most {MAX_CONTEXT:,} are read"
         raise UserError("task.columns", columns.context, problem, "Divide it into several contexts.")
     answers, starts = _answers(row.get(columns.answers), row.get("answer_start"), columns, where)
+    if answers and row.get("is_impossible") in (True, "True", "true"):
+        problem = f"{where} has the answer '{answers[0][:60]}', but is_impossible says that there is none"
+        raise UserError("task.label", columns.answers, problem, "Remove the answer, or the column is_impossible.")
     identity = row.get("id")
     name = str(number) if identity is None or identity == "" else str(identity)
     if columns.labeled and not answers and not columns.unanswerable:
@@ -176,7 +176,11 @@ def _answers(
     value: Any, start: Any, columns: QuestionColumns, where: str
 ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
     """Return texts and offsets of answers, None for a missing offset; empty texts ("no answer" in CSV) are dropped."""
-    value = _parsed(value) if isinstance(value, str) else str(value) if isinstance(value, int | float) else value
+    if isinstance(value, str):
+        parsed = printed_value(value)
+        value = value if parsed is None else parsed
+    elif isinstance(value, int | float):
+        value = str(value)
     try:
         if isinstance(value, Mapping):
             texts, starts = value["text"], value.get("answer_start")
@@ -198,15 +202,3 @@ def _answers(
         remedy = "Write {'text': [...], 'answer_start': [...]}, or the text of one answer and a column answer_start."
         raise UserError("task.label", columns.answers, problem, remedy) from error
     return tuple(text for text, _ in pairs), tuple(offset for _, offset in pairs)
-
-
-def _parsed(text: str) -> Any:
-    """Return the mapping or list that ``text`` represents in JSON or as printed by Python and pandas, else ``text``."""
-    if not text.lstrip().startswith(("{", "[")):
-        return text
-    for parse_text in (json.loads, lambda text: ast.literal_eval(_NUMPY.sub(r"\1", text))):
-        try:
-            return parse_text(text)
-        except (ValueError, SyntaxError):
-            continue
-    return text

@@ -14,13 +14,17 @@ import numpy as np
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, WordLines
 from distill_runner.datasets.readers.tables import SplitTable, listed_names
+from distill_runner.tasks.printed import printed_list
 from distill_runner.tasks.tokens.schemes import LETTERS, OUTSIDE, TagSet, complete_names
 
 WORDS = ("tokens", "words", "token", "word", "sentence_words")
 """Names of columns of words, the most usual first."""
 TAGS = ("ner_tags", "tags", "ner", "labels", "label", "ner_labels", "entities", "pos_tags", "pos", "upos")
 """Names of columns of tags, the most usual first."""
+PARTS_OF_SPEECH = ("pos_tags", "pos", "upos")
 TEXTS = ("text", "data", "sentence", "content")
+ANSWER = "answer"
+"""Prodigy's column with what the annotator said of a row: accept, reject or ignore."""
 SPANS = ("spans", "label", "labels", "entities", "annotations", "annotation")
 """Names of columns of texts, and of their spans."""
 Offsets = Literal["characters", "utf16"]
@@ -140,10 +144,14 @@ def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str |
     if columns:
         text = columns[0]
     else:
+        has_tags = any(types.get(name) == LIST for name in TAGS)
         words = [name for name in WORDS if types.get(name) == LIST]
         texts = [name for name in TEXTS if types.get(name) in (TEXT, MAPPING)]
         lists = [name for name, kind in types.items() if kind == LIST and name not in (*TAGS, *SPANS)]
-        candidates = words[:1] or texts[:1] or lists
+        printed = [name for name in WORDS if types.get(name) == TEXT]
+        if texts and not has_tags and any(name in types for name in SPANS):
+            words = []  # Prodigy's spans of texts, whose tokens are mappings
+        candidates = words[:1] or texts[:1] or lists or printed
         if len(candidates) != 1:
             problem = f"cannot be inferred: the data have {listed_names(names)}"
             raise UserError("task.columns", None, problem, "'task.columns=[<words or text>]'")
@@ -153,16 +161,26 @@ def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str |
             problem = f"no such column: the data have {listed_names(names)}"
             raise UserError("task.label", label, problem, "task.label=<column of tags or spans>")
         return text, label
-    is_words = types.get(text) == LIST
-    usual_names = TAGS if is_words else SPANS
-    labels = [name for name in usual_names if name in types and name != text]
+    is_words = types.get(text) == LIST or text in WORDS
+    return text, _inferred_label(types, text, TAGS if is_words else SPANS, is_words)
+
+
+def _inferred_label(types: Mapping[str, str], text: str, usual_names: Sequence[str], is_words: bool) -> str:
+    """Return the only column of lists with a usual name; parts of speech only where there are no other tags."""
+    others = {name: kind for name, kind in types.items() if name != text}
+    labels = [name for name in usual_names if others.get(name) in (LIST, MAPPING)]
+    labels = [name for name in labels if name not in PARTS_OF_SPEECH] or labels[:1]
+    labels = labels or [name for name in usual_names if name in others][:1]
     if not labels and is_words:
-        labels = [name for name, kind in types.items() if kind == LIST and name != text]
-        labels = labels if len(labels) == 1 else []
-    if not labels:
-        problem = f"cannot be inferred: the data have {listed_names(names)}"
-        raise UserError("task.label", None, problem, "task.label=<column of tags or spans>")
-    return text, labels[0]
+        lists = [name for name, kind in others.items() if kind == LIST]
+        labels = lists if len(lists) == 1 else []
+    if len(labels) == 1:
+        return labels[0]
+    if labels:
+        problem = f"could be {listed_names(labels[:-1])} or {labels[-1]}"
+        raise UserError("task.label", None, problem, f"task.label={labels[0]}, or another column")
+    problem = f"cannot be inferred: the data have {listed_names(list(types))}"
+    raise UserError("task.label", None, problem, "task.label=<column of tags or spans>")
 
 
 def read_sentences(
@@ -183,11 +201,37 @@ def read_sentences(
         marks = None
     elif marks is None:
         raise UserError("task.label", label, f"split '{split}' has no such column", "task.label=<tags or spans>")
+    if column in WORDS or marks is not None:
+        values, marks = _lists(values, marks)
     reader = _Reader(split, column, label, table.class_names, offsets)
-    items = [
-        reader.sentence(number, value, None if marks is None else marks[number]) for number, value in enumerate(values)
-    ]
+    answers = table.columns.get(ANSWER)
+    items = []
+    for number, value in enumerate(values):
+        mark = None if marks is None else marks[number]
+        if marks is not None and not _is_annotated(value, mark, answers[number] if answers else None):
+            reader.note("texts without an accepted annotation are left out", f"in row {number}")
+            continue
+        items.append(reader.sentence(number, value, mark, marks is not None))
     return Sentences(items, split, marks is not None, reader.remarks())
+
+
+def _is_annotated(value: Any, mark: Any, answer: Any) -> bool:
+    """Return whether somebody annotated a text, as Prodigy (``answer``) and Label Studio (``annotations``) say."""
+    if isinstance(value, Mapping) and isinstance(mark, list):
+        return any(not (isinstance(entry, Mapping) and entry.get("was_cancelled")) for entry in mark)
+    return answer not in ("reject", "ignore")
+
+
+def _lists(values: list[Any], marks: list[Any] | None) -> tuple[list[Any], list[Any] | None]:
+    """Return words and labels as lists if a file of text holds them as printed lists, in all rows."""
+    columns = []
+    for column in (values, marks):
+        parsed = [printed_list(value) if isinstance(value, str) else value for value in column or ()]
+        columns.append(parsed if all(isinstance(value, list) for value in parsed) else None)
+    words, labels = columns
+    if marks is None:
+        return words or values, None
+    return (words or values if labels else values), labels or marks
 
 
 class _Reader:
@@ -202,9 +246,13 @@ class _Reader:
     def remarks(self) -> list[str]:
         return [f"{len(places):,} {text}, first {places[0]}" for text, places in self.decisions.items()]
 
-    def sentence(self, number: int, value: Any, mark: Any) -> Sentence:
+    def sentence(self, number: int, value: Any, mark: Any, is_labeled: bool) -> Sentence:
         lines = tuple(value.lines) if isinstance(value, WordLines) else ()
         line = f"in line {lines[0]}" if lines else f"in row {number}"
+        if is_labeled and mark is None:
+            problem = f"split '{self.split}' has no labels, {line}"
+            remedy = "Remove such rows. A text without entities has [] or tags of O."
+            raise UserError("task.label", self.label, problem, remedy)
         if isinstance(value, Mapping):  # Label Studio's data of a task
             texts = [text for text in value.values() if isinstance(text, str)]
             value = value.get("text", texts[0] if len(texts) == 1 else None)
@@ -280,13 +328,14 @@ class _Reader:
         if isinstance(mark, Mapping) and "entities" in mark:
             mark = mark["entities"]
         if not isinstance(mark, list | tuple):
-            problem = f"split '{self.split}' has a {type(mark).__name__} instead of a list of spans, {line}"
-            raise UserError("task.label", self.label, problem, "Spans have start, end and label.")
+            problem = f"split '{self.split}' has a {type(mark).__name__} instead of a list of tags or spans, {line}"
+            remedy = "Words and tags are lists, such as ['O', 'B-PER']; spans have start, end and label."
+            raise UserError("task.label", self.label, problem, remedy)
         for entry in mark:
             if isinstance(entry, Mapping) and isinstance(entry.get("result"), list):  # an annotation of Label Studio
                 if entry.get("was_cancelled"):
                     continue
-                if len(mark) > 1:
+                if sum(1 for one in mark if not (isinstance(one, Mapping) and one.get("was_cancelled"))) > 1:
                     problem = f"split '{self.split}' has {len(mark)} annotations of one text, {line}"
                     raise UserError("task.label", self.label, problem, "Keep one annotation of each text.")
                 for result in entry["result"]:

@@ -20,6 +20,7 @@ from distill_runner.tasks.account import SplitAccount, example_hashes
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import ExamplePredictions, Task, names_as_text
 from distill_runner.tasks.tokens.data import (
+    ANSWER,
     TEXTS,
     WORDS,
     Offsets,
@@ -144,6 +145,10 @@ class TokensTask(Task):
     def label_columns(self) -> list[str]:
         return [self.label] if self.label else []
 
+    @property
+    def optional_columns(self) -> list[str]:
+        return [ANSWER]
+
     def required_columns(self, split: str) -> dict[str, str]:
         labels = {} if self.is_test(split) or not self.label else {self.label: "label"}
         return dict.fromkeys(self.columns, "columns") | labels
@@ -191,7 +196,7 @@ class TokensTask(Task):
         tags = {tag for sentence in sentences.items for tag in sentence.tags or ()}
         if spans:
             return complete_names([OUTSIDE, *(f"B-{label}" for label in spans)])
-        if all(tag.isdigit() for tag in tags):
+        if all(tag.lstrip("-").isdigit() for tag in tags):
             problem = f"are numbers without names: {format_list(sorted(tags, key=int)[:8])}"
             raise UserError("task.labels", None, f"the labels {problem}", "'task.labels=[O,B-PER,I-PER]', in order.")
         return complete_names(tags)
