@@ -11,12 +11,12 @@ import pytest
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, base
 
 import distill_runner
 from distill_runner.compose import resolvers
 from distill_runner.compose.command_line import _has_open_mode
-from distill_runner.compose.folders import config_folder
+from distill_runner.compose.folders import choices, config_folder, is_choice
 from distill_runner.compose.hydra_private import combinations, parse_options
 
 PACKAGE = Path(distill_runner.__file__).parent
@@ -131,3 +131,23 @@ def test_resolvers_are_registered_by_the_function_of_the_version(monkeypatch: py
     monkeypatch.setattr(OmegaConf, "register_resolver", register_resolver, raising=False)
     resolvers.register()
     assert ("beta", True) in calls
+
+
+def test_a_text_that_is_parsed_once_is_resolved_for_each_configuration() -> None:
+    resolvers.register()
+    resolvers.register()
+    made = [OmegaConf.create({"a": number, "b": "${a}", "c": "1 of ${multiply:${a},2}"}) for number in (3, 4)]
+    assert [(config.b, config.c) for config in made] == [(3, "1 of 6"), (4, "1 of 8")]
+    assert base.parse.cache_info().hits > 0  # type: ignore[attr-defined]
+    assert not hasattr(base.parse.__wrapped__, "cache_info"), "a cache of a cache"  # type: ignore[attr-defined]
+
+
+def test_a_choice_is_what_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conf" / "task" / "of").mkdir(parents=True)
+    (tmp_path / "conf" / "task" / "of" / "mine.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    names = choices("task")
+    assert {"rte", "of/mine"} <= {*names}
+    assert all(is_choice("task", name) for name in names)
+    assert not is_choice("task", "mine")
+    assert not is_choice("method", "rte")

@@ -66,6 +66,11 @@ def choices(group: str) -> list[str]:
     )
 
 
+def is_choice(group: str, name: str) -> bool:
+    """Return whether ``name`` can be chosen in ``group``, without a search of the folders."""
+    return any((folder / group / f"{name}.yaml").is_file() for folder in all_folders())
+
+
 def groups() -> list[str]:
     """Return the groups with at least one name, sorted and without ``hydra``."""
     names = {path.name for folder in all_folders() for path in folder.iterdir() if path.is_dir()}
