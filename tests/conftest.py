@@ -1,6 +1,7 @@
 """What every test needs: no network, one thread per process, small models and data, the real ones if present."""
 
 import csv
+import gc
 import importlib.util
 import os
 import random
@@ -34,6 +35,15 @@ os.environ.update(
 # A test's first example pays for imports, and the machine may be shared: time says nothing here.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+# What is imported and collected stays to the end: the collector of garbage need not look at it again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

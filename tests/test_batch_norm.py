@@ -59,6 +59,7 @@ def test_two_processes_have_the_gradients_and_averages_of_one(ends: list[dict[st
             torch.testing.assert_close(values, alone[name], rtol=1e-9, atol=1e-11, msg=name)
 
 
+@pytest.mark.slow
 def test_both_have_the_very_same_averages(ends: list[dict[str, Tensor]]) -> None:
     _, first, second = ends
     assert all(torch.equal(first[name], second[name]) for name in first if "running" in name)

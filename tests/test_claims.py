@@ -157,6 +157,7 @@ def test_the_numbers_of_a_page_give_its_tests_again() -> None:
     assert Record(metric="accuracy", difference=2.0, seeds=1, low=-1, high=5, seeds_p=0.5).test(1) is None
 
 
+@pytest.mark.slow
 def test_the_committed_page_is_computed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every word of docs/results/index.md is that of ``distill-run claims``."""
     monkeypatch.chdir(ROOT / "docs")  # where there are no runs

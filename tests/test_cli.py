@@ -186,6 +186,7 @@ def test_a_plan_trains_nothing(tmp_path: Path, inputs: tuple[str, ...]) -> None:
     assert not list(tmp_path.rglob("result.json"))
 
 
+@pytest.mark.slow
 def test_a_plan_leaves_the_folder_of_the_same_run_alone(tmp_path: Path, inputs: tuple[str, ...]) -> None:
     """The run may be reading its inputs, when its folder holds nothing but Hydra's files and the log."""
     command = (*inputs, "method=nkd", "teacher.optim.max_steps=2", "optim.max_steps=2")
@@ -287,6 +288,7 @@ def test_the_same_command_again_is_a_hit(alp: Ended, workplace: Path, inputs: tu
     assert account == [line for line in alp.err.splitlines() if line.startswith(ACCOUNT)]
 
 
+@pytest.mark.slow
 def test_what_is_saved_into_the_model_of_a_run_does_not_reach_the_store(
     alp: Ended, workplace: Path, inputs: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -311,12 +313,19 @@ def test_what_is_saved_into_the_model_of_a_run_does_not_reach_the_store(
     assert load_file(folder / "model/model.safetensors").keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize("override", ["optim.lr=abc", "teacher.optim.epochs=-1", "runtime.threads=no"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optim.lr=abc",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("teacher.optim.epochs=-1", "runtime.threads=no")),
+    ],
+)
 def test_a_wrong_value_imports_no_torch(workplace: Path, inputs: tuple[str, ...], override: str) -> None:
     ended = without_importing({"torch", "transformers", "datasets"}, workplace, *inputs, override, code=2)
     assert ended.stderr.startswith(f"{override}: must be a")
 
 
+@pytest.mark.slow
 def test_a_hit_imports_no_model_of_transformers(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
     """``PreTrainedModel`` takes two seconds of processor time to import, as long as all else."""
     heavy = {"transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy"}
@@ -388,6 +397,7 @@ def test_another_method_shares_the_teacher(alp: Ended, workplace: Path, inputs: 
     assert result_of(pkd)["teacher_score"] == result_of(alp)["teacher_score"]
 
 
+@pytest.mark.slow
 def test_scores_as_labels(tmp_path: Path, tiny_task_folder: Path, inputs: tuple[str, ...]) -> None:
     for split in ("train", "validation"):
         with (tiny_task_folder / f"{split}.csv").open(newline="") as file:
@@ -405,6 +415,7 @@ def test_scores_as_labels(tmp_path: Path, tiny_task_folder: Path, inputs: tuple[
     assert -1 <= result["score"] <= 1
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_behind_a_point_that_fails(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
     ended = distill_run(workplace, *inputs, "-m", "method=pkd,nkd", "mapping=all", "optim.clip=null")
     assert ended.code == 1
@@ -540,7 +551,7 @@ def test_a_full_gpu_is_told_with_what_helps(
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path: Path, inputs: tuple[str, ...]) -> None:
-    arguments = (*inputs, "method=ckd", "optim.epochs=60")
+    arguments = (*inputs, "method=ckd", "optim.epochs=30")
     first, second = tmp_path / "whole", tmp_path / "interrupted"
     first.mkdir()
     second.mkdir()
@@ -770,6 +781,7 @@ def test_what_does_not_run_leaves_no_folder(tmp_path: Path, inputs: tuple[str, .
     assert not list(tmp_path.glob("outputs/runs/*"))
 
 
+@pytest.mark.slow
 def test_a_library_may_log_at_the_exit_of_what_did_not_run(tmp_path: Path) -> None:
     late = "import atexit, logging; atexit.register(lambda: logging.getLogger().warning('late'))"
     script = f"{late}; from distill_runner.cli import main; main()"

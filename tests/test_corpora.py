@@ -154,6 +154,7 @@ def test_examples_do_not_depend_on_global_random_state(tasks: dict[str, dict[str
         assert np.array_equal(again.labels, tasks["pairs"][split].labels)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_another_process_makes_the_same_examples_and_vocabulary(
     tmp_path: Path, tasks: dict[str, dict[str, Examples]]
 ) -> None:

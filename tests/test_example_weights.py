@@ -299,6 +299,7 @@ def test_methods_and_transfer_sets_without_weights(
     assert resolved("method=rkd").key != resolve(compose(*data, "method=rkd").stages, "student", "fp32").key
 
 
+@pytest.mark.slow
 def test_a_run_with_weights(tmp_path: Path, tiny_bert_folder: Path) -> None:
     """From gold labels and from scores in columns; equal weights give the bits of a run without."""
     rows = ["1,0.9", "1,0.2", "2,0.8", "0,0.5"] * 4

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distill_runner
@@ -136,6 +136,7 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
 
 
 @given(runs)
+@settings(max_examples=25)
 def test_every_format_takes_every_table(results: Sequence[dict[str, Any]]) -> None:
     table = tabulate(results)
     parser = Balanced()

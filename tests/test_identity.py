@@ -38,7 +38,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     return Walk(folder)
 
 
-@pytest.mark.parametrize(("num_bases", "pairs"), [(3, 8), pytest.param(19, 200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_bases", "pairs"), [(2, 4), pytest.param(19, 100, marks=pytest.mark.slow)])
 def test_random_pairs_share_a_row_exactly_if_they_are_the_same_computation(
     walk: Walk, num_bases: int, pairs: int
 ) -> None:

@@ -165,6 +165,7 @@ def test_cached_views_teach_as_the_live_teacher_does(run: Callable[..., Run]) ->
     assert not targets(live)
 
 
+@pytest.mark.slow
 def test_views_make_another_student_of_the_same_teacher(run: Callable[..., Run]) -> None:
     plain, viewed = run().stage, run("augment.views=2").stage
     assert plain.teacher is not None

@@ -61,6 +61,12 @@ def arguments(squad: Path, tiny_bert_folder: Path) -> list[str]:
     ]
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all methods, which share the teacher."""
+    return tmp_path_factory.mktemp("store")
+
+
 METHODS = ["nkd", "rkd", "pkd", "ckd", "alp", "internal", "vanilla", "takd", "rco", "annealing", "prokd"]
 PRE_TRAINED = ["minilm", "minilmv2", "basic", "pf", "kd", "pd", "pdf"]
 """On text, or from new weights."""
@@ -89,14 +95,15 @@ def overrides_of(method: str, tiny_bert_folder: Path, squad: Path) -> list[str]:
     ["alp", *(pytest.param(name, marks=pytest.mark.slow) for name in (*METHODS, *PRE_TRAINED) if name != "alp")],
 )
 def test_every_method_trains_on_questions(
-    method: str, arguments: list[str], tiny_bert_folder: Path, squad: Path, tmp_path: Path
+    method: str, arguments: list[str], tiny_bert_folder: Path, squad: Path, tmp_path: Path, store: Path
 ) -> None:
     pairs = squad / "pairs"
     pairs.mkdir(exist_ok=True)
     rows = [{"question": row["question"], "context": row["context"]} for row in made_rows(20, 3, longest=40)]
     (pairs / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    ended = distill_run(tmp_path, *arguments, *overrides_of(method, tiny_bert_folder, squad))
+    ended = distill_run(tmp_path, *arguments, *overrides_of(method, tiny_bert_folder, squad), f"store.dir={store}")
     assert ended.code == 0, ended.err
+    assert "stage student: building" in ended.err
     (file,) = tmp_path.glob("outputs/runs/*/result.json")
     result = json.loads(file.read_text())
     assert result["metric"] == "f1"

@@ -127,11 +127,11 @@ EXCHANGED: dict[str, list[tuple[str, Callable[[np.ndarray], np.ndarray]]]] = {
 def test_the_interval_is_that_of_a_plain_loop(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resamples one by one, with scikit-learn's and scipy's own metrics."""
     for scores in (resampling.PairedScores, resampling.RankedScores, resampling.LoopedScores):
-        monkeypatch.setattr(scores, "draws", 100)
+        monkeypatch.setattr(scores, "draws", 40)
     first, second, labels = outputs_and_labels(metric)
     test = paired_scores(metric, first, second, labels).test()
     of, draw = METRICS[metric], np.random.default_rng(resampling.SEED)
-    rows = draw.integers(len(labels), size=(100, len(labels)))
+    rows = draw.integers(len(labels), size=(40, len(labels)))
 
     def difference(sample: np.ndarray) -> float:
         scores = [[of(run[sample], labels[sample]) for run in runs] for runs in (first, second)]
@@ -147,8 +147,8 @@ def test_the_interval_is_that_of_a_plain_loop(metric: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("metric", ALL)
 @pytest.mark.parametrize("seeds", [(2, 2), (2, 1)])
 def test_p_is_that_of_swapped_predictions(metric: str, seeds: tuple[int, int]) -> None:
-    """All ways to swap the predictions of six of ten examples, or ten ranks; the numbers of seeds may differ."""
-    first, second, labels = outputs_and_labels(metric, 10)
+    """All ways to swap the predictions of six of eight examples, or eight ranks; the numbers of seeds may differ."""
+    first, second, labels = outputs_and_labels(metric, 8)
     same = first[0][6:]
     first, second = (
         [np.concatenate([run[:6], same]) for run in runs[:count]]
@@ -158,8 +158,8 @@ def test_p_is_that_of_swapped_predictions(metric: str, seeds: tuple[int, int]) -
     parts = EXCHANGED.get(metric, [(metric, lambda run: run)])
     pairs = [*zip(first, second, strict=True)] if seeds[0] == seeds[1] else [*product(first, second)]
     differences = []
-    for swaps in product([False, True], repeat=10 if metric in EXCHANGED else 6):
-        mask = np.array([*swaps, *[False] * (10 - len(swaps))])[:, None]
+    for swaps in product([False, True], repeat=8 if metric in EXCHANGED else 6):
+        mask = np.array([*swaps, *[False] * (8 - len(swaps))])[:, None]
         scores = []
         for name, exchanged in parts:
             for one, other in ((exchanged(one), exchanged(other)) for one, other in pairs):
@@ -186,7 +186,7 @@ def test_draws_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert paired_scores("matthews", first, second, labels).test() == at_once
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(RANKED)), st.sampled_from([1, 10, 1e6]))
 def test_ranks_of_weighted_examples_are_those_of_repeated_ones(seed: int, metric: str, levels: float) -> None:
     """Ties in outputs, labels and draws have middle ranks; whoever compares runs on STS-B reads these intervals."""

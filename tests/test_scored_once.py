@@ -122,6 +122,7 @@ def of(place: Place, method: str, rate: float = 1e-3) -> list[dict[str, Any]]:
     return sorted(runs, key=lambda run: int(run["seed"]))
 
 
+@pytest.mark.slow
 def test_a_run_reports_the_score(place: Place) -> None:
     """Announced in the first lines; then in the summary, in ``result.json`` and on the card, as transformers has it."""
     ended = place.run("method=rkd", "seed=1")
@@ -142,6 +143,7 @@ def test_a_run_reports_the_score(place: Place) -> None:
     assert f"{100 * expected:.2f}" in card.split("## Scores on the test set")[1].split("##")[0]
 
 
+@pytest.mark.slow
 def test_the_table_has_a_column_of_its_own(place: Place, tmp_path: Path) -> None:
     """The validation score chooses the point of a grid, also where another one has the better test score."""
     by_rate = {rate: of(place, "nkd", rate) for rate in (1e-3, 3e-4)}
@@ -162,6 +164,7 @@ def test_the_table_has_a_column_of_its_own(place: Place, tmp_path: Path) -> None
         assert float(cells[task]["value"]) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_comparing_on_the_test_split(place: Place) -> None:
     """A sentence of its own, with the mean difference of what the saved models answer."""
     sides = [of(place, method) for method in ("rkd", "nkd")]
@@ -174,6 +177,7 @@ def test_comparing_on_the_test_split(place: Place) -> None:
     assert f"p {by_seed:.4f}" in printed.split("data test")[1]
 
 
+@pytest.mark.slow
 def test_other_test_labels_change_no_choice(
     place: Place, tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path
 ) -> None:

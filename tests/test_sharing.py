@@ -66,6 +66,7 @@ def test_actions_of_others_are_pinned_and_may_only_read() -> None:
         assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in actions)
 
 
+@pytest.mark.slow
 def test_a_run_sends_no_folder_user_or_secret(
     tiny_bert_folder: Path, wandb_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -471,29 +471,31 @@ def test_faults_of_points_leave_the_others_alone(tmp_path: Path, sweep: Sweep, a
     if launcher != "basic":
         pytest.importorskip(f"hydra_plugins.hydra_{launcher}_launcher")
     run = sweep if launcher == "basic" else apart  # whose workers are processes that would outlive the test
-    targets = f"method.terms.ce.term=faults.Raises,faults.Exits,faults.Kills,{SOUND}"
+    faults = ["Raises", "Exits", "Kills"] if launcher == "basic" else ["Raises", "Kills"]
+    targets = f"method.terms.ce.term={','.join(f'faults.{name}' for name in faults)},{SOUND}"
     grid = ["method=nkd", "optim.epochs=1", targets, f"hydra/launcher={launcher}"]
     ended = run(*grid)
     assert ended.code == 1, ended.err
     found = statuses(tmp_path)
-    assert {name: len(errors) for name, errors in found.items()} == {"failed": 3, "done": 1}
-    raised, exited, killed = sorted(found["failed"], key=lambda error: "VSt".index(error[0]))
+    assert {name: len(errors) for name, errors in found.items()} == {"failed": len(faults), "done": 1}
+    raised, *exited, killed = sorted(found["failed"], key=lambda error: "VSt".index(error[0]))
     assert raised == "ValueError: this term is broken"
-    assert exited == "SystemExit: 3"
+    assert exited == ["SystemExit: 3"] * (launcher == "basic")
     assert killed.startswith("the process was ended by SIGKILL")
     for error in found["failed"]:
         assert error[:20] in ended.out
     logs = [file.read_text() for file in tmp_path.glob("outputs/runs/*/distill-run.log")]
-    assert sum("Traceback" in text for text in logs) == 2
+    assert sum("Traceback" in text for text in logs) == len(faults) - 1
     assert sum("SIGKILL" in text for text in logs) == 1
 
-    # Nothing that has ended is tried again, until that is asked for.
-    if launcher == "basic":
-        before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("outputs/runs/*/status.json")}
-        again = run(*grid)
-        assert again.code == 1
-        assert again.out == ended.out
-        assert before == {file: file.stat().st_mtime_ns for file in before}
+    # Nothing that has ended is tried again, until that is asked for; whoever starts the points.
+    if launcher != "basic":
+        return
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("outputs/runs/*/status.json")}
+    again = run(*grid)
+    assert again.code == 1
+    assert again.out == ended.out
+    assert before == {file: file.stat().st_mtime_ns for file in before}
     (tmp_path / "faults.py").write_text(FAULTS.replace("raise ValueError", "return super().forward(*_)  #"))
     mended = run(*grid, "sweep.retry_failed=true")
     assert mended.code == 1
@@ -675,7 +677,7 @@ def test_halving_resumes_the_survivors_exactly(tmp_path: Path, sweep: Sweep) -> 
 def test_a_sweep_that_is_killed_goes_on_to_the_same_table(
     tmp_path: Path, sweep: Sweep, arguments: list[str], environment: dict[str, str]
 ) -> None:
-    grid = ["method=rkd,alp", "optim.lr=1e-3,3e-3", "runtime.checkpoint_minutes=0.001"]
+    grid = ["method=rkd,alp", "optim.epochs=8", "runtime.checkpoint_minutes=0.001"]
     undisturbed = sweep(*grid, "store.dir=elsewhere", "hydra.sweep.dir=undisturbed/runs")
     assert undisturbed.code == 0, undisturbed.err
     for number in (signal.SIGKILL, signal.SIGINT):

@@ -78,15 +78,22 @@ def runs(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict
     return {"place": place} | {result["method"]: Path(result["folder"]) for result in found}
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all methods, which share the teacher."""
+    return tmp_path_factory.mktemp("store")
+
+
 METHODS = ["nkd", "rkd", "pkd", "ckd", "alp", "internal", "vanilla", "takd", "rco", "annealing", "prokd", "tinybert"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_on_words(method: str, arguments: list[str], tmp_path: Path) -> None:
+def test_every_method_trains_on_words(method: str, arguments: list[str], tmp_path: Path, store: Path) -> None:
     chosen = ["assistant.num_layers=3"] if method == "takd" else []
-    ended = distill_run(tmp_path, *arguments, "task.epochs=1", f"method={method}", *chosen)
+    ended = distill_run(tmp_path, *arguments, "task.epochs=1", f"method={method}", f"store.dir={store}", *chosen)
     assert ended.code == 0, ended.err
+    assert "stage student: building" in ended.err
     (file,) = tmp_path.glob("outputs/runs/*/result.json")
     assert json.loads(file.read_text())["metric"] == "f1"
 
@@ -198,6 +205,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_says_what_it_read(runs: dict[str, Path]) -> None:
     result = result_of(runs["rkd"])
     assert result["metric"] == "f1"

@@ -126,7 +126,9 @@ def test_a_wrong_value_is_refused_whether_it_is_read_or_not(overrides: str, mess
     assert message in str(refusal(composed(overrides.split())))
 
 
-@pytest.mark.parametrize(("method", "groups"), [("nkd", GROUPS), ("pretrain", ["optim"])])
+@pytest.mark.parametrize(
+    ("method", "groups"), [pytest.param("nkd", GROUPS, marks=pytest.mark.slow), ("pretrain", ["optim"])]
+)
 def test_every_value_that_a_run_leaves_unread_is_checked(method: str, groups: Sequence[str]) -> None:
     """Nonsense in any key of any group is refused, also where this method reads neither the key nor the group."""
     config = composed([f"method={method}"])

@@ -30,6 +30,7 @@ from distill_runner.pipeline.store import Store
 from distill_runner.report.published import cells
 from distill_runner.sweeping import plan
 from distill_runner.tasks.scores import TRANSFER
+from helpers.built_runs import share_texts
 
 Compose = Callable[..., RunConfig]
 SMALL = ("student.layers=2", "student.width=16", "student.heads=2", "corpus.max_length=24", "task.max_length=24")
@@ -39,9 +40,10 @@ OFFLINE = ("corpus=embedded", "task=demo_sentences", "transfer=demo_sentences", 
 
 
 @pytest.fixture(scope="module")
-def run(compose: Compose, tiny_bert_folder: Path) -> Callable[..., RunConfig]:
+def run(compose: Compose, tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunConfig]:
     teacher = ("teacher=base", f"teacher.source={tiny_bert_folder}", "teacher.optim.max_steps=2")
-    return lambda *overrides: compose(*OFFLINE, *SMALL, *FEW, *teacher, *overrides, tiny=False)
+    texts = tmp_path_factory.mktemp("texts")
+    return lambda *overrides: share_texts(compose(*OFFLINE, *SMALL, *FEW, *teacher, *overrides, tiny=False), texts)
 
 
 @pytest.mark.parametrize("pretraining", ["mlm_nsp", "mlm"])
@@ -81,8 +83,8 @@ class Built:
 @pytest.mark.parametrize(
     ("method", "trained"),
     [
-        ("basic", {"student": "ce"}),
-        ("kd", {"teacher": "ce", "student": "kd"}),
+        pytest.param("basic", {"student": "ce"}, marks=SLOW),
+        pytest.param("kd", {"teacher": "ce", "student": "kd"}, marks=SLOW),
         pytest.param("pf", {"pretrain": "mlm+", "student": "ce"}, marks=SLOW),
         ("pd", {"pretrain": "mlm+", "teacher": "ce", "student": "kd"}),
         pytest.param("pdf", {"pretrain": "mlm+", "teacher": "ce", "distil": "kd", "student": "ce"}, marks=SLOW),
@@ -124,6 +126,7 @@ def test_berts_two_lengths_are_two_stages(run: Callable[..., RunConfig]) -> None
     assert all(torch.allclose(second[name], first[name], rtol=0, atol=1e-20) for name in first)
 
 
+@pytest.mark.slow
 def test_pdf_fine_tunes_what_it_distilled_head_and_all(run: Callable[..., RunConfig]) -> None:
     built = Built(run("method=pdf", "optim.lr=1e-30"))
     assert built.stage.source is not None

@@ -118,6 +118,7 @@ def test_what_the_cache_has_costs_one_request(hub: Hub, work: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [("models", "acme/tiny"), ("datasets", "acme/pairs")])
 def test_a_moved_main_is_said_and_only_other_files_make_another_key(hub: Hub, work: Path, kind: str, name: str) -> None:
     before = planned(work)
@@ -176,6 +177,7 @@ def test_a_file_that_breaks_off_is_gone_on_with(hub: Hub, work: Path, reset: boo
     assert hub.faults.cuts == 0
 
 
+@pytest.mark.slow
 def test_a_file_in_progress_is_gone_on_with_by_another_process(
     hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Runs that are built through the pipeline."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from distill_runner.compose.run_config import RunConfig
@@ -12,6 +13,16 @@ from distill_runner.pipeline.store import Store
 
 def student(run: RunConfig) -> Stage:
     return resolve(run.stages, "student", run.runtime.precision)
+
+
+def share_texts(run: RunConfig, folder: Path) -> RunConfig:
+    """Let the run's own store keep vocabularies and tokens in ``folder``, so that runs train anew, but encode once."""
+    for kind in ("vocabulary", "tokens"):
+        (folder / kind).mkdir(exist_ok=True)
+        if not (own := Path(run.store.dir) / kind).exists():
+            own.parent.mkdir(exist_ok=True)
+            own.symlink_to(folder / kind)
+    return run
 
 
 class Run:

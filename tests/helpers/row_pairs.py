@@ -246,9 +246,13 @@ class Walk:
         config = composed(*bases(self.folder)[name])
         return config, self._run(config, 1), self._run(config, 2)
 
+    @cache  # noqa: B019, a walk lives as long as its process
+    def _settings(self, name: str) -> dict[str, Any]:
+        return resolved_settings(self._base(name)[0])
+
     def keys(self, name: str) -> list[tuple[str, Any]]:
         """The keys of a base with the values to try."""
-        found = leaves(resolved_settings(self._base(name)[0]))
+        found = leaves(self._settings(name))
         return [(key, other) for key, value in found for other in other_values(key, value, self.folder)]
 
     @staticmethod
@@ -277,7 +281,7 @@ class Walk:
             other = self._run(changed, 2)
         except (UserError, Exception):
             return False
-        if resolved_settings(changed) == resolved_settings(config):
+        if resolved_settings(changed) == self._settings(name):
             return False
         self.outcome.pairs += 1
         self._judge(f"{name}: {key}={value}", first, same, other)
