@@ -221,7 +221,7 @@ def _register(name: str, resolver: Any, replace: bool) -> None:
 @cache
 def _parse_once() -> None:
     """Let OmegaConf parse each text with an interpolation once: to resolve a run takes half of the time."""
-    base.parse = lru_cache(maxsize=4096)(base.parse)
+    base.parse = lru_cache(maxsize=4096)(base.parse)  # type: ignore[attr-defined]
 
 
 def register() -> None:
