@@ -196,7 +196,7 @@ class _WordEncoder:
         lengths_W = self._lengths[words_W]
         ends_W = np.cumsum(lengths_W)
         positions = np.arange(ends_W[-1]) + np.repeat(starts[words_W] - ends_W + lengths_W, lengths_W)
-        return self._ids[positions], np.add.reduceat(lengths_W, np.cumsum(counts) - counts)
+        return self._ids[positions], np.add.reduceat(lengths_W, np.cumsum([0, *counts[:-1]], dtype=np.int64))
 
 
 def passage_examples(documents: Documents, size: int) -> Iterator[Example]:
