@@ -89,7 +89,11 @@ def test_probabilities_are_the_softmax_of_what_is_read(
             "names 3 columns, but the task has 2 outputs",
         ),
         (["task.probabilities=[p0,q]"], {"p0": ["1"] * 64}, "has no column 'q'"),
-        (["task.logits=[p0,p1]"], {"p0": ["1"] * 64, "p1": ["high"] * 64}, "contain a value that is not a number"),
+        (
+            ["task.logits=[p0,p1]"],
+            {"p0": ["1"] * 64, "p1": ["high"] * 64},
+            "row 0 of split 'train' has 'high', not a number",
+        ),
         ([], {}, "needs columns with its predictions"),
         (["method=alp", "task.logits=[p0,p1]"], {"p0": ["1"] * 64, "p1": ["1"] * 64}, "gives only predictions"),
     ],
