@@ -15,6 +15,7 @@ from distill_runner.compose.run_config import DECLARING, RunConfig, assumptions_
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.assumptions_page import page, parts
 from distill_runner.report.result import stage_assumptions
+from helpers.small_runs import few_fast
 
 Compose = Callable[..., RunConfig]
 PAGE = Path(__file__).parents[1] / "docs" / "assumptions.md"
@@ -142,7 +143,7 @@ AS_LONG = "={}: methods without phases train as long as phase I ({} x 1 + 1) and
 
 @pytest.mark.parametrize(
     ("overrides", "key", "line"),
-    [
+    few_fast([
         ((*CIFAR, "method=annealing"), "route.epochs", "=20: phase I takes 200 epochs, and phase II 100; "),
         ((*CIFAR, "method=annealing", "route.epochs=3"), "route.epochs", "=3: phase I takes 30 epochs, "),
         (("method=annealing",), "route.epochs", "=1: phase I takes 8 epochs, and phase II 10; "),
@@ -167,7 +168,7 @@ AS_LONG = "={}: methods without phases train as long as phase I ({} x 1 + 1) and
         ),
         (("method=prokd",), "student.phase1.select", "=last: phase II starts from phase I's end at T = 1 (last: "),
         (("method=annealing",), "student.phase1.select", "=best: phase II starts from phase I's best epoch (best)"),
-    ],
+    ], 8),
 )  # fmt: skip
 def test_texts_say_what_the_run_has(overrides: tuple[str, ...], key: str, line: str | None) -> None:
     """Whoever reads the assumptions of a run would be told of epochs, rates and lengths that it does not have."""

@@ -15,6 +15,7 @@ from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store, is_complete
 from distill_runner.pipeline.targets import find_larger_cache
+from helpers.small_runs import few_fast
 
 needs = st.fixed_dictionaries({"logits": st.booleans(), "cls": st.lists(st.integers(1, 6), unique=True).map(sorted)})
 
@@ -48,7 +49,7 @@ def test_what_alp_has_cached_serves_pkd(compose: Callable[..., RunConfig], tmp_p
     assert all(value.equal(weights[1][name]) for name, value in weights[0].items())
 
 
-@pytest.mark.parametrize("selecting", ["validation", "held_out"])
+@pytest.mark.parametrize("selecting", few_fast(["validation", "held_out"], 1))
 def test_a_share_has_a_cache_of_its_own_which_serves_smaller_ones(
     selecting: str, compose: Callable[..., RunConfig], tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from distill_runner.report.row_names import differences, row_names
 from distill_runner.report.rows import tabulate
 from helpers.built_runs import Run
 from helpers.row_pairs import Walk, bases, make_data
+from helpers.small_runs import few_fast
 
 Compose = Callable[..., RunConfig]
 
@@ -38,7 +39,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     return Walk(folder)
 
 
-@pytest.mark.parametrize(("num_bases", "pairs"), [(2, 4), pytest.param(19, 100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_bases", "pairs"), [pytest.param(19, 100, marks=pytest.mark.slow)])
 def test_random_pairs_share_a_row_exactly_if_they_are_the_same_computation(
     walk: Walk, num_bases: int, pairs: int
 ) -> None:
@@ -85,42 +86,45 @@ ASSISTED = ("method=takd", "assistant.num_layers=3")
 
 @pytest.mark.parametrize(
     ("overrides", "change", "names"),
-    [
-        (RELATIONS, "relations.pairs=[QK,VV]", ["distil.relations.pairs"]),
-        (RELATIONS, "relations.heads=1", ["distil.relations.heads"]),
-        (RELATIONS, "corpus.stream=true", []),
-        (RELATIONS, "teacher.seed=7", []),
-        (RELATIONS, "stages.distil.seed=7", []),
-        (RELATIONS, "stages.distil.optim.max_steps=3", ["distil.optim.max_steps"]),
-        (("method=prokd",), "loss.annealed_temperature=false", ["phase1.logits.soften"]),
-        (("method=prokd",), "optim.lr=1e-4", []),
-        (("method=rco",), "route.checkpoints=[1]", ["route"]),
-        (ASSISTED, "assistant.num_layers=2", ["assistant.model.num_layers"]),
-        (ASSISTED, "stages.assistant.seed=7", ["assistant.seed"]),
-        (("method=rkd",), "teacher.optim.lr=1e-4", ["teacher.optim.lr"]),
-        (("method=rkd",), "teacher.seed=7", ["teacher seed"]),
-        (("method=rkd",), "stages.student.share=0.5", ["share"]),
-        (("method=rkd",), "teacher.outputs=float16", ["teacher_outputs"]),
-        (("method=rkd",), "stages.student.views=8", []),
-        (("method=rkd",), "optim.epochs=3", ["2 epochs"]),
-        (("method=rkd",), "loss.temperature=3", []),
-        (("method=rkd",), "loss.kd.scale_by_t2=false", ["kd.scale_by_t2"]),
-        (("method=rkd",), "runtime.compile=true", ["compile"]),
-        (("method=rkd",), "runtime.precision=bf16", ["precision"]),
-        (("method=internal", "schedule=pid"), "schedule=sid", ["schedule.rule"]),
-        (("method=rkd",), "teacher.name=mine", []),
-        (("method=rkd",), "task.revision=abc123", []),
-        (("method=rkd",), "runtime.num_processes=2", []),
-        (("method=rkd",), "task.class_weights=[1,5]", ["task.class_weights"]),
-        (("method=rkd",), "student.vocabulary=trim", ["model.vocabulary"]),
-        (("method=rkd",), "task.max_length=20", ["task.max_length"]),
-        (("method=nkd",), "teacher.seed=7", []),
-        (("method=nkd", "student.init.source=finetuned"), "teacher.seed=7", ["teacher seed"]),
-        (PRETRAINED, "pretraining.optim.max_steps=3", ["pretrain.optim.max_steps"]),
-        (PRETRAINED, "pretraining.seed=7", []),
-        (("method=rkd", "teacher.fine_tuned=true"), "teacher.seed=7", []),
-        (("method=rkd", "teacher.fine_tuned=true"), "teacher.optim.lr=1e-4", []),
-    ],
+    few_fast(
+        [
+            (RELATIONS, "relations.pairs=[QK,VV]", ["distil.relations.pairs"]),
+            (RELATIONS, "relations.heads=1", ["distil.relations.heads"]),
+            (RELATIONS, "corpus.stream=true", []),
+            (RELATIONS, "teacher.seed=7", []),
+            (RELATIONS, "stages.distil.seed=7", []),
+            (RELATIONS, "stages.distil.optim.max_steps=3", ["distil.optim.max_steps"]),
+            (("method=prokd",), "loss.annealed_temperature=false", ["phase1.logits.soften"]),
+            (("method=prokd",), "optim.lr=1e-4", []),
+            (("method=rco",), "route.checkpoints=[1]", ["route"]),
+            (ASSISTED, "assistant.num_layers=2", ["assistant.model.num_layers"]),
+            (ASSISTED, "stages.assistant.seed=7", ["assistant.seed"]),
+            (("method=rkd",), "teacher.optim.lr=1e-4", ["teacher.optim.lr"]),
+            (("method=rkd",), "teacher.seed=7", ["teacher seed"]),
+            (("method=rkd",), "stages.student.share=0.5", ["share"]),
+            (("method=rkd",), "teacher.outputs=float16", ["teacher_outputs"]),
+            (("method=rkd",), "stages.student.views=8", []),
+            (("method=rkd",), "optim.epochs=3", ["2 epochs"]),
+            (("method=rkd",), "loss.temperature=3", []),
+            (("method=rkd",), "loss.kd.scale_by_t2=false", ["kd.scale_by_t2"]),
+            (("method=rkd",), "runtime.compile=true", ["compile"]),
+            (("method=rkd",), "runtime.precision=bf16", ["precision"]),
+            (("method=internal", "schedule=pid"), "schedule=sid", ["schedule.rule"]),
+            (("method=rkd",), "teacher.name=mine", []),
+            (("method=rkd",), "task.revision=abc123", []),
+            (("method=rkd",), "runtime.num_processes=2", []),
+            (("method=rkd",), "task.class_weights=[1,5]", ["task.class_weights"]),
+            (("method=rkd",), "student.vocabulary=trim", ["model.vocabulary"]),
+            (("method=rkd",), "task.max_length=20", ["task.max_length"]),
+            (("method=nkd",), "teacher.seed=7", []),
+            (("method=nkd", "student.init.source=finetuned"), "teacher.seed=7", ["teacher seed"]),
+            (PRETRAINED, "pretraining.optim.max_steps=3", ["pretrain.optim.max_steps"]),
+            (PRETRAINED, "pretraining.seed=7", []),
+            (("method=rkd", "teacher.fine_tuned=true"), "teacher.seed=7", []),
+            (("method=rkd", "teacher.fine_tuned=true"), "teacher.optim.lr=1e-4", []),
+        ],
+        12,
+    ),
 )
 def test_what_makes_rows_and_what_does_not(
     overrides: tuple[str, ...], change: str, names: list[str], compose: Compose

@@ -13,6 +13,7 @@ from distill_runner.compose.folders import choices, config_folder
 from distill_runner.compose.parts import resolved_parts, resolved_settings
 from distill_runner.compose.resolvers import run_key
 from distill_runner.methods.config import parse_method
+from helpers.small_runs import few_fast
 
 THIRD = 1 / 3
 
@@ -29,17 +30,20 @@ def stages(*overrides: str) -> str:
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
-    [
-        (["method=alp"], [0.6, 0.2, 0.2]),  # Table 10
-        (["method=alp", "loss=labels"], [1, 0, 0]),
-        (["method=alp", "loss=teacher"], [0, 1, 0]),
-        (["method=alp", "loss=equal"], [THIRD, THIRD, THIRD]),
-        (["method=rkd", "loss=equal"], [0.5, 0.5]),
-        (["method=pkd", "loss=alp_kd_sst2"], [0.1, 0.2, 0.7]),
-        (["method=alp", "loss=teacher", "loss.eta=0.4"], [0.6, 0.4, 0]),  # a key replaces what the file sets
-        (["method=vanilla"], [0.5, 0.5]),
-        (["method=vanilla", "loss=teacher"], [0, 1]),  # the user's choice replaces that of the method
-    ],
+    few_fast(
+        [
+            (["method=alp"], [0.6, 0.2, 0.2]),  # Table 10
+            (["method=alp", "loss=labels"], [1, 0, 0]),
+            (["method=alp", "loss=teacher"], [0, 1, 0]),
+            (["method=alp", "loss=equal"], [THIRD, THIRD, THIRD]),
+            (["method=rkd", "loss=equal"], [0.5, 0.5]),
+            (["method=pkd", "loss=alp_kd_sst2"], [0.1, 0.2, 0.7]),
+            (["method=alp", "loss=teacher", "loss.eta=0.4"], [0.6, 0.4, 0]),  # a key replaces what the file sets
+            (["method=vanilla"], [0.5, 0.5]),
+            (["method=vanilla", "loss=teacher"], [0, 1]),  # the user's choice replaces that of the method
+        ],
+        3,
+    ),
 )
 def test_the_weights_of_a_choice(overrides: Sequence[str], expected: Sequence[float]) -> None:
     assert list(weights(*overrides).values()) == pytest.approx(expected, abs=1e-9)
@@ -47,11 +51,14 @@ def test_the_weights_of_a_choice(overrides: Sequence[str], expected: Sequence[fl
 
 @pytest.mark.parametrize(
     "values",
-    [
-        ["method=alp", "loss.eta=0.2", "loss.lambda=0.2", "loss.temperature=10.0"],
-        ["method=rkd", "loss.eta=0.7", "loss.temperature=5.0"],
-        ["method=vanilla", "loss.eta=0.5", "loss.temperature=1.0"],
-    ],
+    few_fast(
+        [
+            ["method=alp", "loss.eta=0.2", "loss.lambda=0.2", "loss.temperature=10.0"],
+            ["method=rkd", "loss.eta=0.7", "loss.temperature=5.0"],
+            ["method=vanilla", "loss.eta=0.5", "loss.temperature=1.0"],
+        ],
+        1,
+    ),
 )
 def test_the_default_has_the_keys_of_the_same_values(values: Sequence[str]) -> None:
     assert stages("task=rte", values[0]) == stages("task=rte", *values)

@@ -87,6 +87,7 @@ def test_a_folder_given_by_name_goes_before_that_of_the_working_folder(place: Pa
     assert distill_run(place, "--config-dir=nowhere", *COMMAND).err == "--config-dir=nowhere: there is no such folder\n"
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_program_is_left_alone(place: Path) -> None:
     (place / "conf/config.yaml").write_text("theirs: true\n")
     assert distill_run(place, *COMMAND[:4], "method=nkd", "plan=true").code == 0

@@ -23,6 +23,7 @@ from distill_runner.pipeline.store import Store
 from distill_runner.training.config import Precision
 from distill_runner.training.devices import Device
 from helpers import families
+from helpers.small_runs import few_fast
 
 Compose = Callable[..., RunConfig]
 
@@ -85,7 +86,7 @@ def albert(tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few_fast([*CASES], 4))
 def test_resumed_is_uninterrupted(
     name: str, compose: Compose, albert: Path, images_folder: Path, tmp_path: Path
 ) -> None:

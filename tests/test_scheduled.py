@@ -22,6 +22,7 @@ from distill_runner.models.features import EncoderShape, FeatureRequest, Feature
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
+from helpers.small_runs import few_fast
 
 Compose = Callable[..., RunConfig]
 TOP = {"rule": "group_top", "supervise_last": True}
@@ -333,7 +334,7 @@ def test_with_one_layer_stacked_is_progressive(compose: Compose, tmp_path: Path)
     assert pid.layers == [1] * 12 + [0] * 4  # of 4 epochs of 4 updates round(0.8 * 4) are the layer's
 
 
-@pytest.mark.parametrize("stop_at", [3, 8, 13])
+@pytest.mark.parametrize("stop_at", few_fast([3, 8, 13], 1))
 def test_interrupted_within_a_layer_and_resumed(compose: Compose, tmp_path: Path, stop_at: int) -> None:
     options = ("method=internal", "schedule=pid", "schedule.limits=[2,1]", "schedule.thresholds=0.05")
     whole = Trained(compose, tmp_path / "whole", *options)

@@ -19,6 +19,7 @@ from distill_runner.report.result import describe_run
 from distill_runner.sweeping import points as points_of_a_grid
 from distill_runner.sweeping.composer import Composed, Composer
 from distill_runner.sweeping.points import Grid, GridPoint, expand
+from helpers.small_runs import few_fast
 
 ROOT = config_folder() / "sweep"
 
@@ -279,7 +280,7 @@ LONG_TEXTS = {  # sweep -> options that leave a point of each method
 }
 
 
-@pytest.mark.parametrize("sweep", LONG_TEXTS)
+@pytest.mark.parametrize("sweep", few_fast([*LONG_TEXTS], 1))
 def test_students_of_long_texts_are_pre_trained_on_all_their_positions(
     sweep: str, deep_bert_folder: Path, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ from distill_runner.training.optimizer import learning_rate, make_optimizer
 from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup
 from distill_runner.training.teachers import LiveTargets, NoTeacher
 from distill_runner.training.train import Training, fit
+from helpers.small_runs import few_fast
 from helpers.training_runs import (
     CE,
     CKD,
@@ -175,18 +176,21 @@ def stop_at(when: int, how: str) -> Log:
 
 @pytest.mark.parametrize(
     ("method", "how", "when"),
-    [
-        ("nkd", "SIGINT", 1),
-        ("nkd", "SIGINT", 4),  # the last update of an epoch
-        ("nkd", "SIGINT", 12),  # the very last update
-        ("nkd", "signal in evaluation", 8),
-        ("nkd", "signal in evaluation", 12),
-        ("nkd", "crash", 2),  # before the first checkpoint
-        ("nkd", "crash", 7),
-        ("ckd", "SIGINT", 6),
-        ("ckd", "crash", 9),
-        ("alp", "SIGTERM", 6),
-    ],
+    few_fast(
+        [
+            ("nkd", "SIGINT", 1),
+            ("nkd", "SIGINT", 4),  # the last update of an epoch
+            ("nkd", "SIGINT", 12),  # the very last update
+            ("nkd", "signal in evaluation", 8),
+            ("nkd", "signal in evaluation", 12),
+            ("nkd", "crash", 2),  # before the first checkpoint
+            ("nkd", "crash", 7),
+            ("ckd", "SIGINT", 6),
+            ("ckd", "crash", 9),
+            ("alp", "SIGTERM", 6),
+        ],
+        6,
+    ),
 )
 def test_interrupted_and_resumed_is_uninterrupted(
     make: Make, whole: Callable[[str], Training], tmp_path: Path, method: str, how: str, when: int

@@ -12,6 +12,7 @@ from scipy.stats import spearmanr
 from distill_runner.tasks.vectors.texts import TextRows, write_texts
 from helpers.command import distill_run
 from helpers.sentence_folders import folder_with
+from helpers.small_runs import few_fast
 from helpers.upload_hub import upload_hub
 from test_vectors_search import beir
 
@@ -101,7 +102,7 @@ def test_a_pushed_student_is_a_folder_of_sentence_transformers(place: Path, monk
     assert all(not module["path"] or f"{module['path']}/config.json" in files for module in modules[:2])
 
 
-@pytest.mark.parametrize("outputs", ["float32", "float16"])
+@pytest.mark.parametrize("outputs", few_fast(["float32", "float16"], 1))
 def test_cached_vectors_train_as_live_ones_do(outputs: str, place: Path) -> None:
     models = []
     for targets in ("cached", "live"):

@@ -1,7 +1,9 @@
 """What makes a run of the shipped configuration small."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import pytest
 import yaml
 
 from distill_runner.compose.folders import choices, config_folder
@@ -9,6 +11,17 @@ from distill_runner.compose.run_config import RunConfig
 
 CONF = config_folder()
 Compose = Callable[..., RunConfig]  # the fixture `compose`
+
+
+def few_fast(values: Sequence[Any], number: int) -> list[Any]:
+    """The parameters of a test: ``number`` of them, evenly spread, stay fast, and the others are slow."""
+    fast = {round(part * (len(values) - 1) / max(1, number - 1)) for part in range(number)}
+    return [value if place in fast else as_slow(value) for place, value in enumerate(values)]
+
+
+def as_slow(value: Any) -> Any:
+    """A parameter of a test with the mark of slow tests; a tuple has the values of several arguments."""
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
 
 
 def chosen_by(method: str) -> list[str]:
