@@ -260,7 +260,7 @@ def composed(*overrides: str, hydra: bool = False) -> "DictConfig":
     from hydra.core.global_hydra import GlobalHydra
 
     from distill_runner.compose import resolvers
-    from distill_runner.compose.command_line import expand_shorthand
+    from distill_runner.compose.command_line import VERSION_BASE, expand_shorthand
     from distill_runner.compose.explain import explain
     from distill_runner.compose.folders import config_folder
     from distill_runner.compose.renamed import current_override
@@ -268,7 +268,7 @@ def composed(*overrides: str, hydra: bool = False) -> "DictConfig":
     resolvers.register()
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        with initialize_config_dir(str(config_folder()), **VERSION_BASE):
             typed = [expand_shorthand(current_override(override)) for override in overrides]
             return compose("config", typed, return_hydra_config=hydra)
     except Exception as error:

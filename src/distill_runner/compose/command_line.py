@@ -61,6 +61,10 @@ OPTIMIZERS = {
 """Sweepers that optimize the score, which they would minimize by default, with our defaults of their options."""
 
 
+VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+"""An argument that Hydra 1.3 asks for, and 1.4 warns of."""
+
+
 def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
     """Call ``job`` with the composed configuration, or ``point`` with the configuration of each point of a sweep.
 
@@ -84,7 +88,7 @@ def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
     _check_input(arguments)
     quiet_launcher_warning()
     sys.argv[1:] = arguments  # Hydra reads its arguments here
-    main = hydra.main(version_base="1.3", config_path=str(folders.config_folder()), config_name="config")(call)
+    main = hydra.main(**VERSION_BASE, config_path=str(folders.config_folder()), config_name="config")(call)
     try:
         with application(_has_open_mode(arguments)):
             main()

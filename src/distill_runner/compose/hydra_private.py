@@ -114,9 +114,11 @@ class Application(hydra._internal.hydra.Hydra):
         super().__init__(task_name, config_loader)
         cache_files(config_loader)
 
-    def get_mode(self, config_name: str | None, overrides: list[str]) -> RunMode | None:
+    def get_mode(self, config_name: str | None, overrides: list[str], *parsed: Any, **more: Any) -> RunMode | None:
         """Return the mode that the configuration sets; None if it sets none, or if ``--multirun`` decides."""
-        mode: RunMode | None = super().get_mode(config_name, overrides) if self.has_open_mode else None
+        mode: RunMode | None = None
+        if self.has_open_mode:
+            mode = super().get_mode(config_name, overrides, *parsed, **more)  # since 1.4, the parsed overrides too
         return mode
 
 
