@@ -25,7 +25,7 @@ from distill_runner.pipeline.targets import targets_spec
 from distill_runner.tasks import make_task
 from distill_runner.tasks.calibration import class_loss
 from distill_runner.tasks.score_account import are_stated, scores_line
-from distill_runner.tasks.scores import names_of_columns
+from distill_runner.tasks.score_columns import names_of_columns
 from helpers.command import distill_run
 
 Compose = Callable[..., RunConfig]

@@ -15,7 +15,8 @@ from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
 from distill_runner.datasets.readers.tables import SplitTable, listed_names, read_table
 from distill_runner.models.config import Head, normalized_label
 from distill_runner.tasks.columns import MIN_ROWS, is_empty
-from distill_runner.tasks.scores import EXACT, MAX_ROUNDING, ROUNDING, class_of_column, names_of_columns
+from distill_runner.tasks.score_columns import class_of_column, names_of_columns
+from distill_runner.tasks.scores import EXACT, MAX_ROUNDING, ROUNDING
 from distill_runner.tasks.task import ExamplePredictions, names_as_text
 from distill_runner.tasks.text import TextTask, as_int
 

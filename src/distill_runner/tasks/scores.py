@@ -19,10 +19,10 @@ from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.readers.tables import SplitTable, column_names, listed_names, read_table
 from distill_runner.datasets.tokenization import Examples
-from distill_runner.models.config import normalized_label
 from distill_runner.tasks.account import MAX_LISTED
 from distill_runner.tasks.calibration import class_loss, fitted_temperature
-from distill_runner.tasks.columns import LABEL, infer_label, is_empty
+from distill_runner.tasks.columns import LABEL, infer_label
+from distill_runner.tasks.score_columns import class_of_column, numbers_in_columns
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import Task
 
@@ -341,16 +341,8 @@ class ScoredTask(Task):
         return f"{text}: {', '.join(shares)}" if len(shares) <= MAX_LISTED else text
 
     def _scored(self, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
-        names, key = self.prediction_columns, self.prediction_key
-        cells = [[np.nan if is_blank(value) else value for value in table.columns[name]] for name in names]
-        try:
-            values = np.array(cells, dtype=np.float64).T
-        except (TypeError, ValueError) as error:
-            row, cell = next((n, c) for own in cells for n, c in enumerate(own) if not _is_float(c))
-            problem = f"row {row} of split '{split}' has {cell!r}, not a number"
-            raise UserError(key, format_list(names), problem, _number_remedy(cell)) from error
-        if len(bad := np.flatnonzero(np.isinf(values).any(1))):
-            raise UserError(key, format_list(names), f"row {bad[0]} of split '{split}' has a number that is not finite")
+        key = self.prediction_key
+        values = numbers_in_columns(self.prediction_columns, table.columns, key, split)
         has_score = ~np.isnan(values).any(1)
         numbers, remarks = self.ordered_outputs(values[has_score], key)
         if self.probabilities:
@@ -436,28 +428,6 @@ class ScoredTask(Task):
         return scores.outputs[scores.is_used]
 
 
-def is_blank(value: Any) -> bool:
-    """Return whether a cell holds no number."""
-    return is_empty(value) or (isinstance(value, str) and not value.strip())
-
-
-def _is_float(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _number_remedy(cell: Any) -> str:
-    """Return what to write instead of a cell that holds no number."""
-    if str(cell).strip().endswith("%"):
-        return "Write numbers without %, such as 85 or 0.85."
-    if re.fullmatch(r"[+-]?\d*,\d+", str(cell).strip()):
-        return "Write a decimal point instead of the comma."
-    return "Leave the cells of rows without a score empty."
-
-
 def spread(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return ``values`` (n, C) in the places of an array (N, C) where ``rows`` (N,) is true, with NaN elsewhere."""
     spread = np.full((len(rows), *values.shape[1:]), np.nan)
@@ -472,21 +442,3 @@ def selected_rows(table: SplitTable, rows: np.ndarray) -> SplitTable:
     numbers = np.flatnonzero(rows).tolist()
     columns = {name: [values[row] for row in numbers] for name, values in table.columns.items()}
     return replace(table, columns=columns)
-
-
-def class_of_column(column: str, names: Sequence[str]) -> int | None:
-    """Return the number of the class that ends a column's name, as in ``p_<class>``; None if it names none of them."""
-    own = normalized_label(column)
-    ends = [
-        number for number, name in enumerate(names) if re.search(rf"(^|[\W_]){re.escape(normalized_label(name))}$", own)
-    ]
-    return max(ends, key=lambda number: len(names[number]), default=None)
-
-
-def names_of_columns(columns: Sequence[str]) -> list[str]:
-    """Return the class names in the names of columns, without what all begin with up to a mark: ``p_no``, ``p_yes``."""
-    parts = [re.findall(r"[^\W_]*[\W_]*", column) for column in columns]
-    shared = 0
-    while all(len(own) > shared + 2 and own[shared] == parts[0][shared] for own in parts):  # the last part is empty
-        shared += 1
-    return ["".join(own[shared:]) for own in parts]
