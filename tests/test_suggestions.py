@@ -51,6 +51,14 @@ def test_options_of_other_tools_lead_to_ours(key: str) -> None:
     assert f"Did you mean '{OTHER_WORDS[key.rpartition('.')[2]]}'?" in str(_no_such_key(key))
 
 
+def test_a_group_that_is_not_in_the_configuration_is_named_once_with_its_choices() -> None:
+    """Who overrides it in the defaults of a file was told: "It belongs to experiment/pro_kd or experiment/pro_kd"."""
+    problem, remedy = str(_no_such_key("experiment/pro_kd")).splitlines()
+    assert problem == "experiment/pro_kd: is a group that the chosen configuration does not have"
+    assert remedy.strip().startswith("+experiment/pro_kd=<choice> adds it: bert_small, cifar, ")
+    assert "belongs to" in str(_no_such_key("student.layers"))
+
+
 def test_what_is_suggested_exists() -> None:
     """A remedy that is refused helps nobody."""
     keys = {key for key, _ in configuration_keys()}

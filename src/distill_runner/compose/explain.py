@@ -168,7 +168,11 @@ def _same_word(name: str, names: Iterable[str]) -> str | None:
 
 def _no_such_key(key: str) -> UserError:
     keys = list(configuration_keys())
-    if owners := dict.fromkeys(owner for name, owner in keys if name == key):
+    owners = dict.fromkeys(owner for name, owner in keys if name == key)
+    if [*owners] == [key]:
+        problem = "is a group that the chosen configuration does not have"
+        return UserError(key, None, problem, f"+{key}=<choice> adds it: {', '.join(choices(key))}")
+    if owners:
         return UserError(key, None, "the chosen configuration has no such key", f"It belongs to {' or '.join(owners)}.")
     if key.rpartition(".")[2] == "beta":
         return UserError(key, None, "is derived: beta = 1 - eta - lambda", "Set loss.eta and loss.lambda.")
