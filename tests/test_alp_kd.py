@@ -20,6 +20,7 @@ from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes
 from distill_runner.methods.predictions import HardLabels, SoftLabels, SoftLabelsPerClass
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
+from helpers.operations import counted
 
 Array = NDArray[np.float64]
 CONF = Path(__file__).parent.parent / "conf"
@@ -178,6 +179,29 @@ def test_gradient(options: dict[str, Any]) -> None:
         return value(bound, Features(cls=dict(enumerate(leaves[:3], start=1))), teacher)
 
     assert torch.autograd.gradcheck(loss, (*states, *parameters))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mapping": {"rule": "skip"}, "combine": "select", "distance": "normalized"},
+        {"mapping": {"rule": "all"}, "combine": "attend"},
+    ],
+    ids=["pkd", "alp"],
+)
+def test_more_layers_take_no_more_operations(options: dict[str, Any]) -> None:
+    """Forward and backward; only the gradients of the states are as many as the layers."""
+    found = []
+    for depth in (4, 7):
+        bound = term(m=depth, **options)
+        student, teacher = features(depth), features(12, seed=1)
+        for state in student.cls.values():
+            state.requires_grad_()
+        with counted() as operations:
+            value(bound, student, teacher).backward()
+        found.append(operations)
+    assert found[0] == found[1]
+    assert found[0].total() < 40
 
 
 def test_alp_over_one_layer_is_pkd_without_normalisation() -> None:

@@ -20,6 +20,7 @@ from distill_runner.models.families import PACKED, PROJECTIONS
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.models.padded import extract_padded
 from helpers.families import config_of, make
+from helpers.operations import counted
 
 ALL = FeatureRequest(logits=True, cls=frozenset({1, 2, 3}))
 PACKED_MODELS = [*sorted(PACKED), "modernbert, head of means"]
@@ -217,6 +218,18 @@ def test_nothing_runs_that_nobody_reads(tokens: TokenSplit) -> None:
     assert runs(FeatureRequest(logits=True, cls=frozenset({4}))) == whole
     # A token-wise head reads the other rows as well.
     assert runs(FeatureRequest(cls=frozenset({2})), head_tokens=torch.tensor([1, 5])) == {"0": [total], "1": [total]}
+
+
+@pytest.mark.parametrize("length_multiple", [16, None])
+def test_masks_and_places_are_made_once_for_all_layers(length_multiple: int | None, tokens: TokenSplit) -> None:
+    batch = tokens.batch(range(20), length_multiple)
+    found = []
+    for depth in (3, 6):
+        with torch.no_grad(), counted() as operations:
+            extract(make("bert", num_hidden_layers=depth).eval(), batch, FeatureRequest(logits=True))
+        found.append({name: operations[name] for name in ("masked_fill_", "arange", "floor_divide")})
+    assert found[0] == found[1]
+    assert found[0]["masked_fill_"] == len(batch.groups)
 
 
 def test_features_are_those_asked_for(tokens: TokenSplit) -> None:

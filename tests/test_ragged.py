@@ -1,11 +1,14 @@
 """Attention without padding: torch's operation as the package calls it, with a reference in the place of its kernel."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import Tensor
 
 from distill_runner.datasets.splits import TokenSplit
+from distill_runner.models import attention
 from distill_runner.models.attention import PackedAttention, RaggedAttention
 from fake_cuda import flash
 
@@ -32,9 +35,9 @@ def test_ragged_attention_is_the_padded_one(window: int | None, tokens: TokenSpl
         generator = torch.Generator().manual_seed(0)
         shape = (batch.num_tokens, 3 * HEADS * SIZE)
         projected = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
-        attention = PackedAttention(batch, HEADS, None)
-        attention.ragged = ragged
-        contexts = attention.attend(projected, 0.0, 4, window)
+        packed = PackedAttention(batch, HEADS, None)
+        packed.ragged = ragged
+        contexts = packed.attend(projected, 0.0, 4, window)
         (contexts.sin() * contexts).sum().backward()
         found.append((contexts, projected.grad))
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
@@ -43,3 +46,26 @@ def test_ragged_attention_is_the_padded_one(window: int | None, tokens: TokenSpl
 def test_a_cpu_pads(tokens: TokenSplit) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert RaggedAttention.for_batch(tokens.batch(range(4), None)) is None
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("fault", [None, "dropout", "window", "backward"])
+def test_kernels_that_fail_in_training_are_not_used(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial at the start does what an update does: a fault there would end the run in its first update."""
+    attend = RaggedAttention.attend
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no kernel")
+
+    def faulty(packed: RaggedAttention, qkv: Tensor, num_heads: int, p: float, window: int | None) -> Tensor:
+        if (fault == "dropout" and p) or (fault == "window" and window is not None):
+            fail()
+        contexts = attend(packed, qkv, num_heads, p, window)
+        if fault == "backward":
+            contexts.register_hook(fail)
+        return contexts
+
+    monkeypatch.setattr(RaggedAttention, "attend", faulty)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.random, "fork_rng", lambda _: nullcontext())
+    assert attention._has_kernels.__wrapped__(torch.device("cpu")) == (fault is None)

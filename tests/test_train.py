@@ -40,11 +40,12 @@ from distill_runner.models.features import EncoderShape, FeatureRequest, Feature
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import CorpusData, Data, Evaluation, TaskData, TextData
 from distill_runner.training.devices import Device
-from distill_runner.training.history import Log, TrainingDiverged
+from distill_runner.training.history import History, Log, Meter, TrainingDiverged
 from distill_runner.training.optimizer import learning_rate, make_optimizer
 from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup
 from distill_runner.training.teachers import LiveTargets, NoTeacher
 from distill_runner.training.train import Training, fit
+from helpers.operations import counted
 from helpers.small_runs import few_fast
 from helpers.training_runs import (
     CE,
@@ -320,6 +321,38 @@ def test_training_stops_where_a_loss_is_no_number(make: Make, runtime: dict[str,
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert state["history"]["step"] == 4
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_a_report_of_many_updates_takes_no_more_operations() -> None:
+    """On a GPU each one is a kernel, and a run reports the losses of all its updates."""
+    found = []
+    for updates in (2, 50):
+        rows = list[Mapping[str, Any]]()
+        meter = Meter(History(step=updates), 100, 10, 100, lambda values, *_, rows=rows: rows.append(values))
+        for step in range(updates):
+            values = {"loss/ce": torch.tensor(float(step)), "gradient_norm": torch.tensor(0.1, dtype=torch.float64)}
+            meter.add(values, 0.1)
+        with counted() as operations:
+            meter.flush()
+        found.append(operations)
+        (row,) = rows
+        assert row["loss/ce"] == row["loss"] == (updates - 1) / 2
+        assert row["gradient_norm"] == pytest.approx(0.1, rel=1e-12)
+    assert found[0] == found[1]
+
+
+def test_a_single_batch_and_weights_of_one_take_no_products(make: Make) -> None:
+    """The losses of terms go through as they are, to the sum and to the report."""
+    products = []
+    for accumulation, weight in ((1, 1.0), (2, 1.0), (4, 1.0), (1, 0.5)):
+        training = make(Method({"ce": HardLabels()}, {"ce": weight}), config=NO_DROPOUT, accumulation=accumulation)
+        update = next(iter(training.rest_of_epoch()))
+        with counted() as operations:
+            training.step(update)
+        products.append(operations["mul"])
+    single, two, four, weighted = products
+    assert two - single == (four - two) // 2 + 2  # the weight of a batch, forward and backward
+    assert weighted == single + 3  # forward, backward, and for the report
 
 
 def test_half_precision_needs_a_gpu() -> None:

@@ -230,12 +230,13 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: OnGpu, k: OnGpu, v: OnGpu, mask: OnGpu | None, p: float) -> Tensor:
-        COUNTS.launches["attention"] += 1 if mask is None else 3
+        is_converted = mask is not None and mask.dtype == torch.bool
+        COUNTS.launches["attention"] += 3 if is_converted else 1
         with torch.enable_grad():
             parts = [one.held.detach().float().requires_grad_() for one in (q, k, v)]
             scores = parts[0] @ parts[1].transpose(-1, -2) * q.shape[-1] ** -0.5
             if mask is not None:
-                scores = scores.masked_fill(~mask.held, -torch.inf)
+                scores = scores.masked_fill(~mask.held, -torch.inf) if is_converted else scores + mask.held
             context = dropout(scores.softmax(-1), p) @ parts[2]
         ctx.graph = parts, context
         return OnGpu(context.detach().to(q.dtype))

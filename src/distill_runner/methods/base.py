@@ -6,7 +6,7 @@ of loss terms in ``conf/method/``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, Literal
@@ -37,6 +37,11 @@ class Progress:
     step: int
     num_epochs: int
     num_steps: int
+
+
+def times(factor: float, value: Tensor) -> Tensor:
+    """Return the product; a factor of 1, as with one batch in an update, starts no kernel."""
+    return value if factor == 1 else factor * value
 
 
 class LossTerm(nn.Module, ABC):
@@ -187,9 +192,9 @@ class LayeredTerm(LossTerm):
         self.student_needs = self.layer_needs(self.current_layers)
         self.teacher_needs = self.layer_needs(set(chain.from_iterable(self.current_layers.values())))
 
-    def reduce_layers(self, values: list[Tensor]) -> Tensor:
-        """Reduce the values of the current layers to their sum or mean."""
-        losses = torch.stack(values)
+    def reduce_layers(self, values: Sequence[Tensor] | Tensor) -> Tensor:
+        """Reduce the values of the current layers, also in one tensor, to their sum or mean."""
+        losses = values if isinstance(values, Tensor) else torch.stack([*values])
         return losses.sum() if self.over_layers == "sum" else losses.mean()
 
 
@@ -282,13 +287,13 @@ class Method(nn.Module):
         The contributions of all batches of an update add up to the mean over the update.
         """
         return {
-            name: batch.weights.get(term.mean_over, 1.0) * term(student, teacher, batch, progress)
+            name: times(batch.weights.get(term.mean_over, 1.0), term(student, teacher, batch, progress))
             for name, term in self.current_terms().items()
         }
 
     def weighted_losses(self, means: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the weighted losses by name. Their sum is the training loss, so the logged losses add up to it."""
-        return {name: self.weights[name] * mean for name, mean in means.items()}
+        return {name: times(self.weights[name], mean) for name, mean in means.items()}
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the detached scalars that the current terms log with their losses, by ``<term>/<name>``."""

@@ -5,7 +5,8 @@
 student layer: it selects, concatenates or attends. ``TokenStateLoss`` and ``EmbeddingLoss`` are the terms of TinyBERT
 and DistilBERT. ``conf/method/{pkd,ckd,alp,pkd_original,internal,tinybert,distilbert}.yaml`` choose the options.
 
-Shapes: B examples, H features, K teacher layers, A attention heads of D features each.
+Shapes: B examples, H features, J student layers that are compared together, K teacher layers of each, A attention heads
+of D features each. One operation compares all J layers, since a GPU takes longer to start a kernel than to run it.
 """
 
 from abc import ABC, abstractmethod
@@ -51,18 +52,18 @@ def cosine_distance(student_BH: Tensor, teacher_BH: Tensor, weights_B: Tensor | 
 
 
 def mean_over_rows(values_BH: Tensor, weights_B: Tensor | None) -> Tensor:
-    """Return the mean over features and rows, each row times its weight.
+    """Return the mean over features and rows, each row times its weight; of (J, B, H), the mean (J,) of each layer.
 
     It is not divided by the weights of the batch, so that the batches of an update add up to the update's loss.
     """
     if weights_B is None:
-        return values_BH.mean()
-    return (values_BH.mean(-1) * weights_B.to(values_BH)).mean()
+        return values_BH.mean((-2, -1))
+    return (values_BH.mean(-1) * weights_B.to(values_BH)).mean(-1)
 
 
-def attention_entropy(alpha_BK: Tensor) -> Tensor:
-    """Entropy of each row of weights in nats, 0 (all weight on one layer) to ln K (uniform); mean over the rows."""
-    return -torch.xlogy(alpha_BK, alpha_BK).sum(dim=-1).mean()
+def attention_entropy(alpha_BAK: Tensor) -> Tensor:
+    """Entropy in nats, 0 (all weight on one teacher layer) to ln K (uniform), mean over rows; of (J, B, A, K), (J,)."""
+    return -torch.xlogy(alpha_BAK, alpha_BAK).sum(dim=-1).mean((-2, -1))
 
 
 def _normalize(states_BH: Tensor) -> Tensor:
@@ -130,38 +131,47 @@ class Attention(Schema):
 
 
 class Combination(nn.Module, ABC):
-    """Base of modules that build, for each supervised student layer j, the two tensors to compare: state and target."""
+    """Base of modules that build, for supervised student layers, the tensors to compare: states and targets."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.alpha: dict[int, Tensor] = {}
-        """Attention weights (B, A, K) of the last forward by student layer, detached; empty without attention."""
+        self.weights: list[tuple[tuple[int, ...], Tensor]] = []
+        """Attention weights (J, B, A, K) of the last forward with their student layers, detached."""
+
+    @property
+    def alpha(self) -> dict[int, Tensor]:
+        """Attention weights (B, A, K) of the last forward by student layer; empty without attention."""
+        return {j: alpha for layers, weights in self.weights for j, alpha in zip(layers, weights, strict=True)}
 
     def forward(
         self, layers: Mapping[int, list[int]], student: Mapping[int, Tensor], teacher: Mapping[int, Tensor]
-    ) -> dict[int, tuple[Tensor, Tensor]]:
-        """Return the pair (state, target) for each student layer.
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return states and targets, both (J, B, H), of the student layers that have equally many teacher layers.
 
         Args:
             layers: teacher layers of each supervised student layer.
             student, teacher: states (B, H) by layer.
         """
-        self.alpha.clear()
-        return {
-            j: self.compared_pair(j, student[j], torch.stack([teacher[k] for k in entry], dim=1))
-            for j, entry in layers.items()
-        }
+        self.weights.clear()
+        groups: dict[int, dict[int, list[int]]] = {}
+        for j, entry in layers.items():
+            groups.setdefault(len(entry), {})[j] = entry
+        return [self.compared_pair(group, student, teacher) for group in groups.values()]
 
     @abstractmethod
-    def compared_pair(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pair (state, target) for student layer j, from its state and its K teacher layers' states."""
+    def compared_pair(
+        self, layers: Mapping[int, list[int]], student: Mapping[int, Tensor], teacher: Mapping[int, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return states and targets, both (J, B, H), of J student layers with K teacher layers each."""
 
 
 class Select(Combination):
     """Combination that takes the single teacher layer of each student layer unchanged (PKD; ALP-KD Eq. 3)."""
 
-    def compared_pair(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
-        return student_BH, teacher_BKH[:, 0]
+    def compared_pair(
+        self, layers: Mapping[int, list[int]], student: Mapping[int, Tensor], teacher: Mapping[int, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        return torch.stack([student[j] for j in layers]), torch.stack([teacher[k] for (k,) in layers.values()])
 
 
 class Concatenate(Combination):
@@ -190,9 +200,14 @@ class Concatenate(Combination):
             widths = (len(entry) * width_teacher, width_student)
             self.projections[str(j)] = nn.Linear(*(widths if project == "teacher" else widths[::-1]))
 
-    def compared_pair(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
-        target, project = teacher_BKH.flatten(1), self.projections[str(j)]
-        return (student_BH, project(target)) if self.project == "teacher" else (project(student_BH), target)
+    def compared_pair(
+        self, layers: Mapping[int, list[int]], student: Mapping[int, Tensor], teacher: Mapping[int, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        states = {j: student[j] for j in layers}
+        targets = {j: torch.cat([teacher[k] for k in entry], dim=1) for j, entry in layers.items()}
+        projected = targets if self.project == "teacher" else states
+        projected |= {j: self.projections[str(j)](projected[j]) for j in layers}
+        return torch.stack([*states.values()]), torch.stack([*targets.values()])
 
 
 class Attend(Combination):
@@ -211,13 +226,28 @@ class Attend(Combination):
         for j, entry in layers.items() if attention.type == "kqv" else ():
             self.projections[str(j)] = KeysQueriesValues(width_student, width_teacher, len(entry), attention)
 
-    def compared_pair(self, j: int, student_BH: Tensor, teacher_BKH: Tensor) -> tuple[Tensor, Tensor]:
-        query_BAD, key_BAKD, value_BAKD = student_BH[:, None], teacher_BKH[:, None], teacher_BKH[:, None]
-        if self.projections:
-            query_BAD, key_BAKD, value_BAKD = self.projections[str(j)](student_BH, teacher_BKH)
-        alpha_BAK = attention_weights(query_BAD, key_BAKD, self.attention.scale, self.attention.normalize)
-        self.alpha[j] = alpha_BAK.detach()
-        return student_BH, (alpha_BAK[..., None] * value_BAKD).sum(dim=2).flatten(1)
+    def compared_pair(
+        self, layers: Mapping[int, list[int]], student: Mapping[int, Tensor], teacher: Mapping[int, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        states_JBH = torch.stack([student[j] for j in layers])
+        if self.projections:  # one layer after the other, since keys and values of all would take much memory
+            targets = []
+            for j, entry in layers.items():
+                keys_BKH = torch.stack([teacher[k] for k in entry], dim=1)
+                projected = (states[None] for states in self.projections[str(j)](student[j], keys_BKH))
+                targets.append(self._attend((j,), *projected))
+            return states_JBH, torch.cat(targets)
+        entries = [*layers.values()]
+        if all(entry == entries[0] for entry in entries):  # all student layers share them
+            entries = entries[:1]
+        keys_JBAKH = torch.stack([torch.stack([teacher[k] for k in entry], dim=1) for entry in entries])[:, :, None]
+        return states_JBH, self._attend(tuple(layers), states_JBH[:, :, None], keys_JBAKH, keys_JBAKH)
+
+    def _attend(self, layers: tuple[int, ...], query_JBAD: Tensor, key_JBAKD: Tensor, value_JBAKD: Tensor) -> Tensor:
+        """Return the targets (J, B, H) of student layers, and keep their weights."""
+        alpha_JBAK = attention_weights(query_JBAD, key_JBAKD, self.attention.scale, self.attention.normalize)
+        self.weights.append((layers, alpha_JBAK.detach()))
+        return (alpha_JBAK[..., None] * value_JBAKD).sum(dim=-2).flatten(2)
 
 
 class KeysQueriesValues(nn.Module):
@@ -255,11 +285,11 @@ class KeysQueriesValues(nn.Module):
 
 
 def attention_weights(query_BAD: Tensor, key_BAKD: Tensor, scale: str, normalize: bool) -> Tensor:
-    """Softmax over the keys of the dot products, which ``scale`` can divide by sqrt(D): (B, A, K), rows sum to 1."""
+    """Softmax over the keys of the dot products, which ``scale`` can divide by sqrt(D): (..., B, A, K)."""
     if normalize:
         query_BAD, key_BAKD = functional.normalize(query_BAD, dim=-1), functional.normalize(key_BAKD, dim=-1)
     # A matmul would run in low precision under autocast, and its rounding could depend on the batch.
-    scores_BAK = (query_BAD[:, :, None] * key_BAKD).sum(dim=-1)
+    scores_BAK = (query_BAD[..., None, :] * key_BAKD).sum(dim=-1)
     if scale == "sqrt_dim":
         scores_BAK = scores_BAK / query_BAD.shape[-1] ** 0.5
     return functional.softmax(scores_BAK, dim=-1)
@@ -342,11 +372,12 @@ class HiddenStateLoss(LayeredTerm):
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         sides = (self.compared_states(features, batch) for features in (student, teacher))
-        pairs = self.combination(self.current_layers, *sides)
-        alphas = self.combination.alpha.items()
-        self.diagnostics = {f"alpha_entropy_{j}": attention_entropy(alpha) for j, alpha in alphas}
-        weights = batch.example_weights
-        return self.reduce_layers([self.distance(state, target, weights) for state, target in pairs.values()])
+        pairs, self.diagnostics = self.combination(self.current_layers, *sides), {}
+        for layers, alpha in self.combination.weights:
+            names = (f"alpha_entropy_{j}" for j in layers)
+            self.diagnostics |= dict(zip(names, attention_entropy(alpha), strict=True))
+        losses = [self.distance(states, targets, batch.example_weights) for states, targets in pairs]
+        return self.reduce_layers(losses[0] if len(losses) == 1 else torch.cat(losses))
 
 
 class TokenStateLoss(LayeredTerm):

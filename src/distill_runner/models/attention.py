@@ -33,6 +33,7 @@ class PackedAttention:
         self.heads = (None,) * num_heads  # a compiled graph has a length as a constant, but a number as a variable
         self.ragged = RaggedAttention.for_batch(batch)
         self.layouts: dict[tuple[int, int], list[_Layout]] = {}
+        self.masks: dict[tuple[int | None, torch.dtype], list[Tensor]] = {}
 
     @property
     def num_heads(self) -> int:
@@ -50,14 +51,14 @@ class PackedAttention:
         if self.ragged is not None and self.ragged.supports(qkv.shape[1] // (3 * self.num_heads)):
             return self.ragged.attend(qkv, self.num_heads, p, window)
         contexts = []
-        for group, (queries, keys, values) in zip(self.groups, self._pad(qkv, 3, self.num_heads), strict=True):
-            key_mask = _key_mask(group, window)
+        sides, masks = self._pad(qkv, 3, self.num_heads), self._masks(window, qkv.dtype)
+        for group, (queries, keys, values), mask in zip(self.groups, sides, masks, strict=True):
             if p and self.noise is not None:
-                scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), key_mask, queries.shape[-1])
+                scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), mask, queries.shape[-1])
                 probabilities = scores.softmax(-1).unflatten(0, queries.shape[:2])
                 contexts.append(self.noise.drop_attention(probabilities, group, p, site) @ values)
             else:
-                contexts.append(scaled_dot_product_attention(queries, keys, values, key_mask[:, None], dropout_p=p))
+                contexts.append(scaled_dot_product_attention(queries, keys, values, mask[:, None], dropout_p=p))
         context_TH: Tensor = _Unpad.apply(self._layouts(1, self.num_heads), len(qkv), *contexts)
         return context_TH
 
@@ -71,10 +72,9 @@ class PackedAttention:
         """
         size, contexts = q_BH.shape[1] // self.num_heads, []
         group_queries = q_BH.unflatten(1, (-1, size)).split([len(group.is_token) for group in self.groups])
-        sides = self._pad(kv, 2, self.num_heads)
-        for group, queries, (keys, values) in zip(self.groups, group_queries, sides, strict=True):
-            key_mask = _key_mask(group, window)[:, :1]
-            scores = _scores(queries.flatten(0, 1)[:, None], keys.flatten(0, 1), key_mask, size)
+        sides, masks = self._pad(kv, 2, self.num_heads), self._masks(window, kv.dtype)
+        for group, queries, (keys, values), mask in zip(self.groups, group_queries, sides, masks, strict=True):
+            scores = _scores(queries.flatten(0, 1)[:, None], keys.flatten(0, 1), mask[:, :1], size)
             probabilities = self._dropout(scores.softmax(-1).unflatten(0, queries.shape[:2]), group, p, site)
             contexts.append((probabilities @ values).flatten(1))
         return torch.cat(contexts)
@@ -109,11 +109,12 @@ class PackedAttention:
         queries_BNH = (q_BH.unflatten(1, (-1, size)).transpose(0, 1) @ key_NdH).transpose(0, 1)
         means, sums = [], []
         group_queries = queries_BNH.split([len(group.is_token) for group in self.groups])
-        for group, queries, padded_states in zip(self.groups, group_queries, self._pad(h_TH, 1, 1), strict=True):
-            states = padded_states[0, :, 0]
-            scores = _scores(queries, states, _key_mask(group, None), size)
+        sides, masks = self._pad(h_TH, 1, 1), self._masks(None, h_TH.dtype)
+        for group, queries, padded_states, mask in zip(self.groups, group_queries, sides, masks, strict=True):
+            states = padded_states.view(*group.gather.shape, -1)
+            scores = _scores(queries, states, mask, size)
             probabilities = self._dropout(scores.softmax(-1)[:, :, None], group, p, site)
-            means.append(probabilities[:, :, 0] @ states)
+            means.append(probabilities.squeeze(2) @ states)
             sums.append(probabilities.sum(-1))
         context_NBd = torch.cat(means).transpose(0, 1) @ value_NdH.transpose(1, 2)
         context_BH, bias = context_NBd.transpose(0, 1).flatten(1), value[1]
@@ -131,6 +132,20 @@ class PackedAttention:
             self.layouts[parts, num_heads] = [_Layout.for_group(group, parts, num_heads) for group in self.groups]
         return self.layouts[parts, num_heads]
 
+    def _masks(self, window: int | None, dtype: torch.dtype) -> list[Tensor]:
+        """Return the mask of each group to add to its scores, once for all layers."""
+        if torch.compiler.is_compiling():
+            return [_added_mask(group, window, dtype) for group in self.groups]
+        if (window, dtype) not in self.masks:
+            self.masks[window, dtype] = [_added_mask(group, window, dtype) for group in self.groups]
+        return self.masks[window, dtype]
+
+
+def _added_mask(group: LengthGroup, window: int | None, dtype: torch.dtype) -> Tensor:
+    """Return ``_key_mask`` as 0 for the keys that a query attends to, and minus infinity for the others."""
+    key_mask = _key_mask(group, window)
+    return torch.zeros_like(key_mask, dtype=dtype).masked_fill_(~key_mask, -torch.inf)
+
 
 def _key_mask(group: LengthGroup, window: int | None) -> Tensor:
     """Return which keys each query attends to, (n, L, L), or (n, 1, L) if all queries attend to the same keys.
@@ -146,14 +161,14 @@ def _key_mask(group: LengthGroup, window: int | None) -> Tensor:
     return real & (in_window | ~group.is_token[:, :, None])
 
 
-def _scores(queries: Tensor, keys: Tensor, key_mask: Tensor, size: int) -> Tensor:
+def _scores(queries: Tensor, keys: Tensor, mask: Tensor, size: int) -> Tensor:
     """Return masked attention scores (n * heads, L, L) from queries and keys (n * heads, L, d).
 
     With one query per head (n, heads, H) and states (n, L, H), the scores are (n, heads, L). ``size`` is d, the number
     of features of a head. The mask is added, which is faster on a CPU than filling.
     """
-    mask = torch.zeros_like(key_mask, dtype=keys.dtype).masked_fill_(~key_mask, -torch.inf)
-    mask = mask.repeat_interleave(len(keys) // len(mask), 0)
+    if (num_heads := len(keys) // len(mask)) > 1:
+        mask = mask.repeat_interleave(num_heads, 0)
     return torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=size**-0.5)
 
 
@@ -171,16 +186,16 @@ class _Layout:
     @classmethod
     def for_group(cls, group: LengthGroup, parts: int, num_heads: int) -> "_Layout":
         n, length = group.gather.shape
-        part, head = (torch.arange(count, device=group.gather.device) for count in (parts, num_heads))
-        sequence, column = (
-            (group.padded_positions // length)[:, None, None],
-            (group.padded_positions % length)[:, None, None],
-        )
-        tokens = group.gather + group.tokens.start
-        return cls(
-            (tokens[:, None] * parts + part[:, None, None, None]) * num_heads + head[:, None],
-            ((part[:, None] * n + sequence) * num_heads + head) * length + column,
-        )
+        device, per_token = group.gather.device, parts * num_heads
+        first = group.tokens.start * per_token
+        part_head = torch.arange(first, first + per_token, device=device).view(parts, 1, num_heads, 1)
+        scatter = group.padded_positions[:, None, None]
+        if num_heads > 1:
+            scatter = torch.add(scatter, scatter // length, alpha=(num_heads - 1) * length)
+            scatter = torch.add(scatter, torch.arange(num_heads, device=device), alpha=length)
+        if parts > 1:
+            scatter = torch.add(scatter, torch.arange(parts, device=device)[:, None], alpha=n * num_heads * length)
+        return cls(torch.add(part_head, group.gather[:, None], alpha=per_token), scatter)
 
     def rows(self, states: Tensor) -> Tensor:
         """Return the states (T, parts * H) as rows (T * parts * heads, d)."""

@@ -70,6 +70,8 @@ class Layer(ABC):
 
 def concatenated_weights(layers: Sequence[Any]) -> Weights:
     """Return the weights and biases of linear layers, concatenated along their outputs."""
+    if len(layers) == 1:
+        return layers[0].weight, layers[0].bias
     biases = [layer.bias for layer in layers if layer.bias is not None]
     return torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None
 
@@ -181,7 +183,8 @@ class Family:
         embeddings = model.base_model.embeddings
         segments = batch.segments if model.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
         h_TH = embeddings.word_embeddings(batch.input_ids) + embeddings.token_type_embeddings(segments)
-        h_TH = h_TH + embeddings.position_embeddings(batch.positions + self.first_position(model.config))
+        first = self.first_position(model.config)
+        h_TH = h_TH + embeddings.position_embeddings(batch.positions + first if first else batch.positions)
         return drop(embeddings.dropout, embeddings.LayerNorm(h_TH), 0)
 
     def first_position(self, config: Any) -> int:

@@ -99,13 +99,15 @@ class Features:
         """Return the features of some examples, tokens and outputs, in the precision of losses: float32 at least.
 
         Args:
-            rows: indices of the examples.
+            rows: indices of the examples; ``slice(None)`` takes all, here and below.
             tokens: indices of the tokens.
             outputs: indices of the head's outputs; ``rows`` by default.
         """
 
         def part(values: Tensor, indices: Tensor | slice) -> Tensor:
-            return values[indices].to(torch.promote_types(values.dtype, torch.float32))
+            # A slice takes all; as an operation, its gradient would be a copy.
+            selected = values[indices] if isinstance(indices, Tensor) else values
+            return selected.to(torch.promote_types(values.dtype, torch.float32))
 
         return Features(
             None if self.logits is None else part(self.logits, rows if outputs is None else outputs),

@@ -109,8 +109,8 @@ class Meter:
         if not self.pending:
             return
         names = list(self.pending[0])
-        rows = [torch.stack([row[name].double() for name in names]) for row in self.pending]
-        table = torch.stack(rows).cpu()
+        values = torch.stack([row[name] for row in self.pending for name in names])  # few kernels for all updates
+        table = values.double().view(-1, len(names)).cpu()
         if len(positions := torch.nonzero(~table.isfinite())):
             row, column = positions[0].tolist()
             step = self.history.step - len(self.pending) + row + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import islice
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.process import deferred_interrupts
 from distill_runner.datasets.batches import PADDING, Batch
-from distill_runner.methods.base import Method, Progress
+from distill_runner.methods.base import Method, Progress, times
 from distill_runner.models.build import count_parameters
 from distill_runner.models.extract import extract
 from distill_runner.models.features import Features
@@ -217,10 +217,8 @@ class Training:
         self.group.seed(self.seed, history.step)
         means, diagnostics = dict[str, Tensor](), dict[str, Tensor]()
         for batch in weighted_batches(update, totals_2):
-            for name, mean in self._backward(batch, progress).items():
-                means[name] = means.get(name, 0) + mean
-            for name, value in self.method.diagnostics().items():
-                diagnostics[name] = diagnostics.get(name, 0) + batch.weights["example"] * value
+            _add(means, self._backward(batch, progress))
+            _add(diagnostics, self.method.diagnostics(), batch.weights["example"])
         self._add_gradients([*means.values(), *diagnostics.values()], tokens)
         self.method.end_update(means, update.num_examples)
         rate = learning_rate(optim, history.step, self.num_steps)
@@ -322,6 +320,13 @@ class Training:
             save_checkpoint(self.folder / CHECKPOINT, self.history, self.parts, self.device.torch)
         self.meter.restart()
         self.last_save, self.saved_step = time.monotonic(), self.history.step
+
+
+def _add(totals: dict[str, Tensor], values: Mapping[str, Tensor], weight: float = 1.0) -> None:
+    """Add weighted values by name; with a single batch, a GPU starts no kernel for it."""
+    for name, value in values.items():
+        weighted = times(weight, value)
+        totals[name] = totals[name] + weighted if name in totals else weighted
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:
