@@ -75,9 +75,9 @@ faults: export FAULTS = long
 faults: $(READY) ## test kills, flipped bits, full disks, hub failures and wrong inputs (half an hour)
 	$(PYTEST) tests/faults $(ARGS)
 
-dist: $(READY) ## build the wheel and the source distribution in dist/, for an index or the Dockerfile
+dist: $(READY) ## build the wheel and the source distribution in dist/ (URL=https://...: with the project's addresses)
 	rm -rf dist
-	$(BIN)/python -m build --no-isolation --outdir dist
+	DISTILL_RUN_URL=$(URL) $(BIN)/python -m build --no-isolation --outdir dist
 
 clean: ## remove caches and build products, but not the environment and outputs/
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """The package as a user gets it: complete, without duplicates, and working far away from the checkout."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -8,6 +9,8 @@ import tarfile
 import venv
 from collections import Counter
 from collections.abc import Iterator
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -61,10 +64,45 @@ def test_wheel_by_way_of_the_source_distribution_is_the_same(wheel: Path, tmp_pa
         names = {name.partition("/")[2] for name in archive.getnames()}
     expected = {f"examples/{name}" for name in files_below(ROOT / "examples")}
     expected |= {name.name for name in ROOT.glob("*.md")} | {"CITATION.cff", "LICENSE", "constraints.txt", "Makefile"}
+    expected.add("hatch_build.py")
     assert expected <= names, sorted(expected - names)
 
 
+def test_a_wheel_with_addresses_has_them_in_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built by way of the source distribution, which keeps them."""
+    monkeypatch.setenv("DISTILL_RUN_URL", "https://host.example/someone/distill-run/")
+    package = metadata(build(tmp_path))
+    addresses = dict(address.split(", ") for address in package.get_all("Project-URL", []))
+    assert addresses["Repository"] == "https://host.example/someone/distill-run"
+    assert f"(https://host.example/someone/distill-run/blob/v{package['Version']}/docs/methods.md)" in str(package)
+    assert relative_links(str(package.get_payload())) == []
+
+
+def test_readme_of_a_wheel_has_no_links_that_lead_nowhere(wheel: Path) -> None:
+    package = metadata(wheel)
+    assert package["Description-Content-Type"] == "text/markdown"
+    text = str(package.get_payload())
+    assert text.startswith("# distill-run\n")
+    assert relative_links(text) == []
+    assert package.get_all("Project-URL", []) == []
+
+
+def metadata(wheel: Path) -> Message:
+    with ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(archive.read(name))
+
+
+def relative_links(text: str) -> list[str]:
+    return [target for target in re.findall(r"\]\(([^)]*)\)", text) if not target.startswith("https://")]
+
+
 def test_installed_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    """The second block of README, offline: building, installing, and the demo, of which the plan is printed here."""
+    _, block, *_ = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    built, installed, demo = (line.partition("#")[0].split() for line in block.splitlines())
+    assert built == ["make", "dist"]
+    assert installed == ["pip", "install", "-c", "constraints.txt", "dist/*.whl"]
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
@@ -76,7 +114,8 @@ def test_installed_command_works_outside_the_checkout(wheel: Path, tmp_path: Pat
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    hidden = ("PYTHONPATH", "DISTILL_DATA_DIR", "DISTILL_STORE_DIR")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
 
     def run(*command: str) -> str:
         done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
@@ -86,8 +125,10 @@ def test_installed_command_works_outside_the_checkout(wheel: Path, tmp_path: Pat
     package = run(str(python), "-c", "import distill_runner; print(distill_runner.__file__)")
     assert Path(package.strip()).is_relative_to(site_packages)
 
-    text = run(str(python.with_name("distill-run")), "--help")
+    command = str(python.with_name(demo[0]))
+    text = run(command, "--help")
     groups = {path.name for path in (ROOT / "conf").iterdir() if path.is_dir()} - {"hydra"}
     assert {"task", "method", "sweep"} <= groups
     assert [group for group in sorted(groups) if group not in text] == []
     assert list(elsewhere.iterdir()) == []  # asking for help leaves nothing behind
+    assert "points" in run(command, *demo[1:], "plan=true")
