@@ -34,7 +34,15 @@ SETTERS = {
     "resource.setrlimit",
 }
 """Calls that change the state of a process."""
-ASSIGNED = ("os.environ[", "torch.backends.", "torch._dynamo.config.", "datasets.config.", "os._exit", "sys.excepthook")
+ASSIGNED = (
+    "os.environ[",
+    "torch.backends.",
+    "torch._dynamo.config.",
+    "datasets.config.",
+    "functional.",
+    "os._exit",
+    "sys.excepthook",
+)
 """Beginnings of what assignments change."""
 
 

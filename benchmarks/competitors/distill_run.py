@@ -1,6 +1,7 @@
-"""distill-run's training without evaluation and checkpoints. ``compiled`` compiles the forward pass with torch."""
+"""distill-run's training without evaluation and checkpoints. ``compiled`` compiles the forward pass."""
 
 import tempfile
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,21 @@ from distill_runner.training import train as train_module
 from distill_runner.training.config import Optim, Precision, Runtime
 from distill_runner.training.data import TaskData
 from distill_runner.training.devices import Device
+from distill_runner.training.products import Library
 from distill_runner.training.teachers import TeacherTargets
 from distill_runner.training.train import Training
 
 
 def make(
-    setting: Setting, dtype: torch.dtype = torch.float32, precision: Precision = "fp32", compiled: bool = False
+    setting: Setting,
+    dtype: torch.dtype = torch.float32,
+    precision: Precision = "fp32",
+    compiled: bool = False,
+    products: Library = "MKL",
 ) -> Train:
     if compiled:
         setattr(train_module, "extract", torch.compile(extract, dynamic=True))  # noqa: B010
-    device, tokens = Device.from_name(setting.device, precision), setting.tokens()
+    device, tokens = replace(Device.from_name(setting.device, precision), products=products), setting.tokens()
     data = TaskData(setting.task, tokens, {}, device)
     targets: TeacherTargets = setting.targets(device)
     if dtype != torch.float32:  # the cache holds float32 only

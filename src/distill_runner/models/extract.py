@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from distill_runner.common.errors import first_line
@@ -191,7 +191,7 @@ def _project(layer: Layer, names: Sequence[Projection], h_RH: Tensor, angles: An
 
     Queries and keys with rotary positions are already rotated by ``angles``.
     """
-    output = linear(h_RH, *layer.weights(names))
+    output = functional.linear(h_RH, *layer.weights(names))
     num_rotated = len([name for name in names if name != "value"])
     if angles is None or not num_rotated:
         return output
@@ -231,7 +231,7 @@ def _layer(
     else:
         h_QH = h_TH.index_select(0, starts)
         x_QH = h_QH if x_TH is h_TH else x_TH.index_select(0, starts)
-        q_BH = linear(x_QH, *layer.weights(["query"]))  # no rotation, since a first token has position 0
+        q_BH = functional.linear(x_QH, *layer.weights(["query"]))  # no rotation, since a first token has position 0
         projections = {name: _project(layer, [name], x_TH, angles) for name in names}
         if angles is None:
             context_QH = heads.attend_first(x_TH, q_BH, layer.weights(["key"]), layer.weights(["value"]), p, site)

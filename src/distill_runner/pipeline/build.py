@@ -22,7 +22,7 @@ from distill_runner.pipeline.inputs import Inputs, initial_model, saved_model, w
 from distill_runner.pipeline.planning import METRICS, missing_caches
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
-from distill_runner.pipeline.store import Store, link_tree, remove
+from distill_runner.pipeline.store import SCHEMA, Store, link_tree, remove
 from distill_runner.pipeline.targets import column_outputs, ensemble_mean, teacher_targets
 from distill_runner.training.config import Runtime
 from distill_runner.training.data import Data
@@ -30,12 +30,14 @@ from distill_runner.training.devices import Device
 from distill_runner.training.history import Log
 from distill_runner.training.launched import launched_peers
 from distill_runner.training.processes import ProcessGroup
+from distill_runner.training.products import Library, choose, cpu_name, has_choice
 from distill_runner.training.teachers import TeacherTargets
 from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
 from distill_runner.training.workers import spawn_group
 
 log = logging.getLogger(__name__)
 
+PRODUCTS = "products.json"
 STAGE_FOLDER = "stage"
 """Folder in the artifact of a stage's checkpoints that holds everything the stage itself yields."""
 
@@ -75,7 +77,24 @@ class Pipeline:
             devices = Device.for_processes(
                 runtime.device, runtime.precision, runtime.workers_per_gpu, runtime.num_processes
             )
-        return [replace(device, compile=runtime.compile) for device in devices]
+        products = self._products(devices[0])
+        return [replace(device, compile=runtime.compile, products=products) for device in devices]
+
+    def _products(self, device: Device) -> Library:
+        """Return the library for linear layers: the choice in the store for this CPU, or a new one."""
+        if (device.torch.type, device.precision) != ("cpu", "fp32") or self.runtime.compile or not has_choice():
+            return "MKL"
+
+        def choose_one(folder: Path) -> None:
+            library, speeds = choose()
+            (folder / PRODUCTS).write_text(json.dumps({"library": library, "speeds": speeds}), encoding="utf-8")
+
+        spec = {"kind": "products", "schema": SCHEMA, "cpu": cpu_name(), "torch": torch.__version__}
+        choice = json.loads((self.store.get(spec, choose_one) / PRODUCTS).read_text(encoding="utf-8"))
+        speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in choice["speeds"].items())
+        log.info("products of linear layers by %s (billion operations per second: %s)", choice["library"], speeds)
+        library: Library = choice["library"]
+        return library
 
     @property
     def device(self) -> Device:

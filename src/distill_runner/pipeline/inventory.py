@@ -14,7 +14,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.pipeline import status
 from distill_runner.pipeline.store import SPEC, Spec, is_complete, key_of
 
-KINDS = ("checkpoints", "targets", "onnx", "test", "tokens", "vocabulary", "speed", "stage")
+KINDS = ("checkpoints", "targets", "onnx", "test", "tokens", "vocabulary", "speed", "products", "stage")
 """Kinds of artifacts in the order in which to delete them: the first are the largest and easiest to make again."""
 State = Literal["complete", "damaged", "partial", "unreadable"]
 _KEY = re.compile(r"[0-9a-f]{16}")
@@ -142,8 +142,8 @@ def freed_bytes(entries: Iterable[Entry]) -> int:
 def unused_entries(entries: Sequence[Entry], runs: Path) -> list[Entry]:
     """Return the complete artifacts that no finished run in the folder ``runs`` was made from.
 
-    Caches (``tokens``, ``targets``, ``checkpoints``, ``onnx``, ``test``, ``speed``) always count as unused: no stage
-    names them.
+    Caches (``tokens``, ``targets``, ``checkpoints``, ``onnx``, ``test``, ``speed``, ``products``) always count as
+    unused: no stage names them.
 
     Raises:
         UserError: ``runs`` holds no finished run, so that every artifact would be unused.

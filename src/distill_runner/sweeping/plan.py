@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import disk_usage
@@ -39,6 +37,7 @@ from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.remaining import has_ended, is_built, missing_stages, summary
 from distill_runner.training.config import Runtime
 from distill_runner.training.devices import Device
+from distill_runner.training.products import cpu_name
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
 from distill_runner.training.train import Training
 
@@ -348,20 +347,13 @@ class _ZeroLogits:
 def _conditions(device: Device) -> dict[str, Any]:
     """Return what a measured speed depends on, beside what is computed."""
     return {
-        "device": torch.cuda.get_device_name(device.torch) if device.torch.type == "cuda" else _cpu_name(),
+        "device": torch.cuda.get_device_name(device.torch) if device.torch.type == "cuda" else cpu_name(),
         "precision": device.precision,
+        "products": device.products,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "code": code_version(),
     }
-
-
-def _cpu_name() -> str:
-    with suppress(OSError):  # only Linux has the file
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _mean_seconds(call: Callable[[Any], None], arguments: list[Any], device: torch.device) -> float:

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from distill_runner.common.errors import TrainingError, UserError
-from distill_runner.common.library_switches import allow_tf32
+from distill_runner.common.library_switches import allow_tf32, linear_by
 from distill_runner.common.locks import MachineLock
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.models.extract import compile_layers
 from distill_runner.training.config import Precision
 from distill_runner.training.precision import LOW_PRECISION, check_precision, rounded_weights
+from distill_runner.training.products import Library, by_onednn
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +51,15 @@ class Device:
     """A torch device and how models run on it: the precision of matrix products, and whether layers are compiled.
 
     Weights and losses stay float32. ``tf32`` means float32 products of rounded factors, on GPUs since Ampere.
+
+    Attributes:
+        products: library that computes the products of linear layers, in float32 on a CPU.
     """
 
     torch: torch.device
     precision: Precision
     compile: bool = False
+    products: Library = "MKL"
 
     @classmethod
     def from_name(cls, name: str, precision: Precision, workers_per_gpu: int = 1) -> "Device":
@@ -132,7 +137,8 @@ class Device:
     def forward(self, model: nn.Module) -> Iterator[None]:
         """Return a context for forward passes of ``model``: ``autocast``, with the weights rounded at once."""
         dtype = LOW_PRECISION.get(self.precision)
-        with self.autocast(), rounded_weights(model, dtype) if dtype else nullcontext():
+        linear = linear_by(by_onednn) if self.products == "oneDNN" else nullcontext()
+        with self.autocast(), rounded_weights(model, dtype) if dtype else nullcontext(), linear:
             yield
 
     def scaler(self) -> GradScaler:
