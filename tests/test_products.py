@@ -122,8 +122,10 @@ def test_onednn_is_taken_only_if_it_is_clearly_faster(
     monkeypatch.setattr(products, "by_mkl", library(seconds[0]))
     monkeypatch.setattr(products, "by_onednn", library(seconds[1]))
     monkeypatch.setattr("time.process_time", lambda: clock[0])
+    random_state = torch.get_rng_state()
     library_name, speeds = products.choose()
     assert library_name == choice
+    assert torch.equal(torch.get_rng_state(), random_state)  # else a run that chooses would draw other numbers
     assert speeds["MKL"] == pytest.approx(6 * 512 * 384 * 1536 / seconds[0] / 1e9)
 
 
