@@ -6,7 +6,7 @@ scipy is imported where it is used, so that a table without comparisons starts a
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, sqrt
+from math import inf, pi, sqrt
 
 import numpy as np
 
@@ -170,13 +170,22 @@ class MethodTest:
 
     def half_width(self, tails: float = 1 - CONFIDENCE) -> float:
         """Return the error that is exceeded, to either side, with probability ``tails`` divided by ``looks``."""
-        low, high = 0.0, sqrt(self.seed_variance + self.example_variance)
-        while 2 * self.tail(high) > tails / self.looks:
-            high *= 2
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if 2 * self.tail(middle) > tails / self.looks else (low, middle)
-        return high
+        from scipy.special import ndtr, ndtri
+
+        sd = sqrt(self.seed_variance + self.example_variance)
+        if sd == 0:
+            return 0.0
+        # Newton's method. The tail is convex, so that every step but the first goes up to the root, and none beyond it.
+        scales, weights = self._scales
+        half = -sd * float(ndtri(tails / self.looks / 2))
+        for _ in range(100):
+            standard = half / scales
+            density = float(weights @ (np.exp(-(standard**2) / 2) / scales)) / sqrt(2 * pi)
+            step = (float(weights @ ndtr(-standard)) - tails / self.looks / 2) / density
+            half = max(0.0, half + step)
+            if abs(step) <= 1e-14 * half:
+                break
+        return half
 
     @property
     def interval(self) -> tuple[float, float]:
