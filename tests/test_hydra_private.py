@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf, base
+from omegaconf import OmegaConf, base, flag_override
 
 import distill_runner
 from distill_runner.compose import resolvers
@@ -29,7 +31,7 @@ def test_the_version_that_the_file_is_written_against() -> None:
 
 @pytest.mark.parametrize("folder", [PACKAGE, PACKAGE.parent / "hydra_plugins"])
 def test_one_file_uses_private_names(folder: Path) -> None:
-    private = re.compile(r"hydra\._internal|ConfigLoaderImpl|ConfigRepository|_apply_overrides|\b_value=")
+    private = re.compile(r"hydra\._internal|ConfigLoaderImpl|ConfigRepository|_apply_overrides|\b_value=|base\.parse")
     using = [file.name for file in folder.rglob("*.py") if private.search(file.read_text())]
     assert using == (["hydra_private.py"] if folder == PACKAGE else [])
 
@@ -140,6 +142,32 @@ def test_a_text_that_is_parsed_once_is_resolved_for_each_configuration() -> None
     assert [(config.b, config.c) for config in made] == [(3, "1 of 6"), (4, "1 of 8")]
     assert base.parse.cache_info().hits > 0  # type: ignore[attr-defined]
     assert not hasattr(base.parse.__wrapped__, "cache_info"), "a cache of a cache"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["task=rte", "method=alp"],
+        ["experiment=demo_methods", "method=takd", "student=fresh_tiny", "optim.lr=1e-4"],
+        ["task=stsb", "method=pdf", "hydra/launcher=basic", "tracker=wandb", "+stages.teacher.select=last"],
+    ],
+)
+def test_what_is_composed_faster_is_the_same(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and their order, with interpolations and without; the originals are those that ``wraps`` names."""
+    resolvers.register()
+
+    def composed() -> list[str]:
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            config = compose("config", overrides, return_hydra_config=True)
+        with flag_override(config, "readonly", False):
+            config.hydra.runtime.output_dir = "outputs"
+        return [OmegaConf.to_yaml(config), OmegaConf.to_yaml(config.stages, resolve=True)]
+
+    faster = composed()
+    for owner, name in ((ConfigLoaderImpl, "_embed_result_config"), (defaults_list, "_create_interpolation_map")):
+        original = getattr(owner, name).__wrapped__
+        monkeypatch.setattr(owner, name, staticmethod(original) if owner is ConfigLoaderImpl else original)
+    assert composed() == faster
 
 
 def test_a_choice_is_what_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,14 @@
-"""The only module that uses private names of Hydra. Written against hydra-core 1.3, which a test checks."""
+"""The only module that uses private names of Hydra and OmegaConf. Written against hydra-core 1.3: a test checks it."""
 
+import copy
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache, lru_cache, wraps
 from typing import TYPE_CHECKING, Any
 
+import hydra._internal.defaults_list
 import hydra._internal.hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
@@ -16,7 +19,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, base, flag_override
 
 if TYPE_CHECKING:
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -30,6 +33,7 @@ __all__ = [
     "cache_files",
     "combinations",
     "parse_options",
+    "speed_up_composing",
     "with_value",
 ]
 
@@ -97,6 +101,41 @@ def cache_files(loader: ConfigLoader, files: CachedFiles | None = None) -> None:
     assert isinstance(loader, ConfigLoaderImpl)
     if files or not isinstance(loader.repository, CachedFiles):
         loader.repository = files or CachedFiles(loader)
+
+
+@cache
+def speed_up_composing() -> None:
+    """Let Hydra compose the same in less than half of the time.
+
+    OmegaConf parses each text with an interpolation once. Hydra makes the table of its choices only for a file whose
+    defaults refer to it, and copies the content of files by pickle, which takes a sixth of the time of ``deepcopy``.
+    """
+    base.parse = lru_cache(maxsize=4096)(base.parse)  # type: ignore[attr-defined]
+    module: Any = hydra._internal.defaults_list
+    make_table = module._create_interpolation_map
+
+    @wraps(make_table)
+    def table_if_read(overrides: Any, defaults_list: Sequence[Any], self_added: bool) -> DictConfig | None:
+        if any(default.is_interpolation() for default in defaults_list):
+            table: DictConfig = make_table(overrides, defaults_list, self_added)
+            return table
+        return None
+
+    embed = ConfigLoaderImpl._embed_result_config
+
+    @wraps(embed)
+    def embed_copy(result: ConfigResult, package_override: str | None) -> ConfigResult:
+        package = result.header["package"] if package_override is None else package_override
+        if not package:
+            return embed(result, package_override)
+        embedded, config = copy.copy(result), OmegaConf.create()
+        with flag_override(config, "no_deepcopy_set_nodes", True):
+            OmegaConf.update(config, package, pickle.loads(pickle.dumps(result.config)), merge=False)
+        embedded.config = config
+        return embedded
+
+    module._create_interpolation_map = table_if_read
+    ConfigLoaderImpl._embed_result_config = staticmethod(embed_copy)  # type: ignore[assignment, method-assign]
 
 
 class Application(hydra._internal.hydra.Hydra):

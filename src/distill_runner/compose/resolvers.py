@@ -5,18 +5,19 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache, reduce
+from functools import reduce
 from inspect import signature
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf, base
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError, quantity, suggestion
 from distill_runner.compose.folders import choices, is_choice
+from distill_runner.compose.hydra_private import speed_up_composing
 
 
 def beta(*weights: Any) -> float:
@@ -218,18 +219,12 @@ def _register(name: str, resolver: Any, replace: bool) -> None:
     function(name, resolver, replace=replace)
 
 
-@cache
-def _parse_once() -> None:
-    """Let OmegaConf parse each text with an interpolation once: to resolve a run takes half of the time."""
-    base.parse = lru_cache(maxsize=4096)(base.parse)  # type: ignore[attr-defined]
-
-
 def register() -> None:
     """Register the resolvers, and let some options take keys that are in no file.
 
     These are ``stages``, which may inherit options, and ``task.test``, whose keys are names of the user's choice.
     """
-    _parse_once()
+    speed_up_composing()
     open_options = OmegaConf.create({"stages": {}, "task": {"test": {}}})
     for node in (open_options.stages, open_options.task.test):
         OmegaConf.set_struct(node, False)
