@@ -4,11 +4,12 @@ import csv
 import gc
 import importlib.util
 import os
+import pickle
 import random
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -44,6 +45,28 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _parsed_files() -> Iterator[None]:
+    """Configuration files are parsed once for all tests of a process, and again when they change: a third of the time
+    of composing."""
+    from distill_runner.compose.hydra_private import FileConfigSource
+
+    load, files = FileConfigSource.load_config, dict[tuple[Any, ...], bytes]()
+
+    def load_config(source: Any, config_path: str) -> Any:
+        file = Path(source.path, source._normalize_file_name(config_path))
+        if not file.is_file():
+            return load(source, config_path)
+        key = (source.scheme(), source.provider, file, file.stat().st_mtime_ns, file.stat().st_size)
+        if key not in files:
+            files[key] = pickle.dumps(load(source, config_path))
+        return pickle.loads(files[key])  # composing changes the result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileConfigSource, "load_config", load_config)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -217,19 +240,20 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
         return CachedFiles(GlobalHydra.instance().config_loader())
 
     @cache
-    def of_groups(overrides: tuple[str, ...]) -> DictConfig:
+    def of_groups(overrides: tuple[str, ...]) -> bytes:
         resolvers.register()
         with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
             cache_files(GlobalHydra.instance().config_loader(), repository())
-            return hydra.compose("config", list(overrides))
+            return pickle.dumps(hydra.compose("config", list(overrides)))
 
     def composed(*overrides: str, tiny: bool = True) -> "RunConfig":
         # Composing takes longer than all the rest of a test, so values are set afterwards where that is the same.
         late = [override for override in overrides if "." in override.partition("=")[0] and override[0] not in "+~"]
         early = [override for override in overrides if override not in late]
-        config = of_groups((*(defaults if tiny else []), *early))
+        config: DictConfig = pickle.loads(of_groups((*(defaults if tiny else []), *early)))
         here = ["runtime.device=cpu", f"store.dir={tmp_path_factory.mktemp('store')}"]
-        return typed_run(OmegaConf.merge(config, OmegaConf.from_dotlist([*here, *late])))  # type: ignore[arg-type]
+        config.merge_with(OmegaConf.from_dotlist([*here, *late]))
+        return typed_run(config)
 
     return composed
 
