@@ -6,8 +6,8 @@ makes of them is asked of the names of their rows, with different seeds. Nothing
 Command, for all keys of all methods: PYTHONPATH=tests python -m helpers.row_pairs
 """
 
-import copy
 import csv
+import pickle
 import random
 import shutil
 import sys
@@ -258,7 +258,7 @@ class Walk:
     @staticmethod
     def _run(config: Any, seed: int) -> dict[str, Any]:
         """What a finished run of the configuration would record, with a score that says nothing."""
-        config = copy.deepcopy(config)
+        config = pickle.loads(pickle.dumps(config))  # a sixth of the time of deepcopy
         config.seed = seed
         run = typed_run(config)
         stage = resolve(run.stages, "student", run.runtime.precision)
@@ -275,7 +275,7 @@ class Walk:
     def try_pair(self, name: str, key: str, value: Any) -> bool:
         """Compare a base with the run that differs in ``key``; False if the value is not valid."""
         config, first, same = self._base(name)
-        changed = copy.deepcopy(config)
+        changed = pickle.loads(pickle.dumps(config))
         try:
             OmegaConf.update(changed, key, value, force_add=True)
             other = self._run(changed, 2)
