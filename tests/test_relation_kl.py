@@ -17,6 +17,7 @@ from torch.autograd import gradcheck
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.methods.attention import relation_kl, row_weights
+from helpers.operations import counted
 
 Array = NDArray[np.float64]
 RAGGED = (1, 3, 5, 16, 17, 20, 40)
@@ -184,3 +185,23 @@ def test_no_more_relations_live_than_asked_for(tmp_path: Path, monkeypatch: pyte
         sizes.clear()
         relation_kl(teacher, student, 6, batch.groups, weights, block)
         assert 0 < max(sizes) <= block
+
+
+def test_a_relation_of_a_projection_with_itself_is_that_of_a_copy_for_fewer_operations(tmp_path: Path) -> None:
+    """QQ, KK and VV of MiniLMv2: the sides are padded and split once."""
+    batch, found = pack(RAGGED, tmp_path, None), []
+    weights = row_weights(batch, "token")
+    for copies in (False, True):
+        (teacher, _), (student, _) = sides(batch, 12, 0), sides(batch, 12, 1)
+        student = student.clone().requires_grad_()
+        pairs = [(side, side.clone() if copies else side) for side in (teacher, student)]
+        with counted() as operations:
+            loss = relation_kl(pairs[0], pairs[1], 4, batch.groups, weights)
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append((loss.item(), student.grad, operations["index"]))
+    once, twice = found
+    assert once[0] == twice[0]
+    assert once[1] is not None
+    assert twice[1] is not None
+    assert once[1].equal(twice[1])
+    assert twice[2] - once[2] == 2

@@ -244,7 +244,7 @@ class _RelationKL(Function):
         gradients = [torch.empty_like(side) if differentiable else None for side in (x_TH, y_TH)]
         total = x_TH.new_zeros(())
         for group in groups:
-            sides = [_split(side, group, heads) for side in (x_TH, y_TH, teacher_x_TH, teacher_y_TH)]
+            sides = [*_split_sides(x_TH, y_TH, group, heads), *_split_sides(teacher_x_TH, teacher_y_TH, group, heads)]
             weight_nL = weight_T[group.tokens][group.gather].to(x_TH) * group.is_token / heads
             padded_gradients = [torch.empty_like(side) for side in sides[:2]] if differentiable else []
             for part in _blocks(group, heads, block_size or BLOCK_SIZE[x_TH.device.type]):
@@ -291,6 +291,12 @@ class _Block:
     def _log_relation(self, x: Tensor, y: Tensor) -> Tensor:
         scores = torch.bmm(x * x.shape[-1] ** -0.5, y.transpose(1, 2)).masked_fill_(~self.real[:, None], MASKED)
         return scores.log_softmax(-1)
+
+
+def _split_sides(x_TH: Tensor, y_TH: Tensor, group: LengthGroup, heads: int) -> Sides:
+    """Return ``_split`` of both sides of a model, once if they are one projection, as in the relation QQ."""
+    x = _split(x_TH, group, heads)
+    return x, x if y_TH is x_TH else _split(y_TH, group, heads)
 
 
 def _split(side_TH: Tensor, group: LengthGroup, heads: int) -> Tensor:
