@@ -6,14 +6,16 @@
 
 A load is a number of processes that compute beside the command, started here; the machine's own load is printed too.
 Each load has a store of its own, so that each plan measures. The plan comes a second time, with its speeds in the
-store, and the run a second time, as a hit. A point costs what a further seed adds to the run's sweep, less its
-training: the seed of the plan's student has the artifact already, so that the sweep has one point to train.
+store, and the run a second time, as a hit. A point is what a further seed adds to a sweep whose students train for one
+update: nearly all of its cost is beyond its training.
 """
 
 import argparse
+import ctypes
 import multiprocessing
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -27,6 +29,11 @@ from benchmarks.tables import markdown
 
 RUN = ("experiment=demo_methods", "method=alp", "runtime.threads=1", "runtime.device=cpu")
 HEADER = ("load", "command", "CPU seconds", "seconds", "time that the plan names")
+ONE_UPDATE = "stages.student.optim.max_steps=1"
+MORE = 4
+"""Number of points that the second sweep trains beyond one."""
+_SUBREAPER = 36
+"""``PR_SET_CHILD_SUBREAPER`` of Linux."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +67,28 @@ def measured(arguments: Sequence[str], folder: Path) -> Measured:
         (os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)  # the server of a sweep's points outlives it, and only who reaps it knows
     origin = Path.cwd()
     os.chdir(folder)
     try:
-        process = os.posix_spawn(sys.executable, command, environment, file_actions=redirections)
+        process = os.posix_spawn(sys.executable, command, environment, file_actions=redirections, setpgroup=0)
     finally:
         os.chdir(origin)
-    _, status, usage = os.wait4(process, 0)
+    status, seconds, cpu_seconds = 0, 0.0, 0.0
+    try:
+        for number, code, usage in iter(lambda: os.wait4(-process, 0), None):
+            cpu_seconds += usage.ru_utime + usage.ru_stime
+            if number == process:
+                status, seconds = code, time.perf_counter() - started
+    except ChildProcessError:  # all have ended
+        pass
+    except KeyboardInterrupt:
+        os.killpg(process, signal.SIGINT)
+        raise
     text = output.read_text(encoding="utf-8", errors="replace")
     if status:
         sys.exit(f"{' '.join(arguments)} failed:\n{text}")
-    return Measured(time.perf_counter() - started, usage.ru_utime + usage.ru_stime, text)
+    return Measured(seconds, cpu_seconds, text)
 
 
 @contextmanager
@@ -98,15 +116,23 @@ def rows_at(load: int, run: Sequence[str], points: int | None) -> Iterator[list[
         folder = Path(name)
 
         def row(title: str, arguments: Sequence[str]) -> list[str]:
-            result = measured(arguments, folder)
-            numbers = [f"{result.cpu_seconds:.1f}", f"{result.seconds:.1f}"]
-            return [f"{load} + {os.getloadavg()[0]:.1f}", title, *numbers, result.estimate]
+            result = results[title] = measured(arguments, folder)
+            return entries(title, result.cpu_seconds, result.seconds, result.estimate)
 
+        def entries(title: str, cpu_seconds: float, seconds: float, estimate: str = "") -> list[str]:
+            return [f"{load} + {os.getloadavg()[0]:.1f}", title, f"{cpu_seconds:.1f}", f"{seconds:.1f}", estimate]
+
+        results: dict[str, Measured] = {}
         yield row("plan, measures", [*run, "plan=true"])
         yield row("plan, speeds in the store", [*run, "plan=true"])
         yield row("run", run)
         yield row("hit, first", run)
         yield row("hit, again", run)
+        yield row("sweep, one point of one update", ["-m", *run, ONE_UPDATE, "seed=1"])
+        yield row("sweep, more points", ["-m", *run, ONE_UPDATE, f"seed=range(2,{MORE + 3})"])
+        one, more = results["sweep, one point of one update"], results["sweep, more points"]
+        differences = more.cpu_seconds - one.cpu_seconds, more.seconds - one.seconds
+        yield entries("a further point", *(difference / MORE for difference in differences))
         if points:
             seeds = [f"seed=range(1,{points + 1})", "plan=true"]
             yield row(f"plan of {points} points", ["-m", *run, *seeds])

@@ -4,6 +4,7 @@ import ast
 import gc
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -125,3 +126,22 @@ def test_the_working_folder_is_added_once(tmp_path: Path, monkeypatch: pytest.Mo
     for _ in range(2):
         process.import_from_working_folder()
     assert sys.path.count(str(tmp_path)) == 1
+
+
+def test_the_source_of_all_models_is_scanned_once() -> None:
+    """What ``transformers`` finds the second time is what it would have found itself."""
+    program = """
+import sys
+from transformers.utils import import_utils
+original = import_utils.create_import_structure_from_path
+from distill_runner.common.library_switches import scan_transformers_once
+scan_transformers_once()
+files = []
+sys.addaudithook(lambda event, arguments: event == "open" and files.append(arguments))
+import transformers.models
+print(len(files) < 100)
+file = transformers.models.__file__
+print(import_utils.create_import_structure_from_path(file) == original(file))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True", "True"]

@@ -2,24 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose as composed_by_hydra
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
+from distill_runner.common.shared import Shared
 from distill_runner.compose import hydra_private, resolvers
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.run_config import typed_run
 from distill_runner.pipeline.planning import position_warnings
 from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.stages import TrimmedTokenizer
 from distill_runner.report.result import describe_run
 from distill_runner.sweeping import points as points_of_a_grid
 from distill_runner.sweeping.composer import Composed, Composer
 from distill_runner.sweeping.points import Grid, GridPoint, expand
-from helpers.small_runs import few_fast
+from helpers.small_runs import Compose, few_fast
 
 ROOT = config_folder() / "sweep"
 
@@ -139,10 +143,47 @@ def test_points_share_what_no_value_of_theirs_changes(deep_bert_folder: Path) ->
     assert len({stage.key for stage in stages if stage}) == 8
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method=rkd"],
+        ["method=takd", "stages.assistant.model.num_layers=3"],
+        ["student.vocabulary=trim"],
+        ["teacher=ensemble", "method=kd"],
+    ],
+)
+def test_a_stage_of_another_seed_is_what_it_is_alone(
+    overrides: list[str], compose: Compose, tiny_bert_folder: Path
+) -> None:
+    """With all that it holds: stages upstream, members, the stage of its trimmed vocabulary."""
+    sources = [f"teacher.sources=[{tiny_bert_folder},{tiny_bert_folder}]"] if "teacher=ensemble" in overrides else []
+    run, shared = compose(*overrides, *sources), Shared()
+
+    def seeds(stage: Any) -> list[Any]:
+        tokenizer = stage.tokenizer
+        own = [tokenizer.stage.config.seed] if isinstance(tokenizer, TrimmedTokenizer) else []
+        return [
+            stage.name,
+            stage.spec,
+            stage.config.seed,
+            *own,
+            stage.data.split_spec("train"),
+            *map(seeds, stage.upstream),
+        ]
+
+    resolve(run.stages, "student", "fp32", shared)
+    for name in run.stages:
+        config = run.stages[name].model_copy(update={"seed": 77})
+        stages = {**run.stages, name: config}
+        stage = resolve(stages, "student", "fp32", shared)
+        assert seeds(stage) == seeds(resolve(stages, "student", "fp32"))
+        assert stage.config == resolve(stages, "student", "fp32").config
+
+
 def assert_composed(point: GridPoint) -> None:
     """Check that ``point`` is what its overrides give if Hydra composes them and nothing is known of other points."""
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        run = typed_run(compose("config", list(point.overrides)))
+        run = typed_run(composed_by_hydra("config", list(point.overrides)))
     assert point.run is not None, point.error
     assert point.stage is not None
     command = {"command": point.run.command}  # of all overrides, those of the sweep too

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
@@ -56,6 +57,35 @@ def test_any_configuration_is_resolved_as_if_it_were_alone(values: list[Any], ke
         expected = outcome(resolved_parts, separate)
         varying = varying or outcome(VaryingConfig, changing, keys)
         assert expected == (outcome(varying.resolved, overrides) if isinstance(varying, VaryingConfig) else varying)
+
+
+def overrides_of(*texts: str) -> list[Override]:
+    return OverridesParser.create().parse_overrides(list(texts))
+
+
+def test_values_that_are_only_copied_are_put_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid of seeds asks OmegaConf for nothing, and its points share what no seed changes."""
+    config = config_of([1, 2, {"inner": 3}, None, 7, "x", 1, "${recipe.a}", 0])
+    expected = resolved_parts(OmegaConf.merge(config, {"recipe": {"a": 5}}))  # type: ignore[arg-type]
+    varying = VaryingConfig(config, ["recipe.a"])
+    monkeypatch.setattr("distill_runner.compose.varying.apply_overrides", None)
+    parts = [varying.resolved(overrides_of(f"recipe.a={number}")) for number in (5, 6, 5)]
+    assert parts[0] == parts[2] == expected
+    assert [part["stages"]["student"]["seed"] for part in parts] == [5, 6, 5]
+    assert parts[0]["runtime"] is parts[1]["runtime"]
+    assert parts[0]["stages"]["student"]["method"] is parts[1]["stages"]["student"]["method"]
+    assert parts[0]["stages"]["student"] is not parts[1]["stages"]["student"]
+
+
+@pytest.mark.parametrize("value", ["pretrained", "finetuned", "org/model", "???", "null"])
+def test_a_value_that_decides_what_stages_inherit_is_resolved_anew(value: str) -> None:
+    config = config_of([1] * 9)
+    config.stages.student.model = {"source": "${recipe.a}"}
+    config.teacher.source = "org/teacher"
+    varying = VaryingConfig(OmegaConf.create(OmegaConf.to_container(config)), ["recipe.a"])  # type: ignore[arg-type]
+    overrides = overrides_of(f"recipe.a={value}")
+    apply_overrides(overrides, config)
+    assert outcome(varying.resolved, overrides) == outcome(resolved_parts, config)
 
 
 def test_what_depends_on_a_key_is_found_through_chains_and_circles() -> None:

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from distill_runner.commands.parser import summaries
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.launch import Launch
+from distill_runner.common.library_switches import scan_transformers_once
 from distill_runner.common.process import fast_imports, protect_output, sigterm_as_interrupt
 from distill_runner.compose import resolvers
 from distill_runner.compose.command_line import compose_and_call, help_text, hydra_arguments
@@ -115,6 +116,7 @@ def run(config: DictConfig) -> Mapping[str, Any]:
                 return result
             record.start()
         with fast_imports():
+            scan_transformers_once()
             from distill_runner.compose.groups import check_unread
             from distill_runner.compose.run_config import typed_parts
             from distill_runner.compose.unread import unread_settings

@@ -3,9 +3,11 @@
 No code here may compute with torch: threads that torch starts do not survive a fork.
 """
 
+from distill_runner.common.library_switches import scan_transformers_once
 from distill_runner.common.process import fast_imports
 
 with fast_imports():
+    scan_transformers_once()
     import sklearn.metrics
     from transformers import conversion_mapping
     from transformers.models.bert import modeling_bert

@@ -16,6 +16,8 @@ class Shared:
     def __init__(self) -> None:
         self._results: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         self._typed: dict[tuple[str, str, str], Any] = {}
+        self._same: dict[tuple[str, str, int], tuple[Any, Any]] = {}
+        """Parts whose typed form is kept, with this form, by their identity."""
 
     def __call__(self, function: Callable[..., Result], *inputs: Any) -> Result:
         """Return ``function(*inputs)``, computed at the first call with these objects. Errors are not kept."""
@@ -34,15 +36,25 @@ class Shared:
         if not isinstance(values, Mapping):
             return values
         return {
-            key: self._typed.get((kind, key, repr(part)), part) if isinstance(part, Mapping) else part
+            key: self._typed_form(kind, key, part) if isinstance(part, Mapping) else part
             for key, part in values.items()
         }
+
+    def _typed_form(self, kind: str, key: str, part: Mapping[str, Any]) -> Any:
+        """Return the typed form of a part, or the part itself; to recognize the same object takes no time."""
+        if known := self._same.get((kind, key, id(part))):
+            return known[1]
+        return self._typed.get((kind, key, repr(part)), part)
 
     def keep_typed_parts(self, kind: str, values: Mapping[str, Any], typed: Mapping[str, Any]) -> None:
         """Keep the typed form of each part of a plain mapping that is a mapping itself.
 
-        A part is recognized by its key and its content; its typed form must depend on nothing else.
+        A part is recognized by its key and its content, which nobody may change from now on; its typed form must depend
+        on nothing else.
         """
         for key, part in values.items():
-            if isinstance(part, Mapping):
-                self._typed.setdefault((kind, key, repr(part)), typed[key])
+            if isinstance(part, Mapping) and (kind, key, id(part)) not in self._same:
+                name = (kind, key, repr(part))
+                if name not in self._typed:
+                    self._typed[name] = typed[key]
+                    self._same[kind, key, id(part)] = part, typed[key]

@@ -249,11 +249,11 @@ def complete_stages(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     stages = inherit_stages(settings)
     sources = {"pretrained": settings["teacher"]["source"], "finetuned": "stage:teacher"}
-    for stage in stages.values():
+    for name, stage in stages.items():
         if isinstance(stage, dict) and isinstance(model := stage.get("model"), Mapping):
             source = model.get("source") or model.get(FRESH_FROM)
             own = {key: value for key, value in model.items() if key != FRESH_FROM}
-            stage["model"] = {**own, "source": sources.get(str(source), source)}
+            stages[name] = {**stage, "model": {**own, "source": sources.get(str(source), source)}}
     return stages
 
 

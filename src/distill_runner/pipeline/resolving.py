@@ -6,8 +6,10 @@ bound to both model shapes, once, and the stage keeps its description. A teacher
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from distill_runner.common.errors import UserError, error_context, format_list, quantity, suggestion
+from distill_runner.common.schema import Schema
 from distill_runner.common.shared import Shared
 from distill_runner.datasets.corpora.pretraining import SPECIAL_TOKENS
 from distill_runner.methods.config import MethodConfig, MethodDescription
@@ -46,7 +48,10 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, shared
 
 @dataclass
 class _Resolution:
-    """A stage, and the configurations by name of all stages that it needs, itself included."""
+    """A stage, and the configurations by name of all stages that it needs, itself included.
+
+    They are kept, so that no other object takes the identity of one of their parts.
+    """
 
     stage: Stage
     configs: Mapping[str, StageConfig]
@@ -60,6 +65,11 @@ class _Resolution:
 def _resolutions(_config: StageConfig) -> list[_Resolution]:
     """Return a new list, for the stages with this configuration; they differ in what they need."""
     return []
+
+
+def _resolutions_by_parts() -> dict[Any, _Resolution]:
+    """Return a new dictionary, for the first stage with some parts, whatever its seed."""
+    return {}
 
 
 @dataclass
@@ -82,12 +92,32 @@ class _Resolver:
             earlier = self.shared(_resolutions, self.configs[name])
             stage = next((other.stage for other in earlier if other.fits(name, self.configs, self.precision)), None)
             if stage is None:
-                stage = self._resolve(name, heirs)
+                stage = self._with_other_seed(name, heirs)
                 needs = {part.name for part in (stage, *stage.all_upstream)}
                 configs = {part: config for part, config in self.configs.items() if part in needs}
                 earlier.append(_Resolution(stage, configs))
             self.stages |= {part.name: part for part in (*stage.all_upstream, stage)}
         return self.stages[name]
+
+    def _with_other_seed(self, name: str, heirs: tuple[str, ...]) -> Stage:
+        """Return the stage, made from that of another run if there is one that differs only in the seed of this stage.
+
+        No seed decides how a stage is resolved. A trimmed vocabulary and the members of an ensemble hold stages with
+        their own seed.
+        """
+        config = self.configs[name]
+        others = tuple((other, id(part)) for other, part in self.configs.items() if other != name)
+        own = tuple(
+            id(part) if isinstance(part, Schema) else repr(part) for key, part in vars(config).items() if key != "seed"
+        )
+        resolutions, key = self.shared(_resolutions_by_parts), (name, self.precision, others, own)
+        if key not in resolutions:
+            resolutions[key] = _Resolution(self._resolve(name, heirs), self.configs)
+        stage = resolutions[key].stage
+        if stage.config.seed == config.seed:
+            return stage
+        holds_others = stage.members or config.model.vocabulary == TRIM
+        return self._resolve(name, heirs) if holds_others else stage.with_seed(config.seed)
 
     def _resolve(self, name: str, heirs: tuple[str, ...]) -> Stage:
         config = self.configs[name]

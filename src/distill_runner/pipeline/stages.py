@@ -91,6 +91,15 @@ class Stage:
         first = self.root.data if self.source else None
         return StageData(self.config, self.tokenizer, first, self.teacher is not None)
 
+    def with_seed(self, seed: int) -> "Stage":
+        """Return the stage with another seed, which changes only what is drawn at random in its training.
+
+        The data and all that they are hashed from are shared.
+        """
+        stage = replace(self, config=self.config.model_copy(update={"seed": seed}))
+        vars(stage)["data"] = self.data
+        return stage
+
     @property
     def outputs(self) -> Outputs:
         """Meaning of the outputs of the model's head."""
@@ -136,7 +145,7 @@ class Stage:
     def upstream(self) -> list["Stage"]:
         return [stage for stage in (self.source, self.teacher, *self.members) if stage]
 
-    @property
+    @cached_property
     def all_upstream(self) -> list["Stage"]:
         """All stages that this stage needs, directly or indirectly, depth first, each once."""
         stages = [stage for parent in self.upstream for stage in (parent, *parent.all_upstream)]

@@ -72,7 +72,11 @@ class Store:
 
     def has(self, spec: Spec) -> bool:
         """Whether the artifact exists, by the sizes of its files; takes milliseconds."""
-        return is_complete(self.path(spec))
+        return self.has_key(spec["kind"], key_of(spec))
+
+    def has_key(self, kind: str, key: str) -> bool:
+        """As ``has``, where the key is known: to hash a spec takes a tenth of a millisecond."""
+        return is_complete(self.folder / kind / key)
 
     def find(self, spec: Spec) -> Path | None:
         """Return the folder of the artifact of ``spec`` if it exists and its checksums are correct, else None."""

@@ -11,7 +11,9 @@ from typing import Any
 from distill_runner.common.assumptions import applied_assumptions
 from distill_runner.common.errors import format_value
 from distill_runner.common.hub import is_hub_id
+from distill_runner.common.shared import Shared
 from distill_runner.compose.run_config import RunConfig
+from distill_runner.methods.config import MethodConfig
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.inputs import hub_commits
@@ -24,6 +26,7 @@ from distill_runner.report.scores import (
     scores_on_tests,
     scores_on_validation,
 )
+from distill_runner.training.config import Optim
 
 PACKAGES = (
     "distill-run",
@@ -111,12 +114,16 @@ def _base_model(stage: Stage) -> str | None:
     return None
 
 
-def describe_run(run: RunConfig) -> dict[str, Any]:
-    """Return what is known of a run before it starts, so that runs that fail are described too."""
+def describe_run(run: RunConfig, shared: Shared | None = None) -> dict[str, Any]:
+    """Return what is known of a run before it starts, so that runs that fail are described too.
+
+    Args:
+        shared: what is known of the parts of other runs.
+    """
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
-    layers = mapping_and_attention(student.method)
+    layers = (shared or Shared())(mapping_and_attention, student.method)
     return {
         "stage": run.stage,
         "task": data.name,
@@ -127,7 +134,7 @@ def describe_run(run: RunConfig) -> dict[str, Any]:
         "mapping": layers.get("mapping"),
         "attention": layers.get("attention"),
         "heads": layers.get("heads"),
-        "settings": settings_of(run),
+        "settings": settings_of(run, shared),
         "teacher": run.teacher.name,
         "student": _student(run, student),
         "seed": run.seed,
@@ -135,22 +142,28 @@ def describe_run(run: RunConfig) -> dict[str, Any]:
     }
 
 
-def settings_of(run: RunConfig) -> dict[str, Any]:
+def settings_of(run: RunConfig, shared: Shared | None = None) -> dict[str, Any]:
     """Return the hyper-parameters of the student, and of the stages that its weights come from, by dotted name.
 
     All options have their values, defaults too. Those of a stage before the student begin with the stage's name.
+
+    Args:
+        shared: as in ``describe_run``.
     """
-    settings, name, stages = dict[str, Any](), "student", {**run.stages}
+    settings, name, stages, shared = dict[str, Any](), "student", {**run.stages}, shared or Shared()
     while name != "teacher" and (config := stages.pop(name, None)):
-        terms = {
-            key: {"term": term.term, **term.options, "weight": term.weight} for key, term in config.method.terms.items()
-        }
-        schedule = {"schedule": config.method.schedule.model_dump(mode="json")} if config.method.schedule else {}
-        optim = config.optim.model_dump(mode="json")
-        training = {**terms, **schedule, "optim": optim, "select": config.select}
-        settings |= flat(training, "" if name == "student" else f"{name}.")
+        prefix = "" if name == "student" else f"{name}."
+        training = {**shared(_training_settings, config.method, config.optim), "select": config.select}
+        settings |= {f"{prefix}{key}": value for key, value in training.items()}
         name = (config.model.source or "").removeprefix(STAGE)
     return settings
+
+
+def _training_settings(method: MethodConfig, optim: Optim) -> dict[str, Any]:
+    """Return the options of loss terms, their schedule and the optimizer, by dotted name."""
+    terms = {key: {"term": term.term, **term.options, "weight": term.weight} for key, term in method.terms.items()}
+    schedule = {"schedule": method.schedule.model_dump(mode="json")} if method.schedule else {}
+    return dict(flat({**terms, **schedule, "optim": optim.model_dump(mode="json")}))
 
 
 def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from distill_runner.compose.parts import resolved_parts
 from distill_runner.compose.resolvers import folder_name, run_key
 from distill_runner.compose.varying import VaryingConfig, sets_plain_values
 
+RUN_KEY = "${run_key:}"
 _WHOLE_NUMBER = re.compile(r"0|[1-9]\d{0,17}")
 
 
@@ -30,13 +31,13 @@ class Composed:
     Attributes:
         compose: function that returns the configuration without the node ``hydra``.
         overrides: all overrides of the point, including those of the sweep.
-        sweep: Hydra's node ``hydra.sweep``, which determines the folder.
+        folders: folder of each point, with ``RUN_KEY`` for the name of its run.
         resolved: values of ``resolved_parts``; None if they cannot be resolved.
     """
 
     compose: Callable[[], DictConfig]
     overrides: Sequence[str]
-    sweep: Any
+    folders: str
     resolved: Mapping[str, Any] | None = None
 
     @cached_property
@@ -51,7 +52,22 @@ class Composed:
             key = folder_name(parts["stages"], parts["stage"], *names)
         else:
             key = run_key(_root_=self.config)
-        return Path(self.sweep.dir, self.sweep._get_node("subdir")._value().replace("${run_key:}", key)).absolute()
+        return Path(self.folders.replace(RUN_KEY, key))
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """What the points with the same choices of groups have in common.
+
+    Attributes:
+        config: the pickled configuration; to unpickle it takes a sixth of the time of a copy.
+        overrides: the overrides that make the choices.
+        folders: as in ``Composed``.
+    """
+
+    config: bytes
+    overrides: Sequence[str]
+    folders: str
 
 
 class Composer:
@@ -71,7 +87,7 @@ class Composer:
         self.master, self.loader, self.parser, self.constant = master, loader, parser, constant
         # A group that holds only other groups counts too, as in sweep=alp_kd/table1.
         self.is_group = cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
-        self.composed: dict[tuple[str, ...], tuple[bytes, DictConfig]] = {}  # pickled: a copy takes a sixth of the time
+        self.composed: dict[tuple[str, ...], _Choices] = {}
         self.parsed: dict[str, Override] = {}
         self.varying: dict[tuple[tuple[str, ...], ...], VaryingConfig] = {}
 
@@ -80,23 +96,24 @@ class Composer:
         values = [override for override in parsed if not self._is_choice(override)]
         choices = tuple(str(override.input_line) for override in parsed if self._is_choice(override))
         if choices not in self.composed:
-            composed = self.loader.load_sweep_config(self.master, list(choices))
-            with open_dict(composed):  # some values of the node have no value until a job runs
-                hydra = composed.pop("hydra")
-            self.composed[choices] = pickle.dumps(composed), hydra
-        pickled, hydra = self.composed[choices]
+            config = self.loader.load_sweep_config(self.master, list(choices))
+            with open_dict(config):  # some values of the node have no value until a job runs
+                hydra = config.pop("hydra")
+            folders = Path(hydra.sweep.dir, hydra.sweep._get_node("subdir")._value()).absolute()
+            self.composed[choices] = _Choices(pickle.dumps(config), [*hydra.overrides.task], str(folders))
+        composed = self.composed[choices]
 
         def compose() -> DictConfig:
-            config: DictConfig = pickle.loads(pickled)
-            apply_overrides(values, config)
-            return config
+            copy: DictConfig = pickle.loads(composed.config)
+            apply_overrides(values, copy)
+            return copy
 
-        all_overrides = [*hydra.overrides.task, *(str(value.input_line) for value in values)]
+        all_overrides = [*composed.overrides, *(str(value.input_line) for value in values)]
         try:
             resolved = self._resolved(choices, values, compose)
         except (UserError, OmegaConfBaseException):  # raised again and recorded where the point is made
             resolved = None
-        return Composed(compose, all_overrides, hydra.sweep, resolved)
+        return Composed(compose, all_overrides, composed.folders, resolved)
 
     def _resolved(
         self, choices: tuple[str, ...], values: Sequence[Override], compose: Callable[[], DictConfig]

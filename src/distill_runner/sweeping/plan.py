@@ -82,7 +82,7 @@ def show_plan(grid: Grid, num_workers: int, retry_failed: bool) -> None:
 
     print(summary(grid))
     possible = [point for point in points if point.error is None]
-    _show("", [f"  {point.result()['status']:8} {name(point.overrides)}" for point in possible])
+    _show("", [f"  {point.status:8} {name(point.overrides)}" for point in possible])
     refused = [f"  {name(point.overrides)}\n    {point.error}" for point in points if point.error is not None]
     _show("cannot run, the others can:" if possible else "cannot run:", refused)
     _show("dropped by sweep.where:", [f"  {name(overrides)}" for overrides in grid.dropped])

@@ -164,10 +164,18 @@ class GridPoint:
 
     def result(self) -> Mapping[str, Any]:
         """Return the result of the point's run, or its names with a status if the run has no result."""
-        result = status.read_run(self.folder) or {"status": "not run"}
-        if result.get("key", self.key) != self.key:  # a run on other data, or of an earlier version
-            result = {"status": "not run"}
-        return {**self.names, "folder": str(self.folder), **result}
+        return {**self.names, "folder": str(self.folder), **self._recorded()}
+
+    @property
+    def status(self) -> str:
+        """Status of the point's run, read from its folder."""
+        recorded: str = self._recorded()["status"]
+        return recorded
+
+    def _recorded(self) -> Mapping[str, Any]:
+        recorded = status.read_run(self.folder) or {"status": "not run"}
+        is_other = recorded.get("key", self.key) != self.key  # a run on other data, or of an earlier version
+        return {"status": "not run"} if is_other else recorded
 
     def fail(self, error: str) -> None:
         """Record in the folder that the point failed because of ``error``."""
@@ -288,7 +296,7 @@ def _point(overrides: Sequence[str], composed: Composed, shared: Shared) -> Grid
             run = typed_run(composed.config, composed.overrides)
         else:
             run = typed_parts(composed.resolved, composed.overrides, shared)
-        names = describe_run(run)
+        names = describe_run(run, shared)
         stage = resolve(run.stages, run.stage, run.runtime.precision, shared)
         key = stage.key  # reads the data, which may be missing
         return GridPoint(tuple(overrides), folder, key, names, run, stage)

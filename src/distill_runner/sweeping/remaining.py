@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from distill_runner.common.errors import quantity
 from distill_runner.pipeline.stages import Stage
@@ -14,7 +15,7 @@ log = logging.getLogger(__name__)
 
 def summary(grid: Grid) -> str:
     """Return the number of points as text, with the numbers by status, merged and dropped."""
-    states = [point.result()["status"] for point in grid.points]
+    states = [point.status for point in grid.points]
     notes = [f"{states.count(state)} {state}" for state in dict.fromkeys(states) if state != "not run"]
     notes += [f"{len(grid.merged)} merged with an equal point"] if grid.merged else []
     notes += [f"{len(grid.dropped)} dropped by sweep.where"] if grid.dropped else []
@@ -33,7 +34,7 @@ def to_train(grid: Grid, retry_failed: bool) -> list[GridPoint]:
 
 def has_ended(point: GridPoint, retry_failed: bool) -> bool:
     """Return whether a sweep has nothing to train for the point: it is done, or it failed and is not to be retried."""
-    state = point.result()["status"]
+    state = point.status
     return state == "done" or (state == "failed" and not retry_failed)
 
 
@@ -54,8 +55,9 @@ class Missing:
 def missing_stages(points: Sequence[GridPoint]) -> list[Missing]:
     """Return the missing stages that ``points`` need, each after the missing stages that it needs itself."""
     by_key: dict[str, Missing] = {}
+    known: dict[tuple[Path, int], list[Stage]] = {}
     for point in points:
-        for stage in _missing_upstream(point, point.stage) if point.stage else []:
+        for stage in _missing_upstream(point, point.stage, known) if point.stage else []:
             missing = by_key.setdefault(stage.key, Missing(stage, point))
             missing.users.append(point)
             if stage.config.keep_checkpoints and not missing.stage.config.keep_checkpoints:
@@ -63,18 +65,27 @@ def missing_stages(points: Sequence[GridPoint]) -> list[Missing]:
     return list(by_key.values())
 
 
-def _missing_upstream(point: GridPoint, stage: Stage) -> list[Stage]:
-    """Return the missing stages that ``stage`` needs. The needs of a stage in the store are not followed."""
+def _missing_upstream(point: GridPoint, stage: Stage, known: dict[tuple[Path, int], list[Stage]]) -> list[Stage]:
+    """Return the missing stages that ``stage`` needs. The needs of a stage in the store are not followed.
+
+    Args:
+        known: the missing stages among a stage and its needs, by store and identity, so that each is looked for once.
+    """
+    assert point.run is not None
     stages: dict[str, Stage] = {}
     for upstream in stage.upstream:
-        if upstream.key not in stages and not is_built(point, upstream):
-            stages |= {missing.key: missing for missing in (*_missing_upstream(point, upstream), upstream)}
+        if upstream.key not in stages:
+            name = (point.run.store.dir, id(upstream))
+            if name not in known:
+                built = is_built(point, upstream)
+                known[name] = [] if built else [*_missing_upstream(point, upstream, known), upstream]
+            stages |= {missing.key: missing for missing in known[name]}
     return list(stages.values())
 
 
 def is_built(point: GridPoint, stage: Stage) -> bool:
     assert point.run is not None
-    return Store(point.run.store.dir).has(stage.spec)
+    return Store(point.run.store.dir).has_key(stage.spec["kind"], stage.key)
 
 
 def ready_of(missing: Sequence[Missing]) -> list[Missing]:

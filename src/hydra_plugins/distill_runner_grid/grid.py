@@ -11,6 +11,7 @@ from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.library_switches import scan_transformers_once
 from distill_runner.common.process import fast_imports
 from distill_runner.compose.hydra_private import BasicSweeper
 
@@ -38,6 +39,7 @@ class GridSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         with fast_imports():
+            scan_transformers_once()
             from distill_runner.common import hub
             from distill_runner.common.schema import validate_config
             from distill_runner.sweeping.plan import show_plan
