@@ -212,6 +212,16 @@ def point(run: RunConfig) -> GridPoint:
     return GridPoint(("student",), Path("unused"), stage.key, {}, run, stage)
 
 
+def test_a_stage_that_points_share_is_looked_for_once(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, asked = point(compose("method=rkd")), list[str]()
+    points = [replace(first, overrides=(f"{number}",)) for number in range(4)]
+    monkeypatch.setattr(Store, "has_key", lambda _store, kind, key: asked.append(f"{kind}/{key}"))
+    (missing,) = missing_stages(points)
+    assert missing.stage.name == "teacher"
+    assert missing.users == points
+    assert asked == [f"stage/{missing.stage.key}"]
+
+
 def test_a_shared_teacher_is_trained_by_a_point_that_keeps_its_checkpoints(compose: Compose, tmp_path: Path) -> None:
     store = f"store.dir={tmp_path}"
     vanilla, rco, prokd, nkd = (point(compose(f"method={name}", store)) for name in ("vanilla", "rco", "prokd", "nkd"))
