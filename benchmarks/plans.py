@@ -131,8 +131,8 @@ def rows_at(load: int, run: Sequence[str], points: int | None) -> Iterator[list[
         yield row("sweep, one point of one update", ["-m", *run, ONE_UPDATE, "seed=1"])
         yield row("sweep, more points", ["-m", *run, ONE_UPDATE, f"seed=range(2,{MORE + 3})"])
         one, more = results["sweep, one point of one update"], results["sweep, more points"]
-        differences = more.cpu_seconds - one.cpu_seconds, more.seconds - one.seconds
-        yield entries("a further point", *(difference / MORE for difference in differences))
+        cpu_seconds, seconds = more.cpu_seconds - one.cpu_seconds, more.seconds - one.seconds
+        yield entries("a further point", cpu_seconds / MORE, seconds / MORE)
         if points:
             seeds = [f"seed=range(1,{points + 1})", "plan=true"]
             yield row(f"plan of {points} points", ["-m", *run, *seeds])
