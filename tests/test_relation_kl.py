@@ -197,7 +197,7 @@ def test_a_relation_of_a_projection_with_itself_is_that_of_a_copy_for_fewer_oper
         pairs = [(side, side.clone() if copies else side) for side in (teacher, student)]
         with counted() as operations:
             loss = relation_kl(pairs[0], pairs[1], 4, batch.groups, weights)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         found.append((loss.item(), student.grad, operations["index"]))
     once, twice = found
     assert once[0] == twice[0]
