@@ -120,6 +120,19 @@ def test_runs_are_chosen_by_the_settings_that_tables_name(tmp_path: Path) -> Non
         assert (outcome.numbers, outcome.remark) == ("", f"no run has a value of {misspelled}")
 
 
+def test_labels_alone_have_no_teacher_to_ask_for(tmp_path: Path) -> None:
+    """ALP against NKD: the values of the teacher choose among the first row's runs, and leave the second's."""
+    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "o", 5, teacher_seed=7)
+    runs += seeds_of(
+        tmp_path, "n", 150, method="nkd", mapping=None, teacher=None, teacher_score=None, teacher_seed=None
+    )
+    shared = {"task": "rte", "teacher.seed": 42, "teacher.optim.lr": 1e-4}
+    claims = claims_of(runs=shared, second={"method": "nkd"})
+    assert "| 5 | **holds** | runs |" in claims_page(claims, [only(claims, runs)])
+    unfit = claims_of(runs={**shared, "optim.epochs": 7}, second={"method": "nkd"})
+    assert (only(unfit, runs).numbers, only(unfit, runs).remark) == ("", "")
+
+
 def test_two_settings_of_one_method_are_compared(tmp_path: Path) -> None:
     """Each side alone would have the method's name: they are two rows all the same."""
     runs = seeds_of(tmp_path, "a", 100, settings={"ce.kind": "one"})

@@ -79,6 +79,7 @@ class Trial(Schema):
     Attributes:
         runs: values that the runs of both rows have: of ``result.json``, such as ``task`` or ``student.num_layers``, or
             of the settings that separate rows, such as ``optim.epochs`` or ``teacher.seed``; null where a run has none.
+            Those of the teacher are not asked of runs on labels alone, which have no teacher.
         first, second: further values of the row that the claim says is better, and of the other.
         seeds: number of seeds that was fixed before the first run; fewer allow no conclusion, more are another look.
         looks: how often the seeds were tested, the last time included.
@@ -226,7 +227,7 @@ def _column(trial: Trial) -> str:
 
 def _rows(runs: Iterable[Run], values: Mapping[str, Any], column: str) -> list[Row]:
     """Return the rows of the finished runs that have these values."""
-    matches = [run[0] for run in runs if all(_value(run, name) == value for name, value in values.items())]
+    matches = [run[0] for run in runs if all(_fits(run, name, value) for name, value in values.items())]
     table = tabulate(matches)
     return [row for row in table.rows if column in row.cells and row.cells[column].points]
 
@@ -236,7 +237,16 @@ def _unknown(runs: Iterable[Run], values: Mapping[str, Any]) -> list[str]:
     names = {name: values[name] for name in ("task", "method") if name in values}
     runs = [run for run in runs if all(_value(run, name) == value for name, value in names.items())]
     used = [name for name, value in values.items() if value is not None]
-    return [name for name in used if runs and all(_value(run, name) is None for run in runs)]
+    return [name for name in used if runs and all(_asks(run, name) and _value(run, name) is None for run in runs)]
+
+
+def _asks(run: Run, name: str) -> bool:
+    """Return whether a run must have the value: those of the teacher only if it has one, which labels alone lack."""
+    return not (name.startswith("teacher.") and run[0].get("teacher") is None)
+
+
+def _fits(run: Run, name: str, value: Any) -> bool:
+    return not _asks(run, name) or _value(run, name) == value
 
 
 def _value(run: Run, name: str) -> Any:
