@@ -34,7 +34,7 @@ STEPS = [
     "student.num_layers=2",
 ]
 FRESH = ["student.width=32", "student.heads=4"]
-OF_TEXT = ["corpus=embedded", "corpus.max_length=48"]
+OF_TEXT = ["corpus=embedded", "+corpus.parts.embedded.limit=20", "corpus.max_length=48"]
 PRETRAINED = ["pretraining.optim.max_steps=2", "pretraining.optim.batch_size=8", *FRESH]
 DISTILLED = ["stages.distil.optim.max_steps=2", "stages.distil.optim.batch_size=8", *FRESH, *OF_TEXT]
 VALUES = {

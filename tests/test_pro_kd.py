@@ -396,17 +396,22 @@ def test_scores_are_followed_as_classes_are(compose: Compose, tmp_path: Path, ti
     assert -1 <= metrics["pearson_spearman"] <= 1
 
 
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The vocabulary and tokens of all runs on the embedded task: to encode them takes longer than to train."""
+    return tmp_path_factory.mktemp("texts")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["vanilla", "takd", "rco", "annealing", "prokd"])
-def test_on_the_embedded_task(compose: Compose, method: str) -> None:
+def test_on_the_embedded_task(compose: Compose, texts: Path, method: str) -> None:
     small = [f"stages.pretrain.model.architecture.{key}" for key in ("hidden_size=16", "num_hidden_layers=3")]
     few = ["stages.pretrain.optim.max_steps=2", "teacher.optim.epochs=2", "optim.epochs=2", "task.max_length=16"]
     sizes = ["corpus.max_length=16", "corpus.vocab_size=300", "student.num_layers=1"]
     assistant = ["assistant.num_layers=2"] if method == "takd" else []
     tenth = ["stages.teacher.share=0.1", "stages.student.share=0.1"]
-    run = Run(
-        compose("experiment=demo_methods", f"method={method}", *small, *few, *tenth, *sizes, *assistant, tiny=False)
-    )
+    options = ["experiment=demo_methods", f"method={method}", *small, *few, *tenth, *sizes, *assistant]
+    run = Run(built.share_texts(compose(*options, tiny=False), texts))
     run.build()
     between = {"takd": ["assistant"], "annealing": ["phase1"], "prokd": ["phase1"]}.get(method, [])
     assert run.trained == ["pretrain", "teacher", *between, "student"]
