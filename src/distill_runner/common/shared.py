@@ -42,8 +42,8 @@ class Shared:
 
     def _typed_form(self, kind: str, key: str, part: Mapping[str, Any]) -> Any:
         """Return the typed form of a part, or the part itself; to recognize the same object takes no time."""
-        if known := self._same.get((kind, key, id(part))):
-            return known[1]
+        if entry := self._same.get((kind, key, id(part))):
+            return entry[1]
         return self._typed.get((kind, key, repr(part)), part)
 
     def keep_typed_parts(self, kind: str, values: Mapping[str, Any], typed: Mapping[str, Any]) -> None:
