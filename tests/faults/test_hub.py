@@ -186,7 +186,7 @@ def test_a_file_in_progress_is_gone_on_with_by_another_process(
 
     from distill_runner.common import hub as repositories
 
-    monkeypatch.setattr(repositories, "LARGE_FILE", 10_000)
+    monkeypatch.setattr("distill_runner.common.downloads.LARGE_FILE", 10_000)
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
     with monkeypatch.context() as patch:
         get = huggingface_hub.file_download.http_get
@@ -221,7 +221,7 @@ def test_a_file_in_progress_that_is_damaged_is_fetched_anew(
 ) -> None:
     from distill_runner.common import hub as repositories
 
-    monkeypatch.setattr(repositories, "LARGE_FILE", 10_000)
+    monkeypatch.setattr("distill_runner.common.downloads.LARGE_FILE", 10_000)
     file = hub.folder / "models/acme/tiny/main/model.safetensors"
     blobs = work.parent / "home/hub/models--acme--tiny/blobs"
     blobs.mkdir(parents=True)
@@ -246,21 +246,21 @@ def test_progress_starts_the_count_of_tries_again(home: Path) -> None:
         return "all of it"
 
     with pytest.raises(httpx.ReadError):
-        repositories._with_retries(request)
+        repositories.with_retries(request)
     assert len(tries) == repositories.TRIES
-    assert repositories._with_retries(request, lambda: len(tries)) == "all of it"
+    assert repositories.with_retries(request, lambda: len(tries)) == "all of it"
 
 
 def test_a_hub_that_does_not_answer_is_not_waited_for(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``huggingface_hub`` itself lists files without a time limit."""
+    from distill_runner.common import downloads, library_switches
     from distill_runner.common import hub as repositories
-    from distill_runner.common import library_switches
 
     commit = repositories.resolve_commit("model", "acme/tiny", None)
     monkeypatch.setattr(library_switches, "REQUEST_SECONDS", 0.2)
     hub.faults = Faults(seconds=2)
     with pytest.raises(repositories.HubError, match="ReadTimeout"):
-        repositories.download(commit, ["config.json"])
+        downloads.download(commit, ["config.json"])
 
 
 @pytest.mark.faults

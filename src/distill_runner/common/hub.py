@@ -1,28 +1,23 @@
-"""Repositories of the Hugging Face hub: the commit that a run reads, and its files on this machine.
+"""Repositories of the Hugging Face hub: the commit that a run reads, errors of the hub, and retries.
 
 The name of a repository is resolved to a commit once. A run reads all files of the repository from that commit, and
-never from another commit in the cache. Files of the commit that are in the cache cost no request.
+never from another commit in the cache (``common/downloads.py``).
 """
 
-import hashlib
 import json
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any, Literal, TypeVar
 
-from filelock import FileLock
-
 from distill_runner.common.errors import Unavailable, UserError, causes, root_cause
-from distill_runner.common.files import DISK_FULL, atomic_replacement, file_sha256
+from distill_runner.common.files import DISK_FULL
 from distill_runner.common.library_switches import REQUEST_SECONDS, configure_hub_client
 from distill_runner.common.process import environment_variable
 
@@ -32,13 +27,11 @@ RepoType = Literal["model", "dataset"]
 Value = TypeVar("Value")
 COMMITS = "DISTILL_HUB_COMMITS"
 """Environment variable that passes the commits resolved by a sweep to the processes of its points."""
-LARGE_FILE = 10_000_000
-"""Size in bytes from which a later process resumes a download; smaller files start again."""
 TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 TRIES, TRIES_TO_CONNECT = 6, 2
 LONGEST_WAIT = 330.0
 """Longest wait before a retry, in seconds. The hub counts requests in windows of five minutes."""
-_connect = cache(configure_hub_client)
+connect = cache(configure_hub_client)
 
 # Errors
 
@@ -106,7 +99,7 @@ def hub_error(error: Exception, repo_type: RepoType, name: str, revision: str | 
 # Retries
 
 
-def _with_retries(request: Callable[[], Value], progress: Callable[[], int] = lambda: 0) -> Value:
+def with_retries(request: Callable[[], Value], progress: Callable[[], int] = lambda: 0) -> Value:
     """Return the result of ``request``, and repeat it after temporary failures, as late as the hub asks for.
 
     ``huggingface_hub`` itself retries some of its requests only (seen in 2.4): not the look-up of a revision
@@ -182,7 +175,7 @@ class Commit:
     @property
     def folder(self) -> Path:
         """Folder in the cache that holds the commit's downloaded files."""
-        return _cache_folder(self.repo_type, self.name) / "snapshots" / self.sha
+        return cache_folder(self.repo_type, self.name) / "snapshots" / self.sha
 
 
 def resolve_commit(repo_type: RepoType, name: str, revision: str | None) -> Commit:
@@ -244,9 +237,9 @@ def request_commit(repo_type: RepoType, name: str, revision: str) -> Commit:
 
     cached_sha = _cached_sha(repo_type, name, revision)
     try:
-        _connect()
+        connect()
         api = HfApi()
-        info = _with_retries(
+        info = with_retries(
             lambda: api.repo_info(name, repo_type=repo_type, revision=revision, timeout=REQUEST_SECONDS)
         )
     except Exception as error:
@@ -261,157 +254,15 @@ def request_commit(repo_type: RepoType, name: str, revision: str) -> Commit:
         short = str(cached_sha)[:8]
         log.warning("%s: %s has moved from %s to %s since its download", name, revision, short, info.sha[:8])
         log.warning("  use %s@%s, or revision=%s, to keep the old one", name, short, cached_sha)
-    cache_folder, current = _cache_folder(repo_type, name), _cache_folder(repo_type, info.id)
-    if info.id != name and not cache_folder.exists():  # lets an offline run find the cache by the old name
+    requested, current = cache_folder(repo_type, name), cache_folder(repo_type, info.id)
+    if info.id != name and not requested.exists():  # lets an offline run find the cache by the old name
         current.mkdir(parents=True, exist_ok=True)
-        cache_folder.symlink_to(current.name)
+        requested.symlink_to(current.name)
     return Commit(repo_type, info.id, info.sha)
 
 
-# Files
-
-
-def download(commit: Commit, patterns: Sequence[str], revision: str | None = None) -> Path:
-    """Download the files that match ``patterns`` and are not in the cache; return the folder of the commit.
-
-    Args:
-        revision: the revision that was resolved to this commit. It is recorded for runs that cannot ask the hub.
-    Raises:
-        HubError: the files cannot be downloaded.
-        OSError: the disk is full.
-    """
-    from huggingface_hub import snapshot_download
-    from tqdm import tqdm
-
-    class NoBar(tqdm):
-        """Progress bar of ``snapshot_download`` that draws nothing: large files have bars of their own."""
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})
-
-    if (missing := missing_files(commit, patterns)) == []:
-        return commit.folder
-    _connect()
-    size, started = sum(file.size for file in missing or []), time.monotonic()
-    _require_space(commit, size)
-    if size >= LARGE_FILE:
-        log.info("downloading %s: %.1f MB", commit.name, size / 1e6)
-    try:
-        for file in missing or []:
-            if file.size >= LARGE_FILE:
-                _download_large_file(commit, file.path)
-        options: dict[str, Any] = {"repo_type": commit.repo_type, "revision": commit.sha, "tqdm_class": NoBar}
-        folder = _with_retries(lambda: snapshot_download(commit.name, allow_patterns=list(patterns), **options))
-    except KeyboardInterrupt:
-        cache_folder = _cache_folder(commit.repo_type, commit.name)
-        log.warning("the files downloaded so far are kept in %s: repeat the command to resume", cache_folder)
-        raise
-    except Exception as error:
-        if commit.folder.is_dir() and is_offline(error) and file_names(commit) is None:
-            return commit.folder  # downloaded by another program, which stored no list of files
-        raise hub_error(error, commit.repo_type, commit.name, revision) from error
-    if size >= LARGE_FILE:
-        log.info("downloaded %s in %.0f s", commit.name, time.monotonic() - started)
-    if revision and revision != commit.sha:
-        _record_revision(commit, revision)
-    return Path(folder)
-
-
-def _download_large_file(commit: Commit, path: str) -> None:
-    """Download a file so that a later process resumes where an earlier one was interrupted.
-
-    ``huggingface_hub`` drops an incomplete file when the process ends. Here it stays in the cache as
-    ``<checksum>.partial``, next to its final place, where ``huggingface_hub`` finds the complete file. A file for which
-    the hub has no SHA-256 checksum is left to ``huggingface_hub``.
-
-    Raises:
-        OSError: the disk is full, or the downloaded file has a wrong checksum.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-    from tqdm import tqdm
-
-    url = hf_hub_url(commit.name, path, repo_type=commit.repo_type, revision=commit.sha)
-    headers = build_hf_headers()
-    metadata = _with_retries(lambda: get_hf_file_metadata(url, headers=headers))
-    checksum = metadata.etag or ""
-    if not re.fullmatch("[0-9a-f]{64}", checksum):
-        return
-    blobs = _cache_folder(commit.repo_type, commit.name) / "blobs"
-    blobs.mkdir(parents=True, exist_ok=True)
-    blob, part = blobs / checksum, blobs / f"{checksum}.partial"
-
-    def resume() -> None:
-        with part.open("ab") as stream:
-            if stream.tell():
-                log.info("downloading %s: resuming after %.1f MB", commit.name, stream.tell() / 1e6)
-            bar = partial(tqdm, disable=None, leave=False)  # drawn on a terminal only
-            options: dict[str, Any] = {"headers": headers, "expected_size": metadata.size, "tqdm_class": bar}
-            http_get(url, stream, resume_size=stream.tell(), displayed_filename=path, **options)
-
-    with FileLock(f"{part}.lock"):
-        if blob.exists():
-            return
-        _with_retries(resume, lambda: part.stat().st_size if part.exists() else 0)
-        if file_sha256(part) != checksum:
-            part.unlink()
-            raise OSError(f"{path} was damaged during the download")
-        part.rename(blob)
-
-
-def file_names(commit: Commit) -> list[str] | None:
-    """Return the paths of the commit's files; None if the cache holds no list of them."""
-    files = file_ids(commit)
-    return None if files is None else list(files)
-
-
-def file_ids(commit: Commit) -> dict[str, str] | None:
-    """Return git's ids of the contents of the commit's files by path; None if the cache holds no list of files.
-
-    Commits that differ in other files, such as a README, agree in these ids.
-    """
-    files = _listed_files(commit)
-    return None if files is None else {file.path: file.blob_id for file in files}
-
-
-def content_hash(ids: Mapping[str, str], names: Iterable[str]) -> str:
-    """Return a hash of the names and contents of some files of a commit; ``ids`` are those of ``file_ids``."""
-    return hashlib.sha256("".join(f"{name}\0{ids[name]}\n" for name in sorted(names)).encode()).hexdigest()
-
-
-def _listed_files(commit: Commit) -> list[Any] | None:
-    from huggingface_hub import get_cached_repo_tree
-    from huggingface_hub.errors import CachedRepoTreeNotFoundError
-
-    try:
-        return get_cached_repo_tree(commit.name, repo_type=commit.repo_type, revision=commit.sha)
-    except CachedRepoTreeNotFoundError:
-        return None
-
-
-def matching_files(files: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """Return the files that match any of ``patterns``."""
-    return [file for file in files if any(fnmatch(file, pattern) for pattern in patterns)]
-
-
-def missing_files(commit: Commit, patterns: Sequence[str]) -> list[Any] | None:
-    """Return the files that match ``patterns`` and are not in the cache; None if the cache holds no list of files."""
-    files = _listed_files(commit)
-    if files is None:
-        return None
-    folder = commit.folder
-    return [file for file in files if matching_files([file.path], patterns) and not (folder / file.path).exists()]
-
-
-def _require_space(commit: Commit, size: int) -> None:
-    folder = _cache_folder(commit.repo_type, commit.name)
-    if folder.exists() and size > (free := disk_usage(folder).free):
-        problem = f"needs {size / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free in {folder.parent}"
-        raise HubError(problem, "Free some space, or set HF_HOME to a folder on a larger disk.", temporary=True)
-
-
-def _cache_folder(repo_type: RepoType, name: str) -> Path:
+def cache_folder(repo_type: RepoType, name: str) -> Path:
+    """Return the folder of a repository in the cache of ``huggingface_hub``."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser() / f"{repo_type}s--{name.replace('/', '--')}"
@@ -420,13 +271,6 @@ def _cache_folder(repo_type: RepoType, name: str) -> Path:
 def _cached_sha(repo_type: RepoType, name: str, revision: str) -> str | None:
     """Return the commit that ``revision`` pointed to at the last download; None if there was none."""
     try:
-        return (_cache_folder(repo_type, name) / "refs" / revision).read_text(encoding="utf-8").strip() or None
+        return (cache_folder(repo_type, name) / "refs" / revision).read_text(encoding="utf-8").strip() or None
     except OSError:
         return None
-
-
-def _record_revision(commit: Commit, revision: str) -> None:
-    file = _cache_folder(commit.repo_type, commit.name) / "refs" / revision
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_replacement(file) as new_file:
-        new_file.write_text(commit.sha, encoding="utf-8")

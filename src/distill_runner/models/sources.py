@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from distill_runner.common import hub
+from distill_runner.common import downloads, hub
 from distill_runner.common.errors import UserError, root_cause, suggestion
 from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.hub import HubError
@@ -126,7 +126,9 @@ class ModelSource:
         """
         folder = self.download()
         names = [name for name in self._file_names(folder) if "/" not in name]
-        name = base_name(folder, self.name, [name for group in WEIGHTS for name in hub.matching_files(names, group)])
+        name = base_name(
+            folder, self.name, [name for group in WEIGHTS for name in downloads.matching_files(names, group)]
+        )
         base = None if name is None else resolve_source(name)
         if base is not None and base.base is not None:
             problem = f"the base of its adapter, {base.name}, is an adapter too"
@@ -135,17 +137,17 @@ class ModelSource:
 
     def _file_names(self, folder: Path) -> list[str]:
         """Return the names of all files, also of those of a commit that are not downloaded, where they are known."""
-        return (self.commit and hub.file_names(self.commit)) or os.listdir(folder)
+        return (self.commit and downloads.file_names(self.commit)) or os.listdir(folder)
 
     @staticmethod
     def _whole_commit(commit: hub.Commit) -> str:
         return f"hub:{commit.sha}" + ("+code" if trusts_code() else "")
 
     def _commit_fingerprint(self, commit: hub.Commit) -> str:
-        if (ids := hub.file_ids(commit)) is None:  # a cache of an older huggingface_hub, offline
+        if (ids := downloads.file_ids(commit)) is None:  # a cache of an older huggingface_hub, offline
             return self._whole_commit(commit)
-        weights = next((patterns for patterns in WEIGHTS if hub.matching_files(ids, patterns)), ())
-        return f"hub-files:{hub.content_hash(ids, _determining_names(ids, weights))}"
+        weights = next((patterns for patterns in WEIGHTS if downloads.matching_files(ids, patterns)), ())
+        return f"hub-files:{downloads.content_hash(ids, _determining_names(ids, weights))}"
 
     @cached_property
     def _config(self) -> PreTrainedConfig:
@@ -211,14 +213,14 @@ class ModelSource:
         revision = self.name.partition("@")[2] or "main"
         with _hub_errors(self.name):
             small = SMALL_FILES + MODULE_FILES + (CODE if trusts_code() else ())
-            folder = hub.download(self.commit, small, revision)
+            folder = downloads.download(self.commit, small, revision)
             if weights:
                 names = self._file_names(folder)
-                patterns = next((patterns for patterns in WEIGHTS if hub.matching_files(names, patterns)), None)
+                patterns = next((patterns for patterns in WEIGHTS if downloads.matching_files(names, patterns)), None)
                 if patterns is None:
                     problem = "the repository holds no weights that torch can read"
                     raise UserError(".model.source", self.name, problem, HUB_REMEDY)
-                folder = hub.download(self.commit, patterns, revision)
+                folder = downloads.download(self.commit, patterns, revision)
         return folder
 
     def require_weights(self) -> None:
@@ -334,7 +336,7 @@ def _determining_names(names: Collection[str], weights: Sequence[str]) -> list[s
     return [
         name
         for name in names
-        if hub.matching_files([name], modules) or ("/" not in name and hub.matching_files([name], patterns))
+        if downloads.matching_files([name], modules) or ("/" not in name and downloads.matching_files([name], patterns))
     ]
 
 

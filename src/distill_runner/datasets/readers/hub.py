@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from distill_runner.common import hub
+from distill_runner.common import downloads, hub
 from distill_runner.common.errors import UserError
 from distill_runner.common.hub import HubError
 from distill_runner.common.library_switches import offline_datasets
@@ -128,11 +128,11 @@ def _download_split(data: Dataset, split: str, folder: Path) -> Path:
     """Download the files of a split and return a folder of links to them, created in ``folder``."""
     commit, revision = dataset_commit(data), data.revision or "main"
     with _hub_errors(data):
-        card = _card_metadata(hub.download(commit, FILES_WITHOUT_ROWS, revision))
+        card = _card_metadata(downloads.download(commit, FILES_WITHOUT_ROWS, revision))
         config, patterns = _split_patterns(data, split, card)
-        snapshot = hub.download(commit, patterns, revision)
+        snapshot = downloads.download(commit, patterns, revision)
     existing = sorted(file.relative_to(snapshot).as_posix() for file in snapshot.rglob("*") if file.is_file())
-    files = [name for name in hub.matching_files(existing, patterns) if name not in FILES_WITHOUT_ROWS]
+    files = [name for name in downloads.matching_files(existing, patterns) if name not in FILES_WITHOUT_ROWS]
     if not files or all(name.endswith(".py") for name in files):
         problem = f"{data.dataset} on the hub has no {data.config or 'data'} files"
         remedy = f"If it is a script: {data.key}.revision=refs/convert/parquet has its converted files."
@@ -162,10 +162,10 @@ def is_downloaded(data: Dataset, split: str) -> bool:
     if is_embedded(source) or local_data(source) is not None:
         return True
     commit = dataset_commit(source)
-    if hub.missing_files(commit, FILES_WITHOUT_ROWS):
+    if downloads.missing_files(commit, FILES_WITHOUT_ROWS):
         return False
     _, patterns = _split_patterns(source, parse_split(name)[0], _card_metadata(commit.folder))
-    return commit.folder.is_dir() and not hub.missing_files(commit, patterns)
+    return commit.folder.is_dir() and not downloads.missing_files(commit, patterns)
 
 
 def fingerprint(data: Dataset, splits: Iterable[str]) -> str:
@@ -181,19 +181,19 @@ def fingerprint(data: Dataset, splits: Iterable[str]) -> str:
     whole_commit = f"hub:{commit.sha}/{data.config or ''}"
     with _hub_errors(data):
         try:
-            card = _card_metadata(hub.download(commit, FILES_WITHOUT_ROWS, data.revision or "main"))
+            card = _card_metadata(downloads.download(commit, FILES_WITHOUT_ROWS, data.revision or "main"))
         except HubError as error:
             if not hub.is_offline(error):
                 raise
             return whole_commit
-    if (ids := hub.file_ids(commit)) is None:
+    if (ids := downloads.file_ids(commit)) is None:
         return whole_commit
     for split in sorted({parse_split(split)[0] for split in splits}):
         config, patterns = _split_patterns(data, split, card)
-        names = set(hub.matching_files(ids, patterns)) - set(FILES_WITHOUT_ROWS)
+        names = set(downloads.matching_files(ids, patterns)) - set(FILES_WITHOUT_ROWS)
         features = [info.get("features") for info in _own_infos(card, config)] if config else []
         how = json.dumps([split, data.config, config, features], sort_keys=True, default=str)
-        total.update(f"{how}\0{hub.content_hash(ids, names)}\n".encode())
+        total.update(f"{how}\0{downloads.content_hash(ids, names)}\n".encode())
     return f"hub-files:{total.hexdigest()}"
 
 
