@@ -17,7 +17,8 @@ from distill_runner.methods.base import LossTerm, Method, Progress
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.methods.predictions import HardLabels, LogitMatching, SoftLabels
-from distill_runner.methods.schedules import EpochsPerStep, LayerSchedule, ScheduledMethod
+from distill_runner.methods.routes import EpochsPerStep
+from distill_runner.methods.schedules import LayerSchedule, ScheduledMethod
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve

@@ -14,7 +14,8 @@ from distill_runner.compose.groups import Frontier
 from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet
 from distill_runner.methods.hidden_states import Attention
 from distill_runner.methods.layer_mapping import LayerMapping
-from distill_runner.methods.schedules import CheckpointSchedule, LayerSchedule
+from distill_runner.methods.routes import CheckpointSchedule
+from distill_runner.methods.schedules import LayerSchedule
 from distill_runner.models.config import ModelConfig, ZeroShot
 from distill_runner.pipeline.config import PredictionSource, StageConfig, StoreConfig
 from distill_runner.report.assumptions_page import task_parts

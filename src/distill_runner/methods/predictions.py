@@ -17,7 +17,7 @@ from distill_runner.common.errors import UserError, error_context
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.outputs import Outputs, cross_entropy, require_classes, standardized
-from distill_runner.methods.schedules import EpochsPerStep
+from distill_runner.methods.routes import EpochsPerStep
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
 Temperature = Annotated[float, Field(gt=0, le=1e6)]

@@ -14,7 +14,7 @@ from distill_runner.common.shared import Shared
 from distill_runner.datasets.corpora.pretraining import SPECIAL_TOKENS
 from distill_runner.methods.config import MethodConfig, MethodDescription
 from distill_runner.methods.outputs import Classes
-from distill_runner.methods.schedules import CheckpointSchedule
+from distill_runner.methods.routes import CheckpointSchedule
 from distill_runner.models.build import num_outputs
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.features import EncoderShape, FeatureRequest
