@@ -89,7 +89,7 @@ def test_a_dead_process_holds_nothing_and_a_suspended_one_does(
 def test_deletions_during_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a run was given is there until its end, however often all is deleted."""
     monkeypatch.setenv("DISTILL_LOCKS", "flock")
-    store, end = Store(tmp_path / "store"), time.monotonic() + 3
+    store, end = Store(tmp_path / "store"), time.monotonic() + 1.5
 
     def runs(seed: int) -> Callable[[], None]:
         def work() -> None:

@@ -128,11 +128,11 @@ EXCHANGED: dict[str, list[tuple[str, Callable[[np.ndarray], np.ndarray]]]] = {
 def test_the_interval_is_that_of_a_plain_loop(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resamples one by one, with scikit-learn's and scipy's own metrics."""
     for scores in (resampling.PairedScores, resampling.RankedScores, resampling.LoopedScores):
-        monkeypatch.setattr(scores, "draws", 40)
+        monkeypatch.setattr(scores, "draws", 15)
     first, second, labels = outputs_and_labels(metric)
     test = paired_scores(metric, first, second, labels).test()
     of, draw = METRICS[metric], np.random.default_rng(resampling.SEED)
-    rows = draw.integers(len(labels), size=(40, len(labels)))
+    rows = draw.integers(len(labels), size=(15, len(labels)))
 
     def difference(sample: np.ndarray) -> float:
         scores = [[of(run[sample], labels[sample]) for run in runs] for runs in (first, second)]
