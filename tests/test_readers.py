@@ -491,9 +491,7 @@ def test_parts_of_a_split_have_the_same_columns(tmp_path: Path) -> None:
 
 def test_many_columns_are_read_at_once(tmp_path: Path) -> None:
     names = [f"f{number}" for number in range(10_000)]
-    (tmp_path / "train.csv").write_text(
-        ",".join(["text", *names]) + "\n" + (",".join(["a", *"1" * 10_000]) + "\n") * 3
-    )
+    (tmp_path / "train.csv").write_text(",".join(["text", *names]) + "\n" + (",".join(["a", *"1" * 10_000]) + "\n") * 3)
     assert columns(tmp_path) == {"text": ["a"] * 3}
     with pytest.raises(UserError) as caught:
         next(read_rows(CorpusPart(dataset=str(tmp_path), columns=["other"]), "train"))
