@@ -19,9 +19,6 @@ from distill_runner.compose.resolvers import KEYS_READ
 Path = tuple[str, ...]
 _REFERENCE = re.compile(r"\$\{\s*([\w-]+(?:\.[\w-]+)*)\s*([}:\[])")
 """Start of an interpolation: the key or the resolver that it names, and what follows."""
-_COPY = re.compile(r"\$\{([\w-]+(?:\.[\w-]+)*)\}")
-"""A value that is that of another key."""
-_MISSING = "???"
 _KEYS_READ = {resolver.__name__: keys for resolver, keys in KEYS_READ.items()} | {"oc.env": ()}
 
 
@@ -46,22 +43,6 @@ class VaryingConfig:
         paths = [path for path in leaves if path in dependent and any(path[: len(part)] == part for part in read)]
         self.nodes = [(_node(config, path[:-1]), path) for path in paths]
         self.base = own_parts(config)
-        self.complete = self._completed({path: _copied_key(path, leaves, keys) for path in paths})
-        self.copies = [(path, mark.key) for path, mark in _leaves((), self.complete) if isinstance(mark, _Mark)]
-
-    def _completed(self, copied: Mapping[Path, str | None]) -> dict[str, Any] | None:
-        """Return the ``resolved_parts`` with a mark in each place of a key's value, if only copies of values vary.
-
-        None if a value is computed from those of keys, or if it decides what stages inherit.
-
-        Args:
-            copied: the key whose value each path has; None if its value is computed.
-        """
-        marks = {path: _Mark(key) for path, key in copied.items() if key is not None}
-        try:
-            return with_complete_stages(_with_values(self.base, marks)) if len(marks) == len(copied) else None
-        except _MarkReadError:
-            return None
 
     def resolved(self, overrides: Sequence[Override]) -> dict[str, Any]:
         """Set a plain value for each of ``keys``, and return the ``resolved_parts``, which share what does not vary.
@@ -70,35 +51,9 @@ class VaryingConfig:
             UserError: a stage inherits from a name that does not exist, or a resolver refuses a value.
             OmegaConfBaseException: a value cannot be resolved.
         """
-        values = {override.key_or_group: override.value() for override in overrides}
-        if self.complete is not None and _MISSING not in values.values():
-            return _with_values(self.complete, {path: values[key] for path, key in self.copies})
         apply_overrides(overrides, self.config)
         varying = {path: plain(node[path[-1]]) for node, path in self.nodes}
         return with_complete_stages(_with_values(self.base, varying))
-
-
-class _MarkReadError(Exception):
-    """A value that varies has been read."""
-
-
-class _Mark:
-    """Stands for the value of a key while stages are completed, which must put it in its places without reading it."""
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-    def __bool__(self) -> bool:
-        raise _MarkReadError
-
-    def __eq__(self, other: object) -> bool:
-        raise _MarkReadError
-
-    def __hash__(self) -> int:
-        raise _MarkReadError
-
-    def __str__(self) -> str:
-        raise _MarkReadError
 
 
 def _with_values(parts: Mapping[str, Any], values: Mapping[Path, Any]) -> dict[str, Any]:
@@ -146,18 +101,6 @@ def dependent_paths(leaves: Mapping[Path, Any], keys: Sequence[Path]) -> set[Pat
             and any(name in prefixes or not dependent.isdisjoint(_prefixes(name)) for name in (path, *names) if name)
         }
     return dependent
-
-
-def _copied_key(path: Path, leaves: Mapping[Path, Any], keys: Sequence[str]) -> str | None:
-    """Return the key whose value a path has, directly or through other values that are copied; None if there is none.
-
-    Raises:
-        RecursionError: values refer to each other in a circle, which no configuration that can be resolved has.
-    """
-    if (key := ".".join(path)) in keys:
-        return key
-    match = _COPY.fullmatch(value) if isinstance(value := leaves.get(path), str) else None
-    return _copied_key(tuple(match[1].split(".")), leaves, keys) if match else None
 
 
 def _prefixes(path: Path) -> Iterator[Path]:
