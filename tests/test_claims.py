@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,13 @@ from distill_runner.report.claims import (
     claims_text,
     outcomes,
     read_claims,
+    rows_of,
     with_records,
+    with_settings,
 )
-from helpers.fake_results import predicted
+from distill_runner.sweeping.points import GridPoint
+from helpers.fake_results import predicted, result
+from helpers.small_runs import grid_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "index.md"
@@ -242,3 +247,37 @@ def test_claims_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "| **holds** | recorded |" in page.read_text()
     assert run_subcommand("claims", [*arguments, "--check", str(page)]) == 0
     assert "up to date" in capsys.readouterr().out
+
+
+def as_finished(point: GridPoint) -> dict[str, Any]:
+    """The result of a planned run, as if all had the same score."""
+    names, stage = dict(point.names), point.stage
+    assert stage is not None, point.error
+    names["student"] |= {"num_layers": stage.shape.num_layers, "width": stage.shape.width}
+    if stage.first_teacher is None:
+        names["teacher"] = None
+    scores = {
+        "metric": "accuracy",
+        "score": 0.5,
+        "teacher_score": None,
+        "metrics": {"accuracy": 0.5},
+        "splits": {},
+        "others": [],
+    }
+    return {**result(), **names, **scores, "folder": point.key}
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("data_dir", "minilm_folder")
+def test_the_commands_of_a_claim_make_its_rows() -> None:
+    """Hours of runs whose rows no claim finds would be lost: each side has one row, of all seeds that were planned."""
+    trials = [trial for claim in read_claims(CLAIMS).claims for trial in claim.trials if trial.commands]
+    commands = dict.fromkeys(command for trial in trials for command in trial.commands)
+    runs = {}
+    for command in commands:
+        sweep, *values = shlex.split(command)
+        runs[command] = [as_finished(point) for point in grid_of([sweep], *values).points]
+    for trial in trials:
+        rows = rows_of(trial, with_settings(run for command in trial.commands for run in runs[command]))
+        seeds = [[len(point.runs) for row in side for point in row.cells["sst2"].points] for side in rows]
+        assert seeds == [[trial.seeds], [trial.seeds]], trial

@@ -23,7 +23,7 @@ from distill_runner.report.result import describe_run
 from distill_runner.sweeping import points as points_of_a_grid
 from distill_runner.sweeping.composer import Composed, Composer
 from distill_runner.sweeping.points import Grid, GridPoint, expand
-from helpers.small_runs import Compose, few_fast
+from helpers.small_runs import Compose, few_fast, grid_of
 
 ROOT = config_folder() / "sweep"
 
@@ -41,16 +41,6 @@ def deep_bert_folder(tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFa
 
 def points(sweep: str, *arguments: str) -> Grid:
     return grid_of([f"sweep={sweep}", *arguments])
-
-
-def grid_of(fixed: Sequence[str], *varied: str) -> Grid:
-    resolvers.register()
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        master = hydra.compose_config("config", [*fixed], RunMode.MULTIRUN, with_log_configuration=False)
-        params = [f"{key}={value}" for key, value in master.hydra.sweeper.params.items()]
-        return expand(master, hydra.config_loader, [*params, *fixed, *varied], master.sweep.where)
 
 
 @pytest.fixture(autouse=True)

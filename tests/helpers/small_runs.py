@@ -5,9 +5,14 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 
+from distill_runner.compose import resolvers
 from distill_runner.compose.folders import choices, config_folder
 from distill_runner.compose.run_config import RunConfig
+from distill_runner.sweeping.points import Grid, expand
 
 CONF = config_folder()
 Compose = Callable[..., RunConfig]  # the fixture `compose`
@@ -64,3 +69,14 @@ def made_small(overrides: tuple[str, ...]) -> list[str]:
     if overrides[0].startswith("experiment="):
         values += ["student.num_layers=2", "task.max_length=48", "optim.batch_size=16"]
     return values
+
+
+def grid_of(fixed: Sequence[str], *varied: str) -> Grid:
+    """The grid of a command: sweep and fixed values, and further values, of which the last of a key counts."""
+    resolvers.register()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        master = hydra.compose_config("config", [*fixed], RunMode.MULTIRUN, with_log_configuration=False)
+        params = [f"{key}={value}" for key, value in master.hydra.sweeper.params.items()]
+        return expand(master, hydra.config_loader, [*params, *fixed, *varied], master.sweep.where)

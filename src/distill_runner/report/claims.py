@@ -81,6 +81,7 @@ class Trial(Schema):
             of the settings that separate rows, such as ``optim.epochs`` or ``teacher.seed``; null where a run has none.
             Those of the teacher are not asked of runs on labels alone, which have no teacher.
         first, second: further values of the row that the claim says is better, and of the other.
+        commands: arguments of ``distill-run`` that make the runs of both rows.
         seeds: number of seeds that was fixed before the first run; fewer allow no conclusion, more are another look.
         looks: how often the seeds were tested, the last time included.
         column: column of the table; the task unless it is another metric or split.
@@ -92,6 +93,7 @@ class Trial(Schema):
     runs: dict[str, Any] = Field(default_factory=dict)
     first: dict[str, Any] = Field(default_factory=dict)
     second: dict[str, Any] = Field(default_factory=dict)
+    commands: tuple[str, ...] = ()
     seeds: int | None = Field(None, ge=2)
     looks: int = Field(1, ge=1)
     column: str | None = None
@@ -176,8 +178,7 @@ def claims_text(claims: ClaimsFile) -> str:
 
 def outcomes(claims: ClaimsFile, results: Sequence[Result] = ()) -> list[Outcome]:
     """Return the outcome of every trial; p-values of one claim are corrected together."""
-    all_outcomes = []
-    runs = [(result, _settings(result)) for result in results if is_scored(result)]
+    all_outcomes, runs = [], with_settings(results)
     for claim in claims.claims:
         of_claim = [_outcome(claim, trial, runs) for trial in claim.trials]
         corrected = iter(correct([outcome.comparison for outcome in of_claim if outcome.comparison]))
@@ -187,8 +188,21 @@ def outcomes(claims: ClaimsFile, results: Sequence[Result] = ()) -> list[Outcome
     return all_outcomes
 
 
+def with_settings(results: Iterable[Result]) -> list[Run]:
+    """Return the finished runs with their settings by the names that tables and comparisons print."""
+    return [(result, _settings(result)) for result in results if is_scored(result)]
+
+
+def rows_of(trial: Trial, runs: Sequence[Run]) -> list[list[Row]]:
+    """Return the rows that fit the trial's first row, and those that fit its second; a test needs one of each."""
+    return [_rows(runs, values, _column(trial)) for values in _sides(trial)]
+
+
+def _sides(trial: Trial) -> list[dict[str, Any]]:
+    return [{**trial.runs, **values} for values in (trial.first, trial.second)]
+
+
 def _settings(run: Result) -> Mapping[str, Any]:
-    """Return the settings of a run by the names that tables and comparisons print."""
     identity = identity_of(run)
     return {**settings(run), **(identity.row | identity.grid | identity.seeds if identity else {})}
 
@@ -201,10 +215,9 @@ def _outcome(claim: Claim, trial: Trial, runs: Sequence[Run]) -> Outcome:
         recorded = Outcome(claim, trial, _recorded_comparison(claim, trial, record), numbers)
     if not trial.first:
         return recorded
-    sides = [{**trial.runs, **values} for values in (trial.first, trial.second)]
-    rows = [_rows(runs, values, _column(trial)) for values in sides]
+    rows = rows_of(trial, runs)
     if not all(rows):
-        unknown = dict.fromkeys(name for values in sides for name in _unknown(runs, values))
+        unknown = dict.fromkeys(name for values in _sides(trial) for name in _unknown(runs, values))
         return replace(recorded, remark=f"no run has a value of {', '.join(unknown)}" if unknown else "")
     for name, of_side in zip(SIDES, rows, strict=True):
         if len(of_side) > 1:
@@ -311,7 +324,7 @@ def _rounded(value: float) -> float:
 
 
 def claims_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
-    """Return the page in Markdown: introduction, the words of the conclusions, the table, and the closing text."""
+    """Return the page in Markdown: introduction, words of the conclusions, table, commands, and the closing text."""
     rows, previous = [], ("", "")
     for outcome in all_outcomes:
         names = outcome.claim.paper, outcome.claim.claim
@@ -327,6 +340,10 @@ def claims_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
     ]
     if remarks:
         parts.append("\n".join(["Not computed from the runs at hand:\n", *remarks]))
+    commands = dict.fromkeys(command for outcome in all_outcomes for command in outcome.trial.commands)
+    if commands:
+        lines = [f"distill-run {command}" for command in commands]
+        parts.append("\n".join(["These commands make runs of the claims:\n", "```sh", *lines, "```"]))
     return "\n\n".join(part for part in (*parts, claims.closing.strip()) if part) + "\n"
 
 
