@@ -146,6 +146,36 @@ def test_two_settings_of_one_method_are_compared(tmp_path: Path) -> None:
     assert "| 5 | **holds** | runs |" in claims_page(claims, [only(claims, runs)])
 
 
+def correct_of(runs: list[dict[str, Any]]) -> np.ndarray:
+    """(seeds, examples)."""
+    files = [Path(run["folder"]) / "predictions-validation.npz" for run in runs]
+    return np.stack([np.load(file)["outputs"].argmax(1) == LABELS for file in files]).astype(float)
+
+
+def test_a_gap_is_compared_with_a_gap_of_other_rows(tmp_path: Path) -> None:
+    """Whether ALP's lead grows with fewer layers: by the variances of each seed and example's difference of gaps."""
+    small = {"num_layers": 2, "width": 768, "init": "first"}
+    alp, rkd = seeds_of(tmp_path, "a", 100), seeds_of(tmp_path, "r", 130, **RKD)
+    alp_2, rkd_2 = seeds_of(tmp_path, "b", 120, student=small), seeds_of(tmp_path, "s", 190, student=small, **RKD)
+    shared = {"task": "rte", "optim.epochs": 3}
+    trial = {"runs": {**shared, "student.num_layers": 2}, "than": {"student.num_layers": 4}}
+    outcome = only(claims_of(**trial), alp + rkd + alp_2 + rkd_2)
+    gaps = correct_of(alp_2) - correct_of(rkd_2) - correct_of(alp) + correct_of(rkd)
+    of_seeds = gaps.mean(axis=1).var(ddof=1) / 5
+    residual = gaps - gaps.mean(axis=1, keepdims=True) - gaps.mean(axis=0) + gaps.mean()
+    of_examples = (gaps.mean(axis=0).var(ddof=1) - (residual**2).sum() / (4 * 871) / 5) / 872
+    assert outcome.numbers == "runs"
+    assert outcome.comparison is not None
+    assert outcome.comparison.difference == pytest.approx(100 * gaps.mean())
+    methods = outcome.comparison.methods
+    assert methods is not None
+    assert (methods.difference, methods.seed_variance) == pytest.approx((gaps.mean(), of_seeds))
+    assert methods.example_variance == pytest.approx(max(of_examples, 0), abs=0.1 * gaps.mean(axis=0).var() / 872)
+    assert (outcome.comparison.first, outcome.comparison.second) == ("first - second", "first - second")
+    missing = only(claims_of(**trial), alp + rkd + alp_2 + rkd_2[:4])
+    assert (missing.numbers, missing.remark) == ("", "4 of 5 seeds have run")
+
+
 def test_the_p_values_of_a_claim_are_corrected_together(tmp_path: Path) -> None:
     runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
     claims = claims_of()
@@ -280,4 +310,4 @@ def test_the_commands_of_a_claim_make_its_rows() -> None:
     for trial in trials:
         rows = rows_of(trial, with_settings(run for command in trial.commands for run in runs[command]))
         seeds = [[len(point.runs) for row in side for point in row.cells["sst2"].points] for side in rows]
-        assert seeds == [[trial.seeds], [trial.seeds]], trial
+        assert seeds == [[trial.seeds]] * (4 if trial.than else 2), trial

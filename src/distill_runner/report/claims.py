@@ -16,7 +16,16 @@ from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.schema import Schema, validate_config
 from distill_runner.common.terminal import markdown_table
 from distill_runner.report.collect import Result, is_scored, settings
-from distill_runner.report.compare import BETTER, SAME, UNDECIDED, WORSE, Comparison, compare_rows, correct
+from distill_runner.report.compare import (
+    BETTER,
+    SAME,
+    UNDECIDED,
+    WORSE,
+    Comparison,
+    compare_differences,
+    compare_rows,
+    correct,
+)
 from distill_runner.report.comparison_text import bounds_text, conclusion_text, escaped
 from distill_runner.report.identity import identity_of
 from distill_runner.report.rows import Row, tabulate
@@ -81,6 +90,8 @@ class Trial(Schema):
             of the settings that separate rows, such as ``optim.epochs`` or ``teacher.seed``; null where a run has none.
             Those of the teacher are not asked of runs on labels alone, which have no teacher.
         first, second: further values of the row that the claim says is better, and of the other.
+        than: values in place of those of ``runs``, for another pair of rows; then the claim is that the first row is
+            further above the second than in that pair.
         commands: arguments of ``distill-run`` that make the runs of both rows.
         seeds: number of seeds that was fixed before the first run; fewer allow no conclusion, more are another look.
         looks: how often the seeds were tested, the last time included.
@@ -93,6 +104,7 @@ class Trial(Schema):
     runs: dict[str, Any] = Field(default_factory=dict)
     first: dict[str, Any] = Field(default_factory=dict)
     second: dict[str, Any] = Field(default_factory=dict)
+    than: dict[str, Any] = Field(default_factory=dict)
     commands: tuple[str, ...] = ()
     seeds: int | None = Field(None, ge=2)
     looks: int = Field(1, ge=1)
@@ -194,12 +206,16 @@ def with_settings(results: Iterable[Result]) -> list[Run]:
 
 
 def rows_of(trial: Trial, runs: Sequence[Run]) -> list[list[Row]]:
-    """Return the rows that fit the trial's first row, and those that fit its second; a test needs one of each."""
+    """Return the rows that fit the trial's first row, and those that fit its second; a test needs one of each.
+
+    With ``than``, the two of the other pair follow.
+    """
     return [_rows(runs, values, _column(trial)) for values in _sides(trial)]
 
 
 def _sides(trial: Trial) -> list[dict[str, Any]]:
-    return [{**trial.runs, **values} for values in (trial.first, trial.second)]
+    pairs = [trial.runs, {**trial.runs, **trial.than}] if trial.than else [trial.runs]
+    return [{**runs, **values} for runs in pairs for values in (trial.first, trial.second)]
 
 
 def _settings(run: Result) -> Mapping[str, Any]:
@@ -219,12 +235,16 @@ def _outcome(claim: Claim, trial: Trial, runs: Sequence[Run]) -> Outcome:
     if not all(rows):
         unknown = dict.fromkeys(name for values in _sides(trial) for name in _unknown(runs, values))
         return replace(recorded, remark=f"no run has a value of {', '.join(unknown)}" if unknown else "")
-    for name, of_side in zip(SIDES, rows, strict=True):
+    for name, of_side in zip(2 * SIDES, rows, strict=False):
         if len(of_side) > 1:
             names = "; ".join(row.name for row in of_side)
             return replace(recorded, remark=f"{len(of_side)} rows of the runs fit its {name} row: {names}")
-    first, second = (replace(row, name=name) for name, (row,) in zip(SIDES, rows, strict=True))  # names may be equal
-    comparison = compare_rows(_column(trial), first, second, claim.margin, trial.looks)
+    first, second, *others = [replace(row, name=name) for name, (row,) in zip(2 * SIDES, rows, strict=False)]
+    if others:  # rows are named by their sides, as their own names may be equal
+        pairs = (first, second), (others[0], others[1])
+        comparison = compare_differences(_column(trial), *pairs, claim.margin, trial.looks)
+    else:
+        comparison = compare_rows(_column(trial), first, second, claim.margin, trial.looks)
     planned = trial.seeds or comparison.shared
     if comparison.shared < planned:
         return replace(recorded, remark=f"{comparison.shared} of {quantity(planned, 'seed')} have run")

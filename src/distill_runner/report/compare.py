@@ -185,6 +185,36 @@ def compare_rows(task: str, first: Row, second: Row, margin: float | None = None
     return replace(comparison, remarks=(*comparison.remarks, *remarks), fixed_stages=fixed_stages)
 
 
+def compare_differences(
+    task: str, pair: tuple[Row, Row], other: tuple[Row, Row], margin: float | None = None, looks: int = 1
+) -> Comparison:
+    """Compare the difference of two rows with that of two others: the first difference minus the second.
+
+    Each seed has (a - b) - (c - d) = 2 (mean(a, d) - mean(b, c)), for a, b of ``pair`` and c, d of ``other``. So the
+    test is that of two rows, each with the runs of two, on the same examples and seeds; its numbers count twice.
+    """
+    (a, b), (c, d) = pair, other
+    cells = {name: _cell_of_both(task, *rows) for name, rows in ((f"{a.name} - {b.name}", (a, d)), (c.name, (b, c)))}
+    half = _compare_cells(cells, task, None, looks)
+    own, others = (compare_rows(task, *rows) for rows in (pair, other))
+    return replace(
+        half,
+        second=f"{c.name} - {d.name}",
+        difference=2 * half.difference if half.difference is not None else None,
+        examples=None,
+        shared=min(own.shared, others.shared, half.shared),
+        methods=half.methods.times(2) if half.methods else None,
+        margin=margin,
+        fixed_stages={**others.fixed_stages, **own.fixed_stages},
+    )
+
+
+def _cell_of_both(task: str, first: Row, second: Row) -> ResultCell:
+    """Return the finished runs of the rows' best points as those of one point."""
+    points = [row.cells[task].best_point for row in (first, second)]
+    return ResultCell((SettingScores(tuple(run for point in points if point for run in point.runs)),))
+
+
 def _fixed_stages(runs: Sequence[Result]) -> dict[str, str]:
     """Return the stages before the student that all seeds share, each with its key."""
     specs = runs[0].get("specs") or {}
