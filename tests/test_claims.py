@@ -301,13 +301,13 @@ def as_finished(point: GridPoint) -> dict[str, Any]:
 @pytest.mark.usefixtures("data_dir", "minilm_folder")
 def test_the_commands_of_a_claim_make_its_rows() -> None:
     """Hours of runs whose rows no claim finds would be lost: each side has one row, of all seeds that were planned."""
-    trials = [trial for claim in read_claims(CLAIMS).claims for trial in claim.trials if trial.commands]
-    commands = dict.fromkeys(command for trial in trials for command in trial.commands)
+    trials = [(claim, trial) for claim in read_claims(CLAIMS).claims for trial in claim.trials if trial.commands]
+    commands = dict.fromkeys(command for _, trial in trials for command in trial.commands)
     runs = {}
     for command in commands:
         sweep, *values = shlex.split(command)
         runs[command] = [as_finished(point) for point in grid_of([sweep], *values).points]
-    for trial in trials:
-        rows = rows_of(trial, with_settings(run for command in trial.commands for run in runs[command]))
+    for claim, trial in trials:
+        rows = rows_of(claim, trial, with_settings(run for command in trial.commands for run in runs[command]))
         seeds = [[len(point.runs) for row in side for point in row.cells["sst2"].points] for side in rows]
         assert seeds == [[trial.seeds]] * (4 if trial.than else 2), trial

@@ -86,9 +86,10 @@ class Trial(Schema):
     """A setting in which a claim was tested.
 
     Attributes:
-        runs: values that the runs of both rows have: of ``result.json``, such as ``task`` or ``student.num_layers``, or
-            of the settings that separate rows, such as ``optim.epochs`` or ``teacher.seed``; null where a run has none.
-            Those of the teacher are not asked of runs on labels alone, which have no teacher.
+        runs: values that the runs of both rows have, besides those of the claim: of ``result.json``, such as ``task``
+            or ``student.num_layers``, or of the settings that separate rows, such as ``optim.epochs`` or
+            ``teacher.seed``; null where a run has none. Those of the teacher are not asked of runs on labels alone,
+            which have no teacher.
         first, second: further values of the row that the claim says is better, and of the other.
         than: values in place of those of ``runs``, for another pair of rows; then the claim is that the first row is
             further above the second than in that pair.
@@ -113,24 +114,30 @@ class Trial(Schema):
     observed: str | None = None
     recorded: Record | None = None
 
-    @model_validator(mode="after")
-    def _check_rows(self) -> "Trial":
-        if self.first and "task" not in self.runs:
-            raise ValueError("runs must name a task")
-        return self
-
 
 class Claim(Schema):
     """A sentence of a paper: the first row of each of its trials is better than the second.
 
     Attributes:
         margin: difference in points below which two rows are the same.
+        runs: values that the runs of all trials have, as far as a trial does not give others.
     """
 
     paper: str
     claim: str
     margin: float = Field(1.0, gt=0)
+    runs: dict[str, Any] = Field(default_factory=dict)
     trials: tuple[Trial, ...]
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> "Claim":
+        if any(trial.first and "task" not in self.runs_of(trial) for trial in self.trials):
+            raise ValueError("runs must name a task")
+        return self
+
+    def runs_of(self, trial: Trial) -> dict[str, Any]:
+        """Return the values that the runs of both rows of a trial have."""
+        return {**self.runs, **trial.runs}
 
 
 class ClaimsFile(Schema):
@@ -205,17 +212,17 @@ def with_settings(results: Iterable[Result]) -> list[Run]:
     return [(result, _settings(result)) for result in results if is_scored(result)]
 
 
-def rows_of(trial: Trial, runs: Sequence[Run]) -> list[list[Row]]:
+def rows_of(claim: Claim, trial: Trial, runs: Sequence[Run]) -> list[list[Row]]:
     """Return the rows that fit the trial's first row, and those that fit its second; a test needs one of each.
 
     With ``than``, the two of the other pair follow.
     """
-    return [_rows(runs, values, _column(trial)) for values in _sides(trial)]
+    return [_rows(runs, values, _column(claim, trial)) for values in _sides(claim, trial)]
 
 
-def _sides(trial: Trial) -> list[dict[str, Any]]:
-    pairs = [trial.runs, {**trial.runs, **trial.than}] if trial.than else [trial.runs]
-    return [{**runs, **values} for runs in pairs for values in (trial.first, trial.second)]
+def _sides(claim: Claim, trial: Trial) -> list[dict[str, Any]]:
+    pairs = [{}, trial.than] if trial.than else [{}]
+    return [{**claim.runs_of(trial), **pair, **row} for pair in pairs for row in (trial.first, trial.second)]
 
 
 def _settings(run: Result) -> Mapping[str, Any]:
@@ -231,9 +238,9 @@ def _outcome(claim: Claim, trial: Trial, runs: Sequence[Run]) -> Outcome:
         recorded = Outcome(claim, trial, _recorded_comparison(claim, trial, record), numbers)
     if not trial.first:
         return recorded
-    rows = rows_of(trial, runs)
+    rows = rows_of(claim, trial, runs)
     if not all(rows):
-        unknown = dict.fromkeys(name for values in _sides(trial) for name in _unknown(runs, values))
+        unknown = dict.fromkeys(name for values in _sides(claim, trial) for name in _unknown(runs, values))
         return replace(recorded, remark=f"no run has a value of {', '.join(unknown)}" if unknown else "")
     for name, of_side in zip(2 * SIDES, rows, strict=False):
         if len(of_side) > 1:
@@ -242,9 +249,9 @@ def _outcome(claim: Claim, trial: Trial, runs: Sequence[Run]) -> Outcome:
     first, second, *others = [replace(row, name=name) for name, (row,) in zip(2 * SIDES, rows, strict=False)]
     if others:  # rows are named by their sides, as their own names may be equal
         pairs = (first, second), (others[0], others[1])
-        comparison = compare_differences(_column(trial), *pairs, claim.margin, trial.looks)
+        comparison = compare_differences(_column(claim, trial), *pairs, claim.margin, trial.looks)
     else:
-        comparison = compare_rows(_column(trial), first, second, claim.margin, trial.looks)
+        comparison = compare_rows(_column(claim, trial), first, second, claim.margin, trial.looks)
     planned = trial.seeds or comparison.shared
     if comparison.shared < planned:
         return replace(recorded, remark=f"{comparison.shared} of {quantity(planned, 'seed')} have run")
@@ -254,8 +261,8 @@ def _outcome(claim: Claim, trial: Trial, runs: Sequence[Run]) -> Outcome:
     return Outcome(claim, trial, comparison, "runs")
 
 
-def _column(trial: Trial) -> str:
-    return str(trial.column or trial.runs.get("task"))
+def _column(claim: Claim, trial: Trial) -> str:
+    return str(trial.column or claim.runs_of(trial).get("task"))
 
 
 def _rows(runs: Iterable[Run], values: Mapping[str, Any], column: str) -> list[Row]:
@@ -297,7 +304,7 @@ def _recorded_comparison(claim: Claim, trial: Trial, record: Record) -> Comparis
     return Comparison(
         first=SIDES[0],
         second=SIDES[1],
-        task=_column(trial),
+        task=_column(claim, trial),
         remarks=(),
         metric=record.metric,
         difference=record.difference,
