@@ -1,6 +1,7 @@
 """Stages: what determines each one, and which other stages it needs.
 
-``stage_data`` says which data a stage reads. ``resolving`` makes stages from a configuration.
+``stage_data`` says which data a stage reads. ``resolving`` makes stages from a configuration, and ``checks`` refuses
+what does not fit.
 """
 
 from dataclasses import dataclass, replace
