@@ -244,10 +244,11 @@ def _outcome(claim: Claim, trial: Trial, runs: Sequence[Run]) -> Outcome:
         return replace(recorded, remark=f"no run has a value of {', '.join(unknown)}" if unknown else "")
     for name, of_side in zip(2 * SIDES, rows, strict=False):
         if len(of_side) > 1:
-            names = "; ".join(row.name for row in of_side)
-            return replace(recorded, remark=f"{len(of_side)} rows of the runs fit its {name} row: {names}")
-    first, second, *others = [replace(row, name=name) for name, (row,) in zip(2 * SIDES, rows, strict=False)]
-    if others:  # rows are named by their sides, as their own names may be equal
+            fitting = "; ".join(row.name for row in of_side)
+            return replace(recorded, remark=f"{len(of_side)} rows of the runs fit its {name} row: {fitting}")
+    names = (*SIDES, "third", "fourth")  # of rows, as their own may be equal
+    first, second, *others = [replace(row, name=name) for name, (row,) in zip(names, rows, strict=False)]
+    if others:
         pairs = (first, second), (others[0], others[1])
         comparison = compare_differences(_column(claim, trial), *pairs, claim.margin, trial.looks)
     else:

@@ -191,28 +191,28 @@ def compare_differences(
     """Compare the difference of two rows with that of two others: the first difference minus the second.
 
     Each seed has (a - b) - (c - d) = 2 (mean(a, d) - mean(b, c)), for a, b of ``pair`` and c, d of ``other``. So the
-    test is that of two rows, each with the runs of two, on the same examples and seeds; its numbers count twice.
+    test is that of two rows, each with the runs of two, on the same examples and seeds; its numbers count twice. Seeds
+    that one of the four rows has not run are left out.
     """
     (a, b), (c, d) = pair, other
-    cells = {name: _cell_of_both(task, *rows) for name, rows in ((f"{a.name} - {b.name}", (a, d)), (c.name, (b, c)))}
+    runs = [point.runs if (point := row.cells[task].best_point) else () for row in (a, b, c, d)]
+    seeds = set.intersection(*({run["seed"] for run in of_row} for of_row in runs))
+
+    def both(one: int, other: int) -> ResultCell:
+        shared = tuple(run for run in (*runs[one], *runs[other]) if run["seed"] in seeds)
+        return ResultCell((SettingScores(shared),) if shared else ())
+
+    cells = {f"{a.name} - {b.name}": both(0, 3), f"{c.name} - {d.name}": both(1, 2)}
     half = _compare_cells(cells, task, None, looks)
     own, others = (compare_rows(task, *rows) for rows in (pair, other))
     return replace(
         half,
-        second=f"{c.name} - {d.name}",
         difference=2 * half.difference if half.difference is not None else None,
         examples=None,
-        shared=min(own.shared, others.shared, half.shared),
         methods=half.methods.times(2) if half.methods else None,
         margin=margin,
         fixed_stages={**others.fixed_stages, **own.fixed_stages},
     )
-
-
-def _cell_of_both(task: str, first: Row, second: Row) -> ResultCell:
-    """Return the finished runs of the rows' best points as those of one point."""
-    points = [row.cells[task].best_point for row in (first, second)]
-    return ResultCell((SettingScores(tuple(run for point in points if point for run in point.runs)),))
 
 
 def _fixed_stages(runs: Sequence[Result]) -> dict[str, str]:
