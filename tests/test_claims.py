@@ -16,7 +16,6 @@ from distill_runner.report.claims import (
     ClaimsFile,
     Outcome,
     Record,
-    claims_page,
     claims_text,
     outcomes,
     read_claims,
@@ -24,6 +23,7 @@ from distill_runner.report.claims import (
     with_records,
     with_settings,
 )
+from distill_runner.report.claims_page import claims_page
 from distill_runner.sweeping.points import GridPoint
 from helpers.fake_results import predicted, result
 from helpers.small_runs import grid_of

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from distill_runner.commands.parser import RUNS, write_file
 from distill_runner.common.errors import UserError
-from distill_runner.report.claims import CLAIMS, claims_page, claims_text, outcomes, read_claims, with_records
+from distill_runner.report.claims import CLAIMS, claims_text, outcomes, read_claims, with_records
+from distill_runner.report.claims_page import claims_page
 from distill_runner.report.collect import read_results, select_results
 
 
