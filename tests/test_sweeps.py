@@ -387,6 +387,9 @@ def test_methods_that_differ_in_what_they_compute_are_measured_apart(
     assert count("distil", *relations, "relations.pairs=[QQ]") == 3
     assert count("student", "method=rkd", "loss.temperature=1.0", "loss.eta=0.2") == 4
     assert count("student", "method=rkd", "loss.temperature=5.0", "loss.eta=0.5") == 4
+    draws = ("method=pkd", "mapping=random")
+    assert count("student", *draws, "mapping.seed=1") == 5
+    assert count("student", *draws, "mapping.seed=2") == 5
 
 
 # GPUs.

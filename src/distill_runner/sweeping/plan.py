@@ -243,7 +243,7 @@ class Estimator:
     def _speed(self, stage: Stage) -> _Speed:
         stage = _without_schedule(stage)
         optim, teacher = stage.config.optim, stage.teacher.shape if stage.teacher else None
-        method = _without_fractions(stage.config.method.spec(stage.outputs))
+        method = _what_takes_time(stage.config.method.spec(stage.outputs))
         key = str(
             (stage.data.spec, stage.shape, teacher, optim.batch_size, optim.accumulation, optim.bucketing, method)
         )
@@ -311,12 +311,12 @@ def _without_schedule(stage: Stage) -> Stage:
     return replace(stage, config=stage.config.model_copy(update={"method": method}))
 
 
-def _without_fractions(method: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's spec without its floats, which are weights and temperatures and do not affect the time."""
+def _what_takes_time(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a method's spec without seeds and floats (weights, temperatures), which do not affect the time."""
     return {
-        key: _without_fractions(value) if isinstance(value, Mapping) else value
+        key: _what_takes_time(value) if isinstance(value, Mapping) else value
         for key, value in method.items()
-        if not isinstance(value, float)
+        if not isinstance(value, float) and key != "seed"
     }
 
 
