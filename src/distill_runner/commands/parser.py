@@ -366,7 +366,7 @@ examples:
   distill-run store delete --key 1a2b --key 3c4d      delete two artifacts
   distill-run store delete --unused                   delete what no finished run was made from
   distill-run store delete --damaged --partial --yes  delete what is not complete, without asking
-A run builds missing artifacts again. Files that a run's folder shares are freed when that folder is deleted.
+A run builds missing artifacts again. The folder of a run has its own copy of the student, which stays.
 """,
     ),
     "dashboard": Subcommand(
